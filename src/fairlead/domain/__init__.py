@@ -1,0 +1,2 @@
+"""What Fairlead knows, without I/O: time and randomness are arguments, so the same code runs in tests and
+simulations."""

@@ -1,0 +1,376 @@
+"""The only ways a job may change.
+
+A transition is plain data, and applying it is one conditional write: `Submit` inserts, `Start` and `Move` require
+that the row still has the `run` that the builder saw, and raise it. So a transition that comes twice, late, or from a
+worker that lost its lease changes nothing, and says so. The reason (`verb`) is separate from the state it leads to.
+
+    submit ─▶ SCHEDULED ─due─▶ PENDING ─start─▶ RUNNING ─step_done─▶ PENDING … COMPLETED
+                                  ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
+                                  │               │ ├─fail──▶ FAILED ─resume, requeue─▶ PENDING
+                                  └───────────────┘ └─hand_back, recover─▶ PENDING
+    promote, withdraw_claim: PENDING ─▶ PENDING      time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fairlead.domain import retry as retries
+from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.retry import Fail, Failure, RetryPolicy
+from fairlead.errors import WrongState
+
+WaitTimeouts = Mapping[str, float]
+"""Seconds that a step may wait for capacity, for the services that say so."""
+
+
+# ---------------------------------------------------------------- what the store applies
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new job. With an idempotency key seen before (per user), no job is made and the earlier one is named."""
+
+    job: Job
+    input_json: str
+    metadata_json: str | None = None
+    idempotency_key: str | None = None
+    body_hash: str | None = None
+    max_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The claimed step begins: written before the handler runs, refused if the job moved on or the epoch changed."""
+
+    job_id: str
+    step: int
+    run: int
+    lease: str
+    scope: str
+    worker: str
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Every other change of a job's state. `None` leaves queued_at, priority, promoted_at, last_progress_at as they
+    are; all other fields are written as given, and lease, worker, call_started_at, call_deadline and progress are
+    cleared.
+    `tells_line`: the same transaction writes an outbox row, because the job enters, leaves or moves in the line."""
+
+    job_id: str
+    run: int
+    verb: str
+    status: JobStatus
+    step: int
+    attempt: int
+    round: int
+    tells_line: bool
+    timer_at: float | None = None
+    waiting_since: float | None = None
+    finished_at: float | None = None
+    retryable: bool | None = None
+    error: Mapping[str, Any] | None = None
+    queued_at: float | None = None
+    priority: Priority | None = None
+    promoted_at: float | None = None
+    last_progress_at: float | None = None
+    result: StepResult | None = None
+    failed: Attempt | None = None
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a running handler reported. Not a change of state: guarded by `run`, but does not raise it."""
+
+    job_id: str
+    run: int
+    progress: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A finished job and everything kept beside it, removed for good."""
+
+    job_id: str
+
+
+# ---------------------------------------------------------------- building them
+
+
+@dataclass(frozen=True, slots=True)
+class FirstState:
+    """What a job's acceptance decides."""
+
+    status: JobStatus
+    queued_at: float | None
+    timer_at: float | None
+
+
+def first_state(
+    service: str, *, now: float, due_at: float | None, deadline_at: float | None, waits: WaitTimeouts
+) -> FirstState:
+    """Scheduled until it is due, or in line at once for its first service."""
+    if due_at is not None and due_at > now:
+        return FirstState(JobStatus.SCHEDULED, None, _earliest(due_at, deadline_at))
+    return FirstState(JobStatus.PENDING, now, _waiting_timer(service, now, deadline_at, waits))
+
+
+def submit(
+    job: Job, input_json: str, *, now: float, due_at: float | None = None, waits: WaitTimeouts, **extra: Any
+) -> Submit:
+    """`job` as the caller described it, put into its first state."""
+    first = first_state(job.steps[0], now=now, due_at=due_at, deadline_at=job.deadline_at, waits=waits)
+    placed = replace(
+        job,
+        status=first.status,
+        created_at=now,
+        scheduled_at=due_at,
+        queued_at=first.queued_at,
+        waiting_since=first.queued_at,
+        timer_at=first.timer_at,
+    )
+    return Submit(placed, input_json, **extra)
+
+
+def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) -> Move:
+    """The step's result is in: on to the next step, or done."""
+    following = job.step + 1
+    if following < len(job.steps):
+        return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now)
+    return Move(
+        job.id,
+        job.run,
+        "complete",
+        JobStatus.COMPLETED,
+        step=following,
+        attempt=0,
+        round=job.round,
+        tells_line=False,
+        finished_at=now,
+        last_progress_at=now,
+        result=result,
+    )
+
+
+def failed(
+    job: Job,
+    failure: Failure,
+    policy: RetryPolicy,
+    *,
+    now: float,
+    randomness: float,
+) -> Move:
+    """The call did not succeed: backoff and another try, or the dead letters. The attempt's error is kept either
+    way."""
+    then = policy.after(failure, job.attempt, randomness)
+    attempt = _attempt(job, then.error, now)
+    if isinstance(then, Fail):
+        return _end(job, JobStatus.FAILED, "fail", now, error=then.error, retryable=then.retryable, failed=attempt)
+    return Move(
+        job.id,
+        job.run,
+        "retry",
+        JobStatus.RETRYING,
+        step=job.step,
+        attempt=job.attempt,
+        round=job.round,
+        tells_line=False,
+        timer_at=_earliest(now + then.delay, job.deadline_at),
+        error=then.error,
+        failed=attempt,
+    )
+
+
+def hand_back(job: Job, *, now: float, waits: WaitTimeouts, hold: Hold | None = None) -> Move:
+    """A worker that stops gives its step back unharmed: the call burns no attempt, but its slot may be held."""
+    return _enter(job, "hand_back", now, waits, step=job.step, attempt=max(0, job.attempt - 1), hold=hold)
+
+
+def recover(job: Job, *, now: float, waits: WaitTimeouts, max_attempts: int, hold: Hold | None) -> Move:
+    """The worker is gone. Before its start: offered anew. While running: the call counts, and its slot may be held."""
+    if job.status is JobStatus.PENDING:
+        return withdraw_claim(job, now=now, waits=waits)
+    _require(job, "recover", JobStatus.RUNNING)
+    error: dict[str, Any] = {
+        "code": retries.WORKER_DIED,
+        "message": f"the worker {job.worker} died or lost its lease",
+    }
+    attempt = _attempt(job, error, now)
+    if job.attempt >= max_attempts:
+        error = {**error, "attempts": job.attempt, "reason": retries.ATTEMPTS_USED_UP}
+        return _end(job, JobStatus.FAILED, "recover", now, error=error, retryable=False, failed=attempt, hold=hold)
+    return _enter(
+        job, "recover", now, waits, step=job.step, attempt=job.attempt, error=error, failed=attempt, hold=hold
+    )
+
+
+def withdraw_claim(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
+    """Claimed but never started, and the claimer is gone: the raised run makes its late start harmless."""
+    _require(job, "recover", JobStatus.PENDING)
+    return _enter(job, "recover", now, waits, step=job.step, attempt=job.attempt, error=job.error, keep_waiting=True)
+
+
+def due(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
+    """The scheduled moment has come, or the backoff is over."""
+    _require(job, "release", JobStatus.SCHEDULED, JobStatus.RETRYING)
+    queued_at = now if job.status is JobStatus.SCHEDULED else None
+    return _enter(job, "due", now, waits, step=job.step, attempt=job.attempt, error=job.error, queued_at=queued_at)
+
+
+def promote(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
+    """One band up, in place: the waiting step moves, it is never copied."""
+    _require(job, "promote", JobStatus.PENDING)
+    return _enter(
+        job,
+        "promote",
+        now,
+        waits,
+        step=job.step,
+        attempt=job.attempt,
+        error=job.error,
+        priority=job.priority.raised,
+        promoted_at=now,
+        keep_waiting=True,
+    )
+
+
+def cancel(job: Job, *, now: float) -> Move:
+    if job.status.finished:
+        raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
+    return _end(
+        job, JobStatus.CANCELLED, "cancel", now, tells_line=job.status in (JobStatus.PENDING, JobStatus.RUNNING)
+    )
+
+
+def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
+    """A user takes up a failed job that is marked retryable, at the step that failed, with fresh attempts."""
+    if job.status is not JobStatus.FAILED or not job.retryable:
+        raise WrongState(
+            f"only a FAILED job marked retryable can be resumed; this one is {job.status}"
+            + (" and not retryable" if job.status is JobStatus.FAILED else ""),
+            details={"status": job.status.value, "retryable": job.retryable},
+        )
+    return _revive(job, "resume", now, waits, step=job.step)
+
+
+def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False) -> Move:
+    """An operator takes a dead letter up again, whatever killed it."""
+    _require(job, "requeue", JobStatus.FAILED)
+    return _revive(job, "requeue", now, waits, step=0 if from_start else job.step)
+
+
+def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
+    """What time alone does to a job, or None if the timer is stale."""
+    if job.status.finished or job.timer_at is None or job.timer_at > now:
+        return None
+    if job.deadline_at is not None and job.deadline_at <= now:
+        error = {"code": retries.DEADLINE_PASSED, "message": "the job's deadline passed before it was done"}
+        in_line = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
+        return _end(job, JobStatus.FAILED, "expire", now, error=error, retryable=False, tells_line=in_line)
+    if job.status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
+        return due(job, now=now, waits=waits)
+    if job.status is JobStatus.PENDING:
+        error = {
+            "code": retries.RESOURCE_EXHAUSTED,
+            "message": f"no capacity of {job.service} within its wait_timeout; the job can be resumed",
+        }
+        return _end(job, JobStatus.FAILED, "time_out", now, error=error, retryable=True)
+    return None
+
+
+def hold_of(job: Job, now: float) -> Hold | None:
+    """The slot of a call that may go on computing without us, until the call's own deadline."""
+    if job.call_deadline is None or job.call_deadline <= now:
+        return None
+    return Hold(job.id, job.service, job.region, job.call_deadline, id=f"{job.id}:{job.run}")
+
+
+# ---------------------------------------------------------------- shared parts
+
+
+def _enter(
+    job: Job,
+    verb: str,
+    now: float,
+    waits: WaitTimeouts,
+    *,
+    step: int,
+    keep_waiting: bool = False,
+    **changes: Any,
+) -> Move:
+    """Into the line (or to another place in it)."""
+    since = job.waiting_since if keep_waiting and job.waiting_since is not None else now
+    changes.setdefault("attempt", 0)
+    changes.setdefault("round", job.round)
+    return Move(
+        job.id,
+        job.run,
+        verb,
+        JobStatus.PENDING,
+        step=step,
+        tells_line=True,
+        waiting_since=since,
+        timer_at=_waiting_timer(job.steps[step], since, job.deadline_at, waits),
+        **changes,
+    )
+
+
+def _revive(job: Job, verb: str, now: float, waits: WaitTimeouts, *, step: int) -> Move:
+    if job.deadline_at is not None and job.deadline_at <= now:
+        raise WrongState(f"cannot {verb} a job whose deadline has passed", details={"status": job.status.value})
+    return _enter(job, verb, now, waits, step=step, round=job.round + 1, queued_at=now)
+
+
+def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> Move:
+    """Out of the line, for good or until someone resumes it. The line hears of it too when another process may have to
+    stop the call."""
+    changes.setdefault("tells_line", job.status is JobStatus.PENDING)
+    return Move(
+        job.id,
+        job.run,
+        verb,
+        status,
+        step=job.step,
+        attempt=job.attempt,
+        round=job.round,
+        finished_at=now,
+        **changes,
+    )
+
+
+def _attempt(job: Job, error: Mapping[str, Any], now: float) -> Attempt:
+    return Attempt(
+        job.id,
+        job.step,
+        job.service,
+        job.round,
+        job.attempt,
+        error,
+        job.call_started_at,
+        now,
+        worker=job.worker,
+        region=job.region,
+    )
+
+
+def _waiting_timer(service: str, since: float, deadline_at: float | None, waits: WaitTimeouts) -> float | None:
+    wait_timeout = waits.get(service)
+    return _earliest(None if wait_timeout is None else since + wait_timeout, deadline_at)
+
+
+def _earliest(*moments: float | None) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _require(job: Job, verb: str, *allowed: JobStatus) -> None:
+    if job.status not in allowed:
+        names: Sequence[str] = [status.value for status in allowed]
+        raise WrongState(
+            f"cannot {verb} a job that is {job.status}; it must be {' or '.join(names)}",
+            details={"status": job.status.value},
+        )

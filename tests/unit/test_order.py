@@ -1,0 +1,77 @@
+"""The arithmetic of fair shares: whole microseconds, exact."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.domain.order import SECOND, Place, charge, micros, served_before, smoothed
+
+COSTS = st.integers(0, 10**12)
+WEIGHTS = st.floats(0.001, 1000)
+
+
+def test_a_charge_is_cost_by_weight_in_whole_microseconds() -> None:
+    assert charge(10, 1.0) == 10
+    assert charge(10, 3.0) == 3
+    assert charge(10, 0.5) == 20
+
+
+@given(COSTS, WEIGHTS)
+def test_every_charge_moves_the_user_back(cost: int, weight: float) -> None:
+    assert charge(cost, weight) >= 1
+
+
+@given(COSTS, COSTS, WEIGHTS)
+def test_a_dearer_step_is_never_charged_less(cost: int, more: int, weight: float) -> None:
+    assert charge(cost, weight) <= charge(cost + more, weight)
+
+
+def test_seconds_become_the_nearest_microsecond_and_never_less_than_none() -> None:
+    assert micros(0.1 + 0.2) == 300_000
+    assert micros(1_700_000_000.3 - 1_700_000_000.0) == 300_000
+    assert micros(-1.0) == 0
+
+
+def test_the_first_measurement_is_the_mean() -> None:
+    assert smoothed(None, 7) == 7
+    assert smoothed(None, 0) == 0
+
+
+@given(COSTS)
+def test_a_measurement_equal_to_the_mean_leaves_it(mean: int) -> None:
+    assert smoothed(mean, mean) == mean
+
+
+@given(COSTS, COSTS)
+def test_the_mean_moves_towards_the_measurement_and_not_beyond(mean: int, measured: int) -> None:
+    assert min(mean, measured) <= smoothed(mean, measured) <= max(mean, measured)
+
+
+def test_the_mean_follows_a_change_for_good() -> None:
+    mean = 10 * SECOND
+    for _ in range(100):
+        mean = smoothed(mean, SECOND)
+    assert mean == pytest.approx(SECOND, rel=0.001)
+
+
+@given(
+    tag=st.integers(0, 50),
+    user=st.sampled_from("abc"),
+    step=st.integers(1, 9),
+    count=st.integers(1, 9),
+    mark=st.integers(0, 99),
+    marked=st.sampled_from("abc"),
+)
+def test_served_before_counts_the_starts_that_come_first(
+    tag: int, user: str, step: int, count: int, mark: int, marked: str
+) -> None:
+    starts = [(tag + n * step, user) for n in range(count)]
+    expected = sum(start < (mark, marked) for start in starts)
+    assert served_before(tag, user, step, count, mark=mark, marked_user=marked) == expected
+
+
+def test_the_estimated_wait_is_shared_by_the_slots() -> None:
+    assert Place(position=3, work_ahead=12.0, slots=4, mean=5.0).estimated_wait() == (3.0, 8.0)
+    assert Place(position=3, work_ahead=12.0, slots=0, mean=5.0).estimated_wait() == (12.0, 17.0)

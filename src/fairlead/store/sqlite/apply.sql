@@ -1,0 +1,308 @@
+-- A commit is ONE statement: INSERT INTO batch VALUES ('begin', …), ('submit', …), ('start', …), …
+--
+-- `batch` is a view of nothing, and each kind of row fires the trigger of its name below. All of them together are one
+-- implicit transaction, so a commit is one call of sqlite3_step: the writer thread gives up the interpreter's lock once,
+-- not once per row or statement. That is what keeps commits fast while the event loop is busy.
+--
+-- These are TEMP objects of the writer's connection: they are no part of the database file. `body` is a JSON array;
+-- `n` counts transitions of one kind within the batch. What the caller must know is left in `answer`, for one SELECT.
+
+CREATE TEMP TABLE answer (kind TEXT, value TEXT);
+CREATE TEMP TABLE turned_away (n INTEGER PRIMARY KEY, why TEXT, job_id TEXT);
+CREATE TEMP TABLE tally (user_id TEXT PRIMARY KEY, waiting INTEGER) WITHOUT ROWID;
+CREATE TEMP TABLE starting (n INTEGER PRIMARY KEY, seq INTEGER, lease TEXT, worker TEXT, timeout INTEGER);
+CREATE TEMP TABLE moving (
+    n INTEGER PRIMARY KEY, seq INTEGER, job_id TEXT, run INTEGER, status INTEGER, step INTEGER, attempt INTEGER,
+    round INTEGER, tells_line INTEGER, timer_at INTEGER, waiting_since INTEGER, finished_at INTEGER, retryable INTEGER,
+    error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER
+);
+CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
+CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
+
+CREATE TEMP VIEW batch (kind, body, now, origin) AS SELECT NULL, NULL, NULL, NULL WHERE 0;
+CREATE TEMP VIEW admission (n, job_id, user_id, key, body_hash, max_waiting) AS
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL WHERE 0;
+CREATE TEMP VIEW forgetting (seq) AS SELECT NULL WHERE 0;
+
+CREATE TEMP TRIGGER on_begin INSTEAD OF INSERT ON batch WHEN NEW.kind = 'begin'
+BEGIN
+    DELETE FROM answer;
+    DELETE FROM turned_away;
+    DELETE FROM tally;
+    DELETE FROM starting;
+    DELETE FROM moving;
+    DELETE FROM piece;
+END;
+
+-- ---------------------------------------------------------------- the rules and the epochs
+
+-- body: the scope.
+CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON batch WHEN NEW.kind = 'epoch'
+BEGIN
+    INSERT INTO epoch VALUES (NEW.body, 1) ON CONFLICT (scope) DO UPDATE SET number = number + 1;
+    INSERT INTO answer SELECT 'epoch', number FROM epoch WHERE scope = NEW.body;
+END;
+
+-- body: the declaration in its one canonical spelling, so that the version rises only when something changed.
+CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON batch WHEN NEW.kind = 'declare'
+BEGIN
+    UPDATE rules SET version = version + 1, declared = NEW.body WHERE declared <> NEW.body;
+    INSERT INTO answer SELECT 'rules', {rules};
+END;
+
+-- body: [service, limit, paused, lift_limit]. Of a service that is not declared nothing is written.
+CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON batch WHEN NEW.kind = 'override'
+BEGIN
+    INSERT INTO service_override (service, slots, paused)
+        SELECT NEW.body ->> 0, NULL, NULL
+        WHERE EXISTS (
+            SELECT 1 FROM rules, json_each(declared, '$.services') AS s WHERE s.value ->> '$.service' = NEW.body ->> 0
+        )
+        ON CONFLICT DO NOTHING;
+    UPDATE rules SET version = version + 1 WHERE EXISTS (
+        SELECT 1 FROM service_override WHERE service = NEW.body ->> 0
+        AND (
+            slots IS NOT iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots))
+            OR paused IS NOT coalesce(NEW.body ->> 2, paused)
+        )
+    );
+    UPDATE service_override SET
+        slots = iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots)), paused = coalesce(NEW.body ->> 2, paused)
+        WHERE service = NEW.body ->> 0;
+    INSERT INTO answer SELECT 'override', CASE
+        WHEN EXISTS (
+            SELECT 1 FROM rules, json_each(declared, '$.services') AS s WHERE s.value ->> '$.service' = NEW.body ->> 0
+        ) THEN {rules} END;
+END;
+
+-- ---------------------------------------------------------------- submit
+
+-- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be turned away.
+-- One after the other, because an earlier one of the same batch counts.
+CREATE TEMP TRIGGER on_admit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'admit'
+BEGIN
+    -- Each user is counted once per batch: a bulk must not count its user over and over.
+    INSERT INTO tally
+        SELECT capped.user_id, (SELECT count(*) FROM job WHERE job.user_id = capped.user_id AND status < 3)
+        FROM (SELECT DISTINCT value ->> 2 AS user_id FROM json_each(NEW.body) WHERE value ->> 5 > 0) AS capped;
+    INSERT INTO admission
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each(NEW.body);
+END;
+
+CREATE TEMP TRIGGER on_admission INSTEAD OF INSERT ON admission
+BEGIN
+    -- Its key was seen before: the same body is answered with the job that it made, another one is a mistake.
+    INSERT INTO turned_away
+        SELECT NEW.n, CASE WHEN body_hash IS NEW.body_hash THEN 'replayed' ELSE 'mismatch' END, job_id
+        FROM idempotency WHERE user_id = NEW.user_id AND key = NEW.key;
+    INSERT INTO turned_away
+        SELECT NEW.n, 'too_many', NULL FROM tally
+        WHERE user_id = NEW.user_id AND NEW.max_waiting > 0 AND waiting >= NEW.max_waiting
+        AND NOT EXISTS (SELECT 1 FROM turned_away WHERE n = NEW.n);
+    INSERT INTO idempotency
+        SELECT NEW.user_id, NEW.key, NEW.body_hash, NEW.job_id
+        WHERE NEW.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM turned_away WHERE n = NEW.n);
+    UPDATE tally SET waiting = waiting + 1
+        WHERE user_id = NEW.user_id AND NOT EXISTS (SELECT 1 FROM turned_away WHERE n = NEW.n);
+END;
+
+-- body: as for `admit`, and all submits are in it. The batch is stored whole or not at all: one error undoes the rest.
+CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON batch
+WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
+BEGIN
+    DELETE FROM idempotency WHERE (user_id, key) IN (
+        SELECT value ->> 2, value ->> 3 FROM json_each(NEW.body) WHERE value ->> 0 NOT IN (SELECT n FROM turned_away)
+    );
+    INSERT INTO turned_away
+        SELECT value ->> 0, 'undone', NULL FROM json_each(NEW.body)
+        WHERE value ->> 0 NOT IN (SELECT n FROM turned_away);
+END;
+
+-- body: [[id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
+--         deadline_at, spec], …]. They get consecutive numbers, in this order.
+CREATE TEMP TRIGGER on_submit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit'
+BEGIN
+    INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
+                     timer_at, deadline_at, spec)
+        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
+               value ->> 8, value ->> 9, value ->> 10, value ->> 11
+        FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
+    INSERT INTO outbox (job_id, origin, written_at)
+        SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
+        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away);
+    INSERT INTO answer VALUES ('submit', json_array(
+        (SELECT max(seq) FROM job),
+        (SELECT max(id) FROM outbox)
+    ));
+    INSERT INTO answer SELECT 'turned_away', json_group_array(json_array(t.n, t.why, t.job_id, job.seq))
+        FROM turned_away AS t LEFT JOIN job ON job.id = t.job_id HAVING count(*) > 0;
+END;
+
+-- body: [input, …], one for each submit. It must follow `submit`: their numbers are the last ones given.
+CREATE TEMP TRIGGER on_input INSTEAD OF INSERT ON batch WHEN NEW.kind = 'input'
+BEGIN
+    INSERT INTO job_input (seq, input)
+        SELECT (SELECT max(seq) FROM job) - json_array_length(NEW.body) + (SELECT count(*) FROM turned_away)
+               + row_number() OVER (), value
+        FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
+END;
+
+-- body: [[n, job_id, metadata, idempotency_key], …], of the submits that have either.
+CREATE TEMP TRIGGER on_note INSTEAD OF INSERT ON batch WHEN NEW.kind = 'note'
+BEGIN
+    INSERT INTO job_note (seq, metadata, idempotency_key)
+        SELECT job.seq, value ->> 2, value ->> 3
+        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 1
+        WHERE value ->> 0 NOT IN (SELECT n FROM turned_away);
+END;
+
+-- ---------------------------------------------------------------- start
+
+-- body: [[job_id, step, run, epoch, scope, lease, worker, timeout], …]
+CREATE TEMP TRIGGER on_start INSTEAD OF INSERT ON batch WHEN NEW.kind = 'start'
+BEGIN
+    INSERT INTO starting
+        SELECT key, job.seq, value ->> 5, value ->> 6, value ->> 7
+        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0
+        WHERE job.status = 1 AND job.run = value ->> 2 AND job.step = value ->> 1
+        AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 4), 0) = value ->> 3;
+    UPDATE job SET
+        status = 3, run = run + 1, attempt = attempt + 1, lease = s.lease, worker = s.worker,
+        call_started_at = NEW.now, call_deadline = NEW.now + s.timeout,
+        started_at = coalesce(started_at, NEW.now), timer_at = deadline_at
+        FROM starting AS s WHERE job.seq = s.seq;
+    INSERT INTO answer
+        SELECT 'started', '[' || group_concat(
+            '[' || s.n || ',' || {job_row} || ',' || json_quote(i.input) || ',' || json_quote({context}) || ']', ','
+        ) || ']'
+        FROM starting AS s CROSS JOIN job AS j ON j.seq = s.seq CROSS JOIN job_input AS i ON i.seq = s.seq
+        HAVING count(*) > 0;
+END;
+
+-- ---------------------------------------------------------------- move
+
+-- body: [[job_id, run, status, step, attempt, round, tells_line, timer_at, waiting_since, finished_at, retryable, error,
+--         queued_at, priority, promoted_at, last_progress_at], …]
+CREATE TEMP TRIGGER on_move INSTEAD OF INSERT ON batch WHEN NEW.kind = 'move'
+BEGIN
+    INSERT INTO moving
+        SELECT key, job.seq, job.id, job.run, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
+               value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12, value ->> 13,
+               value ->> 14, value ->> 15
+        FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
+    UPDATE job SET
+        status = m.status, run = job.run + 1, step = m.step, attempt = m.attempt, round = m.round,
+        timer_at = m.timer_at, waiting_since = m.waiting_since, finished_at = m.finished_at,
+        retryable = m.retryable, error = m.error,
+        queued_at = coalesce(m.queued_at, job.queued_at), priority = coalesce(m.priority, job.priority),
+        promoted_at = coalesce(m.promoted_at, job.promoted_at),
+        last_progress_at = coalesce(m.last_progress_at, job.last_progress_at),
+        lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, progress = NULL
+        FROM moving AS m WHERE job.seq = m.seq;
+    INSERT INTO outbox (job_id, origin, written_at)
+        SELECT job_id, NEW.origin, NEW.now FROM moving WHERE tells_line ORDER BY n;
+    INSERT INTO answer SELECT 'moved', json_group_array(n) FROM moving HAVING count(*) > 0;
+    INSERT INTO answer
+        SELECT 'changes', '[' || group_concat('[' || o.id || ',' || {job_row} || ']', ',') || ']'
+        FROM outbox AS o CROSS JOIN job AS j ON j.id = o.job_id
+        WHERE o.id > (SELECT max(id) FROM outbox) - (SELECT count(*) FROM moving WHERE tells_line)
+        HAVING count(*) > 0;
+END;
+
+-- body: [text, …]: what is too large to be taken apart once per column. Must precede `result`.
+CREATE TEMP TRIGGER on_piece INSTEAD OF INSERT ON batch WHEN NEW.kind = 'piece'
+BEGIN
+    INSERT INTO piece SELECT key, value FROM json_each(NEW.body);
+END;
+
+-- body: [[n of the move, step, round, service, finished_at, lease], …]; data and metrics are the next two pieces each.
+CREATE TEMP TRIGGER on_result INSTEAD OF INSERT ON batch WHEN NEW.kind = 'result'
+BEGIN
+    INSERT INTO step_result (seq, step, round, service, data, metrics, finished_at, lease)
+        SELECT m.seq, r.value ->> 1, r.value ->> 2, r.value ->> 3, data.value, metrics.value, r.value ->> 4, r.value ->> 5
+        FROM json_each(NEW.body) AS r CROSS JOIN moving AS m ON m.n = r.value ->> 0
+        CROSS JOIN piece AS data ON data.k = r.key * 2 CROSS JOIN piece AS metrics ON metrics.k = r.key * 2 + 1;
+END;
+
+-- body: [[n of the move, step, service, round, attempt, error, started_at, ended_at, worker, region], …]
+CREATE TEMP TRIGGER on_failed INSTEAD OF INSERT ON batch WHEN NEW.kind = 'failed'
+BEGIN
+    INSERT INTO attempt (seq, run, step, service, round, attempt, error, started_at, ended_at, worker, region)
+        SELECT m.seq, m.run, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
+               value ->> 8, value ->> 9
+        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
+END;
+
+-- body: [[n of the move, id, job_id, service, region, until], …]
+CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON batch WHEN NEW.kind = 'hold'
+BEGIN
+    INSERT INTO hold (id, job_id, service, region, until)
+        SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5
+        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
+END;
+
+-- ---------------------------------------------------------------- progress, delete, and the manager's housekeeping
+
+-- body: [[job_id, run, progress], …]
+CREATE TEMP TRIGGER on_progress INSTEAD OF INSERT ON batch WHEN NEW.kind = 'progress'
+BEGIN
+    INSERT INTO answer
+        SELECT 'progressed', json_group_array(p.key)
+        FROM json_each(NEW.body) AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
+        HAVING count(*) > 0;
+    UPDATE job SET progress = p.value ->> 2, last_progress_at = NEW.now
+        FROM json_each(NEW.body) AS p WHERE job.id = p.value ->> 0 AND job.run = p.value ->> 1;
+END;
+
+-- body: [job_id, …]
+CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON batch WHEN NEW.kind = 'delete'
+BEGIN
+    INSERT INTO answer
+        SELECT 'deleted', json_group_array(d.key)
+        FROM json_each(NEW.body) AS d CROSS JOIN job ON job.id = d.value WHERE job.status > 3
+        HAVING count(*) > 0;
+    INSERT INTO forgetting
+        SELECT job.seq FROM json_each(NEW.body) AS d CROSS JOIN job ON job.id = d.value WHERE job.status > 3;
+END;
+
+-- One job and everything kept beside it. A hold stays: its call may still be computing.
+CREATE TEMP TRIGGER on_forgetting INSTEAD OF INSERT ON forgetting
+BEGIN
+    DELETE FROM idempotency WHERE (user_id, key) IN (
+        SELECT job.user_id, note.idempotency_key FROM job_note AS note JOIN job USING (seq) WHERE note.seq = NEW.seq
+    );
+    DELETE FROM job_note WHERE seq = NEW.seq;
+    DELETE FROM job_input WHERE seq = NEW.seq;
+    DELETE FROM step_result WHERE seq = NEW.seq;
+    DELETE FROM attempt WHERE seq = NEW.seq;
+    DELETE FROM job WHERE seq = NEW.seq;
+END;
+
+-- body: [outbox_id, …]
+CREATE TEMP TRIGGER on_relayed INSTEAD OF INSERT ON batch WHEN NEW.kind = 'relayed'
+BEGIN
+    DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(NEW.body));
+END;
+
+-- body: the moment up to which holds end.
+CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON batch WHEN NEW.kind = 'end_holds'
+BEGIN
+    INSERT INTO answer SELECT 'ended', count(*) FROM hold WHERE until <= NEW.body;
+    DELETE FROM hold WHERE until <= NEW.body;
+END;
+
+-- body: [finished_before, failed_before, limit]
+CREATE TEMP TRIGGER on_prune INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prune'
+BEGIN
+    DELETE FROM pruning;
+    INSERT INTO pruning (seq)
+        SELECT seq FROM (
+            SELECT seq FROM job WHERE status = 4 AND status > 3 AND finished_at < NEW.body ->> 0
+            UNION ALL
+            SELECT seq FROM job WHERE status = 6 AND status > 3 AND finished_at < NEW.body ->> 0
+            UNION ALL
+            SELECT seq FROM job WHERE status = 5 AND status > 3 AND finished_at < NEW.body ->> 1
+        ) LIMIT NEW.body ->> 2;
+    INSERT INTO answer SELECT 'pruned', count(*) FROM pruning;
+    INSERT INTO forgetting SELECT seq FROM pruning;
+END;

@@ -1,0 +1,160 @@
+"""A batch of transitions on its way into the database, and the database's answer on its way back.
+
+`Batch` sorts transitions by kind and renders each kind as a row of the view `batch` (see `apply.sql`); after the
+commit, `committed` turns the answer into one outcome per transition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from fairlead.domain.job import JobStatus
+from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
+from fairlead.store.port import (
+    Accepted,
+    Committed,
+    DeclareServices,
+    Done,
+    EndHolds,
+    LineChange,
+    Outcome,
+    Override,
+    Prune,
+    RaiseEpoch,
+    Refused,
+    Relayed,
+    Started,
+    Transition,
+)
+from fairlead.store.rows import job_of, numbered
+from fairlead.store.settings import rules_of
+from fairlead.store.sqlite import encode
+
+MOVED_ON = Refused("the job moved on or is not there")
+NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
+NOT_FINISHED = Refused("the job is not finished or is not there")
+UNDECLARED = Refused("no such service is declared")
+UNDONE = Refused("another one of the same bulk was turned away")
+DONE = Done()
+
+# The order in which the kinds are applied: the rules first, and jobs enter before they move and go.
+_ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
+    (RaiseEpoch, encode.epoch_rows),
+    (DeclareServices, encode.declare_rows),
+    (Override, encode.override_rows),
+    (Submit, encode.submit_rows),
+    (Start, encode.start_rows),
+    (Move, encode.move_rows),
+    (Progress, encode.progress_rows),
+    (Delete, encode.delete_rows),
+    (Relayed, encode.relayed_rows),
+    (EndHolds, encode.end_holds_rows),
+    (Prune, encode.prune_rows),
+)
+
+
+class Batch:
+    """Transitions sorted by kind; a *place* is an index into the batch as it was given."""
+
+    def __init__(self, transitions: Sequence[Transition], *, all_or_nothing: bool = False) -> None:
+        self._transitions = transitions
+        self._all_or_nothing = all_or_nothing
+        self._places: dict[type, list[int]] = {}
+        for place, transition in enumerate(transitions):
+            self._places.setdefault(type(transition), []).append(place)
+
+    def rows(self) -> list[encode.Row]:
+        rows: list[encode.Row] = [("begin", None)]
+        for kind, encoder in _ENCODERS:
+            if kind not in self._places:
+                continue
+            transitions = [self._transitions[place] for place in self._places[kind]]
+            if kind is Submit and self._all_or_nothing:
+                rows += encode.submit_rows(transitions, all_or_nothing=True)  # type: ignore[arg-type]
+            else:
+                rows += encoder(transitions)
+        return rows
+
+    def committed(self, answer: str) -> Committed:
+        """One outcome per transition, and the outbox rows that were written."""
+        self._outcomes: list[Outcome | Exception] = [DONE] * len(self._transitions)
+        self._values: dict[str, list[Any]] = {}
+        for kind, value in orjson.loads(answer):
+            self._values.setdefault(kind, []).append(value)
+        changes = self._submitted()
+        self._started()
+        self._matched(Move, "moved", MOVED_ON)
+        self._matched(Progress, "progressed", MOVED_ON)
+        self._matched(Delete, "deleted", NOT_FINISHED)
+        self._valued(RaiseEpoch, "epoch", Done)
+        self._valued(DeclareServices, "rules", lambda value: Done(rules_of(value)))
+        self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
+        self._valued(EndHolds, "ended", Done)
+        self._valued(Prune, "pruned", Done)
+        changes += [LineChange(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
+        return Committed(self._outcomes, changes)
+
+    def _submitted(self) -> list[LineChange]:
+        """Accepted jobs were given consecutive numbers in their order, and those in line consecutive outbox rows."""
+        places = self._places.get(Submit)
+        if places is None:
+            return []
+        last_seq, last_outbox = self._only("submit")
+        turned_away = {n: verdict for n, *verdict in self._only("turned_away")}
+        seq = last_seq or 0
+        changes: list[LineChange] = []
+        for n in range(len(places) - 1, -1, -1):
+            submit: Any = self._transitions[places[n]]
+            if n in turned_away:
+                self._outcomes[places[n]] = _verdict(submit, *turned_away[n])
+                continue
+            job = submit.job
+            self._outcomes[places[n]] = Accepted(job.id, seq)
+            if job.status is JobStatus.PENDING:
+                changes.append(LineChange(last_outbox - len(changes), job.id, numbered(job, seq)))
+            seq -= 1
+        changes.reverse()
+        return changes
+
+    def _started(self) -> None:
+        places = self._places.get(Start, ())
+        for place in places:
+            self._outcomes[place] = NOT_STARTED
+        for n, row, input_json, context_json in self._only("started"):
+            self._outcomes[places[n]] = Started(job_of(row), input_json, context_json)
+
+    def _matched(self, kind: type, answer: str, refused: Refused) -> None:
+        """The answer lists those of this kind that changed something."""
+        places = self._places.get(kind)
+        if places is None:
+            return
+        matched = self._only(answer)
+        if len(matched) == len(places):
+            return
+        for n in set(range(len(places))).difference(matched):
+            self._outcomes[places[n]] = refused
+
+    def _valued(self, kind: type, answer: str, outcome: Callable[[Any], Outcome]) -> None:
+        """Each of this kind has an answer of its own, in their order."""
+        for place, value in zip(self._places.get(kind, ()), self._values.get(answer, ()), strict=True):
+            self._outcomes[place] = outcome(value)
+
+    def _only(self, answer: str) -> Any:
+        values = self._values.get(answer)
+        return values[0] if values else ()
+
+
+def _verdict(submit: Any, why: str, job_id: str | None, seq: int | None) -> Outcome | RequestError:
+    if why == "replayed" and job_id is not None:
+        return Accepted(job_id, seq or 0, replayed=True)
+    if why == "mismatch":
+        return IdempotencyMismatch(
+            "this Idempotency-Key was used with another body", details={"key": submit.idempotency_key}
+        )
+    if why == "too_many":
+        return TooManyWaiting(f"this user has {submit.max_waiting} jobs waiting already, which is the limit")
+    return UNDONE

@@ -1,0 +1,165 @@
+"""The reads of the store: each is one query, run on a read-only connection in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+
+from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.limits import Rules
+from fairlead.errors import Unavailable
+from fairlead.store import rows
+from fairlead.store.port import JobFilter, LineChange
+from fairlead.store.settings import rules_of
+from fairlead.store.sqlite import connect
+from fairlead.store.sqlite.handover import prompt_handover
+from fairlead.store.sqlite.queries import load
+
+READERS = 2  # one may be in a long count while the manager asks for timers
+
+
+class Reads:
+    """What `SqliteStore` answers without writing."""
+
+    def __init__(self, path: str, origin: str) -> None:
+        self._path = path
+        self._origin = origin
+        self._sql = load("queries.sql")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._file: tuple[int, int] | None = None
+
+    def _open_readers(self) -> None:
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="fairlead-read")
+
+    def _close_readers(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        while self._connections:
+            self._connections.pop().close()
+
+    async def _ask(self, sql: str, *parameters: Any) -> Any:
+        """The one value that the query answers with."""
+        if self._threads is None:
+            raise Unavailable("the store is not open")
+        with prompt_handover():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._fetch, sql, parameters)
+
+    def _fetch(self, sql: str, parameters: tuple[Any, ...]) -> Any:
+        with connect.translated(self._path):
+            connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+            if connection is None:
+                connection = self._local.connection = connect.reader(self._path)
+                self._connections.append(connection)
+            row = connection.execute(sql, parameters).fetchone()
+        return None if row is None else row[0]
+
+    async def ping(self) -> None:
+        # The file first: a thread's first question opens whatever is there now.
+        if self._threads is not None:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._check_file)
+        await self._ask("SELECT version FROM rules")
+
+    def _check_file(self) -> None:
+        """Open connections go on with a file that was deleted or replaced, and its jobs are gone with the process."""
+        try:
+            there = connect.identity(self._path)
+        except FileNotFoundError:
+            raise Unavailable(f"the database {self._path} was deleted while it was open") from None
+        except OSError as error:
+            raise Unavailable(f"the database {self._path} cannot be looked at: {error.strerror}") from error
+        if there != self._file:
+            raise Unavailable(f"the database {self._path} was replaced by another file while it was open")
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        answer = await self._ask(self._sql["get"], job_id)
+        return None if answer is None else rows.record_of(answer)
+
+    async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        wanted = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
+        return {job.id: job for job in rows.jobs_of(await self._ask(self._sql["get_jobs"], wanted))}
+
+    async def list_jobs(self, where: JobFilter, *, before_seq: int | None, limit: int) -> list[Job]:
+        condition, parameters = _condition(where, before_seq)
+        answer = await self._ask(self._sql["list_jobs"].replace("{where}", condition), *parameters, limit)
+        return rows.jobs_of(answer)
+
+    async def count(self, where: JobFilter) -> int:
+        condition, parameters = _condition(where)
+        return int(await self._ask(self._sql["count"].replace("{where}", condition), *parameters))
+
+    async def outbox(self, *, older_than: float, limit: int) -> list[LineChange]:
+        answer = await self._ask(self._sql["outbox"], self._origin, rows.micros(older_than), limit)
+        return rows.changes_of(answer)
+
+    async def timers(self, now: float, limit: int) -> list[Job]:
+        return rows.jobs_of(await self._ask(self._sql["timers"], rows.micros(now), limit))
+
+    async def next_timer(self) -> float | None:
+        return rows.seconds(await self._ask(self._sql["next_timer"]))
+
+    async def promotable(self, *, low_before: float, medium_before: float, limit: int) -> list[Job]:
+        moments = rows.micros(low_before), rows.micros(medium_before)
+        return rows.jobs_of(await self._ask(self._sql["promotable"], *moments, limit))
+
+    async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
+        low, medium = orjson.loads(await self._ask(self._sql["next_promotion"]))
+        moments = [
+            queued_at / 1e6 + after
+            for queued_at, after in ((low, low_after), (medium, medium_after))
+            if queued_at is not None
+        ]
+        return min(moments, default=None)
+
+    async def waiting(self, batch: int) -> AsyncIterator[list[Job]]:
+        # All numbers at once and then the jobs in portions: a walk by number over the whole table would pass every
+        # finished job, one by the index of open jobs would sort all of them again for each portion.
+        numbers = sorted(orjson.loads(await self._ask(self._sql["waiting"])))
+        for start in range(0, len(numbers), batch):
+            portion = orjson.dumps(numbers[start : start + batch]).decode()
+            if jobs := rows.jobs_of(await self._ask(self._sql["waiting_jobs"], portion)):
+                yield jobs
+
+    async def running(self) -> list[Job]:
+        return rows.jobs_of(await self._ask(self._sql["running"]))
+
+    async def holds(self) -> list[Hold]:
+        return rows.holds_of(await self._ask(self._sql["holds"]))
+
+    async def rules(self) -> Rules:
+        return rules_of(orjson.loads(await self._ask(self._sql["rules"])))
+
+    async def epochs(self) -> dict[str, int]:
+        return dict(orjson.loads(await self._ask(self._sql["epochs"])))
+
+
+def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:
+    """Only the filters that are given, so that SQLite can choose the index that suits them."""
+    terms: list[str] = []
+    parameters: list[Any] = []
+    if where.user_id is not None:
+        terms.append("j.user_id = ?")
+        parameters.append(where.user_id)
+    if where.feature_name is not None:
+        terms.append("j.feature_name = ?")
+        parameters.append(where.feature_name)
+    if where.statuses:
+        codes = sorted(rows.STATUS_CODES[status] for status in where.statuses)
+        terms.append(f"j.status IN ({', '.join(map(str, codes))})")
+        # The condition of the partial index that serves these statuses, if one does.
+        if codes[-1] < 4:
+            terms.append("j.status < 4")
+        elif codes[0] > 4:
+            terms.append("j.status > 4")
+    if before_seq is not None:
+        terms.append("j.seq < ?")
+        parameters.append(before_seq)
+    return " AND ".join(terms) or "TRUE", parameters

@@ -1,0 +1,150 @@
+"""What waits in the journal: transitions that go into one batch together, and whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from fairlead.domain.transitions import Submit
+from fairlead.errors import RequestError
+from fairlead.store.port import Outcome, Transition
+
+log = logging.getLogger(__name__)
+
+
+class Unit:
+    """`alone`: must be a batch of its own."""
+
+    __slots__ = ("alone", "transitions")
+
+    def __init__(self, transitions: Sequence[Transition], *, alone: bool = False) -> None:
+        self.transitions = transitions
+        self.alone = alone
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        raise NotImplementedError
+
+
+class Single(Unit):
+    """One transition and its caller. A caller that was cancelled meanwhile is simply not told."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, transition: Transition, future: asyncio.Future[Outcome]) -> None:
+        self.transitions = (transition,)
+        self.alone = False
+        self.future = future
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        outcome = outcomes[0]
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Whole(Unit):
+    """All or nothing. Alone if one of its submits could be refused by an error, since that undoes its whole batch."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, transitions: Sequence[Transition], future: asyncio.Future[list[Outcome]]) -> None:
+        super().__init__(transitions, alone=any(map(_may_be_turned_away, transitions)))
+        self.future = future
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        good: list[Outcome] = []
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, Exception):
+                if isinstance(outcome, RequestError):
+                    outcome.details["index"] = index
+                self.fail(outcome)
+                return
+            good.append(outcome)
+        if not self.future.done():
+            self.future.set_result(good)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def _may_be_turned_away(transition: Transition) -> bool:
+    return isinstance(transition, Submit) and (transition.idempotency_key is not None or transition.max_waiting > 0)
+
+
+class Each:
+    """The caller of several independent transitions: told once, when the last of them is done."""
+
+    __slots__ = ("_left", "_results", "future")
+
+    def __init__(self, size: int, future: asyncio.Future[list[Outcome | Exception]]) -> None:
+        self._results: list[Outcome | Exception | None] = [None] * size
+        self._left = size
+        self.future = future
+
+    def set(self, place: int, result: Outcome | Exception) -> None:
+        self._results[place] = result
+        self._left -= 1
+        if not self._left and not self.future.done():
+            self.future.set_result([result for result in self._results if result is not None])
+
+
+class Part(Unit):
+    """One of several independent transitions."""
+
+    __slots__ = ("each", "place")
+
+    def __init__(self, transition: Transition, each: Each, place: int) -> None:
+        self.transitions = (transition,)
+        self.alone = False
+        self.each = each
+        self.place = place
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        self.each.set(self.place, outcomes[0])
+
+    def fail(self, error: Exception) -> None:
+        self.each.set(self.place, error)
+
+
+class Lazy(Unit):
+    """Nobody waits."""
+
+    __slots__ = ()
+
+    def __init__(self, transition: Transition) -> None:
+        super().__init__((transition,))
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        pass
+
+    def fail(self, error: Exception) -> None:
+        log.warning("a lazy %s was not written: %s", type(self.transitions[0]).__name__, error)
+
+
+class Barrier(Unit):
+    """Holds no transition. Alone, so it is reached only when all before it is done."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        super().__init__((), alone=True)
+        self.future = future
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self.resolve(())

@@ -1,0 +1,221 @@
+"""Random lives of a few jobs: whatever the transitions and their order, the store agrees with a plain model."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead.domain import transitions
+from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.retry import Failure, RetryPolicy
+from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.errors import WrongState
+from fairlead.store.port import Accepted, Committed, Done, Refused, Started, Store, Transition
+from tests.contract.stores import ENGINES, Clock
+
+WAITS = {"draw": 40.0}
+POLICY = RetryPolicy(max_attempts=2)
+JOBS = ("a", "b", "c")
+
+
+@dataclass
+class Model:
+    """What `Submit`, `Start`, `Move`, `Progress` and `Delete` say they do, said once more without SQL."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    results: dict[str, list[StepResult]] = field(default_factory=dict)
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    holds: list[Hold] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def apply(self, transition: Transition, now: float) -> type:
+        match transition:
+            case Submit(job):
+                self.jobs[job.id], self.results[job.id], self.attempts[job.id] = job, [], []
+                self.told += [job.id] if job.status is JobStatus.PENDING else []
+                return Accepted
+            case Start():
+                return self.start(transition, now)
+            case Move():
+                return self.move(transition)
+            case Progress(job_id, run, progress):
+                there = self.jobs.get(job_id)
+                if there is None or there.run != run:
+                    return Refused
+                self.jobs[job_id] = replace(there, progress=progress, last_progress_at=now)
+                return Done
+            case Delete(job_id):
+                there = self.jobs.get(job_id)
+                if there is None or not there.status.finished:
+                    return Refused
+                del self.jobs[job_id]
+                return Done
+        raise AssertionError(transition)
+
+    def start(self, start: Start, now: float) -> type:
+        job = self.jobs.get(start.job_id)
+        if job is None or (job.status, job.run, job.step) != (JobStatus.PENDING, start.run, start.step):
+            return Refused
+        self.jobs[job.id] = replace(
+            job,
+            status=JobStatus.RUNNING,
+            run=job.run + 1,
+            attempt=job.attempt + 1,
+            lease=start.lease,
+            worker=start.worker,
+            call_started_at=now,
+            call_deadline=now + start.timeout,
+            started_at=job.started_at or now,
+            timer_at=job.deadline_at,
+        )
+        return Started
+
+    def move(self, move: Move) -> type:
+        job = self.jobs.get(move.job_id)
+        if job is None or job.run != move.run:
+            return Refused
+        as_given = (
+            "status",
+            "step",
+            "attempt",
+            "round",
+            "timer_at",
+            "waiting_since",
+            "finished_at",
+            "retryable",
+            "error",
+        )
+        if_given = ("queued_at", "priority", "promoted_at", "last_progress_at")
+        cleared = ("lease", "worker", "call_started_at", "call_deadline", "progress")
+        changes: dict[str, Any] = {name: getattr(move, name) for name in as_given}
+        changes |= {name: getattr(move, name) for name in if_given if getattr(move, name) is not None}
+        changes |= dict.fromkeys(cleared)
+        self.jobs[job.id] = replace(job, run=job.run + 1, **changes)
+        self.results[job.id] += [move.result] if move.result else []
+        self.attempts[job.id] += [move.failed] if move.failed else []
+        self.holds += [move.hold] if move.hold else []
+        self.told += [job.id] if move.tells_line else []
+        return Done
+
+
+def done(job: Job, now: float) -> Move:
+    result = StepResult(job.id, job.step, job.service, job.round, f'"{job.run}"', '{"ms":1}', now, job.lease)
+    return transitions.step_done(job, result, now=now, waits=WAITS)
+
+
+def failed(job: Job, now: float) -> Move:
+    failure = Failure("HTTP_503", "busy", retryable=True)
+    return transitions.failed(job, failure, POLICY, now=now, randomness=0.5)
+
+
+def recovered(job: Job, now: float) -> Move:
+    hold = Hold(job.id, job.service, None, now + 9, f"{job.id}:{job.run}")
+    return transitions.recover(job, now=now, waits=WAITS, max_attempts=2, hold=hold)
+
+
+def running(verb: Callable[[Job, float], Transition]) -> Callable[[Job, float], Transition]:
+    def checked(job: Job, now: float) -> Transition:
+        if job.status is not JobStatus.RUNNING:
+            raise WrongState("not running")
+        return verb(job, now)
+
+    return checked
+
+
+VERBS: dict[str, Callable[[Job, float], Transition | None]] = {
+    "start": lambda job, now: Start(job.id, job.step, job.run, "0:1", "service:x", "w1", 30.0),
+    "done": running(done),
+    "fail": running(failed),
+    "hand back": running(lambda job, now: transitions.hand_back(job, now=now, waits=WAITS)),
+    "recover": recovered,
+    "due": lambda job, now: transitions.due(job, now=now, waits=WAITS),
+    "promote": lambda job, now: transitions.promote(job, now=now, waits=WAITS),
+    "cancel": lambda job, now: transitions.cancel(job, now=now),
+    "resume": lambda job, now: transitions.resume(job, now=now, waits=WAITS),
+    "requeue": lambda job, now: transitions.requeue(job, now=now, waits=WAITS, from_start=True),
+    "timer": lambda job, now: transitions.timer_rang(job, now=now, waits=WAITS),
+    "progress": lambda job, now: Progress(job.id, job.run, {"at": now}),
+    "delete": lambda job, now: Delete(job.id),
+}
+
+ACT = st.tuples(st.sampled_from(JOBS), st.sampled_from(sorted(VERBS)), st.booleans())
+BATCH = st.tuples(st.lists(ACT, max_size=3, unique_by=lambda act: act[0]), st.sampled_from([0.0, 1.0, 50.0]))
+LIVES = st.tuples(
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3), st.lists(BATCH, max_size=25)
+)
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+@given(lives=LIVES)
+def test_the_store_agrees_with_the_model(engine: str, lives: Any) -> None:
+    asyncio.run(live(engine, *lives))
+
+
+async def live(engine: str, kinds: Sequence[tuple[bool, bool]], batches: Sequence[Any]) -> None:
+    clock, model = Clock(), Model()
+    with tempfile.TemporaryDirectory() as folder:
+        async with ENGINES[engine](Path(folder), clock, "me") as store:
+            births = [born(job_id, *kind, clock.now) for job_id, kind in zip(JOBS, kinds, strict=True)]
+            await step(store, model, births, clock.now)
+            stale = dict(model.jobs)
+            for acts, seconds in batches:
+                now = clock.forward(seconds)
+                seen = dict(model.jobs)
+                batch = [built for act in acts if (built := build(act, seen, stale, now)) is not None]
+                await step(store, model, batch, now)
+                stale = seen
+
+
+def born(job_id: str, scheduled: bool, long: bool, now: float) -> Submit:
+    steps = ("draw", "scale", "draw") if long else ("draw",)
+    job = Job(job_id, "f", "ann", steps, Priority.LOW, Priority.LOW, deadline_at=now + 500 if long else None)
+    return transitions.submit(job, "{}", now=now, due_at=now + 5 if scheduled else None, waits=WAITS)
+
+
+def build(act: tuple[str, str, bool], seen: dict[str, Job], stale: dict[str, Job], now: float) -> Transition | None:
+    """What a caller would write who sees the job as it is, or as it was a batch ago."""
+    job_id, verb, late = act
+    job = (stale if late else seen).get(job_id)
+    try:
+        return None if job is None else VERBS[verb](job, now)
+    except WrongState:
+        return None
+
+
+async def step(store: Store, model: Model, batch: Sequence[Transition], now: float) -> None:
+    """Both do it, and both must have done the same."""
+    model.told.clear()
+    expected = [model.apply(transition, now) for transition in batch]
+    committed: Committed = await store.commit(batch)
+    assert [type(outcome) for outcome in committed.outcomes] == expected
+    for outcome in committed.outcomes:
+        if isinstance(outcome, Accepted):
+            model.jobs[outcome.job_id] = replace(model.jobs[outcome.job_id], seq=outcome.seq)
+        elif isinstance(outcome, Started):
+            assert outcome.job == model.jobs[outcome.job.id]
+    assert sorted(change.job_id for change in committed.changes) == sorted(model.told)
+    for change in committed.changes:
+        assert change.job == model.jobs[change.job_id]
+    for job_id in JOBS:
+        record = await store.get(job_id)
+        if job_id not in model.jobs:
+            assert record is None
+            continue
+        assert record is not None
+        assert record.job == model.jobs[job_id]
+        assert sorted(record.results, key=_order) == sorted(model.results[job_id], key=_order)
+        assert list(record.attempts) == model.attempts[job_id]
+    assert sorted(await store.holds(), key=lambda hold: hold.id) == sorted(model.holds, key=lambda hold: hold.id)
+
+
+def _order(result: StepResult) -> tuple[int, int]:
+    return result.step, result.round

@@ -1,0 +1,311 @@
+"""What a store answers, and what its processes see of each other: the contract's second half."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.domain import transitions
+from fairlead.domain.job import Job, JobStatus, Priority
+from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.retry import Failure, RetryPolicy
+from fairlead.domain.transitions import Delete
+from fairlead.errors import StoreError, Unavailable
+from fairlead.store.port import (
+    Accepted,
+    DeclareServices,
+    Done,
+    EndHolds,
+    JobFilter,
+    Override,
+    Prune,
+    RaiseEpoch,
+    Refused,
+    Relayed,
+    Started,
+)
+from tests.contract.stores import ENGINES, Clock, Line
+
+SOON_OVER = Failure("HTTP_503", "busy", retryable=True)
+POLICY = RetryPolicy()
+ALL = JobFilter()
+
+
+@pytest.fixture(params=sorted(ENGINES))
+async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
+    clock = Clock()
+    engine = ENGINES[request.param]
+    async with engine(tmp_path, clock, "me") as store:
+        yield Line(store, clock, lambda: engine(tmp_path, clock, "someone else"))
+
+
+# ---------------------------------------------------------------- the outbox
+
+
+async def test_relayed_rows_go(line: Line) -> None:
+    await line.commit(line.submit(), line.submit(), line.submit())
+    first, second, third = line.changes
+    await line.commit(Relayed((first.outbox_id,)), Relayed((third.outbox_id, 999)))
+    assert await line.store.outbox(older_than=line.clock.now + 1, limit=10) == [second]
+
+
+async def test_an_outbox_id_is_never_given_again(line: Line) -> None:
+    """Two processes may delete a row they both relayed: the later one must not meet a new row under its id."""
+    await line.submitted()
+    (change,) = line.changes
+    await line.one(Relayed((change.outbox_id,)))
+    await line.submitted()
+    await line.one(Relayed((change.outbox_id,)))
+    assert len(await line.store.outbox(older_than=line.clock.now + 1, limit=10)) == 1
+
+
+async def test_own_outbox_rows_are_found_when_they_are_old_and_those_of_others_at_once(line: Line) -> None:
+    await line.submitted("mine")
+    async with line.another() as other:
+        await other.commit([line.submit("theirs")])
+    now = line.clock.now
+    assert [row.job_id for row in await line.store.outbox(older_than=now, limit=10)] == ["theirs"]
+    assert [row.job_id for row in await line.store.outbox(older_than=now + 0.1, limit=10)] == ["mine", "theirs"]
+    assert [row.job_id for row in await line.store.outbox(older_than=now + 0.1, limit=1)] == ["mine"]
+
+
+async def test_an_outbox_row_has_the_jobs_state_of_now_and_none_when_it_is_gone(line: Line) -> None:
+    job = await line.submitted()
+    await line.one(transitions.cancel(job, now=line.clock.now))
+    later = line.clock.now + 1
+    assert [row.job for row in await line.store.outbox(older_than=later, limit=9)] == [await line.job(job.id)] * 2
+    await line.one(Delete(job.id))
+    rows = await line.store.outbox(older_than=later, limit=9)
+    assert [(row.job_id, row.job) for row in rows] == [(job.id, None)] * 2
+
+
+# ---------------------------------------------------------------- reads
+
+
+async def test_jobs_are_listed_newest_first_and_page_by_page(line: Line) -> None:
+    jobs = [await line.submitted() for _ in range(5)]
+    page = await line.store.list_jobs(ALL, before_seq=None, limit=2)
+    assert page == [jobs[4], jobs[3]]
+    assert await line.store.list_jobs(ALL, before_seq=page[-1].seq, limit=9) == [jobs[2], jobs[1], jobs[0]]
+
+
+async def test_jobs_are_listed_and_counted_by_user_status_and_feature(line: Line) -> None:
+    ann = await line.submitted()
+    bob = await line.running(user_id="bob")
+    done = await line.completed(user_id="bob", feature_name="video")
+    dead = await line.failed()
+    gone = await line.cancelled()
+    cases: list[tuple[dict[str, Any], list[Job]]] = [
+        ({}, [gone, dead, done, bob, ann]),
+        ({"user_id": "bob"}, [done, bob]),
+        ({"feature_name": "video"}, [done]),
+        ({"statuses": (JobStatus.FAILED,)}, [dead]),
+        ({"statuses": (JobStatus.FAILED, JobStatus.CANCELLED)}, [gone, dead]),
+        ({"statuses": (JobStatus.PENDING, JobStatus.RUNNING)}, [bob, ann]),
+        ({"statuses": (JobStatus.PENDING, JobStatus.COMPLETED)}, [done, ann]),
+        ({"user_id": "bob", "statuses": (JobStatus.RUNNING,), "feature_name": "image"}, [bob]),
+        ({"user_id": "nobody"}, []),
+    ]
+    for where, expected in cases:
+        assert await _listed(line, **where) == expected, where
+        assert await line.store.count(JobFilter(**where)) == len(expected), where
+
+
+async def test_get_jobs_leaves_out_those_that_are_not_there(line: Line) -> None:
+    job = await line.submitted("j1")
+    assert await line.store.get_jobs(["j1", "none", "j1"]) == {"j1": job}
+    assert await line.store.get_jobs([]) == {}
+    assert await line.store.get("none") is None
+
+
+async def test_timers_ring_earliest_first_and_tell_when_the_next_one_does(line: Line) -> None:
+    now = line.clock.now
+    assert await line.store.next_timer() is None
+    late = await line.submitted(due_at=now + 20)
+    soon = await line.submitted(due_at=now + 10)
+    waits = await line.submitted(waits={"draw": 15})
+    await line.submitted()
+    assert await line.store.next_timer() == now + 10
+    assert await line.store.timers(now + 9.9, 10) == []
+    assert await line.store.timers(now + 10, 10) == [soon]
+    assert await line.store.timers(now + 99, 10) == [soon, waits, late]
+    assert await line.store.timers(now + 99, 1) == [soon]
+
+
+async def test_a_finished_job_has_no_timer(line: Line) -> None:
+    job = await line.submitted(due_at=line.clock.now + 10)
+    await line.one(transitions.cancel(job, now=line.clock.now))
+    assert await line.store.next_timer() is None
+
+
+async def test_promotable_are_the_pending_ones_that_waited_long_enough_in_their_band(line: Line) -> None:
+    low = await line.submitted(priority=Priority.LOW)
+    medium = await line.submitted()
+    await line.submitted(priority=Priority.HIGH)
+    await line.running(priority=Priority.LOW)
+    now = line.clock.now
+
+    async def promotable(low_before: float, medium_before: float, limit: int = 9) -> set[str]:
+        jobs = await line.store.promotable(low_before=low_before, medium_before=medium_before, limit=limit)
+        return {job.id for job in jobs}
+
+    assert await promotable(now, now - 1) == {low.id}
+    assert await promotable(now - 1, now) == {medium.id}
+    assert await promotable(now, now) == {low.id, medium.id}
+    assert len(await promotable(now, now, limit=1)) == 1
+    assert await promotable(now - 1, now - 1) == set()
+
+
+async def test_the_next_promotion_is_that_of_the_one_whose_time_is_up_first(line: Line) -> None:
+    async def next_promotion() -> float | None:
+        return await line.store.next_promotion(low_after=1800, medium_after=3600)
+
+    start = line.clock.now
+    await line.submitted(priority=Priority.HIGH)
+    assert await next_promotion() is None
+    await line.submitted()
+    assert await next_promotion() == start + 3600
+    line.clock.forward(100)
+    await line.submitted(priority=Priority.LOW)
+    assert await next_promotion() == start + 100 + 1800
+
+
+async def test_waiting_yields_all_pending_jobs_in_batches(line: Line) -> None:
+    pending = [await line.submitted(priority=priority) for priority in (Priority.LOW, *[Priority.HIGH] * 4)]
+    await line.running()
+    await line.submitted(due_at=line.clock.now + 5)
+    batches = [batch async for batch in line.store.waiting(2)]
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert [job for batch in batches for job in batch] == pending
+
+
+async def test_running_are_the_running_ones(line: Line) -> None:
+    await line.submitted()
+    running = await line.running()
+    await line.completed()
+    assert await line.store.running() == [running]
+
+
+async def test_a_ping_answers(line: Line) -> None:
+    await line.store.ping()
+
+
+# ---------------------------------------------------------------- rules and epochs
+
+
+DRAW = ServiceRules("draw", 4, regions={"eu": 1, "us": 2}, retries_first=True, cost=2.5)
+CHAT = ServiceRules("chat", 2, order=Order.FIFO, pool="gpu", user_limit=1, lease_ttl=7.5)
+
+
+async def test_declared_rules_come_back_as_they_were(line: Line) -> None:
+    outcome = await line.one(DeclareServices((DRAW, CHAT), {"gpu": 3}))
+    assert outcome == Done(Rules({"chat": CHAT, "draw": DRAW}, {"gpu": 3}, version=1))
+    assert await line.store.rules() == outcome.value
+
+
+async def test_before_anything_is_declared_there_are_no_rules(line: Line) -> None:
+    assert await line.store.rules() == Rules({}, {}, 0)
+
+
+async def test_the_same_declaration_again_does_not_raise_the_version(line: Line) -> None:
+    await line.one(DeclareServices((DRAW, CHAT), {"a": 1, "b": 2}))
+    again = await line.one(DeclareServices((CHAT, DRAW), {"b": 2, "a": 1}))
+    assert again.value.version == 1
+    assert (await line.one(DeclareServices((CHAT,), {"a": 1}))).value == Rules({"chat": CHAT}, {"a": 1}, 2)
+
+
+async def test_an_override_wins_until_it_is_lifted_and_survives_a_declaration(line: Line) -> None:
+    declare = DeclareServices((DRAW,), {})
+    await line.one(declare)
+    assert (await line.one(Override("draw", 1, None))).value.services["draw"] == replace(DRAW, limit=1)
+    assert (await line.one(Override("draw", 1, True))).value.services["draw"] == replace(DRAW, limit=1, paused=True)
+    outcome = await line.one(DeclareServices((replace(DRAW, limit=9),), {}))
+    assert outcome.value.services["draw"] == replace(DRAW, limit=1, paused=True)
+    lifted = (await line.one(Override("draw", lift_limit=True))).value
+    assert lifted.services["draw"] == replace(DRAW, limit=9, paused=True)
+    assert (await line.one(Override("draw", None, False))).value.services["draw"] == replace(DRAW, limit=9)
+    assert (await line.store.rules()).version == 6
+
+
+async def test_an_override_that_changes_nothing_does_not_raise_the_version(line: Line) -> None:
+    await line.one(DeclareServices((DRAW,), {}))
+    first = await line.one(Override("draw", 1, True))
+    assert await line.one(Override("draw", 1, None)) == first
+
+
+async def test_an_override_of_an_undeclared_service_is_refused(line: Line) -> None:
+    assert isinstance(await line.one(Override("none", 1, None)), Refused)
+    assert (await line.store.rules()).version == 0
+
+
+async def test_epochs_begin_at_none_and_only_grow(line: Line) -> None:
+    assert await line.store.epochs() == {}
+    outcomes = await line.commit(RaiseEpoch("service:a"), RaiseEpoch("pool:b"), RaiseEpoch("service:a"))
+    assert outcomes == [Done(1), Done(1), Done(2)]
+    assert await line.store.epochs() == {"service:a": 2, "pool:b": 1}
+
+
+# ---------------------------------------------------------------- batches and processes
+
+
+async def test_all_kinds_go_in_one_batch(line: Line) -> None:
+    waiting, running, done = await line.submitted(), await line.running(), await line.completed()
+    outcomes = await line.commit(
+        Delete(done.id),
+        line.done(running),
+        EndHolds(line.clock.now),
+        line.start(waiting),
+        Relayed(()),
+        line.submit(),
+        Prune(0, 0, 9),
+        RaiseEpoch("service:x"),
+        DeclareServices((DRAW,), {}),
+        Override("draw", 1, None),
+    )
+    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done]
+    assert [type(outcome) for outcome in outcomes] == kinds
+
+
+async def test_an_empty_batch_is_nothing(line: Line) -> None:
+    assert await line.commit() == []
+
+
+async def test_a_large_batch_goes_through(line: Line) -> None:
+    outcomes = await line.commit(*(line.submit(max_waiting=10_000, metadata_json="{}") for _ in range(3_000)))
+    assert all(isinstance(outcome, Accepted) for outcome in outcomes)
+    assert await line.store.count(ALL) == 3_000
+
+
+async def test_what_one_process_commits_another_reads(line: Line) -> None:
+    async with line.another() as other:
+        await other.commit([line.submit("theirs")])
+        job = await line.job("theirs")
+        started = await line.started(job)
+        assert (await other.get_jobs(["theirs"])) == {"theirs": started}
+
+
+async def test_only_one_may_dispatch_and_the_other_is_told_what_to_do(line: Line) -> None:
+    await line.store.lock_dispatch()
+    async with line.another() as other:
+        with pytest.raises(StoreError, match=r"(?s)process \d+ .*stop it.*REDIS_URL"):
+            await other.lock_dispatch()
+
+
+async def test_a_closed_store_says_that_it_is_unavailable(line: Line) -> None:
+    await line.store.close()
+    with pytest.raises(Unavailable):
+        await line.store.get("j1")
+    with pytest.raises(Unavailable):
+        await line.commit(line.submit())
+
+
+async def _listed(line: Line, **where: Any) -> list[Job]:
+    return await line.store.list_jobs(JobFilter(**where), before_seq=None, limit=100)
+
+
+def _failed(line: Line, job: Job) -> Any:
+    return transitions.failed(job, SOON_OVER, POLICY, now=line.clock.now, randomness=0.5)

@@ -1,0 +1,66 @@
+"""Accepted is durable: a process that is killed at any instant loses no job that it had acknowledged."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+ROUNDS = 15
+
+# Prints the id of every job once its submit is acknowledged; several callers at once, so that commits are batches.
+SUBMITTER = """
+import asyncio, itertools, os, sys, time
+from fairlead.domain.job import Job
+from fairlead.domain.transitions import submit
+from fairlead.store.journal import Journal
+from fairlead.store.sqlite import SqliteStore
+
+async def caller(journal, name):
+    for n in itertools.count():
+        job = Job(f"{name}-{n}", "f", f"user-{n % 7}", ("draw",))
+        await journal.write(submit(job, '{"x":"' + "y" * 300 + '"}', now=time.time(), waits={}))
+        os.write(1, f"{job.id}\\n".encode())
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    journal = Journal(store, on_commit=lambda changes: None)
+    journal.start()
+    await asyncio.gather(*(caller(journal, f"{sys.argv[2]}-{n}") for n in range(8)))
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path) -> None:
+    path = tmp_path / "fairlead.db"
+    chance = random.Random(20240501)
+    acknowledged: set[str] = set()
+    for number in range(ROUNDS):
+        acknowledged |= acknowledged_until_killed(path, number, chance.randint(1, 400))
+        with closing(sqlite3.connect(path)) as raw:
+            assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            stored = {row[0] for row in raw.execute("SELECT id FROM job JOIN job_input USING (seq)")}
+            in_line = {row[0] for row in raw.execute("SELECT job_id FROM outbox")}
+        assert acknowledged <= stored
+        assert stored == in_line
+    assert len(acknowledged) >= ROUNDS
+
+
+def acknowledged_until_killed(path: Path, number: int, after: int) -> set[str]:
+    """The moment of the kill is a number of acknowledgements, not a time: so it is always at work."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, str(path), str(number)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    heard = [child.stdout.readline() for _ in range(after)]
+    child.kill()
+    heard += child.stdout.readlines()
+    child.stdout.close()
+    child.wait()
+    # The last line may be torn.
+    return {line.rstrip("\n") for line in heard if line.endswith("\n")}

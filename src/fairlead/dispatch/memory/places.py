@@ -1,0 +1,169 @@
+"""Where waiting steps stand, as if nothing more arrived and everything took as long as estimated.
+
+FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at `tag + n * charge`, so the steps
+before a given one can be counted per user, in one pass over the band's users for all steps that are asked about.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from fairlead.dispatch.memory.lines import COST, JOB, KEY, USER, Entry, FairBand, Lane, Line, before
+from fairlead.dispatch.memory.service import Service
+from fairlead.domain.order import SECOND, Place, charge, micros
+
+Waiting: TypeAlias = tuple[str, int, int, int]
+"""One user's steps in the lanes looked at: user id, how many, the estimate for one of them, and its charge."""
+
+
+class Mark(NamedTuple):
+    """The virtual time at which a step that is asked about starts."""
+
+    tag: int
+    user_id: str
+    job_id: str
+
+
+def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, Place]:
+    """The places of these steps, all of which wait for this service."""
+    groups: dict[tuple[int, str | None], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(service.where(entry), []).append(entry)
+    running = _running_work(service, now)
+    found: dict[str, Place] = {}
+    for (band, region), group in groups.items():
+        ahead = _fifo_ahead if service.fifo else _fair_ahead
+        for job_id, count, work in ahead(service, band, region, group):
+            found[job_id] = _place(service, count + 1, work + running)
+    return found
+
+
+def _place(service: Service, position: int, work: int) -> Place:
+    slots = service.rules.limit if service.pool is None else min(service.rules.limit, service.pool.limit)
+    return Place(position, work / SECOND, slots, _mean(service) / SECOND)
+
+
+def _mean(service: Service) -> int:
+    return service.default_cost if service.mean is None else service.mean
+
+
+def _running_work(service: Service, now: float) -> int:
+    """What is left to do of the steps that run."""
+    return sum(max(0, estimate - micros(now - lease.granted_at)) for lease, estimate in service.leases.values())
+
+
+def _lanes_ahead(service: Service, band: int, region: str | None) -> list[Lane]:
+    """A step bound to a region waits behind that lane and the unbound one; an unbound step behind all of them.
+
+    The unbound one first, then by name, not by when they came to be: the same in every engine.
+    """
+    lanes = service.bands[band].lanes
+    if region is None:
+        return [lanes[name] for name in sorted(lanes, key=lambda name: (name is not None, name))]
+    return [lane for name in (None, region) if (lane := lanes.get(name)) is not None]
+
+
+def _fifo_ahead(
+    service: Service, band: int, region: str | None, entries: list[Entry]
+) -> Iterator[tuple[str, int, int]]:
+    mean = _mean(service)
+    higher = sum(len(lane.keys) for above in range(band) for lane in _lanes_ahead(service, above, region))
+    lanes = _lanes_ahead(service, band, region)
+    for entry in entries:
+        count = higher + sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
+        yield entry[JOB], count, count * mean
+
+
+def _fair_ahead(
+    service: Service, band: int, region: str | None, entries: list[Entry]
+) -> Iterator[tuple[str, int, int]]:
+    fair = service.bands[band]
+    assert isinstance(fair, FairBand)
+    lanes = _lanes_ahead(service, band, region)
+    tally = _Tally(_mark(service, fair, lanes, entry) for entry in entries)
+    for waiting in _waiting(service, lanes):
+        tally.add(fair.tags[waiting[0]], waiting)
+    higher, higher_work = _all_of_higher_bands(service, band, region)
+    for mark, count, work in tally.totals():
+        yield mark.job_id, higher + count, higher_work + work
+
+
+class _Tally:
+    """How many steps, and how much work, come before each of some marks.
+
+    What is before every mark from the i-th on is counted once, at i; only the rest is counted mark by mark.
+    """
+
+    def __init__(self, marks: Iterable[Mark]) -> None:
+        self.marks = sorted(marks)
+        self.tags = [mark.tag for mark in self.marks]
+        self.users = [mark.user_id for mark in self.marks]
+        self.from_here = [0] * (len(self.marks) + 1)
+        self.from_here_work = list(self.from_here)
+        self.just_here = [0] * len(self.marks)
+        self.just_here_work = list(self.just_here)
+
+    def add(self, tag: int, waiting: Waiting) -> None:
+        user_id, steps, estimate, step_charge = waiting
+        tags = self.tags
+        if tag > tags[-1]:
+            return
+        all_before = bisect_right(tags, tag + (steps - 1) * step_charge)
+        self.from_here[all_before] += steps
+        self.from_here_work[all_before] += steps * estimate
+        for i in range(bisect_left(tags, tag), all_before):
+            # `served_before`, spelled out: this is what runs users times marks often.
+            count = (tags[i] - tag) // step_charge + 1
+            if user_id >= self.users[i] and tag + (count - 1) * step_charge == tags[i]:
+                count -= 1
+            self.just_here[i] += count
+            self.just_here_work[i] += count * estimate
+
+    def totals(self) -> Iterator[tuple[Mark, int, int]]:
+        counts, works = accumulate(self.from_here), accumulate(self.from_here_work)
+        for i, (mark, count, work) in enumerate(zip(self.marks, counts, works, strict=False)):
+            yield mark, count + self.just_here[i], work + self.just_here_work[i]
+
+
+def _all_of_higher_bands(service: Service, band: int, region: str | None) -> tuple[int, int]:
+    count = work = 0
+    for above in range(band):
+        if service.bands[above].waiting:
+            for _, steps, estimate, _ in _waiting(service, _lanes_ahead(service, above, region)):
+                count += steps
+                work += steps * estimate
+    return count, work
+
+
+def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> Mark:
+    user_id = entry[USER]
+    lines = [lane.lines[user_id] for lane in lanes if user_id in lane.lines]
+    index = sum(before(line, entry) for line in lines)
+    _, _, _, step_charge = _of_user(service, user_id, lines)
+    return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB])
+
+
+def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
+    if len(lanes) > 1:
+        for user_id in {user_id for lane in lanes for user_id in lane.lines}:
+            yield _of_user(service, user_id, [lane.lines[user_id] for lane in lanes if user_id in lane.lines])
+        return
+    # The same as `_of_user`, spelled out: there may be a hundred thousand users to go through while others wait.
+    users, mean, default = service.users, service.mean, service.default_cost
+    for user_id, line in lanes[0].lines.items():
+        user = users[user_id]
+        estimate = user.mean if user.mean is not None else mean
+        if estimate is None:
+            cost = line[0][COST]
+            estimate = default if cost is None else cost
+        yield user_id, len(line), estimate, int(estimate / user.weight) or 1
+
+
+def _of_user(service: Service, user_id: str, lines: list[Line]) -> Waiting:
+    """Steps whose declared costs differ, of a user and service with nothing measured yet, all count as the first."""
+    user = service.users[user_id]
+    estimate = service.estimate(user, lines[0][0][COST])
+    return user_id, sum(map(len, lines)), estimate, charge(estimate, user.weight)

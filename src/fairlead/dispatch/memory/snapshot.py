@@ -1,0 +1,60 @@
+"""What operators see of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.dispatch.memory.lines import FairBand
+from fairlead.dispatch.memory.service import FIFO_LINE, RETRIES, Service, User
+from fairlead.dispatch.port import ServiceSnapshot, UserLine
+from fairlead.domain.job import Priority
+from fairlead.domain.order import SECOND
+
+_PRIORITIES = [priority.band for priority in Priority]
+
+
+def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
+    rules = service.rules
+    return ServiceSnapshot(
+        service=service.name,
+        limit=rules.limit,
+        in_use=service.in_use,
+        held=len(service.holds),
+        paused=rules.paused,
+        waiting={band: service.waiting[band] for band in _PRIORITIES},
+        leases=tuple(lease for lease, _ in service.leases.values()),
+        holds=tuple(service.holds.values()),
+        virtual_time=_virtual_times(service),
+        mean_duration=None if service.mean is None else service.mean / SECOND,
+        users=tuple(sorted(_user_lines(service), key=lambda line: (line.band, line.tag, line.user_id)))
+        if users
+        else (),
+    )
+
+
+def _virtual_times(service: Service) -> dict[int, int]:
+    bands = [*_PRIORITIES, RETRIES] if service.rules.retries_first else _PRIORITIES
+    return {
+        number: band.virtual_time
+        for number, band in enumerate(service.bands)
+        if number in bands and isinstance(band, FairBand)
+    }
+
+
+def _user_lines(service: Service) -> Iterator[UserLine]:
+    """One per user and band in which it waits or has a virtual time; a user without either is shown once."""
+    for user in service.users.values():
+        shown = False
+        for number, band in enumerate(service.bands):
+            tag = band.tags.get(user.user_id) if isinstance(band, FairBand) else None
+            waiting = sum(len(lane.lines.get(user.user_id, ())) for lane in band.lanes.values())
+            if waiting or tag is not None:
+                shown = True
+                yield _user_line(service, user, number, waiting, tag or 0)
+        if not shown:
+            yield _user_line(service, user, FIFO_LINE, 0, 0)
+
+
+def _user_line(service: Service, user: User, band: int, waiting: int, tag: int) -> UserLine:
+    parked = user.user_id in service.parked
+    return UserLine(user.user_id, band, waiting, user.running, tag, user.weight, parked)

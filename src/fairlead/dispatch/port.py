@@ -1,0 +1,196 @@
+"""The dispatcher: who goes next, and is there a free slot?
+
+It holds nothing that the store could not rebuild. Every operation takes many, is atomic, and is harmless when repeated.
+An `Offer` carries (job, step, run): one that is not newer than what is in line or on lease does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fairlead.domain.job import Hold
+from fairlead.domain.limits import Rules
+from fairlead.domain.order import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A step that waits. `rank`: retries before jobs under way before arrivals, within one user."""
+
+    job_id: str
+    seq: int
+    service: str
+    user_id: str
+    band: int
+    rank: int
+    step: int
+    run: int
+    weight: float = 1.0
+    cost: float | None = None
+    region: str | None = None
+
+
+@dataclass(slots=True)
+class Lease:
+    """A slot in use. `name` is `epoch:counter`. Times are the dispatcher's own clock, in seconds."""
+
+    name: str
+    job_id: str
+    step: int
+    run: int
+    service: str
+    user_id: str
+    worker: str
+    granted_at: float
+    expires_at: float
+    region: str | None = None
+    charged: int = 0
+    weight: float = 1.0
+    band: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker with room asks for work: `services` are those it can execute, `bands` those it is bound to."""
+
+    worker: str
+    room: int
+    services: frozenset[str]
+    bands: frozenset[int] = frozenset({1, 2, 3})
+    regions: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well."""
+
+    lease: str
+    service: str
+    refund: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Take a job out of line, unless what is there is newer than `run`."""
+
+    job_id: str
+    service: str
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Move a waiting step to another band, unless it is not there or newer than `run`, which it then carries."""
+
+    job_id: str
+    service: str
+    run: int
+    band: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of a worker's leases: `lost` ones are no longer theirs. While rebuilding none is ever called lost."""
+
+    lost: frozenset[str] = frozenset()
+    rebuilding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """One user's standing in one band of one service. `tag` is the virtual time, in microseconds."""
+
+    user_id: str
+    band: int
+    waiting: int
+    running: int
+    tag: int
+    weight: float
+    parked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSnapshot:
+    service: str
+    limit: int
+    in_use: int
+    held: int
+    paused: bool
+    waiting: Mapping[int, int]
+    leases: Sequence[Lease]
+    holds: Sequence[Hold]
+    virtual_time: Mapping[int, int]
+    mean_duration: float | None
+    users: Sequence[UserLine] = field(default_factory=tuple)
+
+
+Wake = Callable[[frozenset[str]], None]
+"""Called with the services whose lane has just turned runnable."""
+
+
+class Dispatcher(Protocol):
+    """See DESIGN section 4 for the order, and `tests/contract/test_dispatcher.py` for every rule as a test."""
+
+    def on_wake(self, wake: Wake) -> None:
+        """Tell this process's worker when a lane turns from not-runnable to runnable (offer, release, end of a hold,
+        raised limit, resumed lane, reopened scope). A claim that leaves a lane runnable wakes too."""
+        ...
+
+    async def configure(self, rules: Rules) -> None:
+        """Take new limits, pauses and pools at once; an older `version` than the present one does nothing. A lowered
+        limit stops new grants and takes nothing back. What waits for a service that is no longer there stays in
+        line."""
+        ...
+
+    async def offer(self, offers: Sequence[Offer]) -> int:
+        """Put into line, or move; returns how many were newer than what was there."""
+        ...
+
+    async def withdraw(self, withdrawals: Sequence[Withdrawal]) -> int: ...
+
+    async def promote(self, promotions: Sequence[Promotion]) -> int: ...
+
+    async def exchange(self, claim: Claim, releases: Sequence[Release] = ()) -> list[Lease]:
+        """Give back slots and take the next steps, as one operation: at most `claim.room` leases, in order of service.
+
+        A released lease settles its user's charge to the slot time really used. Releasing twice, or a lease of another
+        epoch, changes nothing. Nothing is granted from a scope that is closed, nor from a paused lane.
+        """
+        ...
+
+    async def release(self, releases: Sequence[Release]) -> None: ...
+
+    def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
+        """The heartbeat. Synchronous and safe to call from another thread, so that a handler that blocks the event
+        loop does not cost the worker its leases."""
+        ...
+
+    async def expired(self) -> list[Lease]:
+        """Leases past their expiry. They keep their slots until released, which the recovery does after its write."""
+        ...
+
+    async def hold(self, holds: Sequence[Hold]) -> None:
+        """Keep slots taken until `hold.until`; a hold already known (by id) is not counted twice."""
+        ...
+
+    async def end_holds(self, now: float) -> int: ...
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """Where these steps stand; those not in line are absent. One pass over the active users per service."""
+        ...
+
+    async def snapshot(
+        self, services: Sequence[str] | None = None, *, users: bool = False
+    ) -> list[ServiceSnapshot]: ...
+
+    async def close_scope(self, scope: str, epoch: int) -> None:
+        """Begin a rebuild: forget all of the scope's lines, leases and holds, and grant nothing until it is opened."""
+        ...
+
+    async def restore(self, scope: str, leases: Sequence[Lease], holds: Sequence[Hold]) -> None:
+        """While closed: put back leases under their names, with a full TTL from now, and holds."""
+        ...
+
+    async def open_scope(self, scope: str) -> None: ...

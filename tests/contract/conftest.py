@@ -1,0 +1,18 @@
+"""What the files of one contract share. The store's tests have a `line` of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.contract.dispatchers import ENGINES, FakeClock, Line, close
+
+
+@pytest.fixture(params=sorted(ENGINES))
+async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
+    """A dispatcher of every engine, empty."""
+    clock = FakeClock()
+    line = Line(await ENGINES[request.param](clock), clock)
+    yield line
+    await close(line.dispatcher)

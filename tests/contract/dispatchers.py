@@ -1,0 +1,177 @@
+"""The dispatchers that must pass `test_dispatcher*.py`, and what those tests say to them.
+
+To add an engine, add a function to `ENGINES` that makes an empty one from a clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.port import (
+    Claim,
+    Dispatcher,
+    Lease,
+    Offer,
+    Promotion,
+    Release,
+    ServiceSnapshot,
+    UserLine,
+    Withdrawal,
+)
+from fairlead.dispatch.redis import RedisDispatcher
+from fairlead.domain.job import RANK_ARRIVAL, Hold
+from fairlead.domain.limits import Rules, ServiceRules
+from tests.redis_servers import server_url
+
+
+class FakeClock:
+    """Moves only when told. Steps that are multiples of 1/64 s add up exactly."""
+
+    def __init__(self, now: float = 1_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def memory(clock: FakeClock) -> Dispatcher:
+    return MemoryDispatcher(clock)
+
+
+async def redis(clock: FakeClock) -> Dispatcher:
+    """Each on keys of its own, so that tests need not wait for each other's clean-up."""
+    return RedisDispatcher(server_url(), prefix=f"test-{secrets.token_hex(6)}", clock=clock)
+
+
+ENGINES: dict[str, Callable[[FakeClock], Awaitable[Dispatcher]]] = {"memory": memory, "redis": redis}
+
+
+async def close(dispatcher: Dispatcher) -> None:
+    """End an engine's connections, if it has any."""
+    if isinstance(dispatcher, RedisDispatcher):
+        await dispatcher.close()
+
+
+@dataclass
+class Line:
+    """A dispatcher under test, with short words for its operations."""
+
+    dispatcher: Dispatcher
+    clock: FakeClock
+    rules: dict[str, ServiceRules] = field(default_factory=dict)
+    pools: dict[str, int] = field(default_factory=dict)
+    version: int = 0
+    seq: int = 0
+    wakes: list[frozenset[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dispatcher.on_wake(self.wakes.append)
+
+    async def open(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
+        """Take these rules and open all their scopes, at epoch 1."""
+        await self.configure(*services, pools=pools)
+        for scope in {rules.scope for rules in services}:
+            await self.dispatcher.close_scope(scope, epoch=1)
+            await self.dispatcher.open_scope(scope)
+        self.wakes.clear()
+
+    async def configure(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
+        """Change these services, and leave the others as they are."""
+        self.rules |= {rules.service: rules for rules in services}
+        self.pools |= pools or {}
+        self.version += 1
+        await self.dispatcher.configure(Rules(dict(self.rules), dict(self.pools), self.version))
+
+    async def change(self, service: str, **changes: object) -> None:
+        await self.configure(replace(self.rules[service], **changes))  # type: ignore[arg-type]
+
+    async def offer(self, job: str, user: str = "ann", service: str = "s", **more: object) -> bool:
+        """Offer one job. By default in band 2, as an arrival, its `seq` in order of the offers, at run 1."""
+        self.seq += 1
+        values: dict[str, object] = {"seq": self.seq, "band": 2, "rank": RANK_ARRIVAL, "step": 0, "run": 1} | more
+        offer = Offer(job_id=job, service=service, user_id=user, **values)  # type: ignore[arg-type]
+        return await self.dispatcher.offer([offer]) == 1
+
+    async def offer_all(self, jobs: Iterable[str], user: str = "ann", service: str = "s", **more: object) -> None:
+        for job in jobs:
+            await self.offer(job, user, service, **more)
+
+    async def claim(self, room: int = 1, *services: str, worker: str = "w", **filters: object) -> list[Lease]:
+        """Claim for these services, or for all."""
+        claim = Claim(worker, room, frozenset(services or self.rules), **filters)  # type: ignore[arg-type]
+        return await self.dispatcher.exchange(claim)
+
+    async def claimed(self, room: int = 1, *services: str, worker: str = "w", **filters: object) -> list[str]:
+        """Claim, and say which jobs."""
+        return [lease.job_id for lease in await self.claim(room, *services, worker=worker, **filters)]
+
+    async def take(self, *services: str, worker: str = "w", **filters: object) -> Lease:
+        (lease,) = await self.claim(1, *services, worker=worker, **filters)
+        return lease
+
+    async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False) -> None:
+        """Give back a lease, so many seconds from now."""
+        self.clock.advance(after)
+        await self.dispatcher.release([Release(lease.name, lease.service, refund)])
+
+    async def serve(self, count: int, *services: str, seconds: float = 1.0) -> list[str]:
+        """Run so many steps one after the other, each for so long; the jobs in the order served."""
+        served = []
+        for _ in range(count):
+            lease = await self.take(*services)
+            await self.end(lease, after=seconds)
+            served.append(lease.job_id)
+        return served
+
+    async def run_first(self, user: str, seconds: float, service: str = "s", **more: object) -> None:
+        """One step of this user, at the head of its line, runs for so long; it is then this user's mean duration."""
+        await self.offer(f"first of {user}", user, service, **({"rank": 0, "seq": 0} | more))
+        (lease,) = await self.claim(1, service)
+        assert lease.job_id == f"first of {user}"
+        await self.end(lease, after=seconds)
+
+    async def withdraw(self, job: str, run: int = 1, service: str = "s") -> int:
+        return await self.dispatcher.withdraw([Withdrawal(job, service, run)])
+
+    async def promote(self, job: str, band: int, run: int = 2, service: str = "s") -> int:
+        return await self.dispatcher.promote([Promotion(job, service, run, band)])
+
+    async def hold(
+        self, job: str, seconds: float, service: str = "s", region: str | None = None, hold_id: str = ""
+    ) -> None:
+        await self.dispatcher.hold([Hold(job, service, region, self.clock.now + seconds, hold_id)])
+
+    async def positions(self, *jobs: str) -> list[int]:
+        places = await self.dispatcher.places(jobs)
+        return [places[job].position for job in jobs]
+
+    async def see(self, service: str = "s") -> ServiceSnapshot:
+        (seen,) = await self.dispatcher.snapshot([service], users=True)
+        return seen
+
+    async def user(self, user: str, service: str = "s", band: int = 2) -> UserLine | None:
+        """This user's standing in this band, if there is one."""
+        lines = [line for line in (await self.see(service)).users if (line.user_id, line.band) == (user, band)]
+        return lines[0] if lines else None
+
+    async def tag(self, user: str, service: str = "s", band: int = 2) -> float | None:
+        """This user's virtual time, in seconds."""
+        line = await self.user(user, service, band)
+        return None if line is None else line.tag / 1e6
+
+    def woken(self) -> list[set[str]]:
+        """The wakes since this was last asked."""
+        wakes = [set(wake) for wake in self.wakes]
+        self.wakes.clear()
+        return wakes
+
+
+async def open_pool(line: Line, limit: int, *names: str) -> None:
+    """Services that share so many slots, with more of their own than that."""
+    await line.open(*(ServiceRules(name, limit=9, pool="gpu") for name in names), pools={"gpu": limit})

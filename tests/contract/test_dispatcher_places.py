@@ -1,0 +1,127 @@
+"""What every dispatcher says of a waiting step's place, and of a service."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.domain.job import RANK_RETRY
+from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.order import SECOND
+from tests.contract.dispatchers import Line, open_pool
+
+FAIR = ServiceRules("s", limit=1)
+FIFO = ServiceRules("s", limit=1, order=Order.FIFO)
+
+
+async def test_places_in_a_fifo_line_are_exact(line: Line) -> None:
+    await line.open(FIFO)
+    await line.offer_all("abcde")
+    await line.withdraw("b")
+    assert await line.positions("a", "c", "d", "e") == [1, 2, 3, 4]
+    assert await line.serve(4) == ["a", "c", "d", "e"]
+
+
+async def test_places_in_a_fair_line_are_the_order_in_which_it_is_served(line: Line) -> None:
+    await line.open(FAIR)
+    await line.offer_all(["a0", "a1", "a2"], "ann")
+    await line.offer_all(["b0", "b1"], "bob", weight=3.0)
+    await line.offer_all(["c0"], "cleo", band=1)
+    await line.offer_all(["d0", "d1"], "dan", band=3)
+    jobs = ["a0", "a1", "a2", "b0", "b1", "c0", "d0", "d1"]
+    positions = await line.positions(*jobs)
+    assert sorted(positions) == list(range(1, 9))
+    assert await line.serve(8) == sorted(jobs, key=lambda job: positions[jobs.index(job)])
+
+
+async def test_each_place_is_the_same_asked_alone_or_together(line: Line) -> None:
+    await line.open(FAIR)
+    jobs = [f"{user}{i}" for user in ("ann", "bob", "cleo") for i in range(7)]
+    for job in jobs:
+        await line.offer(job, job[:-1], weight=len(job) / 2)
+    together = await line.dispatcher.places(jobs)
+    for job in jobs:
+        assert (await line.dispatcher.places([job]))[job] == together[job]
+
+
+async def test_what_is_not_in_line_has_no_place(line: Line) -> None:
+    await line.open(FAIR)
+    await line.offer_all("ab")
+    await line.take()
+    assert set(await line.dispatcher.places(["a", "b", "c"])) == {"b"}
+
+
+async def test_first_retries_are_ahead_of_everything(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1, regions={"us": 1}, retries_first=True))
+    await line.offer("high", band=1)
+    await line.offer("retry", band=3, rank=RANK_RETRY)
+    assert await line.positions("high", "retry") == [2, 1]
+
+
+async def test_a_bound_step_does_not_wait_behind_other_regions(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 1, "us": 1}))
+    await line.offer_all(["e0", "e1"], "ann", region="eu")
+    await line.offer("u0", "bob", region="us")
+    await line.offer("any", "cleo")
+    assert await line.positions("u0", "any") == [1, 3]
+
+
+async def test_a_parked_users_steps_count_by_its_virtual_time(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, user_limit=1))
+    await line.offer_all(["a0", "a1"], "ann")
+    await line.offer_all(["b0", "b1", "b2"], "bob")
+    await line.take()
+    assert await line.positions("b0", "a1", "b1") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_the_work_ahead_is_what_waits_before_and_what_is_left_of_what_runs(line: Line, order: Order) -> None:
+    await line.open(ServiceRules("s", limit=2, order=order, cost=4.0))
+    await line.offer_all("abcd")
+    await line.take()
+    line.clock.advance(1)
+    place = (await line.dispatcher.places(["d"]))["d"]
+    assert (place.position, place.slots, place.mean, place.work_ahead) == (3, 2, 4.0, 3.0 + 2 * 4.0)
+    line.clock.advance(50)
+    assert (await line.dispatcher.places(["d"]))["d"].work_ahead == 8.0
+
+
+async def test_the_work_ahead_counts_each_users_own_durations(line: Line) -> None:
+    await line.open(FAIR)
+    await line.offer("a0", "ann", band=1)
+    await line.run_first("ann", 6.0, band=1)
+    await line.offer_all(["b0", "b1"], "bob")
+    await line.run_first("bob", 2.0, band=1)
+    assert (await line.dispatcher.places(["b1"]))["b1"].work_ahead == 6.0 + 2.0
+
+
+async def test_a_pools_limit_bounds_the_slots_of_a_place(line: Line) -> None:
+    await open_pool(line, 3, "x", "y")
+    await line.offer("a", service="x")
+    assert (await line.dispatcher.places(["a"]))["a"].slots == 3
+
+
+async def test_a_snapshot_shows_a_service(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=3), ServiceRules("t", limit=1))
+    await line.offer_all(["a0", "a1", "a2"], "ann", weight=2.0)
+    await line.offer("b0", "bob", band=3)
+    await line.end(await line.take("s"), after=4.0)
+    lease = await line.take("s")
+    seen = await line.see()
+    assert (seen.service, seen.limit, seen.in_use, seen.held, seen.paused) == ("s", 3, 1, 0, False)
+    assert seen.waiting == {1: 0, 2: 1, 3: 1}
+    assert [running.name for running in seen.leases] == [lease.name]
+    assert (seen.virtual_time, seen.mean_duration) == ({1: 0, 2: 2 * SECOND, 3: 0}, 4.0)
+    ann, bob = seen.users
+    assert (ann.user_id, ann.band, ann.waiting, ann.running, ann.tag) == ("ann", 2, 1, 1, 4 * SECOND)
+    assert (bob.user_id, bob.band, bob.waiting, bob.running, bob.weight, bob.parked) == ("bob", 3, 1, 0, 1.0, False)
+    assert [each.service for each in await line.dispatcher.snapshot()] == ["s", "t"]
+    assert (await line.dispatcher.snapshot(["s"]))[0].users == ()
+
+
+async def test_a_snapshot_of_a_fifo_service_counts_by_the_band_that_was_offered(line: Line) -> None:
+    await line.open(FIFO)
+    await line.offer_all("ab", band=3)
+    await line.offer("c", band=1)
+    assert (await line.see()).waiting == {1: 1, 2: 0, 3: 2}
+    await line.take()
+    assert (await line.see()).waiting == {1: 1, 2: 0, 3: 1}

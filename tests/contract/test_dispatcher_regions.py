@@ -1,0 +1,99 @@
+"""What every dispatcher does with the regions of a service."""
+
+from __future__ import annotations
+
+from fairlead.domain.job import RANK_RETRY
+from fairlead.domain.limits import ServiceRules
+from tests.contract.dispatchers import Line
+
+REGIONS = ServiceRules("s", limit=9, regions={"eu": 2, "us": 1}, retries_first=True)
+
+
+async def test_a_step_bound_to_a_region_runs_there(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.offer_all(["us0", "us1"], region="us")
+    await line.offer("eu0", region="eu")
+    assert {(lease.job_id, lease.region) for lease in await line.claim(9)} == {("us0", "us"), ("eu0", "eu")}
+
+
+async def test_an_unbound_step_goes_to_the_region_with_most_free_slots(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.offer_all("abcd")
+    assert [lease.region for lease in await line.claim(9)] == ["eu", "eu", "us"]
+
+
+async def test_region_limits_nest_in_the_services_limit(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=2, regions={"eu": 2, "us": 2}))
+    await line.offer_all("abcd")
+    assert [lease.region for lease in await line.claim(9)] == ["eu", "us"]
+
+
+async def test_a_hold_takes_a_slot_of_its_region(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.hold("gone", 60, region="us")
+    await line.offer("a", region="us")
+    assert await line.claimed(9) == []
+    await line.dispatcher.end_holds(line.clock.now + 60)
+    assert await line.claimed(9) == ["a"]
+
+
+async def test_a_released_slot_is_free_in_its_region(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.offer_all("ab", region="us")
+    await line.end(await line.take())
+    assert await line.claimed(9) == ["b"]
+
+
+async def test_a_claim_may_be_for_some_regions_only(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.offer_all("abc")
+    await line.offer("e", region="eu")
+    leases = await line.claim(9, regions=frozenset({"us"}))
+    assert [(lease.job_id, lease.region) for lease in leases] == [("a", "us")]
+
+
+async def test_global_retries_go_before_a_regions_own_and_those_before_all_priorities(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"us": 1}, retries_first=True))
+    await line.offer("high", "ann", band=1)
+    await line.offer("own retry", "ann", band=3, rank=RANK_RETRY, region="us")
+    await line.offer("global retry", "bob", band=3, rank=RANK_RETRY)
+    await line.offer("medium", "bob", band=2, region="us")
+    assert await line.serve(4) == ["global retry", "own retry", "high", "medium"]
+
+
+async def test_first_retries_are_open_to_workers_bound_to_any_band(line: Line) -> None:
+    await line.open(REGIONS)
+    await line.offer("retry", band=3, rank=RANK_RETRY)
+    assert await line.claimed(bands=frozenset({1})) == ["retry"]
+
+
+async def test_the_lanes_of_a_service_share_one_virtual_time_per_user(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"us": 1}))
+    await line.offer_all(["a0", "a2"], "ann")
+    await line.offer_all(["a1", "a3"], "ann", region="us")
+    await line.offer_all(["b0", "b1", "b2", "b3"], "bob", region="us")
+    assert await line.serve(4) == ["a0", "b0", "a2", "b1"]
+    assert await line.serve(4) == ["a1", "b2", "a3", "b3"]
+
+
+async def test_a_user_that_waits_in_another_lane_does_not_enter_the_band_anew(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 1, "us": 0}))
+    await line.offer("u", "ann", region="us")
+    await line.offer_all([f"b{i}" for i in range(5)], "bob", region="eu")
+    await line.serve(3)
+    await line.offer("e", "ann", region="eu")
+    assert await line.tag("ann") == 0.0
+
+
+async def test_a_bound_step_waits_in_the_only_lane_of_a_service_without_regions(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1))
+    await line.offer("a", region="us")
+    assert (await line.take()).region is None
+
+
+async def test_regions_given_later_take_their_own_lanes(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1))
+    await line.offer("e", region="eu")
+    await line.offer("u", region="us")
+    await line.change("s", regions={"us": 1}, limit=9)
+    assert await line.claimed(9) == ["u"]

@@ -1,0 +1,210 @@
+"""The rules of the line, written down as plainly as possible: lists, scanned whole; what can be counted is not kept.
+
+What a dispatcher does with care for speed must come out the same as this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fairlead.dispatch.port import Lease, Offer
+from fairlead.domain.job import RANK_RETRY, Hold
+from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.order import DEFAULT_COST, charge, micros, smoothed
+
+BANDS = (0, 1, 2, 3)
+
+
+@dataclass
+class Head:
+    """The best step for a slot: heads of one service compare by `order`, those of a pool by band and turn."""
+
+    order: tuple[int, int, int, str, int]
+    offer: Offer
+    region: str | None
+
+    @property
+    def band(self) -> int:
+        return self.order[0]
+
+
+@dataclass
+class Turns:
+    """Start-time fair queueing among anything: users of a band, services of a pool."""
+
+    virtual_time: int = 0
+    tags: dict[str, int] = field(default_factory=dict)
+
+    def tag(self, name: str) -> int:
+        return self.tags.get(name, 0)
+
+    def enter(self, name: str) -> None:
+        self.tags[name] = max(self.tag(name), self.virtual_time)
+
+    def grant(self, name: str, charged: int) -> None:
+        self.virtual_time = max(self.virtual_time, self.tag(name))
+        self.tags[name] = self.tag(name) + charged
+
+    def settle(self, name: str, difference: int) -> None:
+        if difference:
+            self.tags[name] = self.tag(name) + difference
+
+
+@dataclass
+class ReferenceService:
+    rules: ServiceRules
+    epoch: int = 1
+    open: bool = True
+    waiting: list[Offer] = field(default_factory=list)
+    leases: list[tuple[Lease, int]] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    bands: list[Turns] = field(default_factory=lambda: [Turns() for _ in BANDS])
+    weights: dict[str, float] = field(default_factory=dict)
+    means: dict[str, int] = field(default_factory=dict)
+    mean: int | None = None
+
+    @property
+    def fifo(self) -> bool:
+        return self.rules.order is Order.FIFO
+
+    def in_use(self, region: str | None = None) -> int:
+        taken = [lease.region for lease, _ in self.leases] + [hold.region for hold in self.holds]
+        return len(taken) if region is None else taken.count(region)
+
+    def running(self, user: str) -> int:
+        return sum(lease.user_id == user for lease, _ in self.leases)
+
+    def parked(self, user: str) -> bool:
+        return self.rules.user_limit is not None and self.running(user) >= self.rules.user_limit
+
+    def band(self, offer: Offer) -> int:
+        if self.rules.retries_first and offer.rank == RANK_RETRY:
+            return 0
+        return 1 if self.fifo else offer.band
+
+    def users(self) -> set[str]:
+        return {offer.user_id for offer in self.waiting}
+
+    # -- the line
+
+    def waits(self, user: str, band: int) -> bool:
+        return any(offer.user_id == user and self.band(offer) == band for offer in self.waiting)
+
+    def put(self, offer: Offer) -> None:
+        """In line, in place of what was there of the same job."""
+        if not self.waits(offer.user_id, self.band(offer)):
+            self.bands[self.band(offer)].enter(offer.user_id)
+        self.drop(offer.job_id)
+        self.waiting.append(offer)
+        self.weights[offer.user_id] = offer.weight
+        self.forget()
+
+    def drop(self, job: str) -> None:
+        self.waiting = [offer for offer in self.waiting if offer.job_id != job]
+
+    def forget(self) -> None:
+        """Records of users with nothing waiting or running and no debt."""
+        for user in {user for turns in self.bands for user in turns.tags} | set(self.means):
+            busy = user in self.users() or self.running(user)
+            if not busy and (self.fifo or all(turns.tag(user) <= turns.virtual_time for turns in self.bands)):
+                self.means.pop(user, None)
+                for turns in self.bands:
+                    turns.tags.pop(user, None)
+
+    # -- the next
+
+    def head(self, bands: frozenset[int], regions: frozenset[str] | None = None) -> Head | None:
+        """What the next free slot goes to."""
+        if not self.open or self.rules.paused or self.in_use() >= self.rules.limit:
+            return None
+        free = {
+            region: limit - self.in_use(region)
+            for region, limit in sorted(self.rules.regions.items())
+            if limit > self.in_use(region) and (regions is None or region in regions)
+        }
+        if self.rules.regions and not free:
+            return None
+        roomiest = max(free, key=lambda region: free[region]) if free else None
+        heads = []
+        for offer in self.waiting:
+            lane = offer.region if self.rules.regions else None
+            band = self.band(offer)
+            if self.parked(offer.user_id) or (lane is not None and lane not in free):
+                continue
+            if band and not self.fifo and band not in bands:
+                continue
+            heads.append(Head(self._order(offer, lane), offer, lane or roomiest))
+        return min(heads, key=lambda head: head.order, default=None)
+
+    def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, int, str, int]:
+        band = self.band(offer)
+        later = 1 if band == 0 and lane is not None else 0
+        if self.fifo:
+            return (band, later, offer.seq, offer.user_id, offer.seq)
+        return (band, later, self.bands[band].tag(offer.user_id), offer.user_id, offer.rank << 56 | offer.seq)
+
+    def estimate(self, offer: Offer) -> int:
+        if offer.user_id in self.means:
+            return self.means[offer.user_id]
+        if self.mean is not None:
+            return self.mean
+        for seconds in (offer.cost, self.rules.cost):
+            if seconds is not None:
+                return micros(seconds)
+        return DEFAULT_COST
+
+    def grant(self, head: Head, lease: Lease) -> int:
+        """The charge. The estimate is kept for the end."""
+        user, estimate = head.offer.user_id, self.estimate(head.offer)
+        charged = 0 if self.fifo else charge(estimate, self.weights[user])
+        self.drop(head.offer.job_id)
+        if not self.fifo:
+            self.bands[head.band].grant(user, charged)
+        self.leases.append((lease, estimate))
+        self.forget()
+        return charged
+
+    def release(self, name: str, now: float, *, refund: bool) -> tuple[Lease, int, int | None]:
+        """The lease, the estimate and the slot time really used."""
+        lease, estimate = next(entry for entry in self.leases if entry[0].name == name)
+        was_parked = self.parked(lease.user_id)
+        self.leases = [entry for entry in self.leases if entry[0].name != name]
+        real = None if refund else micros(now - lease.granted_at)
+        if real is not None:
+            self.means[lease.user_id] = smoothed(self.means.get(lease.user_id), real)
+            self.mean = smoothed(self.mean, real)
+        if not self.fifo:
+            used = 0 if real is None else charge(real, lease.weight)
+            self.bands[lease.band].settle(lease.user_id, used - lease.charged)
+        if was_parked and not self.parked(lease.user_id):
+            self.unpark(lease.user_id)
+        self.forget()
+        return lease, estimate, real
+
+    def unpark(self, user: str) -> None:
+        for band in BANDS:
+            if self.waits(user, band):
+                self.bands[band].enter(user)
+
+    # -- rules and rebuilds
+
+    def configure(self, rules: ServiceRules) -> None:
+        parked = {user for user in self.users() if self.parked(user)}
+        self.rules = rules
+        for user in parked:
+            if not self.parked(user):
+                self.unpark(user)
+
+    def rebuild(self, now: float) -> tuple[list[Lease], list[Hold], list[Offer]]:
+        """Forget everything; what the truth knows of it is returned, and the leases and holds are put back."""
+        leases = [lease for lease, _ in self.leases]
+        offers = self.waiting
+        self.epoch += 1
+        self.open = False
+        self.bands = [Turns() for _ in BANDS]
+        self.means, self.mean, self.weights, self.waiting = {}, None, {}, []
+        expires_at = now + self.rules.lease_ttl
+        self.leases = [(replace(lease, charged=0, expires_at=expires_at), 0) for lease in leases]
+        for lease in leases:
+            self.weights[lease.user_id] = lease.weight
+        return leases, self.holds, offers

@@ -1,0 +1,404 @@
+"""A dispatcher under random operations does what the plain rules of `reference` say, and keeps every limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fairlead.dispatch.port import Claim, Lease, Offer, Promotion, Release, Withdrawal
+from fairlead.domain.job import Hold
+from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.order import charge
+from tests.contract.dispatchers import ENGINES, FakeClock, close
+from tests.model.reference import BANDS, Head, ReferenceService, Turns
+
+T = TypeVar("T")
+
+SERVICES = {
+    "fair": ServiceRules("fair", limit=3, user_limit=2),
+    "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1),
+    "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
+    "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
+    "regions": ServiceRules("regions", limit=3, regions={"eu": 1, "us": 2}, retries_first=True),
+}
+POOLED = ("pool-x", "pool-y")
+ALL = frozenset({1, 2, 3})
+SUBMITS = {
+    "service": st.sampled_from(sorted(SERVICES)),
+    "user": st.sampled_from(["ann", "bob", "cleo", "dan"]),
+    "band": st.integers(1, 3),
+    "rank": st.integers(0, 2),
+    "weight": st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.5, 3.0]),
+    "cost": st.sampled_from([None, None, 0.5, 4.0]),
+    "region": st.sampled_from([None, None, "eu", "us"]),
+}
+PICK = st.integers(0, 10**6)
+"""Any one of a list that is known only later."""
+SIXTYFOURTHS = st.integers(0, 640)
+"""Times are multiples of 1/64 s, so that they add up exactly."""
+
+
+class DispatcherModel(RuleBasedStateMachine):
+    engine = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = FakeClock()
+        self.dispatcher = self.run(ENGINES[self.engine](self.clock))
+        self.services = {name: ReferenceService(rules) for name, rules in SERVICES.items()}
+        self.pool_limit = 3
+        self.pool_turns = [Turns() for _ in BANDS]
+        self.wakes: list[frozenset[str]] = []
+        self.dispatcher.on_wake(self.wakes.append)
+        self.runnable: set[str] = set()
+        self.version = 0
+        self.seq = 0
+        self.runs: dict[str, int] = {}
+        """The newest run of every job that ever was in line."""
+        self.done: list[str] = []
+        """Jobs neither in line nor on lease."""
+
+    def run(self, operation: Coroutine[Any, Any, T] | Any) -> T:
+        return self.loop.run_until_complete(operation)  # type: ignore[no-any-return]
+
+    def teardown(self) -> None:
+        try:
+            self.serve_everything()
+        finally:
+            self.run(close(self.dispatcher))
+            self.loop.close()
+
+    @initialize()
+    def open_all(self) -> None:
+        self.configure()
+        for scope in sorted({rules.scope for rules in SERVICES.values()}):
+            self.run(self.dispatcher.close_scope(scope, epoch=1))
+            self.run(self.dispatcher.open_scope(scope))
+
+    def configure(self) -> None:
+        self.version += 1
+        rules = {name: service.rules for name, service in self.services.items()}
+        self.run(self.dispatcher.configure(Rules(rules, {"gpu": self.pool_limit}, self.version)))
+
+    # -- what the reference says
+
+    @property
+    def waiting(self) -> list[Offer]:
+        return [offer for service in self.services.values() for offer in service.waiting]
+
+    @property
+    def leases(self) -> list[Lease]:
+        return [lease for service in self.services.values() for lease, _ in service.leases]
+
+    def pool_free(self) -> int:
+        return self.pool_limit - sum(self.services[name].in_use() for name in POOLED)
+
+    def head(self, name: str, claim: Claim) -> Head | None:
+        if name in POOLED and self.pool_free() <= 0:
+            return None
+        return self.services[name].head(claim.bands, claim.regions)
+
+    def turn(self, name: str, head: Head) -> tuple[int, int, str]:
+        """What services of a pool compare by."""
+        turns = self.pool_turns[head.band]
+        return (head.band, max(turns.tag(name), turns.virtual_time), name)
+
+    def end_holds(self, now: float) -> int:
+        before = sum(len(service.holds) for service in self.services.values())
+        for service in self.services.values():
+            service.holds = [hold for hold in service.holds if hold.until > now]
+        return before - sum(len(service.holds) for service in self.services.values())
+
+    # -- the line
+
+    @rule(submits=st.lists(st.fixed_dictionaries(SUBMITS), min_size=1, max_size=8))
+    def submit(self, submits: list[dict[str, Any]]) -> None:
+        offers = []
+        for submit in submits:
+            self.seq += 1
+            values = {key: value for key, value in submit.items() if key != "user"}
+            offers.append(Offer(f"job-{self.seq}", self.seq, user_id=submit["user"], step=0, run=1, **values))
+        assert self.run(self.dispatcher.offer(offers)) == len(offers)
+        for offer in offers:
+            self.runs[offer.job_id] = 1
+            self.services[offer.service].put(offer)
+
+    @precondition(lambda self: self.waiting or self.done)
+    @rule(pick=PICK, **SUBMITS)
+    def offer_a_newer_run(self, pick: int, **changes: Any) -> None:
+        """A next step, a retry, a job that changed while it waited: it moves, or comes back."""
+        present = {offer.job_id: offer for offer in self.waiting}
+        jobs = sorted([*present, *self.done])
+        job = jobs[pick % len(jobs)]
+        self.runs[job] += 1
+        seq = int(job.removeprefix("job-"))
+        user = present[job].user_id if job in present else changes["user"]
+        more = {key: value for key, value in changes.items() if key != "user"}
+        offer = Offer(job_id=job, seq=seq, user_id=user, step=1, run=self.runs[job], **more)
+        assert self.run(self.dispatcher.offer([offer])) == 1
+        self.services[offer.service].put(offer)
+        for name, service in self.services.items():
+            if name != offer.service:
+                service.drop(job)
+                service.forget()
+        self.done = [other for other in self.done if other != job]
+
+    @precondition(lambda self: self.waiting or self.leases)
+    @rule(pick=PICK, older=st.integers(0, 3), service=SUBMITS["service"], band=SUBMITS["band"])
+    def offer_an_older_run(self, pick: int, older: int, service: str, band: int) -> None:
+        jobs = [(offer.job_id, offer.run) for offer in self.waiting] + [(at.job_id, at.run) for at in self.leases]
+        job, run = sorted(jobs)[pick % len(jobs)]
+        offer = Offer(job, int(job.removeprefix("job-")), service, "ann", band, 2, 0, run - older)
+        assert self.run(self.dispatcher.offer([offer])) == 0
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=PICK, newer=st.integers(-1, 2))
+    def withdraw(self, pick: int, newer: int) -> None:
+        offer = self.waiting[pick % len(self.waiting)]
+        withdrawal = Withdrawal(offer.job_id, offer.service, offer.run + newer)
+        assert self.run(self.dispatcher.withdraw([withdrawal])) == (newer >= 0)
+        if newer >= 0:
+            self.services[offer.service].drop(offer.job_id)
+            self.services[offer.service].forget()
+            self.runs[offer.job_id] += 2
+            self.done.append(offer.job_id)
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=PICK, band=st.integers(1, 2), newer=st.integers(-1, 1))
+    def promote(self, pick: int, band: int, newer: int) -> None:
+        offer = self.waiting[pick % len(self.waiting)]
+        raised = replace(offer, band=band, run=offer.run + newer)
+        moves = newer >= 0 and raised != offer
+        weight = self.services[offer.service].weights[offer.user_id]
+        promotion = Promotion(offer.job_id, offer.service, raised.run, band)
+        assert self.run(self.dispatcher.promote([promotion])) == moves
+        if moves:
+            self.services[offer.service].put(replace(raised, weight=weight))
+            self.runs[offer.job_id] = max(self.runs[offer.job_id], raised.run)
+
+    # -- slots
+
+    @rule(room=st.integers(1, 6))
+    def claim_everything(self, room: int) -> None:
+        self.exchange(Claim("all", room, frozenset(SERVICES)), [])
+
+    @rule(
+        room=st.integers(1, 3),
+        services=st.frozensets(SUBMITS["service"], min_size=1),
+        bands=st.frozensets(st.integers(1, 3), min_size=1),
+        regions=st.sampled_from([None, None, frozenset({"us"})]),
+    )
+    def claim_some(
+        self, room: int, services: frozenset[str], bands: frozenset[int], regions: frozenset[str] | None
+    ) -> None:
+        self.exchange(Claim("some", room, services, bands, regions), [])
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        picks=st.lists(PICK, min_size=1, max_size=3), ticks=SIXTYFOURTHS, room=st.integers(0, 2), refund=st.booleans()
+    )
+    def give_back_and_take(self, picks: list[int], ticks: int, room: int, refund: bool) -> None:
+        self.clock.advance(ticks / 64)
+        chosen = {(lease := self.leases[pick % len(self.leases)]).name: lease for pick in picks}
+        releases = [Release(lease.name, lease.service, refund) for lease in chosen.values()]
+        for release in releases:
+            self.release(release)
+        self.exchange(Claim("all", room, frozenset(SERVICES)), [*releases, *releases])
+
+    def release(self, release: Release) -> None:
+        service = self.services[release.service]
+        lease, estimate, real = service.release(release.lease, self.clock.now, refund=release.refund)
+        if release.service in POOLED:
+            used = 0 if real is None else charge(real, 1.0)
+            self.pool_turns[lease.band].settle(release.service, used - charge(estimate, 1.0))
+        self.runs[lease.job_id] = max(self.runs[lease.job_id], lease.run + 2)
+        if all(lease.job_id != other.job_id for other in [*self.waiting, *self.leases]):
+            self.done.append(lease.job_id)
+
+    def exchange(self, claim: Claim, releases: list[Release]) -> None:
+        """The releases were told to the reference already; every grant must be the one that it would make."""
+        self.end_holds(self.clock.now)
+        granted = self.run(self.dispatcher.exchange(claim, releases))
+        assert len(granted) <= claim.room
+        for lease in granted:
+            self.check_grant(claim, lease)
+        if len(granted) < claim.room:
+            self.check_nothing_was_left(claim)
+
+    def check_grant(self, claim: Claim, lease: Lease) -> None:
+        head = self.head(lease.service, claim)
+        assert head is not None, f"{lease} was not to be granted at all"
+        offer, service = head.offer, self.services[lease.service]
+        assert (lease.job_id, lease.step, lease.run) == (offer.job_id, offer.step, offer.run)
+        assert (lease.user_id, lease.region, lease.worker) == (offer.user_id, head.region, claim.worker)
+        assert lease.service in claim.services
+        assert lease.name.startswith(f"{service.epoch}:")
+        if lease.service in POOLED:
+            for other in claim.services & frozenset(POOLED):
+                rival = self.head(other, claim)
+                assert rival is None or self.turn(lease.service, head) <= self.turn(other, rival)
+            turns = self.pool_turns[head.band]
+            turns.enter(lease.service)
+            turns.grant(lease.service, charge(service.estimate(offer), 1.0))
+        assert lease.band == head.band
+        # A copy, as `renew` moves the expiry of the dispatcher's own.
+        assert lease.charged == service.grant(head, replace(lease))
+
+    def check_nothing_was_left(self, claim: Claim) -> None:
+        """A worker with room left was given all it may have; but a pool's slots may have been left to another."""
+        for name in claim.services:
+            if name not in POOLED or (claim.services, claim.bands) == (frozenset(SERVICES), ALL):
+                assert self.head(name, claim) is None, name
+
+    @rule(ticks=SIXTYFOURTHS)
+    def time_passes(self, ticks: int) -> None:
+        self.clock.advance(ticks / 64)
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=PICK, worker=st.sampled_from(["all", "some"]))
+    def renew(self, pick: int, worker: str) -> None:
+        lease = self.leases[pick % len(self.leases)]
+        renewal = self.dispatcher.renew(worker, [lease.name, "0:0"])
+        assert renewal.lost == ({"0:0"} if lease.worker == worker else {"0:0", lease.name})
+        if lease.worker == worker:
+            lease.expires_at = self.clock.now + self.services[lease.service].rules.lease_ttl
+
+    @rule(recover=st.booleans())
+    def leases_expire(self, recover: bool) -> None:
+        past = {lease.name for lease in self.leases if lease.expires_at <= self.clock.now}
+        expired = self.run(self.dispatcher.expired())
+        assert {lease.name for lease in expired} == past
+        if recover:
+            releases = [Release(lease.name, lease.service) for lease in expired]
+            self.run(self.dispatcher.release(releases))
+            for release in releases:
+                self.release(release)
+
+    @rule(service=SUBMITS["service"], ticks=SIXTYFOURTHS, region=SUBMITS["region"], job=st.integers(1, 3))
+    def hold(self, service: str, ticks: int, region: str | None, job: int) -> None:
+        region = region if service == "regions" else None
+        hold = Hold(f"held-{job}", service, region, self.clock.now + ticks / 64)
+        self.run(self.dispatcher.hold([hold, hold]))
+        known = {(other.job_id, other.until) for other in self.services[service].holds}
+        if hold.until > self.clock.now and (hold.job_id, hold.until) not in known:
+            self.services[service].holds.append(hold)
+
+    @rule(ticks=SIXTYFOURTHS)
+    def holds_end(self, ticks: int) -> None:
+        self.end_holds(self.clock.now)  # those are over by the clock, whoever counts them
+        self.run(self.dispatcher.snapshot())
+        now = self.clock.now + ticks / 64
+        assert self.run(self.dispatcher.end_holds(now)) == self.end_holds(now)
+
+    # -- rules and rebuilds
+
+    @rule(service=SUBMITS["service"], limit=st.integers(0, 4), paused=st.sampled_from([False, False, True]))
+    def change_a_service(self, service: str, limit: int, paused: bool) -> None:
+        changed = self.services[service]
+        changed.configure(replace(changed.rules, limit=limit, paused=paused))
+        self.configure()
+
+    @rule(service=st.sampled_from(["fair", "fifo"]), user_limit=st.sampled_from([None, 1, 2, 3]))
+    def change_a_user_limit(self, service: str, user_limit: int | None) -> None:
+        changed = self.services[service]
+        changed.configure(replace(changed.rules, user_limit=user_limit))
+        self.configure()
+
+    @rule(limit=st.integers(0, 4))
+    def change_the_pool(self, limit: int) -> None:
+        self.pool_limit = limit
+        self.configure()
+
+    @rule(scope=st.sampled_from(sorted({rules.scope for rules in SERVICES.values()})), worker=st.booleans())
+    def rebuild(self, scope: str, worker: bool) -> None:
+        rebuilt = [service for service in self.services.values() if service.rules.scope == scope]
+        self.end_holds(self.clock.now)
+        self.run(self.dispatcher.close_scope(scope, rebuilt[0].epoch + 1))
+        if scope == "pool:gpu":
+            self.pool_turns = [Turns() for _ in BANDS]
+        for service in rebuilt:
+            leases, holds, offers = service.rebuild(self.clock.now)
+            self.run(self.dispatcher.restore(scope, leases, holds))
+            for offer in offers:
+                assert self.run(self.dispatcher.offer([offer])) == 1
+                service.put(offer)
+        if worker:
+            assert self.dispatcher.renew("all", ["0:0"]).rebuilding
+            self.exchange(Claim("all", 3, frozenset(SERVICES)), [])
+        self.run(self.dispatcher.open_scope(scope))
+        for service in rebuilt:
+            service.open = True
+
+    # -- what holds at all times
+
+    @invariant()
+    def what_is_seen_is_what_there_is(self) -> None:
+        self.end_holds(self.clock.now)
+        for seen in self.run(self.dispatcher.snapshot()):
+            service = self.services[seen.service]
+            assert {lease.name for lease in seen.leases} == {lease.name for lease, _ in service.leases}
+            assert (seen.in_use, seen.held) == (service.in_use(), len(service.holds))
+            assert sum(seen.waiting.values()) == len(service.waiting)
+            if not service.fifo:
+                assert all(time == service.bands[band].virtual_time for band, time in seen.virtual_time.items())
+
+    @invariant()
+    def no_worker_misses_what_turned_runnable(self) -> None:
+        self.end_holds(self.clock.now)
+        self.run(self.dispatcher.snapshot())  # a hold that ended by the clock is noticed when somebody asks
+        claim = Claim("any", 1, frozenset(SERVICES))
+        runnable = {name for name in SERVICES if self.head(name, claim) is not None}
+        assert runnable - self.runnable <= frozenset().union(*self.wakes)
+        self.runnable = runnable
+        self.wakes.clear()
+
+    @invariant()
+    def places_are_an_order(self) -> None:
+        """Whoever is asked about, the places of a service without regions are 1, 2, 3..., and 1 is who goes next."""
+        for name, service in self.services.items():
+            if name == "regions" or not service.waiting:
+                continue
+            places = self.run(self.dispatcher.places([offer.job_id for offer in service.waiting]))
+            assert sorted(place.position for place in places.values()) == list(range(1, len(service.waiting) + 1))
+            head = service.head(ALL)
+            if head is not None and not any(service.parked(user) for user in service.users()):
+                assert places[head.offer.job_id].position == 1
+
+    def serve_everything(self) -> None:
+        """At the end every job in line is granted, once: none was lost, and none was there twice."""
+        for service in self.services.values():
+            service.configure(replace(service.rules, limit=10**6, user_limit=None, paused=False))
+            if service.rules.regions:
+                service.configure(replace(service.rules, regions=dict.fromkeys(service.rules.regions, 10**6)))
+        self.pool_limit = 10**6
+        self.configure()
+        self.exchange(Claim("all", 10**6, frozenset(SERVICES)), [])
+        assert not self.waiting
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_dispatcher_does_what_the_rules_say(engine: str) -> None:
+    class Model(DispatcherModel):
+        pass
+
+    Model.engine = engine
+    examples = 300 if engine == "memory" else 12  # against a server each step is a round trip or more
+    run_state_machine_as_test(
+        Model,
+        settings=settings(max_examples=examples, stateful_step_count=50, deadline=None, report_multiple_bugs=False),
+    )

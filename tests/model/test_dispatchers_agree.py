@@ -1,0 +1,239 @@
+"""Two dispatchers under the same random operations give the same answers, step by step.
+
+Only the names of leases may differ: each engine counts for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, Withdrawal
+from fairlead.domain.job import Hold
+from fairlead.domain.limits import Order, Rules, ServiceRules
+from tests.contract.dispatchers import ENGINES, FakeClock, close
+
+SERVICES = {
+    "fair": ServiceRules("fair", limit=3, user_limit=2),
+    "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1),
+    "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
+    "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
+    "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
+    "regions": ServiceRules("regions", limit=3, regions={"eu": 1, "us": 2}, retries_first=True),
+}
+SCOPES = sorted({rules.scope for rules in SERVICES.values()})
+SERVICE = st.sampled_from(sorted(SERVICES))
+REGION = st.sampled_from([None, None, "eu", "us", "elsewhere"])
+JOB = st.integers(1, 40).map(lambda number: f"job-{number}")
+RUN = st.integers(1, 6)
+BAND = st.integers(1, 3)
+PICKS = st.lists(st.integers(0, 10**6), max_size=4)
+TICKS = st.integers(0, 640)
+"""Times are multiples of 1/64 s, so that they add up exactly."""
+OFFER = st.builds(
+    Offer,
+    job_id=JOB,
+    seq=st.integers(0, 10**6),
+    service=SERVICE,
+    user_id=st.sampled_from(["ann", "bob", "cleo", "dän", "Zoë"]),
+    band=BAND,
+    rank=st.integers(0, 2),
+    step=st.integers(0, 2),
+    run=RUN,
+    weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
+    cost=st.sampled_from([None, None, 0.5, 4.0]),
+    region=REGION,
+)
+CLAIM = st.builds(
+    Claim,
+    worker=st.sampled_from(["v", "w"]),
+    room=st.integers(0, 6),
+    services=st.one_of(st.just(frozenset(SERVICES)), st.frozensets(SERVICE, min_size=1)),
+    bands=st.sampled_from([frozenset({1, 2, 3})] * 3 + [frozenset({1}), frozenset({2, 3})]),
+    regions=st.sampled_from([None, None, frozenset({"us"})]),
+)
+
+
+class BothEngines(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = FakeClock()
+        self.engines = [self.run(ENGINES[name](self.clock)) for name in ("memory", "redis")]
+        self.rules = dict(SERVICES)
+        self.pool_limit = 3
+        self.version = 0
+        self.epoch = 1
+        self.pairs: list[tuple[Lease, Lease]] = []
+        """The same lease as either engine names it. Some have ended: saying so again must change nothing."""
+
+    def run(self, operation: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(operation)  # type: ignore[arg-type]
+
+    def both(self, ask: Callable[[Dispatcher, int], Awaitable[Any]]) -> tuple[Any, Any]:
+        memory, redis = (self.run(ask(engine, number)) for number, engine in enumerate(self.engines))
+        return memory, redis
+
+    def agree(self, ask: Callable[[Dispatcher, int], Awaitable[Any]]) -> None:
+        memory, redis = self.both(ask)
+        assert memory == redis
+
+    def name(self, engine: int, lease: str) -> str:
+        """A lease by the name that the engine in memory gave it."""
+        return next((pair[engine].name for pair in reversed(self.pairs) if pair[0].name == lease), lease)
+
+    def seen(self, engine: int, leases: Sequence[Lease]) -> list[dict[str, Any]]:
+        """Leases by what they are, under the name that memory gave them."""
+        known = {pair[engine].name: pair[0].name for pair in self.pairs}
+        return [asdict(lease) | {"name": known[lease.name]} for lease in leases]
+
+    def teardown(self) -> None:
+        for engine in self.engines:
+            self.run(close(engine))
+        self.loop.close()
+
+    @initialize()
+    def open_all(self) -> None:
+        self.configure()
+        for scope in SCOPES:
+            self.both(lambda engine, _, scope=scope: engine.close_scope(scope, 1))  # type: ignore[misc]
+            self.both(lambda engine, _, scope=scope: engine.open_scope(scope))  # type: ignore[misc]
+
+    def configure(self) -> None:
+        self.version += 1
+        rules = Rules(dict(self.rules), {"gpu": self.pool_limit}, self.version)
+        self.both(lambda engine, _: engine.configure(rules))
+
+    # -- the line
+
+    @rule(offers=st.lists(OFFER, min_size=1, max_size=12))
+    def offer(self, offers: list[Offer]) -> None:
+        self.agree(lambda engine, _: engine.offer(offers))
+
+    @rule(job=JOB, run=RUN)
+    def withdraw(self, job: str, run: int) -> None:
+        if (service := self.service_of(job)) is not None:
+            self.agree(lambda engine, _: engine.withdraw([Withdrawal(job, service, run)]))
+
+    @rule(job=JOB, run=RUN, band=BAND)
+    def promote(self, job: str, run: int, band: int) -> None:
+        if (service := self.service_of(job)) is not None:
+            self.agree(lambda engine, _: engine.promote([Promotion(job, service, run, band)]))
+
+    def service_of(self, job: str) -> str | None:
+        entry = self.engines[0]._entries.get(job)
+        return None if entry is None else entry[3]
+
+    # -- slots
+
+    @rule(claim=CLAIM, picks=PICKS, ticks=TICKS, refund=st.booleans())
+    def exchange(self, claim: Claim, picks: list[int], ticks: int, refund: bool) -> None:
+        self.clock.advance(ticks / 64)
+        chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
+
+        async def ask(engine: Dispatcher, number: int) -> list[Lease]:
+            releases = [Release(pair[number].name, pair[number].service, refund) for pair in chosen]
+            # Copies: memory's own leases are renewed in place.
+            return [replace(lease) for lease in await engine.exchange(claim, releases)]
+
+        memory, redis = self.both(ask)
+        assert [asdict(lease) | {"name": ""} for lease in memory] == [asdict(lease) | {"name": ""} for lease in redis]
+        assert [lease.name.split(":")[0] for lease in memory] == [lease.name.split(":")[0] for lease in redis]
+        self.pairs += zip(memory, redis, strict=True)
+
+    @rule(picks=PICKS)
+    def release(self, picks: list[int]) -> None:
+        chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
+        self.both(lambda engine, i: engine.release([Release(pair[i].name, pair[i].service) for pair in chosen]))
+
+    @rule(picks=PICKS, worker=st.sampled_from(["v", "w"]))
+    def renew(self, picks: list[int], worker: str) -> None:
+        chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
+        memory, redis = (
+            engine.renew(worker, [*(pair[number].name for pair in chosen), "0:0"])
+            for number, engine in enumerate(self.engines)
+        )
+        assert memory.rebuilding == redis.rebuilding
+        assert {self.name(1, lost) for lost in memory.lost} == set(redis.lost)
+
+    @rule(ticks=TICKS)
+    def expired(self, ticks: int) -> None:
+        self.clock.advance(ticks / 64)
+        memory, redis = self.both(lambda engine, _: engine.expired())
+        by_name = [
+            sorted(self.seen(number, leases), key=lambda lease: lease["name"])
+            for number, leases in enumerate((memory, redis))
+        ]
+        assert by_name[0] == by_name[1]
+
+    @rule(service=SERVICE, ticks=TICKS, region=st.sampled_from([None, "eu", "us"]), job=st.integers(1, 3))
+    def hold(self, service: str, ticks: int, region: str | None, job: int) -> None:
+        region = region if self.rules[service].regions else None
+        hold = Hold(f"held-{job}", service, region, self.clock.now + ticks / 64)
+        self.both(lambda engine, _: engine.hold([hold, hold]))
+
+    @rule(ticks=TICKS)
+    def end_holds(self, ticks: int) -> None:
+        self.both(lambda engine, _: engine.snapshot())  # those are over by the clock, whoever counts them
+        self.agree(lambda engine, _: engine.end_holds(self.clock.now + ticks / 64))
+
+    # -- rules and rebuilds
+
+    @rule(
+        service=SERVICE,
+        changes=st.fixed_dictionaries(
+            {},
+            optional={
+                "limit": st.integers(0, 4),
+                "paused": st.booleans(),
+                "user_limit": st.sampled_from([None, 1, 2]),
+                "order": st.sampled_from(Order),
+                "retries_first": st.booleans(),
+            },
+        ),
+        pool_limit=st.integers(0, 4),
+    )
+    def change(self, service: str, changes: dict[str, Any], pool_limit: int) -> None:
+        self.rules[service] = replace(self.rules[service], **changes)
+        self.pool_limit = pool_limit
+        self.configure()
+
+    @rule(scope=st.sampled_from(SCOPES), picks=PICKS)
+    def rebuild(self, scope: str, picks: list[int]) -> None:
+        """Of the leases, those that the truth knows are put back."""
+        self.epoch += 1
+        self.both(lambda engine, _: engine.close_scope(scope, self.epoch))
+        assert all(engine.renew("w", ["0:0"]).rebuilding for engine in self.engines)
+        chosen = {pair[0].name: pair for pick in picks if self.pairs for pair in [self.pairs[pick % len(self.pairs)]]}
+        within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
+        self.both(lambda engine, number: engine.restore(scope, [pair[number] for pair in within], []))
+        self.both(lambda engine, _: engine.open_scope(scope))
+
+    # -- what is seen at all times
+
+    @invariant()
+    def both_show_the_same(self) -> None:
+        memory, redis = self.both(lambda engine, _: engine.snapshot(users=True))
+        assert [self.shown(0, service) for service in memory] == [self.shown(1, service) for service in redis]
+
+    def shown(self, engine: int, service: Any) -> dict[str, Any]:
+        plain = {name: getattr(service, name) for name in type(service).__dataclass_fields__}
+        plain["leases"] = sorted(self.seen(engine, service.leases), key=lambda lease: lease["name"])
+        plain["holds"] = sorted(service.holds, key=lambda hold: (hold.job_id, hold.until))
+        return plain
+
+    @invariant()
+    def all_places_are_the_same(self) -> None:
+        self.agree(lambda engine, _: engine.places([f"job-{number}" for number in range(1, 41)]))
+
+
+@pytest.mark.timeout(600)  # for finding the shortest failure; to find none takes seconds
+def test_memory_and_redis_agree_step_by_step() -> None:
+    run_state_machine_as_test(BothEngines, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))

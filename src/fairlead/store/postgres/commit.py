@@ -1,0 +1,263 @@
+"""A batch of transitions as one transaction: one statement per kind, each for all transitions of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.store.port import (
+    Committed,
+    DeclareServices,
+    Done,
+    EndHolds,
+    LineChange,
+    Outcome,
+    Override,
+    Prune,
+    RaiseEpoch,
+    Refused,
+    Relayed,
+    Started,
+    Transition,
+)
+from fairlead.store.postgres import encode
+from fairlead.store.postgres.queries import READS, WRITES
+from fairlead.store.postgres.rows import job_from
+from fairlead.store.postgres.submit import UNDONE, submitting
+from fairlead.store.rows import micros
+from fairlead.store.settings import declaration_of, rules_of
+
+MOVED_ON = Refused("the job moved on or is not there")
+NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
+NOT_FINISHED = Refused("the job is not finished or is not there")
+UNDECLARED = Refused("no such service is declared")
+DONE = Done()
+
+
+class Undone(Exception):
+    """One of an all-or-nothing batch was turned away: roll back, these are the outcomes."""
+
+    def __init__(self, committed: Committed) -> None:
+        super().__init__()
+        self.committed = committed
+
+
+class Commit:
+    """Within a transaction of `connection` that is open already. A *place* is an index into the batch."""
+
+    def __init__(
+        self,
+        connection: asyncpg.Connection,
+        batch: Sequence[Transition],
+        *,
+        origin: str,
+        now: int,
+        scopes: set[str],
+        all_or_nothing: bool,
+    ) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._origin = origin
+        self._now = now
+        self._scopes = scopes  # whose rows are there, to this process's knowledge
+        self._all_or_nothing = all_or_nothing
+        self._outcomes: list[Outcome | Exception] = [DONE] * len(batch)
+        self._changes: list[LineChange] = []
+
+    async def apply(self, skip: Iterable[int] = ()) -> Committed:
+        """`skip`: places that have their outcome already."""
+        kinds: dict[type, list[int]] = {}
+        for place, transition in enumerate(self._batch):
+            kinds.setdefault(type(transition), []).append(place)
+        for place in skip:
+            kinds[type(self._batch[place])].remove(place)
+        # The rules first, and jobs enter before they move and go.
+        steps: tuple[tuple[type, Callable[[list[int]], Any]], ...] = (
+            (RaiseEpoch, self._raise_epochs),
+            (DeclareServices, self._declare),
+            (Override, self._override),
+            (Submit, self._submit),
+            (Start, self._start),
+            (Move, self._move),
+            (Progress, self._progress),
+            (Delete, self._delete),
+            (Relayed, self._relayed),
+            (EndHolds, self._end_holds),
+            (Prune, self._prune),
+        )
+        for kind, step in steps:
+            if places := kinds.get(kind):
+                await step(places)
+        return Committed(self._outcomes, self._changes)
+
+    def _by_job(self, places: Iterable[int]) -> list[int]:
+        """Rows are locked in the order of the arrays: by job id, in every process."""
+        return sorted(places, key=lambda place: self._batch[place].job_id)  # type: ignore[union-attr]
+
+    def _of(self, places: Sequence[int]) -> list[Any]:
+        return [self._batch[place] for place in places]
+
+    async def _ask(self, name: str, *parameters: Any) -> list[Any]:
+        return list(await self._connection.fetch(WRITES[name], *parameters))
+
+    # ------------------------------------------------------------ the rules and the epochs
+
+    async def _raise_epochs(self, places: list[int]) -> None:
+        # In the order of their names, for they stay locked; of one scope, one after the other.
+        for place in sorted(places, key=lambda place: self._batch[place].scope):  # type: ignore[union-attr]
+            ((number,),) = await self._ask("raise_epoch", self._batch[place].scope)  # type: ignore[union-attr]
+            self._outcomes[place] = Done(number)
+
+    async def _declare(self, places: list[int]) -> None:
+        await self._ask("lock_rules")
+        for place in places:
+            await self._ask("declare", declaration_of(self._batch[place]))  # type: ignore[arg-type]
+            self._outcomes[place] = Done(await self._rules())
+
+    async def _override(self, places: list[int]) -> None:
+        for place in places:
+            ((declared,),) = await self._ask("lock_rules")
+            override: Any = self._batch[place]
+            if all(service["service"] != override.service for service in orjson.loads(declared)["services"]):
+                self._outcomes[place] = UNDECLARED
+                continue
+            found = await self._ask("override_of", override.service)
+            before = tuple(found[0]) if found else (None, None)
+            limit = None if override.lift_limit else before[0] if override.limit is None else override.limit
+            after = (limit, before[1] if override.paused is None else override.paused)
+            if before != after:
+                await self._ask("override", override.service, *after)
+                await self._ask("raise_version")
+            self._outcomes[place] = Done(await self._rules())
+
+    async def _rules(self) -> Any:
+        version, declared, overrides = (await self._connection.fetch(READS["rules"]))[0]
+        return rules_of([version, orjson.loads(declared), orjson.loads(overrides)])
+
+    # ------------------------------------------------------------ submit and start
+
+    async def _submit(self, places: list[int]) -> None:
+        talk = submitting(self._of(places), origin=self._origin, now=self._now, all_or_nothing=self._all_or_nothing)
+        try:
+            sql, parameters = next(talk)
+            while True:
+                sql, parameters = talk.send(await self._connection.fetch(sql, *parameters))
+        except StopIteration as end:
+            submitted = end.value
+        for place, outcome in zip(places, submitted.outcomes, strict=True):
+            self._outcomes[place] = outcome
+        self._changes += submitted.changes
+        if submitted.undone:
+            others = set(range(len(self._batch))).difference(places)
+            for place in others:
+                self._outcomes[place] = UNDONE
+            raise Undone(Committed(self._outcomes, []))
+
+    async def _start(self, places: list[int]) -> None:
+        """Those of another epoch are left out; the others' epochs stay as they are until this commit is done."""
+        starts: list[Any] = self._of(places)
+        scopes = sorted({start.scope for start in starts})
+        if unknown := [scope for scope in scopes if scope not in self._scopes]:
+            await self._ask("know_scopes", unknown)
+        epochs = dict(map(tuple, await self._ask("share_epochs", scopes)))
+        current = []
+        for place, start in zip(places, starts, strict=True):
+            self._outcomes[place] = NOT_STARTED
+            if encode.epoch_of(start.lease) == epochs.get(start.scope, 0):
+                current.append(place)
+        if not current:
+            return
+        current = self._by_job(current)
+        rows = await self._ask("start", *encode.start_columns(self._of(current)), self._now)
+        for n, input_json, context_json, *job in rows:
+            self._outcomes[current[n - 1]] = Started(job_from(job), input_json, context_json)
+
+    # ------------------------------------------------------------ move
+
+    async def _move(self, places: list[int]) -> None:
+        completing, telling, quiet = [], [], []
+        for place in self._by_job(places):
+            self._outcomes[place] = MOVED_ON
+            move: Any = self._batch[place]
+            if encode.completes(move):
+                completing.append(place)
+            elif move.tells_line:
+                telling.append(place)
+            else:
+                quiet.append(place)
+        if completing:
+            for (n,) in await self._ask("complete", *encode.complete_columns(self._of(completing))):
+                self._outcomes[completing[n - 1]] = DONE
+        if quiet:
+            rows = await self._ask("move", *encode.move_columns(self._of(quiet)))
+            await self._moved([(quiet[n - 1], seq) for n, seq in rows])
+        if telling:
+            await self._move_and_tell(telling)
+
+    async def _move_and_tell(self, places: list[int]) -> None:
+        moves = self._of(places)
+        if reviving := [move.job_id for move in moves if encode.begins_round(move)]:
+            await self._ask("spill", reviving)
+            await self._ask("unspill", reviving)
+        rows = await self._ask("move_and_tell", *encode.move_columns(moves), self._origin, self._now)
+        moved = []
+        for n, outbox_id, *row in rows:
+            job = job_from(row)
+            self._changes.append(LineChange(outbox_id, job.id, job))
+            moved.append((places[n - 1], job.seq))
+        await self._moved(moved)
+
+    async def _moved(self, moved: Sequence[tuple[int, int]]) -> None:
+        """(place, seq) of the moves that were applied: what some of them insert beside the job."""
+        results, failed, holds = [], [], []
+        for place, seq in moved:
+            self._outcomes[place] = DONE
+            move: Any = self._batch[place]
+            if move.result is not None:
+                results.append((seq, move.result))
+            if move.failed is not None:
+                failed.append((seq, move.run, move.failed))
+            if move.hold is not None:
+                holds.append((move.run, move.hold))
+        if results:
+            await self._ask("result", *encode.result_columns(results))
+        if failed:
+            await self._ask("failed", *encode.attempt_columns(failed))
+        if holds:
+            await self._ask("hold", *encode.hold_columns(holds))
+
+    # ------------------------------------------------------------ progress, delete, and the manager's housekeeping
+
+    async def _progress(self, places: list[int]) -> None:
+        places = self._by_job(places)
+        for place in places:
+            self._outcomes[place] = MOVED_ON
+        for (n,) in await self._ask("progress", *encode.progress_columns(self._of(places)), self._now):
+            self._outcomes[places[n - 1]] = DONE
+
+    async def _delete(self, places: list[int]) -> None:
+        ids = [self._batch[place].job_id for place in self._by_job(places)]  # type: ignore[union-attr]
+        gone = {row[0] for row in await self._ask("delete", ids)}
+        for place in places:
+            self._outcomes[place] = DONE if self._batch[place].job_id in gone else NOT_FINISHED  # type: ignore[union-attr]
+
+    async def _relayed(self, places: list[int]) -> None:
+        ids = sorted(id_ for place in places for id_ in self._batch[place].outbox_ids)  # type: ignore[union-attr]
+        await self._ask("relayed", encode.array(ids))
+
+    async def _end_holds(self, places: list[int]) -> None:
+        for place in places:
+            ((ended,),) = await self._ask("end_holds", micros(self._batch[place].now))  # type: ignore[union-attr]
+            self._outcomes[place] = Done(ended)
+
+    async def _prune(self, places: list[int]) -> None:
+        for place in places:
+            prune: Any = self._batch[place]
+            moments = micros(prune.finished_before), micros(prune.failed_before)
+            doomed = await self._ask("prunable", *moments, prune.limit)
+            gone = await self._ask("delete", sorted(row[0] for row in doomed)) if doomed else []
+            self._outcomes[place] = Done(len(gone))

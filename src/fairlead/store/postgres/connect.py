@@ -1,0 +1,133 @@
+"""Reaching the server: what the URL says, and PostgreSQL's errors as ours.
+
+The URL is libpq's, as asyncpg reads it: `postgresql://user:password@host:5432/database?sslmode=require`. What asyncpg
+does not know in the query becomes a setting of the session (`?synchronous_commit=off`). Two options are our own:
+
+    statement_cache_size=0   for PgBouncer in transaction mode before 1.21, which knows no prepared statements
+    pool_size=10             connections of this process at most
+
+Through PgBouncer in transaction mode all works but the lock of the process that dispatches from memory (`lock.py`): it
+belongs to a session. Processes that dispatch from Redis never ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+from asyncpg import exceptions as pg
+
+from fairlead.errors import ConfigError, StoreError, Unavailable
+from fairlead.store.port import Busy
+
+OLDEST_SERVER = 130000  # pg_current_xact_id
+CONNECT_TIMEOUT = 10.0
+COMMAND_TIMEOUT = 60.0  # a server that does not answer for so long is taken for gone
+
+# What passes by itself, soon: another transaction in the way, or the server restarting or failing over.
+_PASSES = (
+    pg.DeadlockDetectedError,
+    pg.SerializationError,
+    pg.LockNotAvailableError,
+    pg.PostgresConnectionError,
+    pg.CannotConnectNowError,
+    pg.AdminShutdownError,
+    pg.CrashShutdownError,
+    pg.TooManyConnectionsError,
+    pg.ReadOnlySQLTransactionError,  # connected to what is, or just became, a standby
+    pg.IdleInTransactionSessionTimeoutError,
+    ConnectionError,
+    asyncio.TimeoutError,
+    OSError,
+)
+_AWAY = (pg.InsufficientResourcesError, pg.OperatorInterventionError, pg.PostgresIOError)
+_UNUSABLE = (
+    pg.InvalidAuthorizationSpecificationError,
+    pg.InvalidCatalogNameError,
+    pg.InsufficientPrivilegeError,
+    pg.UndefinedTableError,
+    pg.UndefinedColumnError,
+    pg.InvalidSchemaNameError,
+)
+
+
+@contextmanager
+def translated(server: str) -> Iterator[None]:
+    """What passes by itself, what an operator must mend, what cannot be used at all."""
+    try:
+        yield
+    except _PASSES as error:
+        raise Busy(f"PostgreSQL at {server} is away or busy: {_said(error)}") from error
+    except _AWAY as error:
+        raise Unavailable(f"PostgreSQL at {server} cannot go on: {_said(error)}", retry_after=5.0) from error
+    except _UNUSABLE as error:
+        raise StoreError(f"the database at {server} cannot be used: {_said(error)}") from error
+    except pg.InterfaceError as error:
+        # asyncpg has one class for "the connection is closed" and for a parameter of the wrong type.
+        if isinstance(error, ValueError) or "clos" not in str(error):
+            raise
+        raise Busy(f"the connection to PostgreSQL at {server} was lost: {error}") from error
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the truth is. `shown` has no password in it."""
+
+    url: str
+    shown: str
+    statement_cache_size: int
+    pool_size: int
+
+    @classmethod
+    def of(cls, url: str, pool_size: int) -> Server:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        try:
+            cache = int(options.pop("statement_cache_size", "100"))
+            size = int(options.pop("pool_size", str(pool_size)))
+        except ValueError as error:
+            raise ConfigError([f"DATABASE_URL: statement_cache_size and pool_size are numbers ({error})"]) from error
+        if cache < 0 or size < 1:
+            raise ConfigError(["DATABASE_URL: statement_cache_size is at least 0, and pool_size at least 1"])
+        # SQLAlchemy's way of naming a driver is common in DATABASE_URL, and says nothing to us.
+        scheme = parts.scheme.partition("+")[0]
+        place = parts.netloc.rpartition("@")[2] or options.get("host", "")
+        return cls(
+            urlunsplit((scheme, parts.netloc, parts.path, urlencode(options), "")), f"{place}{parts.path}", cache, size
+        )
+
+    async def pool(self) -> asyncpg.Pool:
+        return await asyncpg.create_pool(
+            self.url,
+            min_size=0,  # a server that is away is no reason to log every attempt to reach it
+            max_size=self.pool_size,
+            max_inactive_connection_lifetime=300.0,
+            reset=_as_it_is,
+            **self._options(),
+        )
+
+    async def connection(self, application_name: str) -> asyncpg.Connection:
+        connection = await asyncpg.connect(self.url, **self._options())
+        await connection.execute("SELECT set_config('application_name', $1, false)", application_name)
+        return connection
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "statement_cache_size": self.statement_cache_size,
+            "max_cached_statement_lifetime": 0,
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": COMMAND_TIMEOUT,
+        }
+
+
+async def _as_it_is(connection: object) -> None:
+    """Nothing outlives its transaction here, so nothing has to be reset: that would be a round trip per commit."""

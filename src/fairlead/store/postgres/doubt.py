@@ -1,0 +1,98 @@
+"""A COMMIT whose reply was lost: did it happen?
+
+The transaction's number is known before its COMMIT is sent, and the server can tell afterwards what became of it. So
+the outcomes of such a commit are kept; when its transitions come again, and the server says that the first time
+counted, the kept outcomes are the answer. Without this a worker would be told that its result is late, when it was its
+own first try that moved the job.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import asyncpg
+
+from fairlead.domain.transitions import Delete, Move, Start, Submit
+from fairlead.store.port import Accepted, Busy, Committed, Done, LineChange, Outcome, Started, Transition
+from fairlead.store.postgres.queries import WRITES
+
+KEPT = 10_000  # transitions; as many as a journal has waiting
+
+_Key = tuple[type, str]
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self._open: list[tuple[str, Sequence[Transition], Committed]] = []
+        self._settled: OrderedDict[_Key, tuple[Transition, Outcome | Exception]] = OrderedDict()
+        self._changes: list[LineChange] = []
+
+    def remember(self, transaction: str, batch: Sequence[Transition], committed: Committed) -> None:
+        self._open.append((transaction, batch, committed))
+
+    async def settle(self, connection: asyncpg.Connection) -> None:
+        """Ask the server about each commit in doubt. One that is under way still must end first."""
+        while self._open:
+            doubt = self._open.pop(0)
+            try:
+                await self._ask(connection, *doubt)
+            except BaseException:
+                self._open.insert(0, doubt)
+                raise
+
+    async def _ask(
+        self, connection: asyncpg.Connection, transaction: str, batch: Sequence[Transition], committed: Committed
+    ) -> None:
+        status = await connection.fetchval(WRITES["status_of_commit"], transaction)
+        if status == "in progress":
+            raise Busy("the server has not noticed yet that a connection to it was lost")
+        if status != "committed" or not await _is_there(connection, batch, committed):
+            return
+        for transition, outcome in zip(batch, committed.outcomes, strict=True):
+            if (key := _key(transition)) is not None:
+                self._settled[key] = transition, outcome
+        self._changes += committed.changes
+        while len(self._settled) > KEPT:
+            self._settled.popitem(last=False)
+
+    def answers(self, batch: Sequence[Transition]) -> dict[int, Outcome | Exception]:
+        """By place in the batch, the outcomes that are known from the first time."""
+        if not self._settled:
+            return {}
+        found = {}
+        for place, transition in enumerate(batch):
+            key = _key(transition)
+            if key is not None and key in self._settled and self._settled[key][0] == transition:
+                found[place] = self._settled[key][1]
+        return found
+
+    def answered(self, transitions: Iterable[Transition]) -> None:
+        """They have been told; should they come once more, they are late."""
+        for transition in transitions:
+            if (key := _key(transition)) is not None:
+                self._settled.pop(key, None)
+
+    def changes(self) -> list[LineChange]:
+        """Outbox rows of which nobody was told yet."""
+        changes, self._changes = self._changes, []
+        return changes
+
+
+def _key(transition: Transition) -> _Key | None:
+    """Whatever has no job may be applied twice without harm."""
+    if isinstance(transition, Submit):
+        return Submit, transition.job.id
+    return (type(transition), transition.job_id) if isinstance(transition, Start | Move | Delete) else None
+
+
+async def _is_there(connection: asyncpg.Connection, batch: Sequence[Transition], committed: Committed) -> bool:
+    """A standby that was promoted without this commit may have given its number to another one: look at the jobs."""
+    least: dict[str, int] = {}
+    for transition, outcome in zip(batch, committed.outcomes, strict=True):
+        if isinstance(transition, Start | Move) and isinstance(outcome, Started | Done):
+            least[transition.job_id] = transition.run + 1
+        elif isinstance(transition, Submit) and isinstance(outcome, Accepted) and not outcome.replayed:
+            least[transition.job.id] = 0
+    runs = dict(map(tuple, await connection.fetch(WRITES["runs"], sorted(least))))
+    return all(runs.get(job_id, run) >= run for job_id, run in least.items()) and (not least or bool(runs))

@@ -1,0 +1,47 @@
+-- Expressions that several statements share: `{name}` in a query stands for them.
+
+-- name: job_columns
+-- A row of `job`, aliased j. The order is that of `rows.job_from`.
+j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
+j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
+j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
+j.retryable, j.error, j.progress, j.spec
+
+-- name: rules
+-- The version, what is declared, and [[service, limit, paused], …]; `settings.rules_of` reads it back.
+SELECT version, declared, (
+    SELECT coalesce(json_agg(json_build_array(service, slots, paused)), '[]')::text FROM fairlead.service_override
+) FROM fairlead.rules
+
+-- name: context
+-- Earlier steps' results of the job j, of each step the newest round, in the shape of `domain.job.context_of`.
+-- Spliced as text: the data is JSON already, and most readers only pass it on.
+CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
+    SELECT string_agg(
+        to_json('step_' || r.step || '_' || r.service)::text
+        || ':{"status":"SUCCESS","data":' || r.data || ',"metrics":' || r.metrics || '}', ',' ORDER BY r.step)
+    FROM (
+        SELECT DISTINCT ON (step) * FROM fairlead.step_result WHERE seq = j.seq AND step < j.step
+        ORDER BY step, round DESC
+    ) AS r
+), '') || '}' END
+
+-- name: moved_columns
+-- What every move writes, whatever else it does. `j` is the job, `g` the move as given.
+status = g.status, ended = CASE WHEN g.status > 3 THEN g.status END,
+run = j.run + 1, step = g.step, attempt = g.attempt, round = g.round,
+timer_at = g.timer_at, waiting_since = g.waiting_since, finished_at = g.finished_at,
+retryable = g.retryable, error = g.error,
+queued_at = coalesce(g.queued_at, j.queued_at), priority = coalesce(g.priority, j.priority),
+promoted_at = coalesce(g.promoted_at, j.promoted_at),
+last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
+lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, progress = NULL
+
+-- name: moves
+-- The moves as given, $1 to $15; `n` counts them from 1.
+unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::int[], $5::text::int[], $6::text::int[],
+       $7::text::bigint[], $8::text::bigint[], $9::text::bigint[],
+       $10::text::boolean[], $11::text[], $12::text::bigint[], $13::text::smallint[], $14::text::bigint[],
+       $15::text::bigint[]) WITH ORDINALITY
+AS g (job_id, run, status, step, attempt, round, timer_at, waiting_since, finished_at,
+      retryable, error, queued_at, priority, promoted_at, last_progress_at, n)

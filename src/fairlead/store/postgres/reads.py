@@ -1,0 +1,139 @@
+"""The reads of the store: each is one statement on a connection of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.limits import Rules
+from fairlead.errors import Unavailable
+from fairlead.store.port import JobFilter, LineChange
+from fairlead.store.postgres import rows
+from fairlead.store.postgres.connect import Server, translated
+from fairlead.store.postgres.encode import array
+from fairlead.store.postgres.queries import READS
+from fairlead.store.rows import STATUS_CODES, micros, seconds
+from fairlead.store.settings import rules_of
+
+
+class Reads:
+    """What `PostgresStore` answers without writing."""
+
+    def __init__(self, server: Server, origin: str) -> None:
+        self._server = server
+        self._origin = origin
+        self._pool: asyncpg.Pool | None = None
+
+    def _opened(self) -> asyncpg.Pool:
+        if self._pool is None:
+            raise Unavailable("the store is not open")
+        return self._pool
+
+    async def _ask(self, sql: str, *parameters: Any) -> list[Any]:
+        pool = self._opened()
+        with translated(self._server.shown):
+            return list(await pool.fetch(sql, *parameters))
+
+    async def _jobs(self, sql: str, *parameters: Any) -> list[Job]:
+        return [rows.job_from(row) for row in await self._ask(sql, *parameters)]
+
+    async def ping(self) -> None:
+        await self._ask(READS["ping"])
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        answer = await self._ask(READS["get"], job_id)
+        return rows.record_from(answer[0]) if answer else None
+
+    async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        if not job_ids:
+            return {}
+        found = {job.id: job for job in await self._jobs(READS["get_jobs"], list(set(job_ids)))}
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    async def list_jobs(self, where: JobFilter, *, before_seq: int | None, limit: int) -> list[Job]:
+        condition, parameters = _condition(where, before_seq)
+        sql = READS["list_jobs"].replace("{where}", condition).replace("{limit}", f"${len(parameters) + 1}")
+        return await self._jobs(sql, *parameters, limit)
+
+    async def count(self, where: JobFilter) -> int:
+        condition, parameters = _condition(where)
+        ((number,),) = await self._ask(READS["count"].replace("{where}", condition), *parameters)
+        return int(number)
+
+    async def outbox(self, *, older_than: float, limit: int) -> list[LineChange]:
+        answer = await self._ask(READS["outbox"], self._origin, micros(older_than), limit)
+        return [rows.change_from(row) for row in answer]
+
+    async def timers(self, now: float, limit: int) -> list[Job]:
+        return await self._jobs(READS["timers"], micros(now), limit)
+
+    async def next_timer(self) -> float | None:
+        ((moment,),) = await self._ask(READS["next_timer"])
+        return seconds(moment)
+
+    async def promotable(self, *, low_before: float, medium_before: float, limit: int) -> list[Job]:
+        return await self._jobs(READS["promotable"], micros(low_before), micros(medium_before), limit)
+
+    async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
+        ((low, medium),) = await self._ask(READS["next_promotion"])
+        moments = [
+            queued_at / 1e6 + after
+            for queued_at, after in ((low, low_after), (medium, medium_after))
+            if queued_at is not None
+        ]
+        return min(moments, default=None)
+
+    async def waiting(self, batch: int) -> AsyncIterator[list[Job]]:
+        # All numbers at once and then the jobs in portions, so that no transaction is open while they are worked on.
+        ((numbers,),) = await self._ask(READS["waiting"])
+        numbers.sort()
+        for start in range(0, len(numbers), batch):
+            if jobs := await self._jobs(READS["waiting_jobs"], array(numbers[start : start + batch])):
+                yield jobs
+
+    async def running(self) -> list[Job]:
+        return await self._jobs(READS["running"])
+
+    async def holds(self) -> list[Hold]:
+        return [rows.hold_from(row) for row in await self._ask(READS["holds"])]
+
+    async def rules(self) -> Rules:
+        ((version, declared, overrides),) = await self._ask(READS["rules"])
+        return rules_of([version, orjson.loads(declared), orjson.loads(overrides)])
+
+    async def epochs(self) -> dict[str, int]:
+        return dict(map(tuple, await self._ask(READS["epochs"])))
+
+
+def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:
+    """Only the filters that are given, so that PostgreSQL can choose the index that suits them."""
+    terms: list[str] = []
+    parameters: list[Any] = []
+
+    def given(term: str, value: Any) -> None:
+        parameters.append(value)
+        terms.append(f"{term} ${len(parameters)}")
+
+    if where.user_id is not None:
+        given("j.user_id =", where.user_id)
+    if where.feature_name is not None:
+        given("j.feature_name =", where.feature_name)
+    if where.statuses:
+        terms.append(_has_status(sorted(STATUS_CODES[status] for status in where.statuses)))
+    if before_seq is not None:
+        given("j.seq <", before_seq)
+    return " AND ".join(terms) or "TRUE", parameters
+
+
+def _has_status(codes: list[int]) -> str:
+    """Asked of `ended` where that says it all, because the partial indexes know that column and not `status`."""
+    one_of = f"= {codes[0]}" if len(codes) == 1 else f"IN ({', '.join(map(str, codes))})"
+    if codes[0] > 3:
+        return f"j.ended {one_of}"
+    if codes[-1] < 4:
+        return f"j.ended IS NULL AND j.status {one_of}"
+    return f"j.status {one_of}"

@@ -1,0 +1,71 @@
+"""Between rows of PostgreSQL and nouns of the domain. What the engines share is in `store/rows.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from fairlead.domain.job import Attempt, Hold, Job, JobRecord, StepResult
+from fairlead.store.port import LineChange
+from fairlead.store.rows import job_of, seconds
+
+JOB_COLUMNS = 28  # in the fragment `job_columns`
+
+
+@lru_cache(4096)
+def _spec(text: str) -> Any:
+    """Jobs of one pipeline mostly have the same one."""
+    return orjson.loads(text)
+
+
+def job_from(row: Sequence[Any]) -> Job:
+    """Reads the fragment `job_columns`, and nothing else."""
+    *plain, error, progress, spec = row
+    return job_of(
+        [
+            *plain,
+            None if error is None else orjson.loads(error),
+            None if progress is None else orjson.loads(progress),
+            _spec(spec),
+        ]
+    )
+
+
+def change_from(row: Sequence[Any]) -> LineChange:
+    """A row of the outbox: its id, the job's id, and the job's columns, all NULL when it is gone."""
+    outbox_id, job_id, *job = row
+    return LineChange(outbox_id, job_id, None if job[0] is None else job_from(job))
+
+
+def hold_from(row: Sequence[Any]) -> Hold:
+    job_id, service, region, until, id_ = row
+    return Hold(job_id, service, region, until / 1e6, id_)
+
+
+def record_from(row: Sequence[Any]) -> JobRecord:
+    """Reads what the query `get` answers: the job's row, and what is kept beside it."""
+    job = job_from(row[:JOB_COLUMNS])
+    input_json, metadata_json, results, attempts, about, data, metrics = row[JOB_COLUMNS:]
+    rows = [] if results is None else orjson.loads(results)
+    if data is not None:
+        step, service, round_, finished_at, lease = orjson.loads(about)
+        rows.append((step, service, round_, data, metrics, finished_at, lease))
+        rows.sort(key=lambda row: (row[0], row[2]))
+    return JobRecord(
+        job,
+        input_json,
+        metadata_json,
+        tuple(
+            StepResult(job.id, step, service, round_, data, metrics, finished_at / 1e6, lease)
+            for step, service, round_, data, metrics, finished_at, lease in rows
+        ),
+        tuple(
+            Attempt(job.id, step, service, round_, attempt, error, seconds(started_at), ended_at / 1e6, worker, region)
+            for step, service, round_, attempt, error, started_at, ended_at, worker, region in (
+                () if attempts is None else orjson.loads(attempts)
+            )
+        ),
+    )

@@ -1,0 +1,57 @@
+"""Is the server one that we can use, is the schema the one we know? Bring it up to date if it is older.
+
+Two processes that open a new database at once are kept apart by an advisory lock; the second finds the work done.
+Everything lives in the schema `fairlead`, so it can share a database with the application that submits to it.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from fairlead.errors import StoreError
+from fairlead.store.migrate import migrations
+from fairlead.store.postgres.connect import OLDEST_SERVER, Server
+from fairlead.store.postgres.queries import READS
+
+MIGRATION_LOCK = 0x4641_4952_4D49_4752  # "FAIRMIGR"
+_MIGRATIONS = "fairlead.store.postgres"
+
+_FIRST = """
+CREATE SCHEMA IF NOT EXISTS fairlead;
+CREATE TABLE fairlead.schema_version (number int NOT NULL);
+INSERT INTO fairlead.schema_version VALUES (0);
+"""
+
+
+def known_version() -> int:
+    return len(migrations(_MIGRATIONS))
+
+
+async def prepare(connection: asyncpg.Connection, server: Server) -> None:
+    """One transaction: a migration that fails leaves the database as it was."""
+    number = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
+    if number < OLDEST_SERVER:
+        raise StoreError(f"PostgreSQL {number // 10000} is too old: 13 or newer is needed")
+    if await version_of(connection) == known_version():
+        return
+    async with connection.transaction():
+        await connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+        version = await version_of(connection)
+        if version is None:
+            await connection.execute(_FIRST)
+            version = 0
+        if version > known_version():
+            raise StoreError(
+                f"the database at {server.shown} has schema {version}, this Fairlead knows {known_version()}: "
+                "upgrade Fairlead; the database is left as it is"
+            )
+        for migration in migrations(_MIGRATIONS)[version:]:
+            await connection.execute(migration.sql)
+            await connection.execute("UPDATE fairlead.schema_version SET number = $1", migration.number)
+
+
+async def version_of(connection: asyncpg.Connection) -> int | None:
+    """None: there is nothing of ours yet."""
+    if await connection.fetchval(READS["schema"]) is None:
+        return None
+    return int(await connection.fetchval(READS["schema_version"]))

@@ -1,0 +1,120 @@
+"""Which plans PostgreSQL makes for the hot statements, at a size where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fairlead.domain.job import Job
+from fairlead.domain.transitions import Start, submit
+from fairlead.store.postgres import PostgresStore, encode
+from fairlead.store.postgres.queries import READS, WRITES
+from tests import servers
+
+
+@asynccontextmanager
+async def raw(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="module")
+def grown(postgres_url: str) -> Iterator[str]:
+    """A database with 60,000 jobs: most are done, some wait, a few run or are dead."""
+    url = asyncio.run(servers.new_database(postgres_url))
+    asyncio.run(grow(url))
+    yield url
+    asyncio.run(servers.drop_database(url))
+
+
+async def grow(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    async with raw(url) as connection:
+        await connection.execute(
+            """
+            INSERT INTO fairlead.job (id, user_id, feature_name, status, ended, priority, created_at, queued_at,
+                                      timer_at, finished_at, spec, input)
+            SELECT 'job-' || n, 'user-' || n % 300, 'f', s, CASE WHEN s > 3 THEN s END, 1 + n % 3, n, n,
+                   CASE WHEN n % 500 = 0 THEN n END, CASE WHEN s > 3 THEN n END, '[["draw"],2,null,1.0,null,null]', '{}'
+            FROM generate_series(1, 60000) AS n,
+                 LATERAL (SELECT CASE WHEN n % 1000 = 0 THEN 5 WHEN n % 1000 = 1 THEN 3
+                                      WHEN n % 10 = 2 THEN 1 ELSE 4 END AS s) AS status;
+            INSERT INTO fairlead.step_result
+            SELECT n, 0, 0, 'draw', '1', '{}', n, NULL FROM generate_series(1, 5000) AS n;
+            INSERT INTO fairlead.attempt
+            SELECT n, 1, 0, 'draw', 0, 1, '{}', n, n, NULL, NULL FROM generate_series(1, 5000) AS n;
+            INSERT INTO fairlead.outbox SELECT n, n, 'job-' || n, 'x' FROM generate_series(1, 2000) AS n;
+            ANALYZE
+            """
+        )
+
+
+LISTED = READS["list_jobs"].replace("{limit}", "20")
+USED = {
+    "timers": (READS["timers"], "job_timer"),
+    "next_timer": (READS["next_timer"], "job_timer"),
+    "promotable": (READS["promotable"], "job_open"),
+    "next_promotion": (READS["next_promotion"], "job_open"),
+    "waiting": (READS["waiting"], r"job_open\w*"),
+    "running": (READS["running"], r"job_open\w*"),
+    "waiting_jobs": (READS["waiting_jobs"], "job_by_seq"),
+    "get": (READS["get"], "job_id_unique"),
+    "get_jobs": (READS["get_jobs"], "job_id_unique"),
+    "list of all": (LISTED.replace("{where}", "TRUE"), "job_by_seq"),
+    "list of a user": (LISTED.replace("{where}", "j.user_id = 'user-7'"), "job_by_user"),
+    "list of the dead": (LISTED.replace("{where}", "j.ended = 5"), "job_dead"),
+    "prunable": (WRITES["prunable"], "job_finished"),
+    "waiting_of_users": (WRITES["waiting_of_users"], "job_open_by_user"),
+    "start": (WRITES["start"], "job_id_unique"),
+    "complete": (WRITES["complete"], "job_id_unique"),
+    "move": (WRITES["move"], "job_id_unique"),
+    "move_and_tell": (WRITES["move_and_tell"], "job_id_unique"),
+    "progress": (WRITES["progress"], "job_id_unique"),
+    "delete": (WRITES["delete"], "job_id_unique"),
+    "relayed": (WRITES["relayed"], "outbox_pkey"),
+}
+
+
+@pytest.mark.parametrize("name", USED)
+async def test_every_hot_statement_uses_its_index_and_scans_no_table(grown: str, name: str) -> None:
+    sql, index = USED[name]
+    async with raw(grown) as connection, connection.transaction():
+        if name in WRITES:
+            await connection.fetch(WRITES["begin"], "1000")
+        else:
+            await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE asked AS {sql}")
+        count = len(set(re.findall(r"\$\d+", sql)))
+        given = f"({', '.join(['NULL'] * count)})" if count else ""
+        plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE asked {given}"))
+        await connection.execute("DEALLOCATE asked")
+    assert re.search(rf"\b{index}\b", plan), plan
+    assert not re.search(r"Seq Scan on (job|outbox|step_result|attempt)\b", plan), plan
+
+
+async def test_most_starts_touch_no_index(emptied_database: str) -> None:
+    """They are HOT updates: the new version is on the same page, and no index hears of it. Here all jobs of a page
+    start at once; in life there is even more room."""
+    store = PostgresStore(emptied_database)
+    await store.open()
+    ids = sorted(f"hot-{n}" for n in range(200))
+    await store.commit([submit(Job(id_, "f", "ann", ("draw",)), "{}", now=time.time(), waits={}) for id_ in ids])
+    await store.close()
+    sql = "SELECT pg_stat_get_xact_tuples_hot_updated('fairlead.job'::regclass)"
+    async with raw(emptied_database) as connection, connection.transaction():
+        await connection.fetch(WRITES["begin"], "1000")
+        columns = encode.start_columns(Start(id_, 0, 0, "0:1", "service:draw", "w1", 30.0) for id_ in ids)
+        assert len(await connection.fetch(WRITES["start"], *columns, 0)) == 200
+        assert await connection.fetchval(sql) > 150

@@ -1,0 +1,273 @@
+"""The operations of the dispatcher in Redis: one call of one script per scope, all scopes in one round trip."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError
+
+from fairlead.dispatch.port import (
+    Claim,
+    Lease,
+    Offer,
+    Promotion,
+    Release,
+    Renewal,
+    ServiceSnapshot,
+    Wake,
+    Withdrawal,
+)
+from fairlead.dispatch.redis import replies
+from fairlead.dispatch.redis.claims import Claims
+from fairlead.dispatch.redis.connection import Call
+from fairlead.dispatch.redis.keys import scope_mark
+from fairlead.dispatch.redis.replies import Arg, joined, texts
+from fairlead.dispatch.redis.scopes import Scopes
+from fairlead.dispatch.redis.wakes import Wakes
+from fairlead.domain.job import Hold
+from fairlead.domain.limits import Rules
+from fairlead.domain.order import Place, micros
+
+_T = TypeVar("_T")
+
+
+class RedisDispatcher:
+    """Implements `Dispatcher`. Its clock is the server's; tests may give another one, in seconds."""
+
+    def __init__(self, url: str, *, prefix: str = "fairlead", clock: Callable[[], float] | None = None) -> None:
+        self._scopes = Scopes(url, prefix, clock)
+        self._claims = Claims(self._scopes)
+        self._wakes = Wakes(self._scopes, self._claims, heard=self._heard, missed=self._wake_for)
+        self._wake: Wake | None = None
+
+    async def start(self) -> None:
+        """Listen for wakes from other processes."""
+        await self._wakes.start()
+
+    async def close(self) -> None:
+        await self._wakes.close()
+        with contextlib.suppress(RedisError, OSError):  # without it, others find out that nobody listens
+            await self._claims.stop_waiting()
+        await self._scopes.close()
+
+    def on_wake(self, wake: Wake) -> None:
+        self._wake = wake
+
+    # -- the line ------------------------------------------------------------------------------------------------
+
+    async def offer(self, offers: Sequence[Offer]) -> int:
+        return sum([await self._offer(batch) for batch in _each_job_in_one_scope(offers, self._scope_of)])
+
+    async def _offer(self, offers: Sequence[Offer]) -> int:
+        """A job waits in one scope only. What the others have of it is asked first and taken out last: in between, two
+        lines may have it, and whichever grants the older run will find the start refused."""
+        by_scope = self._by_scope(offers)
+        await self._scopes.register_new({scope: {o.service for o in some} for scope, some in by_scope.items()})
+        refused, moved_from = await self._elsewhere(by_scope)
+        newer = 0
+        segment: list[Offer] = []
+        for offer in offers:
+            if (offer.job_id, offer.run) in refused:
+                continue
+            segment.append(offer)
+            if scopes := moved_from.get(offer.job_id):
+                newer += await self._put_in_line(segment, {scope: [offer.job_id, offer.run - 1] for scope in scopes})
+                segment = []
+        return newer + await self._put_in_line(segment, {})
+
+    async def _put_in_line(self, offers: Sequence[Offer], moved: Mapping[str, list[Arg]]) -> int:
+        """Then take out of other lines what has moved here, as the order of offers has it."""
+        args = {scope: replies.offer_args(some) for scope, some in self._by_scope(offers).items()}
+        answers = await self._scopes.run("offer", args) if args else {}
+        gone = await self._scopes.run("withdraw", moved) if moved else {}
+        self._announce([*answers.values(), *gone.values()])
+        return sum(answer[0] for answer in answers.values())
+
+    async def _elsewhere(
+        self, by_scope: Mapping[str, list[Offer]]
+    ) -> tuple[set[tuple[str, int]], dict[str, list[str]]]:
+        """Offers (job and run) that are not newer than what another scope has, and the scopes with older steps."""
+        asked: dict[str, list[Offer]] = {}
+        for scope in self._scopes.services:
+            if others := [offer for target, some in by_scope.items() if target != scope for offer in some]:
+                asked[scope] = others
+        calls = [
+            Call("runs", [self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")],
+                 [offer.job_id for offer in offers])
+            for scope, offers in asked.items()
+        ]  # fmt: skip
+        answers = await self._scopes.connection.run(calls) if calls else []
+        refused: set[tuple[str, int]] = set()
+        moved_from: dict[str, list[str]] = {}
+        for (scope, offers), answer in zip(asked.items(), answers, strict=True):
+            for offer, waiting, leased in zip(offers, answer[::2], answer[1::2], strict=True):
+                if max(waiting, leased) >= offer.run:
+                    refused.add((offer.job_id, offer.run))
+                elif waiting >= 0:
+                    moved_from.setdefault(offer.job_id, []).append(scope)
+        return refused, moved_from
+
+    async def withdraw(self, withdrawals: Sequence[Withdrawal]) -> int:
+        return await self._count("withdraw", withdrawals, lambda each: (each.job_id, each.run))
+
+    async def promote(self, promotions: Sequence[Promotion]) -> int:
+        return await self._count("promote", promotions, lambda each: (each.job_id, each.run, each.band))
+
+    async def _count(self, script: str, asked: Sequence[Any], arg: Callable[[Any], tuple[Arg, ...]]) -> int:
+        args = {scope: [value for each in some for value in arg(each)] for scope, some in self._by_scope(asked).items()}
+        answers = await self._scopes.run(script, args)
+        self._announce(answers.values())
+        return sum(answer[0] for answer in answers.values())
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    async def exchange(self, claim: Claim, releases: Sequence[Release] = ()) -> list[Lease]:
+        leases, woken = await self._claims.exchange(claim, releases)
+        self._wake_for(woken)
+        return leases
+
+    async def release(self, releases: Sequence[Release]) -> None:
+        args = {scope: replies.release_args(some) for scope, some in self._by_scope(releases).items()}
+        self._announce((await self._scopes.run("release", args)).values())
+
+    def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
+        scopes = self._scopes.configured
+        marks = {scope_mark(scope): scope for scope in scopes}
+        args: dict[str, list[Arg]] = {scope: [worker] for scope in scopes}
+        for name in leases:
+            home = marks.get(name[-len(scope_mark("")) :])
+            for scope in scopes if home is None else (home,):
+                args[scope].append(name)
+        answers = self._scopes.run_sync("renew", args).values()
+        if not answers or not all(answer[1] for answer in answers):
+            return Renewal(rebuilding=True)
+        return Renewal(frozenset(leases).difference(*(texts(answer[2]) for answer in answers)))
+
+    async def expired(self) -> list[Lease]:
+        answers = await self._scopes.run("expired", {scope: [] for scope in self._scopes.services})
+        past = [lease for answer in answers.values() for lease in replies.leases(answer[1])]
+        return sorted(past, key=lambda lease: (lease.expires_at, lease.name))
+
+    async def hold(self, holds: Sequence[Hold]) -> None:
+        by_scope = self._by_scope(holds)
+        await self._scopes.register_new({scope: {hold.service for hold in some} for scope, some in by_scope.items()})
+        answers = await self._scopes.run("hold", {scope: replies.hold_args(some) for scope, some in by_scope.items()})
+        self._announce(answers.values())
+
+    async def end_holds(self, now: float) -> int:
+        answers = await self._scopes.run("end_holds", {scope: [micros(now)] for scope in self._scopes.services})
+        self._announce(answers.values())
+        return sum(answer[0] for answer in answers.values())
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        asked = list(dict.fromkeys(job_ids))
+        answers = await self._scopes.run("places", dict.fromkeys(self._scopes.services, asked))
+        return {job_id: place for answer in answers.values() for job_id, place in replies.places(answer[1]).items()}
+
+    async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
+        await self._scopes.refresh()
+        scopes = self._scopes.services if services is None else {self._scopes.of(name) for name in services}
+        args = {scope: ["1" if users else "0"] for scope in scopes if scope in self._scopes.services}
+        answers = await self._scopes.run("snapshot", args)
+        self._wake_for({name for answer in answers.values() for name in texts(answer[1])})
+        seen = {
+            each.service: each
+            for scope, answer in answers.items()
+            for each in map(replies.snapshot, answer[2])
+            if scope == self._scopes.of(each.service)
+        }
+        return [seen[name] for name in sorted(seen) if services is None or name in services]
+
+    # -- rules and rebuilds --------------------------------------------------------------------------------------
+
+    async def configure(self, rules: Rules) -> None:
+        if self._scopes.rules is None or rules.version >= self._scopes.rules.version:
+            self._scopes.rules = rules
+        await self._scopes.refresh()
+        by_scope: dict[str, list[str]] = {scope: [] for scope in self._scopes.services}
+        for name, wanted in rules.services.items():
+            by_scope.setdefault(wanted.scope, []).append(name)
+        for scope, names in by_scope.items():
+            await self._scopes.register(scope, names)
+        answers = await self._scopes.run(
+            "configure", {scope: _rules_args(rules, scope, names) for scope, names in by_scope.items()}
+        )
+        self._announce(answers.values())
+
+    async def close_scope(self, scope: str, epoch: int) -> None:
+        """The rules are said again: the server may have lost them with everything else."""
+        await self._scopes.refresh()
+        rules = self._scopes.rules
+        names = [name for name, each in rules.services.items() if each.scope == scope] if rules is not None else []
+        await self._scopes.register(scope, names or [scope.partition(":")[2]])
+        if rules is not None and names:
+            await self._scopes.run("configure", {scope: _rules_args(rules, scope, names)})
+        await self._scopes.run("close", {scope: [epoch]})
+
+    async def restore(self, scope: str, leases: Sequence[Lease], holds: Sequence[Hold]) -> None:
+        services = {lease.service for lease in leases} | {hold.service for hold in holds}
+        await self._scopes.register_new({scope: services})
+        args = [scope_mark(scope), len(leases), *replies.lease_args(leases), *replies.hold_args(holds)]
+        self._announce((await self._scopes.run("restore", {scope: args})).values())
+
+    async def open_scope(self, scope: str) -> None:
+        self._announce((await self._scopes.run("open", {scope: []})).values())
+
+    # -- waking --------------------------------------------------------------------------------------------------
+
+    def _announce(self, answers: Iterable[Sequence[Any]]) -> None:
+        """The end of an operation: wake this process's worker, once, for what the scripts left to it."""
+        self._wake_for({name for answer in answers for name in texts(answer[1])})
+
+    def _wake_for(self, services: Set[str]) -> None:
+        if services and self._wake is not None:
+            self._wake(frozenset(services))
+
+    async def _heard(self, services: frozenset[str]) -> None:
+        """Another process chose this one to be told. If its worker has become full meanwhile, the next one is."""
+        passed_on: dict[str, list[str]] = {}
+        for service in services:
+            if not self._claims.waits_for(service):
+                passed_on.setdefault(self._scopes.of(service), []).append(service)
+        if passed_on:
+            await self._scopes.run("wake", {scope: [joined(names)] for scope, names in passed_on.items()})
+        self._wake_for(services)
+
+    # -- scopes --------------------------------------------------------------------------------------------------
+
+    def _scope_of(self, item: Any) -> str:
+        return self._scopes.of(item.service)
+
+    def _by_scope(self, items: Iterable[_T]) -> dict[str, list[_T]]:
+        by_scope: dict[str, list[_T]] = {}
+        for item in items:
+            by_scope.setdefault(self._scope_of(item), []).append(item)
+        return by_scope
+
+
+def _rules_args(rules: Rules, scope: str, names: Sequence[str]) -> list[Arg]:
+    args: list[Arg] = [rules.version, "", joined(names)]
+    for name in names:
+        wanted = rules.services[name]
+        if wanted.pool is not None:
+            args[1] = rules.pools.get(wanted.pool, 0)
+        args += (name, replies.rules_json(wanted))
+    return args
+
+
+def _each_job_in_one_scope(offers: Sequence[Offer], scope_of: Callable[[Offer], str]) -> Iterable[list[Offer]]:
+    """The offers in order, in batches none of which has a job in two scopes."""
+    batch: list[Offer] = []
+    scopes: dict[str, str] = {}
+    for offer in offers:
+        scope = scope_of(offer)
+        if scopes.setdefault(offer.job_id, scope) != scope:
+            yield batch
+            batch, scopes = [], {offer.job_id: scope}
+        batch.append(offer)
+    if batch:
+        yield batch

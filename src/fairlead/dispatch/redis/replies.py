@@ -1,0 +1,137 @@
+"""What goes to the scripts and comes back from them, as the port's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from fairlead.dispatch.port import Lease, Offer, Release, ServiceSnapshot, UserLine
+from fairlead.domain.job import Hold
+from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.order import DEFAULT_COST, SECOND, Place, micros
+
+NUL = "\0"
+Arg = str | bytes | int
+
+
+def joined(names: Iterable[str]) -> str:
+    return NUL.join(sorted(names))
+
+
+def texts(values: Sequence[bytes]) -> list[str]:
+    return [value.decode() for value in values]
+
+
+def rules_json(rules: ServiceRules) -> bytes:
+    wanted: dict[str, object] = {
+        "limit": rules.limit,
+        "fifo": rules.order is Order.FIFO,
+        "paused": rules.paused,
+        "retries_first": rules.retries_first,
+        "ttl": micros(rules.lease_ttl),
+        "cost": DEFAULT_COST if rules.cost is None else micros(rules.cost),
+        "regions": sorted(rules.regions.items()),
+    }
+    if rules.user_limit is not None:
+        wanted["user_limit"] = rules.user_limit
+    return orjson.dumps(wanted)
+
+
+def _weight(weight: float) -> str:
+    """One that is no weight counts as 1: it must not stop the line."""
+    return repr(weight if weight > 0 else 1.0)
+
+
+def offer_args(offers: Iterable[Offer]) -> list[Arg]:
+    args: list[Arg] = []
+    for offer in offers:
+        cost = "" if offer.cost is None else micros(offer.cost)
+        args += (
+            offer.job_id, offer.seq, offer.service, offer.user_id, offer.band, offer.rank, offer.step, offer.run,
+            _weight(offer.weight), cost, offer.region or "",
+        )  # fmt: skip
+    return args
+
+
+def release_args(releases: Iterable[Release]) -> list[Arg]:
+    args: list[Arg] = []
+    for release in releases:
+        args += (release.lease, release.service, "1" if release.refund else "0")
+    return args
+
+
+def hold_args(holds: Iterable[Hold]) -> list[Arg]:
+    args: list[Arg] = []
+    for hold in holds:
+        key = hold.id or f"{hold.job_id}:{hold.until}"
+        args += (key, hold.job_id, hold.service, hold.region or "", micros(hold.until))
+    return args
+
+
+def lease_args(leases: Iterable[Lease]) -> list[Arg]:
+    args: list[Arg] = []
+    for lease in leases:
+        args += (
+            lease.name, lease.job_id, lease.step, lease.run, lease.service, lease.user_id, lease.worker,
+            micros(lease.granted_at), lease.region or "", _weight(lease.weight), lease.band,
+        )  # fmt: skip
+    return args
+
+
+def leases(values: Sequence[Any]) -> list[Lease]:
+    return [
+        Lease(
+            name.decode(), job_id.decode(), step, run, service.decode(), user_id.decode(), worker.decode(),
+            granted / SECOND, expires / SECOND, None if region is None else region.decode(), charged, float(weight),
+            band,
+        )
+        for name, job_id, step, run, service, user_id, worker, granted, expires, region, charged, weight, band in (
+            _rows(values, 13)
+        )
+    ]  # fmt: skip
+
+
+def places(values: Sequence[Any]) -> dict[str, Place]:
+    return {
+        job_id.decode(): Place(position, work / SECOND, slots, mean / SECOND)
+        for job_id, position, work, slots, mean in _rows(values, 5)
+    }
+
+
+def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """The scripts answer with one flat list: to the server, a list in a list is a write of its own."""
+    return zip(*[iter(values)] * width, strict=True)
+
+
+def snapshot(row: Sequence[Any]) -> ServiceSnapshot:
+    name, limit, leased, held, paused, waiting, running, holds, times, mean, fifo, retries_first, users = row
+    service = name.decode()
+    bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
+    return ServiceSnapshot(
+        service=service,
+        limit=limit,
+        in_use=leased + held,
+        held=held,
+        paused=bool(paused),
+        waiting=dict(zip((1, 2, 3), waiting, strict=True)),
+        leases=tuple(sorted(leases(running), key=lambda each: (each.granted_at, len(each.name), each.name))),
+        holds=tuple(_hold(service, hold) for hold in holds),
+        virtual_time={band: times[band] for band in sorted(bands)},
+        mean_duration=None if mean < 0 else mean / SECOND,
+        users=tuple(sorted(map(_user_line, users), key=lambda line: (line.band, line.tag, line.user_id))),
+    )
+
+
+def _hold(service: str, row: Sequence[Any]) -> Hold:
+    job_id, region, until, key = row
+    hold = Hold(job_id.decode(), service, None if region is None else region.decode(), until / SECOND)
+    # A hold without an id of its own was kept under one made of the rest.
+    own = key.decode() != f"{hold.job_id}:{hold.until}"
+    return Hold(hold.job_id, service, hold.region, hold.until, key.decode()) if own else hold
+
+
+def _user_line(row: Sequence[Any]) -> UserLine:
+    user_id, band, waiting, running, tag, weight, parked = row
+    return UserLine(user_id.decode(), band, waiting, running, tag, float(weight), bool(parked))

@@ -1,0 +1,28 @@
+-- promote: move waiting steps to another band, unless they are not there or newer than the run, which they then carry.
+--
+--   KEYS, ARGV[1..4]   as include/scope.lua
+--   ARGV[5..]          per promotion: job, run, band
+--
+-- Returns {how many moved, services this process is to wake for}.
+--- @include scope
+--- @include lines
+--- @include grant
+--- @include save
+
+local moved = 0
+for i = 5, #ARGV, 3 do
+  local job, run, band = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local stored = call('HGET', ENTRIES, job)
+  local entry = stored and read_entry(job, stored)
+  if entry and entry.run <= run and not (entry.run == run and entry.band == band) then
+    local service = by_name[entry.service]
+    local raised = read_entry(job, stored)
+    raised.band, raised.run = band, run
+    replace_in_line(service, entry, service, raised, user_of(service, entry.user))
+    forget_if_idle(service, entry.user)
+    call('HSET', ENTRIES, job, stored_entry(raised))
+    touch(service)
+    moved = moved + 1
+  end
+end
+return { moved, wake(save()) }

@@ -1,0 +1,24 @@
+-- runs: what a scope knows of jobs that are offered to another one.
+--
+--   KEYS   entries, onlease
+--   ARGV   jobs
+--
+-- Returns, per job, the run that waits here and the newest on lease here; -1 for none.
+local answer = {}
+for first = 1, #ARGV, 1000 do
+  local last = math.min(first + 999, #ARGV)
+  local entries = redis.call('HMGET', KEYS[1], unpack(ARGV, first, last))
+  local leases = redis.call('HMGET', KEYS[2], unpack(ARGV, first, last))
+  for i = 1, last - first + 1 do
+    local waiting, leased = -1, -1
+    if entries[i] then
+      waiting = cmsgpack.unpack(entries[i])[7]
+    end
+    for run in string.gmatch(leases[i] or '', '%S+ (%S+) ') do
+      leased = math.max(leased, tonumber(run))
+    end
+    answer[#answer + 1] = waiting
+    answer[#answer + 1] = leased
+  end
+end
+return answer

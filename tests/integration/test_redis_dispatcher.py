@@ -1,0 +1,218 @@
+"""What only the dispatcher in Redis can show: a server that loses its data, its own clock, and several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from functools import cache
+
+import pytest
+import redis
+
+from fairlead.dispatch.port import Claim, Lease, Release, Renewal
+from fairlead.dispatch.redis import RedisDispatcher
+from fairlead.domain.limits import Rules, ServiceRules
+from tests.contract.dispatchers import FakeClock, Line
+from tests.redis_servers import port_of, server_url, start_server
+
+FAIR = ServiceRules("s", limit=1)
+
+
+@cache
+def own_server() -> redis.Redis:
+    """Not the one of other tests: what is in it is lost on purpose."""
+    return start_server()
+
+
+@pytest.fixture
+async def line() -> AsyncIterator[Line]:
+    clock = FakeClock()
+    url = f"redis://127.0.0.1:{port_of(own_server())}/0"
+    dispatcher = RedisDispatcher(url, prefix=f"test-{secrets.token_hex(6)}", clock=clock)
+    yield Line(dispatcher, clock)
+    await dispatcher.close()
+    own_server().close()
+
+
+# -- a server that loses its data ----------------------------------------------------------------------------------
+
+
+async def test_nothing_is_granted_and_no_lease_called_lost_after_all_data_is_gone(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9), ServiceRules("t", limit=9))
+    await line.offer_all("ab")
+    lease = await line.take(worker="w")
+    own_server().flushall()
+    assert await line.claimed(9) == []
+    await line.offer("c")
+    assert await line.claimed(9) == [], "what is offered meanwhile waits for the rebuild"
+    assert line.dispatcher.renew("w", [lease.name]) == Renewal(rebuilding=True)
+    assert await line.dispatcher.expired() == []
+    await line.end(lease)
+    assert (await line.see()).in_use == 0
+
+
+async def test_a_rebuild_after_all_data_is_gone_brings_the_rules_and_leases_back(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=2, user_limit=1))
+    await line.offer_all("ab")
+    lease = await line.take(worker="w")
+    own_server().flushall()
+    await line.dispatcher.close_scope("service:s", epoch=2)
+    await line.dispatcher.restore("service:s", [lease], [])
+    await line.offer("b")
+    await line.offer("c", "bob")
+    await line.dispatcher.open_scope("service:s")
+    assert line.dispatcher.renew("w", [lease.name]) == Renewal()
+    (granted,) = await line.claim(9)
+    assert (granted.job_id, granted.name.split(":")[0]) == ("c", "2"), "ann is at her limit"
+
+
+async def test_scripts_are_loaded_again_when_the_server_lost_them(line: Line) -> None:
+    await line.open(FAIR, ServiceRules("t", limit=1))
+    own_server().script_flush()
+    assert await line.offer("a")
+    own_server().script_flush()
+    lease = await line.take()
+    own_server().script_flush()
+    assert line.dispatcher.renew("w", [lease.name]) == Renewal()
+    own_server().script_flush()
+    assert [seen.in_use for seen in await line.dispatcher.snapshot()] == [1, 0]
+
+
+# -- the server's own clock ----------------------------------------------------------------------------------------
+
+
+async def test_times_are_the_servers_own() -> None:
+    dispatcher = RedisDispatcher(server_url(), prefix=f"test-{secrets.token_hex(6)}")
+    line = Line(dispatcher, FakeClock())
+    await line.open(ServiceRules("s", limit=1, lease_ttl=0.05))
+    await line.offer("a")
+    lease = await line.take()
+    assert abs(lease.granted_at - time.time()) < 60
+    assert lease.expires_at == pytest.approx(lease.granted_at + 0.05, abs=1e-5)
+    await asyncio.sleep(0.1)  # nothing but the server's clock says when
+    past = await dispatcher.expired()
+    assert [each.name for each in past] == [lease.name]
+    await dispatcher.close()
+
+
+async def test_a_master_is_found_through_its_sentinels() -> None:
+    sentinel = start_server(sentinel_of=port_of(own_server()))
+    url = f"redis+sentinel://127.0.0.1:{port_of(sentinel)}/mymaster/0"
+    sentinel.close()
+    dispatcher = RedisDispatcher(url, prefix=f"test-{secrets.token_hex(6)}")
+    line = Line(dispatcher, FakeClock())
+    await line.open(FAIR)
+    await line.offer("a")
+    lease = await line.take()
+    assert dispatcher.renew("w", [lease.name]) == Renewal()
+    await dispatcher.close()
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A dispatcher as another process has it, on the same keys."""
+
+    def __init__(self, prefix: str) -> None:
+        self.dispatcher = RedisDispatcher(server_url(), prefix=prefix)
+        self.woken: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+        self.dispatcher.on_wake(self.woken.put_nowait)
+
+    async def start(self, rules: Rules) -> None:
+        await self.dispatcher.configure(rules)
+        await self.dispatcher.start()
+        while not self.woken.empty():
+            self.woken.get_nowait()
+
+    async def claim(self, room: int, *services: str) -> list[Lease]:
+        return await self.dispatcher.exchange(Claim(self.dispatcher._scopes.process, room, frozenset(services)))
+
+    async def hears(self) -> frozenset[str]:
+        return await asyncio.wait_for(self.woken.get(), 10)
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[Process]]:
+    """A gateway, which never claims, and two workers; one service and a pool of two."""
+    prefix = f"test-{secrets.token_hex(6)}"
+    services = {
+        "s": ServiceRules("s", limit=9),
+        "x": ServiceRules("x", limit=9, pool="gpu"),
+        "y": ServiceRules("y", limit=9, pool="gpu"),
+    }
+    rules = Rules(services, {"gpu": 9}, version=1)
+    three = [Process(prefix) for _ in range(3)]
+    for process in three:
+        await process.start(rules)
+    for scope in rules.scopes:
+        await three[0].dispatcher.close_scope(scope, epoch=1)
+        await three[0].dispatcher.open_scope(scope)
+    yield three
+    for process in three:
+        await process.dispatcher.close()
+
+
+def offering(process: Process) -> Line:
+    return Line(process.dispatcher, FakeClock())
+
+
+async def test_an_offer_wakes_one_of_the_waiting_processes_and_no_other(processes: list[Process]) -> None:
+    gateway, first, second = processes
+    assert await first.claim(1, "s") == await second.claim(1, "s") == []
+    line = offering(gateway)
+    await line.offer("a")
+    heard = [asyncio.create_task(process.hears()) for process in (first, second)]
+    done, waiting = await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [{"s"}]
+    assert line.woken() == [], "the gateway has no worker to wake"
+    (other,) = waiting
+    await line.offer("b")
+    await asyncio.sleep(0.05)
+    assert not other.done(), "the lane was runnable already"
+    other.cancel()
+
+
+@pytest.mark.parametrize("services", [("s",), ("s", "x")])
+async def test_a_claim_that_leaves_the_lane_runnable_wakes_the_next_process(
+    processes: list[Process], services: tuple[str, ...]
+) -> None:
+    gateway, first, second = processes
+    assert await first.claim(1, *services) == await second.claim(1, *services) == []
+    await offering(gateway).offer_all("abc")
+    heard = {process: asyncio.create_task(process.hears()) for process in (first, second)}
+    await asyncio.wait(heard.values(), return_when=asyncio.FIRST_COMPLETED)
+    woken, other = (first, second) if heard[first].done() else (second, first)
+    assert len(await woken.claim(1, *services)) == 1
+    assert await heard[other] == {"s"}
+
+
+async def test_a_process_that_is_gone_is_not_counted_on(processes: list[Process]) -> None:
+    gateway, first, second = processes
+    await first.claim(1, "s")
+    await first.dispatcher._wakes.close()  # as if it had been killed: nobody says that it no longer waits
+    await second.claim(1, "s")
+    await offering(gateway).offer("a")
+    assert await second.hears() == {"s"}
+
+
+async def test_a_release_wakes_who_waits_elsewhere(processes: list[Process]) -> None:
+    gateway, first, second = processes
+    await offering(gateway).offer_all([str(number) for number in range(10)])
+    leases = await first.claim(9, "s")
+    assert len(leases) == 9
+    assert await second.claim(1, "s") == []
+    await gateway.dispatcher.release([Release(leases[0].name, "s")])
+    assert await second.hears() == {"s"}
+
+
+async def test_a_process_with_older_rules_keeps_the_limit_of_a_pool_that_grew(processes: list[Process]) -> None:
+    newer, older, _ = processes
+    services = {name: ServiceRules(name, limit=9, pool="gpu") for name in "xyz"}
+    await newer.dispatcher.configure(Rules(services, {"gpu": 2}, version=2))
+    await offering(newer).offer("z0", service="z")
+    await offering(newer).offer_all(["x0", "x1"], service="x")
+    assert len(await newer.claim(1, "z")) == 1
+    assert len(await older.claim(9, "x", "y")) == 1, "the slot that z has counts"

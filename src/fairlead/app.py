@@ -1,0 +1,558 @@
+"""`Fairlead`, the public object.
+
+    app = Fairlead()
+
+    @app.service(limit=1)
+    async def image_gen(call: Call) -> dict: ...
+
+    async with app.running():                      # everything in this process
+        job = await app.submit("image_gen", {"prompt": "a harbour"}, user_id="ada")
+        print(await job.result(timeout=60))
+
+`async with app:` opens the store alone: jobs can be submitted and looked at, and another process runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from fairlead import config as configuration
+from fairlead.config import Settings
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.domain import transitions
+from fairlead.domain.config import Config, ServiceConfig
+from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.order import Place
+from fairlead.engines import store_of, submit_on, writers_of
+from fairlead.errors import (
+    AlreadyDispatching,
+    ConfigError,
+    FairleadError,
+    InvalidInput,
+    JobCancelled,
+    JobFailed,
+    NotFound,
+    RequestError,
+    ResultTimeout,
+    Unavailable,
+)
+from fairlead.executors.function import FunctionExecutor, Handler, imported, path_of
+from fairlead.executors.port import Executor
+from fairlead.executors.process import ProcessExecutor
+from fairlead.runtime import events, status, view
+from fairlead.runtime.clock import Clock, SystemClock
+from fairlead.runtime.events import Hub, TooSlow
+from fairlead.runtime.line import Line
+from fairlead.runtime.operations import Operations, Page, check_id
+from fairlead.runtime.record import Recorder
+from fairlead.runtime.relay import Relay
+from fairlead.runtime.submission import Submission, check
+from fairlead.runtime.view import JobView
+from fairlead.store.journal import Journal
+from fairlead.store.port import Accepted, Done, JobFilter, LineChange, Outcome, Override, Store
+
+if TYPE_CHECKING:
+    from fairlead.sync import SyncFairlead
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+POLL_WHEN_RUNNING = 5.0
+MAX_LIMIT = 1_000_000
+POLL_WHEN_NOT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A job that is accepted: committed, and never forgotten from here on."""
+
+    job_id: str
+    priority: Priority
+    status: JobStatus
+    replayed: bool
+    scheduled_at: float | None
+
+
+class JobHandle:
+    """A submitted job."""
+
+    def __init__(self, app: Fairlead, job_id: str) -> None:
+        self._app = app
+        self.id = job_id
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """The last step's data. Raises JobFailed, JobCancelled, or ResultTimeout after `timeout` seconds."""
+        job = await self._app.wait(self.id, timeout)
+        match job.status:
+            case JobStatus.COMPLETED:
+                return job.result
+            case JobStatus.FAILED:
+                error = job.error or {}
+                text = f"job {self.id} failed: {error.get('message', 'no reason is known')}"
+                raise JobFailed(text, job_id=self.id, error=error, retryable=bool(job.retryable))
+            case JobStatus.CANCELLED:
+                raise JobCancelled(f"job {self.id} was cancelled", job_id=self.id)
+            case unfinished:
+                raise ResultTimeout(f"job {self.id} is {unfinished} after {timeout:g} s", job_id=self.id)
+
+    async def get(self) -> JobView:
+        return await self._app.get(self.id)
+
+    async def cancel(self) -> JobView:
+        return await self._app.cancel(self.id)
+
+    async def resume(self) -> JobView:
+        return await self._app.resume(self.id)
+
+    def events(self) -> AsyncIterator[dict[str, Any] | None]:
+        return self._app.watch(self.id)
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r})"
+
+
+class Fairlead:
+    def __init__(
+        self,
+        config: str | Path | Settings | Config | None = None,
+        *,
+        database_url: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if isinstance(config, Config):
+            settings = Settings(config)
+        elif isinstance(config, Settings):
+            settings = config
+        else:
+            settings = configuration.load(config)
+        self.settings = replace(settings, database_url=database_url or settings.database_url)
+        self.config = settings.config
+        self.hub = Hub()
+        self._clock = clock or SystemClock()
+        self._handlers: dict[str, Handler] = {}
+        self._store: Store | None = None
+        self._journal: Journal | None = None
+        self._relay: Relay | None = None
+        self._line: Line | None = None
+
+    # ------------------------------------------------------------ declaring
+
+    def service(self, name: str | None = None, **options: Any) -> Callable[[H], H]:
+        """Declare a function as a service; `options` are the keys of `[services.NAME]` (docs/configuration.md). What
+        `fairlead.toml` says of the same service wins, so that an operator can change a limit without the code."""
+
+        def declare(handler: H) -> H:
+            service_name = name or handler.__name__
+            written = self.config.services.get(service_name)
+            said = {**options, **(written.model_dump(exclude_unset=True) if written is not None else {})}
+            try:
+                service = ServiceConfig.model_validate(said)
+                declared = {**self.config.services, service_name: service}
+                self.config = Config.model_validate({**dict(self.config), "services": declared})
+            except ValidationError as error:
+                source = f"@app.service on {handler.__name__}"
+                raise ConfigError(configuration.explained(error, source, service_name)) from None
+            self._handlers[service_name] = handler
+            return handler
+
+        return declare
+
+    def pipeline(self, name: str, steps: Sequence[str]) -> None:
+        """Declare a named list of services, as `[pipelines]` does."""
+        declared = {**self.config.pipelines, name: list(steps)}
+        try:
+            self.config = Config.model_validate({**dict(self.config), "pipelines": declared})
+        except ValidationError as error:
+            raise ConfigError(configuration.explained(error, f"app.pipeline({name!r})", "pipelines")) from None
+
+    def check(self) -> list[str]:
+        """Everything that is wrong with the configuration, each with where and what is allowed."""
+        source = self.settings.source or "the configuration"
+        problems = configuration.problems_of(self.config, source)
+        problems += _problems(lambda url: store_of(url, self._clock.now), self.settings.database_url)
+        for name, service in self.config.services.items():
+            if not (service.remote or service.function or name in self._handlers):
+                problems.append(
+                    f"{source}: services.{name}: nothing executes it; give it a url, a function or regions, "
+                    "or a handler with @app.service"
+                )
+            if service.function:
+                problems += [f"{source}: services.{name}.{said}" for said in _problems(imported, service.function)]
+            if (service.remote or service.function) and name in self._handlers:
+                problems.append(f"{source}: services.{name}: it has a handler in code, so url and function must go")
+        return problems
+
+    # ------------------------------------------------------------ opening and running
+
+    async def open(self) -> None:
+        """Connect to the store: submit, get, list, cancel and resume work from here on."""
+        if self._store is not None:
+            raise FairleadError("the app is open already")
+        if problems := self.check():
+            raise ConfigError(problems)
+        url = self.settings.database_url
+        store = store_of(url, self._clock.now)
+        await store.open()
+        self._store = store
+        self._journal = Journal(store, on_commit=self._committed, writers=writers_of(url))
+        self._journal.start()
+        self._recorder = Recorder(self._journal, self.hub)
+        self._operations = Operations(store, self._journal, self._recorder, self._clock)
+
+    def _committed(self, changes: Sequence[LineChange]) -> None:
+        # Without a line in this process, the outbox keeps the changes for the process that has it.
+        if self._relay is not None:
+            self._relay.committed(changes)
+
+    async def close(self) -> None:
+        journal, store = self._journal, self._store
+        self._journal = self._store = None
+        if journal is not None:
+            await journal.close()
+        if store is not None:
+            await store.close()
+
+    async def __aenter__(self) -> Fairlead:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Fairlead]:
+        """Run the whole line in this process: dispatcher, worker and manager."""
+        if self._line is not None:
+            raise AlreadyDispatching("this app is running already")
+        opened_before = self._store is not None
+        if not opened_before:
+            await self.open()
+        try:
+            self._line = await self._start_line()
+            yield self
+        finally:
+            if self._line is not None:
+                await self._line.stop()
+            self._line = self._relay = None
+            if not opened_before:
+                await self.close()
+
+    async def _start_line(self) -> Line:
+        store, journal = self._opened()
+        executors = self._executors()
+        await store.lock_dispatch()
+        dispatcher = MemoryDispatcher(self._clock.steady)
+        self._relay = Relay(dispatcher)
+        line = Line(
+            self.config,
+            store=store,
+            journal=journal,
+            recorder=self._recorder,
+            dispatcher=dispatcher,
+            relay=self._relay,
+            executors=executors,
+            hub=self.hub,
+            clock=self._clock,
+        )
+        await line.start()
+        return line
+
+    def _executors(self) -> dict[str, Executor]:
+        executors: dict[str, Executor] = {}
+        max_result = self.config.worker.max_result
+        for name, service in self.config.services.items():
+            if service.remote:
+                # Only those who call HTTP services need the HTTP client installed.
+                from fairlead.executors.http import HttpExecutor
+
+                executors[name] = HttpExecutor(service, max_result=max_result)
+                continue
+            handler = self._handlers.get(name) or imported(service.function or "")
+            if service.run_in == "process":
+                executors[name] = ProcessExecutor(service.function or path_of(handler), max_result=max_result)
+            else:
+                executors[name] = FunctionExecutor(handler, max_result=max_result)
+        return executors
+
+    async def drain(self) -> None:
+        """Stop claiming; let calls finish within `worker.drain_timeout`; hand the rest back."""
+        if self._line is not None:
+            await self._line.drain()
+
+    @cached_property
+    def sync(self) -> SyncFairlead:
+        """The same calls for code without an event loop (Django, Flask, scripts)."""
+        from fairlead.sync import SyncFairlead
+
+        return SyncFairlead(self)
+
+    # ------------------------------------------------------------ submitting
+
+    async def submit(
+        self,
+        feature_name: str,
+        input_data: Mapping[str, Any] | None = None,
+        *,
+        user_id: str = "anonymous",
+        priority: str | None = None,
+        scheduled_at: datetime | str | None = None,
+        delay: float | None = None,
+        deadline: datetime | str | float | None = None,
+        cost: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        connection: Any = None,
+    ) -> JobHandle:
+        """Accept one job. When this returns, it is committed; with `connection` (PostgreSQL: asyncpg, psycopg or
+        SQLAlchemy) it is part of that connection's transaction, and exists if and only if that commits."""
+        wanted = Submission(feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata)
+        receipts = await self.accept([wanted], idempotency_key=idempotency_key, connection=connection)
+        return JobHandle(self, receipts[0].job_id)
+
+    async def submit_many(
+        self, submissions: Sequence[Submission], *, idempotency_key: str | None = None
+    ) -> list[JobHandle]:
+        """Accept many jobs in one commit: all or none."""
+        receipts = await self.accept(submissions, idempotency_key=idempotency_key)
+        return [JobHandle(self, receipt.job_id) for receipt in receipts]
+
+    async def accept(
+        self,
+        submissions: Sequence[Submission],
+        *,
+        idempotency_key: str | None = None,
+        body_hash: str | None = None,
+        connection: Any = None,
+    ) -> list[Receipt]:
+        """All or nothing, in one commit. An error of many has the item's `index` in its details."""
+        _, journal = self._opened()
+        now = self._clock.now()
+        submits = []
+        for index, wanted in enumerate(submissions):
+            key = idempotency_key
+            if key is not None and len(submissions) > 1:
+                key = f"{key}#{index}"
+            try:
+                submits.append(check(wanted, self.config, now=now, idempotency_key=key, body_hash=body_hash))
+            except RequestError as error:
+                if len(submissions) > 1:
+                    error.details["index"] = index
+                raise
+        outcomes: Sequence[Outcome]
+        if connection is not None:
+            outcomes = await submit_on(self.settings.database_url, connection, submits)
+        elif len(submits) == 1:
+            outcomes = [await journal.write(submits[0])]
+        else:
+            outcomes = await journal.write_all(submits)
+        receipts = []
+        for submit, outcome in zip(submits, outcomes, strict=True):
+            assert isinstance(outcome, Accepted)
+            job = submit.job
+            if job.timer_at is not None:
+                self._recorder.on_timer(job.timer_at)
+            receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, job.scheduled_at))
+        return receipts
+
+    # ------------------------------------------------------------ looking
+
+    async def get(self, job_id: str) -> JobView:
+        store, _ = self._opened()
+        record = await store.get(check_id(job_id))
+        if record is None:
+            raise NotFound(f"there is no job {job_id}")
+        places = await self.places([job_id]) if record.job.status is JobStatus.PENDING else {}
+        return view.of_record(record, places.get(job_id))
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """Where these jobs stand; empty in a process that does not run the line."""
+        return await self._line.dispatcher.places(job_ids) if self._line is not None else {}
+
+    async def list_jobs(
+        self,
+        *,
+        user_id: str | None = None,
+        status: JobStatus | None = None,
+        feature_name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[JobView]:
+        """Newest first."""
+        self._opened()
+        where = JobFilter(user_id, (status,) if status else (), feature_name)
+        page = await self._operations.page(where, limit, cursor)
+        places = await self.places([job.id for job in page.data if job.status is JobStatus.PENDING])
+        return Page([view.of_job(job, places.get(job.id)) for job in page.data], page.next_cursor)
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> JobView:
+        """The job when it has ended, or as it is after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        with self.hub.subscribe(check_id(job_id)) as subscription:
+            while True:
+                job = await self.get(job_id)
+                rest = None if until is None else until - loop.time()
+                if job.status.finished or (rest is not None and rest <= 0):
+                    return job
+                # Events tell of what happens in this process; a look now and then sees what others did.
+                poll = POLL_WHEN_RUNNING if self._line is not None else POLL_WHEN_NOT
+                await self._until_terminal(subscription, poll if rest is None else min(poll, rest))
+
+    async def _until_terminal(self, subscription: events.Subscription, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError, TooSlow):
+            async with asyncio.timeout(timeout):
+                while True:
+                    event = await subscription.next()
+                    if event is not None and event.type in events.TERMINAL:
+                        return
+
+    async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
+        """A snapshot, then what happens, until the job ends. None after `heartbeat` seconds without news."""
+        with self.hub.subscribe(check_id(job_id)) as subscription:
+            job = await self.get(job_id)
+            yield {
+                "type": events.SNAPSHOT,
+                "job_id": job_id,
+                "at": events.iso(self._clock.now()),
+                "message": f"the job is {job.status}",
+                "job": job.as_dict(),
+            }
+            while not job.status.finished:
+                event = await subscription.next(heartbeat)
+                if event is None:
+                    yield None
+                    # Another process may have ended it; then its terminal event is never heard here.
+                    job = await self.get(job_id)
+                    continue
+                yield event.as_dict()
+                if event.type in events.TERMINAL:
+                    return
+            yield view.ending(job, self._clock.now())
+
+    # ------------------------------------------------------------ acting
+
+    async def cancel(self, job_id: str) -> JobView:
+        self._opened()
+        await self._operations.move(job_id, lambda job, now: transitions.cancel(job, now=now))
+        return await self.get(job_id)
+
+    async def resume(self, job_id: str) -> JobView:
+        """Take up a FAILED job that is marked retryable, at the step that failed."""
+        self._opened()
+        waits = self.config.wait_timeouts
+        await self._operations.move(job_id, lambda job, now: transitions.resume(job, now=now, waits=waits))
+        return await self.get(job_id)
+
+    async def delete(self, job_id: str) -> None:
+        """Remove a finished job for good."""
+        self._opened()
+        await self._operations.delete(job_id)
+
+    async def dead(
+        self,
+        *,
+        user_id: str | None = None,
+        feature_name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[JobView]:
+        """The dead letters: FAILED jobs, newest first, each with every attempt's error."""
+        store, _ = self._opened()
+        page = await self._operations.page(_dead(user_id, feature_name), limit, cursor)
+        records = [await store.get(job.id) for job in page.data]
+        return Page([view.of_record(record, None) for record in records if record is not None], page.next_cursor)
+
+    async def requeue(
+        self,
+        *,
+        job_ids: Sequence[str] | None = None,
+        user_id: str | None = None,
+        feature_name: str | None = None,
+        from_start: bool = False,
+        dry_run: bool = False,
+    ) -> int:
+        """Take dead letters up again, at the failed step or from the start; returns how many."""
+        self._opened()
+        dead = self._operations.dead(_dead(user_id, feature_name), job_ids)
+        if dry_run:
+            return sum([len(jobs) async for jobs in dead])
+        waits = self.config.wait_timeouts
+        return await self._operations.move_dead(
+            dead, lambda job, now: transitions.requeue(job, now=now, waits=waits, from_start=from_start)
+        )
+
+    async def purge(
+        self,
+        *,
+        job_ids: Sequence[str] | None = None,
+        user_id: str | None = None,
+        feature_name: str | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove dead letters for good; returns how many."""
+        self._opened()
+        dead = self._operations.dead(_dead(user_id, feature_name), job_ids)
+        if dry_run:
+            return sum([len(jobs) async for jobs in dead])
+        return await self._operations.delete_dead(dead)
+
+    async def set_limit(self, service: str, limit: int | None) -> None:
+        """Change a service's limit while running; kept in the truth until lifted with None."""
+        if limit is not None and (type(limit) is not int or not 0 <= limit <= MAX_LIMIT):
+            raise InvalidInput(f"a limit is from 0 to {MAX_LIMIT}", pointer="/limit")
+        await self._override(Override(service, limit=limit, lift_limit=limit is None))
+
+    async def pause(self, service: str) -> None:
+        """Grant nothing from this service's lane until `unpause`; what runs goes on."""
+        await self._override(Override(service, paused=True))
+
+    async def unpause(self, service: str) -> None:
+        await self._override(Override(service, paused=False))
+
+    async def _override(self, override: Override) -> None:
+        _, journal = self._opened()
+        if override.service not in self.config.services:
+            raise NotFound(f"there is no service {override.service!r}")
+        outcome = await journal.write(override)
+        if self._line is not None and isinstance(outcome, Done):
+            await self._line.apply(outcome.value)
+
+    # ------------------------------------------------------------ how it is
+
+    async def status(self) -> dict[str, Any]:
+        """Services with their slots and lines, pools, and counts of jobs."""
+        store, _ = self._opened()
+        return await status.describe(store, self._line)
+
+    async def readiness(self) -> dict[str, Any]:
+        """Can it do its work? Names what cannot."""
+        return await status.readiness(self._store, self._line)
+
+    def _opened(self) -> tuple[Store, Journal]:
+        if self._store is None or self._journal is None:
+            raise Unavailable("the app is not open; use `async with app:` or `async with app.running():`")
+        return self._store, self._journal
+
+
+def _dead(user_id: str | None, feature_name: str | None) -> JobFilter:
+    return JobFilter(user_id, (JobStatus.FAILED,), feature_name)
+
+
+def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:
+    """What is wrong with a value, if anything."""
+    try:
+        read(text)
+    except ConfigError as error:
+        return error.problems
+    return ()

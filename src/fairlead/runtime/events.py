@@ -1,0 +1,115 @@
+"""What happens to jobs, told to those who watch. A reader that falls behind is dropped, never buffered without
+bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+WAITING = "WAITING"
+POSITION = "POSITION"
+STEP_START = "STEP_START"
+STEP_COMPLETE = "STEP_COMPLETE"
+PROGRESS = "PROGRESS"
+JOB_PROMOTED = "JOB_PROMOTED"
+JOB_RETRYING = "JOB_RETRYING"
+JOB_FAILED = "JOB_FAILED"
+JOB_CANCELLED = "JOB_CANCELLED"
+JOB_COMPLETE = "JOB_COMPLETE"
+SNAPSHOT = "SNAPSHOT"
+
+TERMINAL = frozenset({JOB_FAILED, JOB_CANCELLED, JOB_COMPLETE})
+BUFFER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    type: str
+    job_id: str
+    at: float
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "job_id": self.job_id,
+            "at": iso(self.at),
+            "message": self.message,
+            **self.details,
+        }
+
+
+class TooSlow(Exception):
+    """The reader did not keep up and was dropped; reconnecting gives the present state."""
+
+
+class Subscription:
+    """One reader of one job's events."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue(BUFFER)
+        self._dropped = False
+
+    def put(self, event: Event) -> None:
+        if self._dropped:
+            return
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            self._dropped = True
+
+    async def next(self, timeout: float | None = None) -> Event | None:
+        """The next event, or None after `timeout` seconds without one."""
+        if self._dropped and self._events.empty():
+            raise TooSlow
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._events.get()
+        except TimeoutError:
+            return None
+
+
+class Hub:
+    """Events within this process. A job that nobody watches costs one look-up."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, set[Subscription]] = {}
+
+    def watched(self, job_id: str) -> bool:
+        return job_id in self._readers
+
+    def watched_jobs(self) -> list[str]:
+        return list(self._readers)
+
+    def publish(self, event: Event) -> None:
+        for reader in self._readers.get(event.job_id, ()):
+            reader.put(event)
+
+    def publish_if_watched(self, job_id: str, make: Callable[[], Event]) -> None:
+        """For the hot path: the event is not even made when nobody looks."""
+        if job_id in self._readers:
+            self.publish(make())
+
+    @contextmanager
+    def subscribe(self, job_id: str) -> Iterator[Subscription]:
+        reader = Subscription()
+        self._readers.setdefault(job_id, set()).add(reader)
+        try:
+            yield reader
+        finally:
+            readers = self._readers[job_id]
+            readers.discard(reader)
+            if not readers:
+                del self._readers[job_id]
+
+
+def iso(moment: float | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond."""
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

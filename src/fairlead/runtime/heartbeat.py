@@ -1,0 +1,96 @@
+"""The worker's pulse, in a thread of its own: a handler that blocks the event loop costs no lease, and is named."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+
+from fairlead.dispatch.port import Dispatcher
+
+log = logging.getLogger(__name__)
+
+BLOCKED_AFTER = 1.0
+
+
+class Heartbeat:
+    """Renews all leases of a worker every third of the shortest TTL, and watches that the event loop still turns."""
+
+    def __init__(
+        self,
+        worker: str,
+        dispatcher: Dispatcher,
+        leases: Callable[[], Collection[str]],
+        lost: Callable[[frozenset[str]], None],
+        *,
+        interval: float,
+    ) -> None:
+        self._worker = worker
+        self._dispatcher = dispatcher
+        self._leases = leases
+        self._lost = lost
+        self._interval = interval
+        self._stop = threading.Event()
+        self._answered = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="fairlead-heartbeat", daemon=True)
+        self.blocked_times = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        tick = min(self._interval, BLOCKED_AFTER)
+        renewed = asked = time.monotonic()
+        said = False
+        self._ask()
+        while not self._stop.wait(tick):
+            now = time.monotonic()
+            if now - renewed >= self._interval:
+                self._renew()
+                renewed = now
+            if self._answered.is_set():
+                said, asked = False, now
+                self._ask()
+            elif not said and now - asked >= BLOCKED_AFTER:
+                said = True
+                self._name_the_blocker(now - asked)
+
+    def _renew(self) -> None:
+        try:
+            renewal = self._dispatcher.renew(self._worker, list(self._leases()))
+        except Exception:
+            log.exception("renewing the leases of %s failed; trying again", self._worker)
+            return
+        if renewal.lost and not renewal.rebuilding:
+            self._call(self._lost, renewal.lost)
+
+    def _ask(self) -> None:
+        self._answered.clear()
+        self._call(self._answered.set)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            self._stop.set()  # the loop is closed, and with it the worker
+
+    def _name_the_blocker(self, seconds: float) -> None:
+        self.blocked_times += 1
+        frame = sys._current_frames().get(self._loop_thread)
+        where = "".join(traceback.format_stack(frame, limit=4)) if frame else "unknown\n"
+        log.warning(
+            "the event loop has been blocked for %.1f s; leases are still renewed, but nothing else moves. "
+            "Make the handler a plain `def` (it then runs in a thread) or await instead. It is here:\n%s",
+            seconds,
+            where.rstrip(),
+        )

@@ -1,0 +1,25 @@
+"""Ends the holds whose call can no longer be computing."""
+
+from __future__ import annotations
+
+from fairlead.dispatch.port import Dispatcher
+from fairlead.store.journal import Journal
+from fairlead.store.port import EndHolds, Store
+
+EVERY = 1.0
+
+
+class HoldsLoop:
+    name = "holds"
+
+    def __init__(self, store: Store, journal: Journal, dispatcher: Dispatcher) -> None:
+        self._store = store
+        self._journal = journal
+        self._dispatcher = dispatcher
+
+    async def tick(self, now: float) -> float:
+        holds = await self._store.holds()
+        if any(hold.until <= now for hold in holds):
+            await self._journal.write(EndHolds(now))
+            await self._dispatcher.end_holds(now)
+        return now + EVERY

@@ -1,0 +1,104 @@
+"""Takes back the steps of workers that are gone: expired leases, and RUNNING rows that no lease stands for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fairlead.dispatch.port import Dispatcher, Lease, Release
+from fairlead.domain import transitions
+from fairlead.domain.config import Config
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.transitions import Move
+from fairlead.runtime.record import Recorder
+from fairlead.store.port import Store
+
+log = logging.getLogger(__name__)
+
+EVERY = 0.5
+# A manager that did not tick for so long was itself stopped, and with it perhaps the workers' heartbeats.
+ASLEEP_AFTER = 3.0
+GRACE = 2.0
+STRAYS_EVERY = 10.0
+STRAY_AFTER = 5.0
+
+
+class RecoverLoop:
+    name = "recover"
+
+    def __init__(self, store: Store, dispatcher: Dispatcher, recorder: Recorder, config: Config) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._config = config
+        self._strays_due = 0.0
+        self._ticked_at: float | None = None
+        self.recovered = 0
+
+    async def tick(self, now: float) -> float:
+        before, self._ticked_at = self._ticked_at, now
+        if before is not None and now - before > ASLEEP_AFTER:
+            log.warning("the manager was stopped for %.1f s; workers get a moment to renew their leases", now - before)
+            self._ticked_at = now + GRACE
+            return now + GRACE
+        leases = await self._dispatcher.expired()
+        if leases:
+            await self._take_back(leases, now)
+        if now >= self._strays_due:
+            self._strays_due = now + STRAYS_EVERY
+            await self._find_strays(now)
+        return now + EVERY
+
+    async def _take_back(self, leases: Sequence[Lease], now: float) -> None:
+        """First the truth, then the slot: only when the job has moved on does its lease go."""
+        jobs = await self._store.get_jobs([lease.job_id for lease in leases])
+        lost = [jobs[lease.job_id] for lease in leases if stands_for(lease, jobs.get(lease.job_id))]
+        await self.recover(lost, now)
+        await self._dispatcher.release([Release(lease.name, lease.service) for lease in leases])
+
+    async def _find_strays(self, now: float) -> None:
+        """RUNNING in the truth, but on no lease: the dispatcher lost it, or the start's answer was lost."""
+        started_before = now - STRAY_AFTER
+        rows = [job for job in await self._store.running() if (job.call_started_at or 0.0) < started_before]
+        if not rows:
+            return
+        snapshots = await self._dispatcher.snapshot()
+        on_lease = {lease.name for snapshot in snapshots for lease in snapshot.leases}
+        strays = [job for job in rows if job.lease not in on_lease]
+        if strays:
+            log.warning("%d running jobs have no lease; taking them back", len(strays))
+            await self.recover(strays, now)
+
+    async def recover(self, jobs: Sequence[Job], now: float) -> None:
+        moves = [(job, self._recovery(job, now)) for job in jobs]
+        if not moves:
+            return
+        applied = await self._recorder.record_each(moves, now)
+        # Held before the lease goes, so that the slot is never free in between; and only for a job that was taken back:
+        # one that finished meanwhile is computing no more.
+        await self._dispatcher.hold([move.hold for move in applied if move.hold is not None])
+        self.recovered += len(applied)
+        if applied:
+            log.warning("recovered %d steps of workers that are gone", len(applied))
+
+    def _recovery(self, job: Job, now: float) -> Move:
+        service = self._config.services.get(job.service)
+        # A service that is gone from the config decides nothing: its job waits until the service is back.
+        max_attempts = service.max_attempts if service is not None else job.attempt + 1
+        remote = service is not None and service.remote
+        return transitions.recover(
+            job,
+            now=now,
+            waits=self._config.wait_timeouts,
+            max_attempts=max_attempts,
+            hold=transitions.hold_of(job, now) if remote else None,
+        )
+
+
+def stands_for(lease: Lease, job: Job | None) -> bool:
+    """Is this lease what the job's present state says: claimed and not yet started, or running on it?"""
+    if job is None:
+        return False
+    if job.status is JobStatus.PENDING:
+        return job.run == lease.run
+    return job.status is JobStatus.RUNNING and job.lease == lease.name

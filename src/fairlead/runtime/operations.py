@@ -1,0 +1,134 @@
+"""What users and operators do to jobs that are there: cancel, resume, delete, requeue, purge, list.
+
+None of them knows the job's `run`, so each reads, builds the transition and writes it on condition; when the job
+moved in between, it looks again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.transitions import Delete, Move
+from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
+from fairlead.runtime.clock import Clock
+from fairlead.runtime.record import Recorder
+from fairlead.store.journal import Journal
+from fairlead.store.port import Done, JobFilter, Store
+
+T = TypeVar("T")
+
+TRIES = 20
+BATCH = 500
+MAX_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    data: list[T]
+    next_cursor: str | None
+
+
+class Operations:
+    def __init__(self, store: Store, journal: Journal, recorder: Recorder, clock: Clock) -> None:
+        self._store = store
+        self._journal = journal
+        self._recorder = recorder
+        self._clock = clock
+
+    async def move(self, job_id: str, build: Callable[[Job, float], Move]) -> None:
+        """Apply what `build` makes of the job's present state; it raises WrongState if that allows none."""
+        for _ in range(TRIES):
+            job = await self._job(job_id)
+            now = self._clock.now()
+            if await self._recorder.record(job, build(job, now), now):
+                return
+        raise Unavailable(f"job {job_id} keeps changing; try again")
+
+    async def delete(self, job_id: str) -> None:
+        job = await self._job(job_id)
+        if not isinstance(await self._journal.write(Delete(job.id)), Done):
+            raise WrongState(
+                f"only a finished job can be deleted; this one is {job.status}",
+                details={"status": job.status.value},
+            )
+
+    async def move_dead(self, dead: AsyncIterator[list[Job]], build: Callable[[Job, float], Move]) -> int:
+        applied = 0
+        async for jobs in dead:
+            now = self._clock.now()
+            moves = []
+            for job in jobs:
+                with contextlib.suppress(WrongState):  # what cannot be taken up again stays where it is
+                    moves.append((job, build(job, now)))
+            applied += len(await self._recorder.record_each(moves, now))
+        return applied
+
+    async def delete_dead(self, dead: AsyncIterator[list[Job]]) -> int:
+        deleted = 0
+        async for jobs in dead:
+            outcomes = await self._journal.write_each([Delete(job.id) for job in jobs])
+            deleted += sum(isinstance(outcome, Done) for outcome in outcomes)
+        return deleted
+
+    async def dead(self, where: JobFilter, job_ids: Sequence[str] | None) -> AsyncIterator[list[Job]]:
+        """FAILED jobs, in batches: those named, or all that match."""
+        if job_ids is not None:
+            jobs = await self._store.get_jobs([check_id(job_id) for job_id in job_ids])
+            yield [job for job in jobs.values() if job.status is JobStatus.FAILED]
+            return
+        before: int | None = None
+        while jobs_page := await self._store.list_jobs(where, before_seq=before, limit=BATCH):
+            yield jobs_page
+            before = jobs_page[-1].seq
+
+    async def page(self, where: JobFilter, limit: int, cursor: str | None) -> Page[Job]:
+        if not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}", pointer="/limit")
+        before = None if cursor is None else read_cursor(cursor, where)
+        jobs = await self._store.list_jobs(where, before_seq=before, limit=limit + 1)
+        more = len(jobs) > limit
+        return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where) if more else None)
+
+    async def _job(self, job_id: str) -> Job:
+        jobs = await self._store.get_jobs([check_id(job_id)])
+        if job_id not in jobs:
+            raise NotFound(f"there is no job {job_id}")
+        return jobs[job_id]
+
+
+def check_id(job_id: str) -> str:
+    """A job id is a UUID in its usual form; anything else cannot be one of ours."""
+    try:
+        if isinstance(job_id, str) and str(UUID(job_id)) == job_id:
+            return job_id
+    except ValueError:
+        pass
+    raise InvalidInput("a job id is a UUID, such as 0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10", pointer="/job_id")
+
+
+def write_cursor(seq: int, where: JobFilter) -> str:
+    """Opaque to callers, and bound to the filter it was made for."""
+    return base64.urlsafe_b64encode(f"{seq}.{_mark(seq, where)}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, where: JobFilter) -> int:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+        seq, _, mark = text.partition(".")
+        if mark == _mark(int(seq), where):
+            return int(seq)
+    except (ValueError, binascii.Error):
+        pass
+    raise InvalidInput("this cursor is not from this list; begin without one", pointer="/cursor")
+
+
+def _mark(seq: int, where: JobFilter) -> str:
+    return f"{zlib.crc32(repr((seq, where)).encode()):08x}"

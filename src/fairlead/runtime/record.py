@@ -1,0 +1,84 @@
+"""Writes a job's transition, then tells everyone whom it concerns: watchers, timers, and the worker that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.transitions import Move
+from fairlead.runtime import events
+from fairlead.runtime.events import Event, Hub
+from fairlead.store.journal import Journal
+from fairlead.store.port import Done
+
+
+class Recorder:
+    """Every `Move` of this process goes through here."""
+
+    def __init__(self, journal: Journal, hub: Hub) -> None:
+        self._journal = journal
+        self._hub = hub
+        self.on_timer: Callable[[float], None] = lambda moment: None
+        self.on_stopped: Callable[[str], None] = lambda job_id: None
+
+    async def record(self, job: Job, move: Move, now: float) -> bool:
+        """True if it was applied; False if the job had moved on."""
+        if not isinstance(await self._journal.write(move), Done):
+            return False
+        self._tell(job, move, now)
+        return True
+
+    async def record_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> list[Move]:
+        """Many at once, each for itself; returns those that were applied."""
+        outcomes = await self._journal.write_each([move for _, move in moves])
+        applied = []
+        for (job, move), outcome in zip(moves, outcomes, strict=True):
+            if isinstance(outcome, Done):
+                applied.append(move)
+                self._tell(job, move, now)
+        return applied
+
+    def _tell(self, job: Job, move: Move, now: float) -> None:
+        if move.timer_at is not None:
+            self.on_timer(move.timer_at)
+        if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "recover"):
+            self.on_stopped(job.id)
+        if self._hub.watched(job.id):
+            for event in told(job, move, now):
+                self._hub.publish(event)
+
+
+def told(job: Job, move: Move, now: float) -> list[Event]:
+    """What a watcher hears of a move."""
+    said = []
+    service, total = job.service, len(job.steps)
+    if move.result is not None:
+        text = f"completed {service} ({job.step + 1}/{total})"
+        details = {"service": service, "step": job.step + 1, "total": total}
+        said.append(Event(events.STEP_COMPLETE, job.id, now, text, details))
+    match move.status:
+        case JobStatus.COMPLETED:
+            said.append(Event(events.JOB_COMPLETE, job.id, now, "the job is complete"))
+        case JobStatus.CANCELLED:
+            said.append(Event(events.JOB_CANCELLED, job.id, now, "the job was cancelled"))
+        case JobStatus.FAILED:
+            error = dict(move.error or {})
+            text = str(error.get("message", "the job failed")) + (" (resume available)" if move.retryable else "")
+            details = {"error": error, "retryable": bool(move.retryable)}
+            said.append(Event(events.JOB_FAILED, job.id, now, text, details))
+        case JobStatus.RETRYING:
+            due = events.iso(move.timer_at)
+            details = {"error": dict(move.error or {}), "attempt": job.attempt, "due_at": due}
+            said.append(Event(events.JOB_RETRYING, job.id, now, f"{service} is tried again at {due}", details))
+        case JobStatus.PENDING if move.priority is not None:
+            old, new = job.priority.value, move.priority.value
+            text = f"promoted from {old} to {new}"
+            said.append(Event(events.JOB_PROMOTED, job.id, now, text, {"old": old, "new": new}))
+        case JobStatus.PENDING:
+            waits_for = job.steps[move.step]
+            text = f"waiting for {waits_for} ({move.step + 1}/{total})"
+            details = {"service": waits_for, "step": move.step + 1, "total": total}
+            said.append(Event(events.WAITING, job.id, now, text, details))
+        case _:
+            pass
+    return said

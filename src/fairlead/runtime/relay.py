@@ -1,0 +1,80 @@
+"""From the truth to the line: makes the dispatcher match the jobs' present state.
+
+Every change of the line is an outbox row of the same transaction. The process that committed relays at once and deletes
+the row with a later commit; if it died, the manager's outbox loop does it. Doing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
+from fairlead.domain.job import Job, JobStatus
+from fairlead.store.journal import Journal
+from fairlead.store.port import LineChange, Relayed
+
+log = logging.getLogger(__name__)
+
+
+class Relay:
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.on_ended: Callable[[str], None] = lambda job_id: None
+        self._dispatcher = dispatcher
+        self._changes: list[LineChange] = []
+        self._bell = asyncio.Event()
+
+    def committed(self, changes: Sequence[LineChange]) -> None:
+        """The journal's hook: called after each commit, before its callers hear of it."""
+        if changes:
+            self._changes.extend(changes)
+            self._bell.set()
+
+    async def run(self, journal: Journal) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            changes, self._changes = self._changes, []
+            try:
+                await self.relay(changes, journal)
+            except Exception:
+                # The rows are still in the outbox; the manager's loop will bring them.
+                log.exception("relaying %d changes of the line failed; the outbox keeps them", len(changes))
+
+    async def relay(self, changes: Sequence[LineChange], journal: Journal) -> None:
+        offers, withdrawals = [], []
+        for change in changes:
+            job = change.job
+            if job is None:
+                continue
+            if job.status is JobStatus.PENDING:
+                offers.append(offer_of(job))
+            else:
+                withdrawals.append(Withdrawal(job.id, job.service, job.run))
+                if job.status.finished:
+                    # Another process may have cancelled it while a worker of this one runs it.
+                    self.on_ended(job.id)
+        if withdrawals:
+            await self._dispatcher.withdraw(withdrawals)
+        if offers:
+            await self._dispatcher.offer(offers)
+        if changes:
+            journal.write_later(Relayed(tuple(change.outbox_id for change in changes)))
+
+
+def offer_of(job: Job) -> Offer:
+    """The step that waits. A retry may go to any region; only the first call is bound to the one asked for."""
+    return Offer(
+        job_id=job.id,
+        seq=job.seq,
+        service=job.service,
+        user_id=job.user_id,
+        band=job.priority.band,
+        rank=job.rank,
+        step=job.step,
+        run=job.run,
+        weight=job.weight,
+        cost=job.cost,
+        region=job.region if job.attempt == 0 else None,
+    )

@@ -1,0 +1,220 @@
+"""What a caller asks for, checked whole before anything is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from uuid_utils import uuid7
+
+from fairlead.domain import transitions
+from fairlead.domain.config import Config, known
+from fairlead.domain.job import Job, Priority
+from fairlead.domain.transitions import Submit
+from fairlead.domain.wire import NotJson, to_json
+from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
+
+MAX_USER_ID = 255
+MAX_KEY = 255
+MAX_METADATA = 16384
+MAX_DELAY = 366 * 86400.0
+MAX_COST = 1_000_000.0
+_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_JSON_TYPES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One job, as `POST /api/v1/jobs` and `app.submit` take it.
+
+    `scheduled_at` and `deadline` are moments (a datetime, or ISO 8601 text); `delay` and a numeric `deadline` are
+    seconds from now.
+    """
+
+    feature_name: str
+    input_data: Any = None
+    user_id: str = "anonymous"
+    priority: str | None = None
+    scheduled_at: datetime | str | None = None
+    delay: float | None = None
+    deadline: datetime | str | float | None = None
+    cost: float | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+def check(
+    wanted: Submission,
+    config: Config,
+    *,
+    now: float,
+    idempotency_key: str | None = None,
+    body_hash: str | None = None,
+) -> Submit:
+    """The transition that stores this job, or an error that names the field."""
+    user_id = _text(wanted.user_id, "user_id", MAX_USER_ID)
+    steps = config.steps_of(_text(wanted.feature_name, "feature_name", 63))
+    if steps is None:
+        raise UnknownFeature(
+            f"no pipeline or service is called {wanted.feature_name!r}; "
+            + known({**config.pipelines, **config.services}),
+            pointer="/feature_name",
+        )
+    priority = _priority(wanted.priority)
+    due_at = _due(wanted, now)
+    deadline_at = _deadline(wanted.deadline, now, due_at)
+    cost = _number(wanted.cost, "cost", MAX_COST, positive=True)
+    input_json = _json({} if wanted.input_data is None else wanted.input_data, "input_data")
+    if len(input_json) > config.server.max_body:
+        raise TooLarge(f"input_data is over {config.server.max_body} bytes", pointer="/input_data")
+    metadata_json = None if wanted.metadata is None else _json(wanted.metadata, "metadata")
+    if metadata_json is not None and len(metadata_json) > MAX_METADATA:
+        raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
+    if idempotency_key is not None:
+        _text(idempotency_key, "Idempotency-Key", MAX_KEY)
+        body_hash = body_hash or fingerprint(wanted, input_json, metadata_json)
+    waits = config.wait_timeouts
+    first = transitions.first_state(steps[0], now=now, due_at=due_at, deadline_at=deadline_at, waits=waits)
+    job = Job(
+        id=str(uuid7()),
+        feature_name=wanted.feature_name,
+        user_id=user_id,
+        steps=steps,
+        priority=priority,
+        original_priority=priority,
+        status=first.status,
+        created_at=now,
+        queued_at=first.queued_at,
+        waiting_since=first.queued_at,
+        scheduled_at=due_at,
+        timer_at=first.timer_at,
+        deadline_at=deadline_at,
+        cost=cost,
+    )
+    return Submit(job, input_json, metadata_json, idempotency_key, body_hash, config.server.max_waiting_per_user)
+
+
+def fingerprint(wanted: Submission, input_json: str, metadata_json: str | None) -> str:
+    """Two submissions with the same key must be the same request."""
+    said = (
+        wanted.feature_name,
+        wanted.user_id,
+        wanted.priority,
+        str(wanted.scheduled_at),
+        wanted.delay,
+        str(wanted.deadline),
+        wanted.cost,
+        input_json,
+        metadata_json,
+    )
+    return hashlib.sha256(orjson.dumps(said)).hexdigest()
+
+
+def _text(value: Any, field: str, longest: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field} must be text, not {_type(value)}", pointer=f"/{field}")
+    if not value or value.isspace():
+        raise InvalidInput(f"{field} must not be {'blank' if value else 'empty'}", pointer=f"/{field}")
+    if len(value) > longest:
+        raise InvalidInput(f"{field} is longer than {longest} characters", pointer=f"/{field}")
+    # Printable ASCII needs no look at every character's category: nearly every id is.
+    if not (value.isascii() and value.isprintable()) and any(
+        unicodedata.category(character) in _INVISIBLE for character in value
+    ):
+        raise InvalidInput(f"{field} contains control characters, or others that cannot be seen", pointer=f"/{field}")
+    return value
+
+
+def _type(value: Any) -> str:
+    """As JSON calls it."""
+    return _JSON_TYPES.get(type(value), type(value).__name__)
+
+
+def _priority(value: str | None) -> Priority:
+    if value is None:
+        return Priority.MEDIUM
+    if not isinstance(value, str):
+        raise InvalidInput(f"priority must be high, medium or low, not {_type(value)}", pointer="/priority")
+    try:
+        return Priority(value)
+    except ValueError:
+        raise InvalidInput(f"priority must be high, medium or low, not {value!r}", pointer="/priority") from None
+
+
+def _number(value: Any, field: str, most: float, *, positive: bool = False) -> float | None:
+    if value is None:
+        return None
+    # An integer is finite, and may be too large for isfinite.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidInput(f"{field} must be a number of seconds", pointer=f"/{field}")
+    if value < 0 or (positive and value == 0) or value > most:
+        least = "more than 0" if positive else "0 or more"
+        raise InvalidInput(f"{field} must be {least} and at most {_span(most)}", pointer=f"/{field}")
+    return float(value)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86400:.0f} days" if seconds % 86400 == 0 else f"{seconds:.0f} seconds"
+
+
+def _moment(value: datetime | str, field: str) -> float:
+    try:
+        value = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise InvalidInput(f"{field} must be an ISO 8601 time, not {str(value)[:50]!r}", pointer=f"/{field}") from None
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{field} must be an ISO 8601 time", pointer=f"/{field}")
+    try:
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    except (OverflowError, ValueError):
+        raise InvalidInput(f"{field} is out of range", pointer=f"/{field}") from None
+
+
+def _due(wanted: Submission, now: float) -> float | None:
+    if wanted.scheduled_at is not None and wanted.delay is not None:
+        raise InvalidInput("give scheduled_at or delay, not both", pointer="/delay")
+    delay = _number(wanted.delay, "delay", MAX_DELAY)
+    if delay is not None:
+        return now + delay if delay else None
+    if wanted.scheduled_at is None:
+        return None
+    due_at = _moment(wanted.scheduled_at, "scheduled_at")
+    if abs(due_at - now) > MAX_DELAY:
+        raise InvalidInput(f"scheduled_at is more than {_span(MAX_DELAY)} away", pointer="/scheduled_at")
+    return due_at
+
+
+def _deadline(value: datetime | str | float | None, now: float, due_at: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, datetime | str):
+        deadline_at = _moment(value, "deadline")
+        if deadline_at > now + 2 * MAX_DELAY:
+            raise InvalidInput(f"deadline is more than {_span(2 * MAX_DELAY)} away", pointer="/deadline")
+    else:
+        deadline_at = now + (_number(value, "deadline", 2 * MAX_DELAY, positive=True) or 0.0)
+    if deadline_at <= max(now, due_at or now):
+        raise InvalidInput("deadline must be after now and after the job is due", pointer="/deadline")
+    return deadline_at
+
+
+def _json(value: Any, field: str) -> str:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{field} must be a JSON object", pointer=f"/{field}")
+    try:
+        return to_json(value)
+    except NotJson as error:
+        raise InvalidInput(f"{field} is not JSON: {error}", pointer=f"/{field}") from None

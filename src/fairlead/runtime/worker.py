@@ -1,0 +1,407 @@
+"""The worker: claims steps it has room for, starts them in the truth, runs them, records how they ended.
+
+The hot path, top to bottom: `run` exchanges freed slots for new leases, `_begin` writes the starts, `_carry_out`
+takes one step from its start to its end. A step never waits in here: a lease is only granted with a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uuid_utils import uuid4
+
+from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
+from fairlead.domain import transitions
+from fairlead.domain.config import Config
+from fairlead.domain.job import Job, StepResult
+from fairlead.domain.limits import Rules
+from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
+from fairlead.domain.transitions import Move, Progress, Start
+from fairlead.domain.wire import to_json
+from fairlead.errors import Unavailable
+from fairlead.executors.port import Call, Executor, Success
+from fairlead.runtime import events
+from fairlead.runtime.clock import Clock
+from fairlead.runtime.events import Event, Hub
+from fairlead.runtime.record import Recorder
+from fairlead.store.journal import Journal
+from fairlead.store.port import Started
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY = 0.5
+SWEEP_EVERY = 1.0
+STUBBORN_AFTER = 3.0
+TIMED_OUT, CANCELLED, LOST, DRAINED = "timed out", "cancelled", "lost", "drained"
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A step under way. `stop_reason` is why it was stopped, if it was."""
+
+    lease: Lease
+    job: Job
+    task: asyncio.Task[None] | None = None
+    performing: bool = False
+    stop_reason: str | None = None
+    abandoned: bool = False
+    progress: dict[str, Any] = field(default_factory=dict)
+    progress_due: asyncio.TimerHandle | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop_reason is not None
+
+    def stop(self, reason: str) -> bool:
+        """Only the handler is ever cancelled: what comes before and after it must run to its end. True if it was."""
+        if self.stopped or self.task is None:
+            return False
+        self.stop_reason = reason
+        return self.performing and self.task.cancel()
+
+
+class Worker:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dispatcher: Dispatcher,
+        journal: Journal,
+        recorder: Recorder,
+        executors: Mapping[str, Executor],
+        hub: Hub,
+        clock: Clock,
+        rules: Callable[[], Rules],
+        name: str | None = None,
+    ) -> None:
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{str(uuid4())[:8]}"
+        self._config = config
+        self._dispatcher = dispatcher
+        self._journal = journal
+        self._recorder = recorder
+        self._executors = executors
+        self._hub = hub
+        self._clock = clock
+        self._rules = rules
+        self._services = frozenset(executors)
+        self._policies = {name: config.services[name].retry_policy for name in executors}
+        self._waits = config.wait_timeouts
+        self._bell = asyncio.Event()
+        self._leases: dict[str, Lease] = {}
+        self._running: dict[str, Running] = {}
+        self._released: list[Release] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self.draining = False
+        self.late_results = 0
+
+    # ------------------------------------------------------------ the loop
+
+    def wake(self, services: frozenset[str]) -> None:
+        """A lane has turned runnable."""
+        self._bell.set()
+
+    async def run(self) -> None:
+        while True:
+            releases, self._released = self._released, []
+            try:
+                leases = await self._dispatcher.exchange(self._claim(), releases)
+            except Exception:
+                log.exception("the dispatcher could not be asked; trying again")
+                self._released[:0] = releases
+                await asyncio.sleep(0.5)
+                continue
+            if leases:
+                self._leases.update((lease.name, lease) for lease in leases)
+                self._spawn(self._begin(leases))
+            await self._bell.wait()
+            self._bell.clear()
+
+    async def sweep(self) -> None:
+        """The safety net under the wake-ups: ask once a second whatever we were told."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY)
+            self._bell.set()
+
+    def _claim(self) -> Claim:
+        room = 0 if self.draining or self._journal.full else self._config.worker.concurrency - len(self._leases)
+        return Claim(self.name, max(0, room), self._services)
+
+    async def _begin(self, leases: Sequence[Lease]) -> None:
+        """Write the starts, all in one commit, then run what was not refused."""
+        rules = self._rules().services
+        starts = [
+            Start(
+                lease.job_id,
+                lease.step,
+                lease.run,
+                lease.name,
+                rules[lease.service].scope,
+                self.name,
+                self._config.services[lease.service].timeout,
+            )
+            for lease in leases
+        ]
+        for lease, outcome in zip(leases, await self._journal.write_each(starts), strict=True):
+            if isinstance(outcome, Started):
+                running = Running(lease, outcome.job)
+                self._running[lease.job_id] = running
+                running.task = self._spawn(self._carry_out(running, outcome))
+            elif isinstance(outcome, Exception):
+                self._abandon(lease, outcome)
+            else:
+                self._give_back(lease, refund=True)
+
+    async def _carry_out(self, running: Running, started: Started) -> None:
+        """One step, from its start to its end."""
+        job, call = running.job, self._call_of(running, started)
+        self._announce(job)
+        begun = self._clock.monotonic()
+        outcome = await self._perform(running, call)
+        elapsed = self._clock.monotonic() - begun
+        if running.progress_due is not None:
+            running.progress_due.cancel()
+        if not running.abandoned:
+            await self._finish(running, self._conclude(running, outcome, elapsed))
+        if call.lingering is not None:
+            await self._outwait(call)
+        self._give_back(running.lease)
+
+    # ------------------------------------------------------------ the parts of one step
+
+    async def _perform(self, running: Running, call: Call) -> Success | Failure | None:
+        """Run the handler; None if it was stopped for a reason that is not its own."""
+        if running.stopped:
+            return None
+        running.performing = True
+        alarm = asyncio.get_running_loop().call_later(call.timeout, self._stop, running, TIMED_OUT)
+        try:
+            outcome: Success | Failure | None = await self._executors[call.service].execute(call)
+        except asyncio.CancelledError:
+            if self._closing:
+                raise
+            outcome = self._cancelled(running)
+        except Exception as error:
+            log.exception("the executor of %s failed", call.service)
+            outcome = Failure(EXCEPTION, f"{type(error).__name__}: {error}", retryable=True)
+        finally:
+            alarm.cancel()
+            running.performing = False
+        return self._timed_out(running) if running.stop_reason == TIMED_OUT else outcome
+
+    def _cancelled(self, running: Running) -> Failure | None:
+        """We stopped it; or its handler did so by itself, awaiting something that was cancelled: that is a failure."""
+        if running.task is not None:
+            running.task.uncancel()
+        if running.stopped:
+            return None
+        return Failure(EXCEPTION, "CancelledError: the handler was cancelled from within", retryable=True)
+
+    def _timed_out(self, running: Running) -> Failure:
+        service = running.job.service
+        timeout = self._config.services[service].timeout
+        return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
+
+    def _conclude(self, running: Running, outcome: Success | Failure | None, elapsed: float) -> Move | None:
+        """The transition that this outcome leads to; None if the job is no longer ours to move."""
+        job, now = running.job, self._clock.now()
+        if isinstance(outcome, Success):
+            metrics = {**outcome.metrics, "execution_time_ms": round(elapsed * 1000, 3)}
+            result = StepResult(
+                job.id,
+                job.step,
+                job.service,
+                job.round,
+                outcome.data_json,
+                to_json(metrics),
+                now,
+                running.lease.name,
+            )
+            return transitions.step_done(job, result, now=now, waits=self._waits)
+        if isinstance(outcome, Failure):
+            policy = self._policies[job.service]
+            return transitions.failed(job, outcome, policy, now=now, randomness=self._clock.randomness())
+        if running.stop_reason == DRAINED:
+            remote = self._config.services[job.service].remote
+            hold = transitions.hold_of(job, now) if remote else None
+            return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
+        return None
+
+    async def _finish(self, running: Running, move: Move | None) -> None:
+        if move is not None:
+            await self._record(running, move)
+            if move.hold is not None:
+                await self._dispatcher.hold([move.hold])
+
+    async def _record(self, running: Running, move: Move) -> None:
+        """Write how it ended; a result is held and written when the store is back."""
+        job, delay = running.job, 0.1
+        while True:
+            try:
+                if not await self._recorder.record(job, move, self._clock.now()):
+                    self.late_results += 1
+                    log.info("a late result of job %s, step %d was refused", job.id, job.step)
+                return
+            except Unavailable as error:
+                log.warning("job %s: its outcome cannot be written yet (%s); trying again", job.id, error)
+                await asyncio.sleep(delay)
+                delay = min(5.0, delay * 2)
+            except Exception:
+                # This row alone is refused by the store. Recovery takes the job up when its lease has expired.
+                log.exception("job %s: its outcome could not be written", job.id)
+                self._leases.pop(running.lease.name, None)
+                return
+
+    async def _outwait(self, call: Call) -> None:
+        log.warning("job %s: %s cannot be stopped; its slot is kept until it ends", call.job_id, call.service)
+        assert call.lingering is not None
+        await asyncio.wait([call.lingering])
+
+    def _call_of(self, running: Running, started: Started) -> Call:
+        job = started.job
+        return Call(
+            job_id=job.id,
+            step_index=job.step,
+            total_steps=len(job.steps),
+            service=job.service,
+            feature_name=job.feature_name,
+            user_id=job.user_id,
+            attempt=job.attempt,
+            idempotency_key=job.idempotency_key,
+            params_json=started.input_json,
+            context_json=started.context_json,
+            timeout=self._config.services[job.service].timeout,
+            region=running.lease.region,
+            report=self._reporter(running),
+        )
+
+    def _announce(self, job: Job) -> None:
+        if self._hub.watched(job.id):
+            step, total = job.step + 1, len(job.steps)
+            text = f"running {job.service} ({step}/{total})"
+            details = {"service": job.service, "step": step, "total": total, "attempt": job.attempt}
+            self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details))
+
+    # ------------------------------------------------------------ progress
+
+    def _reporter(self, running: Running) -> Callable[[dict[str, Any]], None]:
+        loop = asyncio.get_running_loop()
+
+        def report(said: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(self._progressed, running, said)
+
+        return report
+
+    def _progressed(self, running: Running, said: dict[str, Any]) -> None:
+        """Watchers hear it at once; the truth keeps the newest, at most twice a second."""
+        if self._running.get(running.job.id) is not running:
+            return
+        job = running.job
+        running.progress = {**said, "service": job.service, "step": job.step}
+        if self._hub.watched(job.id):
+            text = str(said.get("message", f"{job.service} is at {said.get('fraction', 0):.0%}"))
+            self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, running.progress))
+        if running.progress_due is None:
+            loop = asyncio.get_running_loop()
+            running.progress_due = loop.call_later(PROGRESS_EVERY, self._keep_progress, running)
+
+    def _keep_progress(self, running: Running) -> None:
+        running.progress_due = None
+        self._journal.write_later(Progress(running.job.id, running.job.run, running.progress))
+
+    # ------------------------------------------------------------ leases
+
+    def leases(self) -> list[str]:
+        """What the heartbeat renews. Called from its thread."""
+        return list(self._leases)
+
+    def lost(self, names: frozenset[str]) -> None:
+        """These leases are no longer ours: stop their handlers; their results would be refused."""
+        for running in list(self._running.values()):
+            if running.lease.name in names:
+                log.warning("job %s: the lease %s is lost; stopping", running.job.id, running.lease.name)
+                self._stop(running, LOST)
+        for name in names:
+            self._leases.pop(name, None)
+
+    def stop_job(self, job_id: str) -> None:
+        """The job was cancelled, expired or recovered: its handler need not go on."""
+        running = self._running.get(job_id)
+        if running is not None:
+            self._stop(running, CANCELLED)
+
+    def _stop(self, running: Running, reason: str) -> None:
+        if running.stop(reason):
+            asyncio.get_running_loop().call_later(STUBBORN_AFTER, self._abandon_handler, running)
+
+    def _abandon_handler(self, running: Running) -> None:
+        """It ignores its cancellation: the job moves on without it, and its slot is given back when it ends."""
+        if running.performing:
+            log.warning("job %s: %s ignores being stopped; its slot is kept until it ends", running.job.id,
+                        running.job.service)  # fmt: skip
+            running.abandoned = True
+            outcome = self._timed_out(running) if running.stop_reason == TIMED_OUT else None
+            self._spawn(self._finish(running, self._conclude(running, outcome, 0.0)))
+
+    def _give_back(self, lease: Lease, *, refund: bool = False) -> None:
+        running = self._running.get(lease.job_id)
+        if running is not None and running.lease is lease:
+            del self._running[lease.job_id]
+        if self._leases.pop(lease.name, None) is not None:
+            self._released.append(Release(lease.name, lease.service, refund))
+            self._bell.set()
+
+    def _abandon(self, lease: Lease, error: Exception) -> None:
+        """Whether the start was written is not known. Unrenewed, the lease expires, and recovery settles it."""
+        log.warning("job %s could not be started (%s); its lease is left to expire", lease.job_id, error)
+        self._leases.pop(lease.name, None)
+
+    # ------------------------------------------------------------ stopping
+
+    async def drain(self, timeout: float) -> None:
+        """Claim no more; let calls finish until the timeout; hand the rest back unharmed."""
+        self.draining = True
+        if await self._emptied(timeout):
+            return
+        log.warning("%d calls did not finish within %g s and are handed back", len(self._running), timeout)
+        for running in list(self._running.values()):
+            self._stop(running, DRAINED)
+        await self._emptied(STUBBORN_AFTER + 2.0)
+
+    async def _emptied(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """At once: whatever still runs is left to recovery, and a handler that ignores its end is left behind."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        self._idle.clear()
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a step's task failed", exc_info=task.exception())

@@ -1,0 +1,32 @@
+"""Handlers that another process can import."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fairlead import Call
+
+
+def own_pid(call: Call) -> dict[str, Any]:
+    return {"pid": os.getpid(), "params": call.params}
+
+
+def endless(call: Call) -> None:
+    Path(call.params["entered"]).write_text(str(os.getpid()), encoding="utf-8")
+    while True:
+        time.sleep(60)
+
+
+def odd(call: Call) -> Any:
+    print("what a handler prints is no answer")
+    match call.params["kind"]:
+        case "exit":
+            sys.exit(3)
+        case "die":
+            os._exit(3)
+        case "set":
+            return {1, 2}
+        case kind:
+            return kind

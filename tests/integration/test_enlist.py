@@ -1,0 +1,241 @@
+"""Submitting inside the caller's own transaction, with every kind of connection that may be theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from fairlead import Call, Config, Fairlead
+from fairlead.domain.job import Job
+from fairlead.domain.transitions import Submit, submit
+from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound
+from fairlead.store.port import JobFilter
+from fairlead.store.postgres import PostgresStore
+from fairlead.store.postgres.enlist import submit_on, submit_on_sync
+
+ALL = JobFilter()
+
+
+def job(job_id: str, **extra: Any) -> Submit:
+    return submit(Job(job_id, "f", "ann", ("draw",)), '{"n":1}', now=time.time(), waits={}, **extra)
+
+
+@pytest.fixture
+def database(emptied_database: str) -> str:
+    return emptied_database
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(database, pool_size=2)
+    await store.open()
+    connection = await asyncpg.connect(database)
+    await connection.execute("CREATE TABLE IF NOT EXISTS thing (name text)")  # the application's own
+    await connection.close()
+    yield store
+    await store.close()
+
+
+class Unwanted(Exception):
+    """Makes a transaction roll back."""
+
+
+@asynccontextmanager
+async def with_asyncpg(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("INSERT INTO thing VALUES ('x')")
+            yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def with_asyncpg_pool(url: str) -> AsyncIterator[Any]:
+    pool = await asyncpg.create_pool(url, min_size=1, max_size=1)
+    try:
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.execute("INSERT INTO thing VALUES ('x')")
+            yield connection
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def with_psycopg_async(url: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute("INSERT INTO thing VALUES ('x')")
+        yield connection
+
+
+@asynccontextmanager
+async def with_psycopg(url: str) -> AsyncIterator[Any]:
+    with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as connection:
+        connection.execute("INSERT INTO thing VALUES ('x')")
+        yield connection
+
+
+def of_driver(url: str, driver: str) -> str:
+    return url.replace("postgresql://", f"postgresql+{driver}://")
+
+
+def sqlalchemy_async(driver: str, *, session: bool, first: bool) -> Callable[[str], Any]:
+    """`first`: ours is the first thing that happens in the transaction."""
+
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Any]:
+        engine = create_async_engine(of_driver(url, driver))
+        try:
+            async with AsyncSession(engine) if session else engine.connect() as connection, connection.begin():
+                if not first:
+                    await connection.execute(sqlalchemy.text("INSERT INTO thing VALUES ('x')"))
+                yield connection
+                if first:
+                    await connection.execute(sqlalchemy.text("INSERT INTO thing VALUES ('x')"))
+        finally:
+            await engine.dispose()
+
+    return opened
+
+
+def sqlalchemy_sync(*, session: bool) -> Callable[[str], Any]:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Any]:
+        engine = sqlalchemy.create_engine(of_driver(url, "psycopg"))
+        try:
+            with Session(engine) if session else engine.connect() as connection, connection.begin():
+                yield connection
+                connection.execute(sqlalchemy.text("INSERT INTO thing VALUES ('x')"))
+        finally:
+            engine.dispose()
+
+    return opened
+
+
+CONNECTIONS: dict[str, Callable[[str], Any]] = {
+    "asyncpg": with_asyncpg,
+    "asyncpg pool": with_asyncpg_pool,
+    "psycopg async": with_psycopg_async,
+    "psycopg": with_psycopg,
+    "sqlalchemy async connection, asyncpg": sqlalchemy_async("asyncpg", session=False, first=True),
+    "sqlalchemy async session, asyncpg": sqlalchemy_async("asyncpg", session=True, first=True),
+    "sqlalchemy async session, asyncpg, later": sqlalchemy_async("asyncpg", session=True, first=False),
+    "sqlalchemy async connection, psycopg": sqlalchemy_async("psycopg_async", session=False, first=True),
+    "sqlalchemy async session, psycopg": sqlalchemy_async("psycopg_async", session=True, first=False),
+    "sqlalchemy connection": sqlalchemy_sync(session=False),
+    "sqlalchemy session": sqlalchemy_sync(session=True),
+}
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+async def test_the_job_is_there_if_and_only_if_the_transaction_commits(
+    store: PostgresStore, database: str, kind: str
+) -> None:
+    opened = CONNECTIONS[kind]
+    with suppress(Unwanted):
+        async with opened(database) as connection:
+            await submit_on(connection, [job("rolled back", idempotency_key="k", body_hash="h")])
+            raise Unwanted
+    assert await store.count(ALL) == 0
+    async with opened(database) as connection:
+        batch = [job("a", idempotency_key="k", body_hash="h", metadata_json="{}"), job("b")]
+        accepted = await submit_on(connection, batch)
+        assert await store.count(ALL) == 0
+    assert [one.job_id for one in accepted] == ["a", "b"]
+    found = await store.get_jobs(["a", "b"])
+    assert [job.seq for job in found.values()] == [one.seq for one in accepted]
+    # No process has written these rows, so each takes them for another's, however young they are.
+    changes = await store.outbox(older_than=0, limit=9)
+    assert [change.job for change in changes] == list(found.values())
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+async def test_what_is_refused_leaves_the_callers_transaction_good(
+    store: PostgresStore, database: str, kind: str
+) -> None:
+    await store.commit([job("old", idempotency_key="k", body_hash="h")])
+    async with CONNECTIONS[kind](database) as connection:
+        with pytest.raises(IdempotencyMismatch) as refused:
+            await submit_on(connection, [job("a"), job("b", idempotency_key="k", body_hash="other")])
+        assert refused.value.details["index"] == 1
+        (replayed,) = await submit_on(connection, [job("c", idempotency_key="k", body_hash="h")])
+        assert (replayed.job_id, replayed.replayed) == ("old", True)
+    assert await store.count(ALL) == 1
+
+
+async def test_a_synchronous_caller_needs_no_event_loop(store: PostgresStore, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        assert [one.job_id for one in submit_on_sync(connection, [job("a")])] == ["a"]
+    assert await store.count(ALL) == 1
+
+
+async def test_without_a_transaction_it_is_one_of_its_own(store: PostgresStore, database: str) -> None:
+    connection = await asyncpg.connect(database)
+    await submit_on(connection, [job("a")])
+    await connection.close()
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+        await submit_on(other, [job("b")])
+    assert await store.count(ALL) == 2
+
+
+async def test_anything_else_is_refused_by_its_name() -> None:
+    with pytest.raises(TypeError, match=r"builtins\.object.*asyncpg or psycopg"):
+        await submit_on(object(), [job("a")])
+
+
+def test_no_driver_is_imported_unless_it_is_the_callers() -> None:
+    code = (
+        "import sys, fairlead.store.postgres.enlist; print([m for m in ('psycopg', 'sqlalchemy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+async def test_the_app_submits_within_the_callers_transaction(database: str) -> None:
+    app = Fairlead(Config(), database_url=database)
+
+    @app.service(limit=1)
+    async def one(call: Call) -> str:
+        return "ok"
+
+    async with app.running():
+        connection = await asyncpg.connect(database)
+        try:
+            transaction = connection.transaction()
+            await transaction.start()
+            undone = await app.submit("one", connection=connection)
+            await transaction.rollback()
+            with pytest.raises(NotFound):
+                await undone.get()
+            async with connection.transaction():
+                kept = await app.submit("one", connection=connection)
+                with pytest.raises(NotFound):
+                    await kept.get()
+            assert await kept.result(timeout=30) == "ok"
+        finally:
+            await connection.close()
+
+
+async def test_a_connection_needs_postgresql(tmp_path: Path) -> None:
+    app = Fairlead(Config(), database_url=f"sqlite:///{tmp_path}/f.db")
+
+    @app.service(limit=1)
+    async def one(call: Call) -> str:
+        return "ok"
+
+    async with app:
+        with pytest.raises(InvalidInput, match="PostgreSQL"):
+            await app.submit("one", connection=object())

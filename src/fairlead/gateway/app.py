@@ -1,0 +1,127 @@
+"""The gateway, assembled.
+
+From the outside in: CORS (if any origin is allowed) · `Frame` (request id, log, headers, last resort) · `Guard` (who
+may ask) · `BodyLimit` · `Express` (the hot route) · FastAPI with everything else. All layers are plain ASGI: a layer
+that turns requests and answers into objects and back costs more than submitting a job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fairlead import __version__
+from fairlead.errors import RequestError, Unavailable
+from fairlead.gateway import admin, health, jobs
+from fairlead.gateway.auth import Guard
+from fairlead.gateway.frame import Frame
+from fairlead.gateway.limits import BodyLimit
+from fairlead.gateway.openapi import document
+from fairlead.gateway.problems import (
+    NotReady,
+    handle_error,
+    handle_validation_error,
+    of_http_exception,
+    problem_response,
+)
+
+if TYPE_CHECKING:
+    from fairlead.app import Fairlead
+
+
+ROUTERS = (jobs.router, admin.router, health.router)
+
+
+class Express:
+    """`POST /api/v1/jobs` straight to its function: the way through FastAPI takes twice as long as Starlette's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == jobs.JOBS and scope["method"] == "POST":
+            # Errors go up to the frame, which answers with the same problems as FastAPI's handlers do.
+            response = await jobs.submit_job(Request(scope, receive))
+            await response(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+class Gateway(FastAPI):
+    def __init__(self, fairlead: Fairlead, **options: Any) -> None:
+        super().__init__(**options)
+        self.state.fairlead = fairlead
+
+    def build_middleware_stack(self) -> ASGIApp:
+        fairlead: Fairlead = self.state.fairlead
+        server = fairlead.config.server
+        app: ASGIApp = Express(super().build_middleware_stack())
+        app = BodyLimit(app, max_body=server.max_body)
+        app = Guard(
+            app,
+            admin_key=fairlead.settings.admin_key,
+            host=server.host,
+            allowed_origins=server.allowed_origins,
+        )
+        app = Frame(app)
+        return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
+
+    def openapi(self) -> dict[str, Any]:
+        return document(self)
+
+
+def create_gateway(app: Fairlead) -> FastAPI:
+    """HTTP for this app. It neither opens nor runs it: `fairlead up`, or the caller, does that around the server."""
+    gateway = Gateway(
+        app,
+        title="Fairlead",
+        version=__version__,
+        summary="The line in front of scarce AI endpoints.",
+        description="Submit jobs, see where they stand, get their results. Errors are `application/problem+json`.",
+        # The usual documentation pages load their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            RequestError: handle_error,
+            Unavailable: handle_error,
+            NotReady: handle_error,
+            HTTPException: _handle_http_exception,
+            RequestValidationError: handle_validation_error,
+            Exception: handle_error,
+        },
+    )
+    for router in ROUTERS:
+        gateway.include_router(router)
+    return gateway
+
+
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        # Starlette names the methods of the first route with this path, and there may be several.
+        error.headers = {"Allow": ", ".join(sorted(_methods_of(request.scope["path"])))}
+    return problem_response(of_http_exception(error, request.scope), request.scope)
+
+
+def _methods_of(path: str) -> set[str]:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+
+
+def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID"],
+        expose_headers=["Idempotent-Replayed", "Location", "Preference-Applied", "Retry-After", "X-Request-ID"],
+    )

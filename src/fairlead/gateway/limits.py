@@ -1,0 +1,59 @@
+"""No body over `server.max_body` is taken into memory, whether it says its size or not, and none is waited for that
+stopped coming."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairlead.errors import TooLarge
+from fairlead.gateway.frame import headers_of
+from fairlead.gateway.problems import BodyTimeout, problem_response
+
+PATIENCE_S = 30.0
+
+
+class BodyLimit:
+    """`patience` is how long the next piece of a body may take, in seconds."""
+
+    def __init__(self, app: ASGIApp, *, max_body: int, patience: float = PATIENCE_S) -> None:
+        self.app = app
+        self._max = max_body
+        self._patience = patience
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = headers_of(scope).get(b"content-length")
+        # The server reads no more than what was announced.
+        if length is None or (length.isdigit() and len(length) < 19 and int(length) <= self._max):
+            await self.app(scope, self._limited(receive), send)
+        else:
+            await problem_response(self._too_large(), scope)(scope, receive, send)
+
+    def _limited(self, receive: Receive) -> Receive:
+        seen = 0
+        more = True
+
+        async def limited() -> Message:
+            nonlocal seen, more
+            if not more:
+                # All that can come now is that the client leaves, which may take as long as it likes.
+                return await receive()
+            try:
+                async with asyncio.timeout(self._patience):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(f"nothing more of the body came for {self._patience:g} seconds") from None
+            more = message.get("more_body", False)
+            seen += len(message.get("body", b""))
+            if seen > self._max:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body is over {self._max} bytes (server.max_body)")

@@ -1,0 +1,235 @@
+"""The shapes of requests and answers, for OpenAPI and for clients made from it.
+
+The hot routes neither parse nor answer through these models; a test holds that what they answer fits them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fairlead.domain.job import JobStatus, Priority
+from fairlead.runtime.operations import MAX_PAGE
+
+JOB_ID = "01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f"
+MOMENT = "2026-01-31T12:00:00.000Z"
+
+
+class Shape(BaseModel):
+    """Nothing beyond what is written down, in neither direction."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def example(**fields: Any) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [fields]})
+
+
+class SubmitRequest(Shape):
+    """One job."""
+
+    model_config = example(
+        user_id="ada", feature_name="full_pipeline", input_data={"prompt": "a futuristic city"}, priority="high"
+    )
+
+    user_id: Annotated[str, Field(min_length=1, max_length=255)] = Field(
+        description="Whose job it is: the unit of fairness."
+    )
+    feature_name: str = Field(max_length=63, description="A pipeline, or a single service.")
+    input_data: dict[str, Any] | None = Field(None, description="What the services get as params. Absent: {}.")
+    priority: Priority | None = Field(None, description="Absent: medium.")
+    scheduled_at: str | None = Field(
+        None, description="Not before this moment: ISO 8601; UTC unless it says otherwise. At most 366 days away."
+    )
+    delay: float | None = Field(None, ge=0, le=366 * 86400, description="Not before so many seconds from now.")
+    deadline: float | str | None = Field(
+        None, description="Fails when not done by then: seconds from now, or ISO 8601."
+    )
+    cost: float | None = Field(None, gt=0, description="Slot seconds it is expected to take, for the fair share.")
+    metadata: dict[str, Any] | None = Field(None, description="Kept and shown with the job; at most 16 KiB.")
+
+
+class BulkRequest(Shape):
+    model_config = example(
+        jobs=[
+            {"user_id": "ada", "feature_name": "text_only", "input_data": {"prompt": "one"}},
+            {"user_id": "ada", "feature_name": "text_only", "input_data": {"prompt": "two"}, "delay": 60},
+        ]
+    )
+
+    jobs: list[SubmitRequest] = Field(min_length=1, description="All of them are accepted, or none.")
+
+
+class EstimatedWait(Shape):
+    """Seconds: from every slot being about to free up, to every one having just begun."""
+
+    low: float
+    high: float
+
+
+class Links(Shape):
+    status_url: str
+    events_url: str
+    cancel_url: str
+
+
+class Receipt(Shape):
+    """The job is committed; it survives a crash of anything."""
+
+    model_config = example(
+        job_id=JOB_ID,
+        priority="high",
+        status="PENDING",
+        position=3,
+        estimated_wait={"low": 8.2, "high": 12.3},
+        scheduled_at=None,
+        links={
+            "status_url": f"/api/v1/jobs/{JOB_ID}",
+            "events_url": f"/api/v1/jobs/{JOB_ID}/events",
+            "cancel_url": f"/api/v1/jobs/{JOB_ID}/cancel",
+        },
+    )
+
+    job_id: str
+    priority: Priority
+    status: JobStatus
+    position: int | None = Field(description="1 is next; null when it does not wait in line.")
+    estimated_wait: EstimatedWait | None
+    scheduled_at: str | None
+    links: Links
+
+
+class BulkReceipt(Shape):
+    jobs: list[Receipt]
+
+
+class JobError(BaseModel):
+    """Why a call failed. `code` is stable; further fields depend on it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+
+
+class Attempt(Shape):
+    """One call that did not succeed."""
+
+    step: int
+    service: str
+    round: int
+    attempt: int
+    error: JobError
+    started_at: str | None
+    ended_at: str
+    worker: str | None
+    region: str | None
+
+
+class Job(Shape):
+    """Everything about one job. In lists `context`, `attempts`, `result`, `input_data` and `metadata` are null."""
+
+    model_config = example(
+        job_id=JOB_ID,
+        feature_name="text_only",
+        user_id="ada",
+        status="COMPLETED",
+        priority="medium",
+        original_priority="low",
+        created_at=MOMENT,
+        queued_at=MOMENT,
+        scheduled_at=None,
+        promoted_at="2026-01-31T12:30:00.000Z",
+        started_at="2026-01-31T12:30:01.000Z",
+        finished_at="2026-01-31T12:30:03.500Z",
+        last_progress_at=None,
+        current_step_index=1,
+        total_steps=1,
+        steps=["fast_chat_llm"],
+        position=None,
+        estimated_wait=None,
+        retryable=None,
+        error=None,
+        progress=None,
+        result={"text": "hello"},
+        context={
+            "step_0_fast_chat_llm": {
+                "status": "SUCCESS",
+                "data": {"text": "hello"},
+                "metrics": {"execution_time_ms": 2500},
+            }
+        },
+        attempts=[],
+        input_data={"prompt": "say hello"},
+        metadata=None,
+    )
+
+    job_id: str
+    feature_name: str
+    user_id: str
+    status: JobStatus
+    priority: Priority
+    original_priority: Priority
+    created_at: str
+    queued_at: str | None
+    scheduled_at: str | None
+    promoted_at: str | None
+    started_at: str | None
+    finished_at: str | None
+    last_progress_at: str | None
+    current_step_index: int
+    total_steps: int
+    steps: list[str]
+    position: int | None
+    estimated_wait: EstimatedWait | None
+    retryable: bool | None
+    error: JobError | None
+    progress: dict[str, Any] | None
+    result: Any
+    context: dict[str, Any] | None
+    attempts: list[Attempt] | None
+    input_data: Any
+    metadata: dict[str, Any] | None
+
+
+class DeadQuery(Shape):
+    """One page of the dead letters."""
+
+    user_id: str | None = Field(None, max_length=255)
+    feature_name: str | None = Field(None, max_length=255)
+    limit: int = Field(50, ge=1, le=MAX_PAGE)
+    cursor: str | None = Field(None, max_length=500, description="`next_cursor` of the page before.")
+
+
+class ListQuery(DeadQuery):
+    """One page of the jobs, newest first."""
+
+    status: JobStatus | None = None
+
+
+class JobPage(Shape):
+    data: list[Job]
+    next_cursor: str | None = Field(description="Give it as `cursor` to get the next page; null: this was the last.")
+
+
+class FieldError(Shape):
+    pointer: str | None
+    code: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """RFC 9457, and what our programs need besides."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="Stable: compare this.")
+    retryable: bool = Field(description="The same request may succeed later; Retry-After says when.")
+    request_id: str | None
+    pointer: str | None = Field(None, description="The offending field, as a JSON pointer.")
+    errors: list[FieldError] | None = Field(None, description="All that is wrong, where it can be told.")

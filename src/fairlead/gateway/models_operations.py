@@ -1,0 +1,134 @@
+"""The shapes of what operators and probes ask: dead letters, queues, health."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field, StrictBool, StrictStr, model_validator
+
+from fairlead.gateway.models import JOB_ID, Shape, example
+
+Text = Annotated[StrictStr, Field(min_length=1, max_length=255)]
+
+
+class DeadFilter(Shape):
+    """Which dead jobs: by id, by filters, or all of them; one of the three must be said."""
+
+    job_ids: list[UUID] | None = Field(None, max_length=10_000, description="These alone; an empty list is none.")
+    user_id: Text | None = None
+    feature_name: Text | None = None
+    all: StrictBool = Field(False, description="Every dead job.")
+    dry_run: StrictBool = Field(False, description="Only count.")
+
+    @model_validator(mode="after")
+    def _one_way_to_choose(self) -> DeadFilter:
+        if sum((self.job_ids is not None, bool(self.user_id or self.feature_name), self.all)) != 1:
+            raise ValueError('say which: either job_ids, or user_id and feature_name or one of them, or "all": true')
+        return self
+
+    def chosen(self) -> dict[str, Any]:
+        """As the application's arguments."""
+        return {
+            "job_ids": None if self.job_ids is None else [str(job_id) for job_id in self.job_ids],
+            "user_id": self.user_id,
+            "feature_name": self.feature_name,
+            "dry_run": self.dry_run,
+        }
+
+
+class PurgeRequest(DeadFilter):
+    model_config = example(feature_name="image_gen", dry_run=True)
+
+
+class RequeueRequest(DeadFilter):
+    model_config = example(job_ids=[JOB_ID], from_start=False)
+
+    from_start: StrictBool = Field(False, description="Run all steps again, not only from the failed one on.")
+
+
+class Requeued(Shape):
+    model_config = example(requeued=12, dry_run=False)
+
+    requeued: int
+    dry_run: bool
+
+
+class Purged(Shape):
+    model_config = example(purged=12, dry_run=True)
+
+    purged: int
+    dry_run: bool
+
+
+class Slot(BaseModel):
+    """A call that holds a slot."""
+
+    job_id: str
+    user_id: str
+    worker: str
+    step: int
+    since: str
+    lease: str
+    lease_expires_at: str
+
+
+class ServiceStatus(BaseModel):
+    service: str
+    limit: int
+    in_use: int
+    held: int
+    paused: bool
+    order: str
+    pool: str | None
+    waiting: dict[str, int] = Field(description="By band: retry, high, medium, low.")
+    running: list[Slot]
+    mean_duration: float | None = Field(description="Seconds.")
+
+
+class PoolStatus(BaseModel):
+    limit: int
+    in_use: int
+
+
+class QueueStatus(BaseModel):
+    services: list[ServiceStatus]
+    pools: dict[str, PoolStatus]
+    jobs: dict[str, int] = Field(description="By status.")
+    worker: str | None
+    draining: bool
+
+
+class QueueSizes(Shape):
+    main: int = Field(description="Waiting in line.")
+    retry: int = Field(description="Waiting for another try.")
+    dead: int = Field(description="Failed: GET /admin/queue-dead.")
+    scheduled: int
+    running: int
+
+
+class RuntimeStats(Shape):
+    model_config = example(
+        queues={"main": 120, "retry": 2, "dead": 7, "scheduled": 4, "running": 11},
+        slots={"limit": 11, "in_use": 11, "held": 0},
+        worker="gpu-host-1:4242",
+        draining=False,
+    )
+
+    queues: QueueSizes
+    slots: dict[str, int]
+    worker: str | None
+    draining: bool
+
+
+class Alive(Shape):
+    model_config = example(status="ok")
+
+    status: str
+
+
+class Readiness(Shape):
+    model_config = example(ready=True, checks={"store": "ok", "dispatcher": "ok", "worker": "ok"})
+
+    ready: bool
+    checks: dict[str, str]

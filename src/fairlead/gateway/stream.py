@@ -1,0 +1,62 @@
+"""A job's events as Server-Sent Events: a snapshot, then what happens, until the job ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import orjson
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from fairlead.domain.job import FINISHED
+from fairlead.errors import FairleadError
+from fairlead.runtime.events import SNAPSHOT, TERMINAL, TooSlow
+
+HEARTBEAT_S = 15.0
+RETRY_MS = 2000
+END = "-end"
+
+Events = AsyncIterator[dict[str, Any] | None]
+
+
+class EventStream(StreamingResponse):
+    """Closes what it reads from, however it ends: a reader that left must not stay subscribed."""
+
+    def __init__(self, first: dict[str, Any] | None, events: Events) -> None:
+        self._frames = frames(first, events)
+        super().__init__(self._frames, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._frames.aclose()
+
+
+async def frames(first: dict[str, Any] | None, events: Events) -> AsyncGenerator[bytes, None]:
+    try:
+        yield f"retry: {RETRY_MS}\n".encode() + frame(1, first)
+        number = 1
+        async for event in events:
+            number += event is not None
+            yield frame(number, event)
+    except TooSlow:
+        yield b": too slow, reconnect for the present state\n\n"
+    except FairleadError as error:
+        # The status line is long gone: all that is left is to end, and the client's next try hears the error itself.
+        yield f": ended, {error.code}\n\n".encode()
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def frame(number: int, event: dict[str, Any] | None) -> bytes:
+    """The last event's id ends in `-end`: a browser that reconnects with it has seen everything."""
+    if event is None:
+        return b": still here\n\n"
+    ended = event["type"] in TERMINAL or (event["type"] == SNAPSHOT and event["job"]["status"] in FINISHED)
+    end = END if ended else ""
+    data = orjson.dumps(event, default=str)
+    return f"id: {number}{end}\nevent: {event['type']}\ndata: ".encode() + data + b"\n\n"

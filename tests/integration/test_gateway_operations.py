@@ -1,0 +1,147 @@
+"""Dead letters, queues and health over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fairlead.errors import Unavailable
+from fairlead.gateway import models
+from fairlead.gateway import models_operations as shapes
+from tests.integration.gateway_site import Site, client_of
+
+MakeSite = Callable[..., Awaitable[Site]]
+
+
+async def make_dead(site: Site, count: int, **fields: Any) -> list[str]:
+    ids = [await site.submit(**{"feature_name": "broken", **fields}) for _ in range(count)]
+    for job_id in ids:
+        assert (await site.app.wait(job_id, 10)).status == "FAILED"
+    return ids
+
+
+async def dead_ids(site: Site, **params: Any) -> list[str]:
+    response = await site.client.get("/admin/queue-dead", params=params)
+    return [job["job_id"] for job in response.json()["data"]]
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+async def test_dead_letters_show_every_attempt_and_come_in_pages(site: Site) -> None:
+    ids = await make_dead(site, 3)
+    await site.submit()
+    first = models.JobPage.model_validate((await site.client.get("/admin/queue-dead?limit=2")).json())
+    assert [job.job_id for job in first.data] == ids[:0:-1]
+    assert first.data[0].attempts is not None
+    assert first.data[0].attempts[0].error.code == "PERMANENT"
+    assert "never work" in first.data[0].attempts[0].error.message
+    assert await dead_ids(site, limit=2, cursor=first.next_cursor) == ids[:1]
+
+
+async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Site) -> None:
+    ids = await make_dead(site, 3)
+    dry = await site.client.post("/admin/queue-dead/purge", json={"all": True, "dry_run": True})
+    assert dry.json() == {"purged": 3, "dry_run": True}
+    assert len(await dead_ids(site)) == 3
+    named = await site.client.post("/admin/queue-dead/purge", json={"job_ids": ids[:1]})
+    assert named.json() == {"purged": 1, "dry_run": False}
+    none = await site.client.post("/admin/queue-dead/purge", json={"job_ids": []})
+    assert none.json()["purged"] == 0
+    other = await site.client.post("/admin/queue-dead/purge", json={"user_id": "bob"})
+    assert other.json()["purged"] == 0
+    rest = await site.client.post("/admin/queue-dead/purge", json={"all": True})
+    assert rest.json()["purged"] == 2
+    assert await site.job_ids() == []
+
+
+async def test_a_requeue_takes_dead_letters_up_again(site: Site) -> None:
+    ids = await make_dead(site, 2, feature_name="flaky")
+    others = await make_dead(site, 1)
+    site.gate.opened.set()
+    dry = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "dry_run": True})
+    assert dry.json() == {"requeued": 2, "dry_run": True}
+    response = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "from_start": True})
+    assert response.json() == {"requeued": 2, "dry_run": False}
+    for job_id in ids:
+        assert (await site.app.wait(job_id, 10)).status == "COMPLETED"
+    assert await dead_ids(site) == others
+
+
+# ---------------------------------------------------------------- queues
+
+
+async def test_the_queue_status_shows_slots_waiting_and_who_holds_them(site: Site) -> None:
+    running = await site.submit(feature_name="gated")
+    await site.gate.entered.wait()
+    await site.submit(feature_name="gated", priority="low")
+    status = shapes.QueueStatus.model_validate((await site.client.get("/queue/status")).json())
+    gated = next(service for service in status.services if service.service == "gated")
+    assert (gated.limit, gated.in_use, gated.paused) == (1, 1, False)
+    assert gated.waiting == {"retry": 0, "high": 0, "medium": 0, "low": 1}
+    assert [slot.job_id for slot in gated.running] == [running]
+    assert (status.jobs["RUNNING"], status.jobs["PENDING"]) == (1, 1)
+    site.gate.opened.set()
+
+
+async def test_the_runtime_stats_are_the_sizes_of_the_queues(site: Site) -> None:
+    await make_dead(site, 1)
+    await site.submit(delay=3600)
+    stats = shapes.RuntimeStats.model_validate((await site.client.get("/admin/runtime/stats")).json())
+    assert stats.queues.model_dump() == {"main": 0, "retry": 0, "dead": 1, "scheduled": 1, "running": 0}
+    assert stats.slots["limit"] > 0
+    assert stats.draining is False
+
+
+# ---------------------------------------------------------------- health
+
+
+async def test_a_running_app_is_alive_and_becomes_ready(site: Site) -> None:
+    await site.app.wait(await site.submit(), 10)
+    assert (await site.client.get("/livez")).json() == {"status": "ok"}
+    response = await site.client.get("/readyz")
+    assert response.status_code == 200, response.text
+    assert shapes.Readiness.model_validate(response.json()).ready
+    assert (await site.client.head("/readyz")).status_code == 200
+
+
+async def test_a_process_that_runs_no_line_says_which_part_is_missing(still_site: Site) -> None:
+    response = await still_site.client.get("/readyz")
+    assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["retry-after"] == "1"
+    checks = response.json()["checks"]
+    assert checks["store"] == "ok"
+    assert checks["dispatcher"] != "ok"
+    assert f"dispatcher: {checks['dispatcher']}" in response.json()["detail"]
+    assert (await still_site.client.get("/livez")).status_code == 200
+
+
+async def test_an_app_that_is_not_open_answers_503_and_when_to_try_again(make_site: MakeSite) -> None:
+    site = await make_site(running=False)
+    await site.app.close()
+    async with client_of(site.gateway) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).json()["checks"]["store"] != "ok"
+        body = {"user_id": "ada", "feature_name": "echo"}
+        for response in (await client.post("/api/v1/jobs", json=body), await client.get("/api/v1/jobs")):
+            assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+            assert response.json()["retryable"] is True
+            assert response.headers["retry-after"] == "1"
+
+
+async def test_a_full_disk_is_a_503_that_says_when_to_try_again(
+    still_site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise Unavailable("the disk is full", retry_after=2.3)
+
+    monkeypatch.setattr(still_site.app, "accept", full)
+    body = {"user_id": "ada", "feature_name": "echo"}
+    for path, sent in (("/api/v1/jobs", body), ("/api/v1/jobs/bulk", {"jobs": [body]})):
+        response = await still_site.client.post(path, json=sent)
+        assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+        assert response.json()["detail"] == "the disk is full"
+        assert response.headers["retry-after"] == "3"

@@ -1,0 +1,97 @@
+"""config: is the configuration right, and what is it? Works without a gateway."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.loading import load_app
+from fairlead.cli.options import AppPath, ConfigFile, Json
+from fairlead.cli.output import note, print_json, safe, say, stdout
+from fairlead.cli.redact import shown_settings
+from fairlead.config import Settings
+from fairlead.errors import ConfigError
+
+config = typer.Typer(no_args_is_help=True, help="Check or show the configuration.")
+
+
+@config.command()
+def check(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
+    """Read the configuration and name everything that is wrong with it. Exits with 2 if anything is."""
+    settings, problems = _read(app_path, file)
+    if json:
+        print_json({"source": settings and settings.source, "ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            note(problem, style="red")
+        if settings is not None and not problems:
+            say(f"{settings.source or 'defaults and environment'}: ok, {_counts(settings)}")
+    if problems:
+        raise typer.Exit(Exit.USAGE)
+
+
+@config.command()
+def show(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
+    """Show every setting as it is in effect: file, environment and defaults. Secrets are left out."""
+    settings, problems = _read(app_path, file)
+    if settings is None:
+        raise Failure("\n".join(problems), Exit.USAGE)
+    shown = shown_settings(settings)
+    if json:
+        print_json(shown)
+    else:
+        console = stdout()
+        for line in _toml(shown):
+            console.print(safe(line))
+
+
+def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, list[str]]:
+    """What `up` would run with, and what it would refuse."""
+    try:
+        app = load_app(app_path, file)
+    except ConfigError as error:
+        return None, list(error.problems)
+    return replace(app.settings, config=app.config), app.check()
+
+
+def _counts(settings: Settings) -> str:
+    services, pipelines = len(settings.config.services), len(settings.config.pipelines)
+    return f"{services} service{_s(services)}, {pipelines} pipeline{_s(pipelines)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _toml(values: dict[str, Any], section: str = "") -> Iterator[str]:
+    """As `fairlead.toml` would say it; what stands outside the file comes first, as comments."""
+    if not section:
+        for name in ("source", "database_url", "admin_key"):
+            yield f"# {name}: {values.pop(name) or 'none'}"
+    plain = {name: value for name, value in values.items() if not _is_section(value)}
+    if section and plain:
+        yield from ("", f"[{section}]")
+    for name, value in plain.items():
+        yield f"{_key(name)} = {_value(value)}"
+    for name, value in values.items():
+        if _is_section(value):
+            yield from _toml(value, f"{section}.{_key(name)}" if section else _key(name))
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _value(name)
+
+
+def _value(value: Any) -> str:
+    # JSON's strings, numbers, booleans and lists are TOML's.
+    return jsonlib.dumps(value, ensure_ascii=False)

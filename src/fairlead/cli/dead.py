@@ -1,0 +1,110 @@
+"""dead: the jobs that FAILED for good, the dead letter queue. For operators."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from fairlead.cli.client import gateway
+from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.jobs import error_text
+from fairlead.cli.options import All, Feature, Json, Limit, User, Yes
+from fairlead.cli.output import local_time, note, print_json, print_table, safe, say
+
+PATH = "/admin/queue-dead"
+
+dead = typer.Typer(no_args_is_help=True, help="List, requeue or purge failed jobs.")
+
+JobIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="These jobs; or select them with the options below.")
+]
+Every = Annotated[bool, typer.Option("--all", help="All failed jobs.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be.")]
+
+
+@dead.command("list")
+def list_dead(
+    user: User = None, feature: Feature = None, limit: Limit = 20, everything: All = False, json: Json = False
+) -> None:
+    """List failed jobs, newest first, with why."""
+    jobs = list(gateway().pages(PATH, limit=None if everything else limit, user_id=user, feature_name=feature))
+    if json:
+        print_json(jobs)
+    elif jobs:
+        print_table(("ID", "FEATURE", "USER", "FAILED", "ATTEMPTS", "RESUMABLE", "ERROR"), map(_row, jobs))
+    else:
+        note("no failed jobs")
+
+
+@dead.command()
+def requeue(
+    job_ids: JobIds = None,
+    user: User = None,
+    feature: Feature = None,
+    everything: Every = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Run all steps again, not only those from the failed one on.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Put failed jobs back in line, with all their attempts afresh."""
+    which = _selection(job_ids, user, feature, everything)
+    body = {**which, "from_start": from_start}
+    # Named jobs are meant; a filter may catch more than was thought.
+    _act("requeue", body, ask=not job_ids and not yes, dry_run=dry_run, json=json)
+
+
+@dead.command()
+def purge(
+    job_ids: JobIds = None,
+    user: User = None,
+    feature: Feature = None,
+    everything: Every = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Delete failed jobs and everything kept about them, for good."""
+    _act("purge", _selection(job_ids, user, feature, everything), ask=not yes, dry_run=dry_run, json=json)
+
+
+def _selection(job_ids: list[str] | None, user: str | None, feature: str | None, everything: bool) -> dict[str, Any]:
+    filters = {"user_id": user, "feature_name": feature}
+    which = {name: value for name, value in filters.items() if value is not None}
+    ways = [bool(job_ids), bool(which), everything]
+    if sum(ways) != 1:
+        raise Failure("say which jobs: ids, or --user and --feature, or --all", Exit.USAGE)
+    if everything:
+        return {"all": True}
+    return {"job_ids": job_ids} if job_ids else which
+
+
+def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: bool) -> None:
+    target, path = gateway(), f"{PATH}/{verb}"
+    if ask and not dry_run:
+        if not sys.stdin.isatty():
+            raise Failure(f"this would {verb} jobs; say --yes, or --dry-run to see how many", Exit.USAGE)
+        count = target.post(path, {**body, "dry_run": True})[f"{verb}d"]
+        typer.confirm(f"{verb} {count} failed job{'s' if count != 1 else ''}?", abort=True, err=True)
+    answer = target.post(path, {**body, "dry_run": dry_run})
+    if json:
+        print_json(answer)
+    else:
+        count = answer[f"{verb}d"]
+        say(f"{count} job{'s' if count != 1 else ''} {'would be ' if dry_run else ''}{verb}d")
+
+
+def _row(job: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        job["job_id"],
+        job["feature_name"],
+        job["user_id"],
+        local_time(job["finished_at"]),
+        len(job.get("attempts") or ()),
+        "yes" if job.get("retryable") else "no",
+        safe(error_text(job.get("error")), "red"),
+    )

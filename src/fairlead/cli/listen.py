@@ -1,0 +1,86 @@
+"""The sockets that `up` listens on: bound before anything else is opened, so that a busy port costs nothing."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from fairlead.cli.failure import Exit, Failure
+
+BACKLOG = 2048
+
+
+def bind(host: str, port: int, *, has_key: bool) -> list[socket.socket]:
+    """One socket per address of `host`. Beyond loopback everyone on the network may ask, so a key must guard it."""
+    addresses = _resolve(host, port)
+    if not has_key and not all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in addresses):
+        raise Failure(
+            f"will not listen on {host} without a key: anyone who can reach this machine could submit and read jobs. "
+            f"Set FAIRLEAD_ADMIN_KEY, or listen on 127.0.0.1",
+            Exit.USAGE,
+        )
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            # With port 0 the system picks one; all addresses then share it.
+            wanted = sockets[0].getsockname()[1] if sockets and port == 0 else port
+            sockets.append(_bound(family, (address[0], wanted, *address[2:])))
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise Failure(_explain(error, host, port)) from None
+    return sockets
+
+
+def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str | int, ...]]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise Failure(f"cannot listen on {host}: {error}", Exit.USAGE) from None
+    known: dict[tuple[socket.AddressFamily, tuple[str | int, ...]], None] = {}
+    for family, _, _, _, address in found:
+        known[family, (str(address[0]), *(int(part) for part in address[1:]))] = None
+    # A name like localhost may stand for an IPv6 address that this machine does not have.
+    return [each for each in known if len(known) == 1 or _exists(*each)] or list(known)
+
+
+def _exists(family: socket.AddressFamily, address: tuple[str | int, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> socket.socket:
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(address)
+        # Listening at once makes a second `up` fail here, not later; early callers wait in the backlog.
+        opened.listen(BACKLOG)
+        opened.setblocking(False)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _explain(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; choose another with --port, or stop what listens there"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has; choose one above 1023 with --port"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where a client on this machine finds it."""
+    host, port = listening.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

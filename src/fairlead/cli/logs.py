@@ -1,0 +1,28 @@
+"""Logging for people: one plain line per record, to stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.options import LOG_LEVELS
+from fairlead.cli.output import clean
+
+
+class OneLine(logging.Formatter):
+    """What a job said may be part of a message; it must not begin a line of its own. Tracebacks keep their lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = clean(record.message)
+        return super().formatMessage(record)
+
+
+def log_to_stderr(level: str) -> None:
+    if level.lower() not in LOG_LEVELS:
+        raise Failure(f"--log-level {level}: should be one of {', '.join(LOG_LEVELS)}", Exit.USAGE)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Uvicorn's own talk of starting and stopping says less than ours.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.getLogger().level, logging.WARNING))

@@ -1,0 +1,44 @@
+"""What may be shown of a configuration: where things are, never what opens them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from fairlead.config import Settings
+
+HIDDEN = "***"
+
+
+def without_secrets(url: str) -> str:
+    """The URL without its password and without the values of its query, where tokens travel."""
+    if url.startswith("sqlite:"):
+        # A file: no password, and the query says how durable its commits are.
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return HIDDEN
+    user, _, host = parts.netloc.rpartition("@")
+    if ":" in user:
+        user = f"{user.partition(':')[0]}:{HIDDEN}"
+    query = "&".join(f"{pair.partition('=')[0]}={HIDDEN}" for pair in parts.query.split("&") if pair)
+    return urlunsplit((parts.scheme, f"{user}@{host}" if user else host, parts.path, query, ""))
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """The effective settings as plain data, fit for a screen or a bug report."""
+    config = settings.config.model_dump(mode="json", exclude_none=True)
+    for service in config["services"].values():
+        for header, value in service["headers"].items():
+            # `env:TOKEN` names a secret and is none.
+            service["headers"][header] = value if value.startswith("env:") else HIDDEN
+        for place in (service, *service["regions"].values()):
+            if "url" in place:
+                place["url"] = without_secrets(place["url"])
+    return {
+        "source": settings.source,
+        "database_url": without_secrets(settings.database_url),
+        "admin_key": HIDDEN if settings.admin_key else None,
+        **config,
+    }

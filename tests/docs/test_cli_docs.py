@@ -1,0 +1,75 @@
+"""docs/cli.md says everything that the command line has, as the code itself has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from fairlead.cli import client
+from fairlead.cli.failure import Exit
+from fairlead.cli.root import app
+
+DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+SECTIONS = {title.strip(): body for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
+
+
+def commands(group: Any, path: tuple[str, ...] = ("fairlead",)) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+ROOT = typer.main.get_command(app)
+COMMANDS = dict(commands(ROOT))
+
+
+def section_of(command: str) -> str:
+    found = [body for title, body in SECTIONS.items() if re.fullmatch(rf"{command}( [\[A-Z].*)?", title)]
+    assert len(found) == 1, f"docs/cli.md needs one section '## {command} ...'"
+    return found[0]
+
+
+def documented_options(text: str) -> set[str]:
+    first_cells = re.findall(r"^\| (`-.+?) \|", text, re.M)
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(first_cells)))
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_documented_with_exactly_its_options(command: str) -> None:
+    assert documented_options(section_of(command)) == options_of(COMMANDS[command])
+
+
+def test_every_command_has_json() -> None:
+    assert [name for name, command in COMMANDS.items() if "--json" not in options_of(command)] == []
+
+
+def test_no_section_is_about_a_command_that_is_not_there() -> None:
+    titles = [title for title in SECTIONS if title.startswith("fairlead ")]
+    assert len(titles) == len(COMMANDS)
+
+
+def test_the_options_of_fairlead_itself_are_documented() -> None:
+    for option in options_of(ROOT):
+        assert f"`{option}" in DOCS
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCS, re.M)}
+    assert codes == {int(code) for code in Exit}
+
+
+def test_the_environment_of_the_client_is_documented_with_its_default() -> None:
+    assert f"`{client.URL_VARIABLE}`" in DOCS
+    assert f"`{client.KEY_VARIABLE}`" in DOCS
+    assert f"`{client.DEFAULT_URL}`" in DOCS

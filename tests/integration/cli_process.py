@@ -1,0 +1,181 @@
+"""`fairlead` as a user has it: real processes, started on free ports and always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-m", "fairlead.cli")
+DEADLINE_S = 30.0
+
+PROJECT = '''
+import asyncio
+import time
+from pathlib import Path
+
+from fairlead import Call, Fairlead, Permanent, Retry
+
+app = Fairlead()
+
+
+@app.service(limit=4)
+async def echo(call: Call):
+    return call.params
+
+
+@app.service(limit=1)
+async def gate(call: Call):
+    """Runs until the test opens the gate: nothing here depends on how fast the machine is."""
+    call.progress(0.5, "half \\x1b[31mway [bold]there[/bold]")
+    Path(call.params["entered"]).touch()
+    while not Path(call.params["gate"]).exists():
+        await asyncio.sleep(0.01)
+    return {"through": True}
+
+
+@app.service(limit=1)
+def stuck(call: Call):
+    """A function in a thread that nobody can stop."""
+    Path(call.params["entered"]).touch()
+    time.sleep(600)
+
+
+@app.service(limit=1)
+async def stubborn(call: Call):
+    """Ignores being cancelled."""
+    Path(call.params["entered"]).touch()
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+
+@app.service(limit=1, retry="manual")
+async def flaky(call: Call):
+    if not Path(call.params["gate"]).exists():
+        raise Retry("not yet")
+    return {"through": True}
+
+
+@app.service(limit=1)
+async def broken(call: Call):
+    raise Permanent("\\x1b[2Jno way [red]at all[/red]\\nnext line")
+
+
+app.pipeline("two", ["echo", "gate"])
+'''
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours, without what would configure Fairlead from outside the test."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FAIRLEAD_", "PROMOTE_")) and name not in ("DATABASE_URL", "REDIS_URL", "PORT", "SCALE")
+    }
+    return {**kept, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+def fairlead(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: str = "") -> Done:
+    ended = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        env=environment(env),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return Done(ended.returncode, ended.stdout, ended.stderr)
+
+
+@dataclass
+class Up:
+    """A running process whose output is read as it comes."""
+
+    process: subprocess.Popen[str]
+    cwd: Path
+    lines: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    heard: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def wait_for(self, text: str) -> str:
+        """The first line from now on that contains `text`."""
+        while True:
+            try:
+                line = self.lines.get(timeout=DEADLINE_S)
+            except queue.Empty:
+                raise AssertionError(f"never said {text!r}, only:\n{''.join(self.heard)}") from None
+            if text in line:
+                return line
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def run(self, *arguments: str, stdin: str = "") -> Done:
+        return fairlead(*arguments, cwd=self.cwd, env={"FAIRLEAD_URL": self.url}, stdin=stdin)
+
+
+@contextmanager
+def started(command: tuple[str, ...], *, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Up]:
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    up = Up(process, cwd)
+    reader = threading.Thread(target=_read, args=(up,))
+    reader.start()
+    try:
+        yield up
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(DEADLINE_S)
+        reader.join(DEADLINE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _read(up: Up) -> None:
+    assert up.process.stdout is not None
+    for line in up.process.stdout:
+        up.heard.append(line)
+        up.lines.put(line)
+
+
+@contextmanager
+def up(cwd: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """`fairlead up` of the project above, once it has said where it listens."""
+    (cwd / "project.py").write_text(PROJECT, encoding="utf-8")
+    command = (*COMMAND, "up", *(arguments or ("project:app",)), "--port", "0", "--json")
+    with started(command, cwd=cwd, env=env) as process:
+        banner = json.loads(process.wait_for('"urls"'))
+        process.url = banner["urls"]["gateway"][0]
+        yield process

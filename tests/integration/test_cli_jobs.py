@@ -1,0 +1,310 @@
+"""The client commands against a real `fairlead up`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import httpx2
+import pytest
+
+from fairlead.cli.failure import Exit
+from tests.integration.cli_process import COMMAND, DEADLINE_S, Done, Up, fairlead, started, up
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with up(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def gated(gate: Path) -> str:
+    return json.dumps({"gate": str(gate), "entered": f"{gate}-entered"})
+
+
+def until_entered(gate: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not Path(f"{gate}-entered").exists():
+        assert time.monotonic() < deadline, "the handler never began"
+        time.sleep(0.01)
+
+
+def submitted(server: Up, *arguments: str) -> str:
+    done = server.run("submit", *arguments, "--json")
+    assert done.code == Exit.OK, done.err
+    return str(done.json["job_id"])
+
+
+# ---------------------------------------------------------------- submit
+
+
+def test_submit_prints_the_id_and_get_shows_the_job(server: Up) -> None:
+    job_id = submitted(server, "echo", '{"a": 1}', "--user", "ada", "--priority", "high", "--metadata", '{"m": 2}')
+    done = server.run("get", job_id, "--json")
+    assert done.code == Exit.OK
+    job = done.json
+    assert (job["user_id"], job["priority"], job["metadata"], job["input_data"]) == ("ada", "high", {"m": 2}, {"a": 1})
+    shown = server.run("get", job_id)
+    assert shown.code == Exit.OK
+    assert job_id in shown.out
+    assert "ada" in shown.out
+
+
+@pytest.mark.parametrize("source", ["argument", "--input", "--file", "stdin", "--param"])
+def test_the_input_can_come_from_anywhere(server: Up, source: str, tmp_path: Path) -> None:
+    text = '{"prompt": "a harbour", "steps": 30}'
+    (tmp_path / "input.json").write_text(text)
+    arguments = {
+        "argument": [text],
+        "--input": ["--input", text],
+        "--file": ["--file", str(tmp_path / "input.json")],
+        "stdin": ["--file", "-"],
+        "--param": ["-p", "prompt=a harbour", "-p", "steps=30"],
+    }[source]
+    done = server.run("submit", "echo", *arguments, "--wait", "--json", stdin=text if source == "stdin" else "")
+    assert done.code == Exit.OK
+    assert done.json["result"] == {"prompt": "a harbour", "steps": 30}
+
+
+def test_wait_shows_the_way_on_stderr_and_the_result_on_stdout(server: Up) -> None:
+    done = server.run("submit", "echo", '{"said": "hello"}', "--wait")
+    assert done.code == Exit.OK
+    assert '"said": "hello"' in done.out
+    assert "COMPLETED" in done.err
+
+
+def test_wait_ends_when_its_time_is_over_and_the_job_goes_on(server: Up, gate: Path) -> None:
+    done = server.run("submit", "gate", gated(gate), "--wait", "0.2", "--json")
+    assert done.code == Exit.NOT_FINISHED
+    gate.touch()
+    assert server.run("watch", done.json["job_id"]).code == Exit.OK
+
+
+def test_a_key_makes_the_job_once(server: Up) -> None:
+    key = str(uuid4())
+    first = submitted(server, "echo", '{"a": 1}', "--key", key)
+    assert submitted(server, "echo", '{"a": 1}', "--key", key) == first
+    other = server.run("submit", "echo", '{"a": 2}', "--key", key, "--json")
+    assert other.code == Exit.REFUSED
+    assert json.loads(other.err)["code"] == "idempotency_mismatch"
+
+
+def test_a_delayed_job_is_scheduled_and_can_be_cancelled(server: Up) -> None:
+    delayed = submitted(server, "echo", "--delay", "3600")
+    at = submitted(server, "echo", "--at", "2026-12-24T18:00:00Z", "--deadline", "2026-12-25T18:00:00Z")
+    listed = server.run("list", "--status", "scheduled", "--all", "--json")
+    assert {delayed, at} <= {job["job_id"] for job in listed.json}
+    done = server.run("cancel", delayed, at)
+    assert done.code == Exit.OK
+    assert done.out.count("cancelled") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["echo", "{"], "not JSON"),
+        (["echo", "[1]"], "JSON object"),
+        (["echo", '{"a": NaN}'], "NaN"),
+        (["echo", "{}", "--input", "{}"], "once"),
+        (["echo", "-p", "novalue"], "KEY=VALUE"),
+        (["echo", "--file", "nowhere.json"], "nowhere.json"),
+        (["echo", "--metadata", "x"], "--metadata"),
+        (["echo", "--priority", "urgent"], "high"),
+        (["echo", "--wait", "-1"], "--wait"),
+        (["echo", "--no-such-option"], "No such option"),
+        ([], "FEATURE"),
+    ],
+)
+def test_a_wrong_command_is_told_without_asking_the_gateway(arguments: list[str], said: str, tmp_path: Path) -> None:
+    nobody = {"FAIRLEAD_URL": "http://127.0.0.1:9"}
+    done = fairlead("submit", *arguments, cwd=tmp_path, env=nobody)
+    assert done.code == Exit.USAGE
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_refusal_is_one_clear_line(server: Up) -> None:
+    done = server.run("submit", "nothing_like_this")
+    assert done.code == Exit.REFUSED
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    assert "nothing_like_this" in line
+    assert "unknown_feature" in line
+
+
+# ---------------------------------------------------------------- get, list, cancel, resume
+
+
+def test_a_job_that_is_not_there(server: Up) -> None:
+    done = server.run("get", "01a1e1d7-0000-7000-8000-000000000000")
+    assert done.code == Exit.REFUSED
+    assert "not_found" in done.err
+
+
+def test_list_filters_and_counts(server: Up) -> None:
+    user = f"user-{uuid4()}"
+    jobs = [submitted(server, "echo", "--user", user) for _ in range(3)]
+    everything = server.run("list", "--user", user, "--json").json
+    assert [job["job_id"] for job in everything] == jobs[::-1]
+    assert len(server.run("list", "--user", user, "--limit", "2", "--json").json) == 2
+    assert server.run("list", "--user", user, "--feature", "gate", "--json").json == []
+    table = server.run("list", "--user", user).out
+    assert all(job_id in table for job_id in jobs)
+
+
+def test_list_all_follows_the_pages(server: Up) -> None:
+    user = f"user-{uuid4()}"
+    bulk = {"jobs": [{"user_id": user, "feature_name": "echo", "delay": 9999}] * 250}
+    httpx2.post(f"{server.url}/api/v1/jobs/bulk", json=bulk, trust_env=False).raise_for_status()
+    assert len(server.run("list", "--user", user, "--all", "--json").json) == 250
+    assert len(server.run("list", "--user", user, "--limit", "120", "--json").json) == 120
+
+
+def test_cancel_tells_of_each_job(server: Up, gate: Path) -> None:
+    job_id = submitted(server, "gate", gated(gate))
+    until_entered(gate)
+    done = server.run("cancel", job_id, "01a1e1d7-0000-7000-8000-000000000000", "--json")
+    assert done.code == Exit.REFUSED
+    assert [job["job_id"] for job in done.json["cancelled"]] == [job_id]
+    assert [refused["problem"]["code"] for refused in done.json["refused"]] == ["not_found"]
+    assert server.run("watch", job_id).code == Exit.JOB_CANCELLED
+    again = server.run("cancel", job_id)
+    assert again.code == Exit.REFUSED
+    assert "wrong_state" in again.err
+
+
+def test_resume_takes_a_failed_job_up_again(server: Up, gate: Path) -> None:
+    failed = server.run("submit", "flaky", gated(gate), "--wait", "--json")
+    assert failed.code == Exit.JOB_FAILED
+    job_id = failed.json["job_id"]
+    assert "may be resumed" in server.run("get", job_id).out
+    gate.touch()
+    assert server.run("resume", job_id).code == Exit.OK
+    assert server.run("watch", job_id).code == Exit.OK
+
+
+# ---------------------------------------------------------------- watch
+
+
+def test_watch_follows_a_job_to_its_end(server: Up, gate: Path) -> None:
+    job_id = submitted(server, "two", gated(gate))
+    until_entered(gate)
+    with started((*COMMAND, "watch", job_id), cwd=server.cwd, env={"FAIRLEAD_URL": server.url}) as watching:
+        watching.wait_for("step 2/2 gate")
+        gate.touch()
+        watching.wait_for("COMPLETED")
+        assert watching.ended() == Exit.OK
+
+
+def test_watch_prints_events_as_json(server: Up) -> None:
+    job_id = submitted(server, "broken")
+    done = server.run("watch", job_id, "--json")
+    assert done.code == Exit.JOB_FAILED
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert events[0]["type"] == "SNAPSHOT"
+    assert events[-1].get("job", events[-1]).get("job_id") == job_id
+
+
+def test_a_watch_of_nothing_is_refused(server: Up) -> None:
+    assert server.run("watch", "01a1e1d7-0000-7000-8000-000000000000").code == Exit.REFUSED
+
+
+# ---------------------------------------------------------------- dead, status
+
+
+def fails(server: Up, user: str) -> str:
+    done = server.run("submit", "broken", "--user", user, "--wait", "--json")
+    assert done.code == Exit.JOB_FAILED
+    return str(done.json["job_id"])
+
+
+def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
+    user = f"user-{uuid4()}"
+    first, second = fails(server, user), fails(server, user)
+    listed = server.run("dead", "list", "--user", user, "--json").json
+    assert [job["job_id"] for job in listed] == [second, first]
+    assert "no way" in server.run("dead", "list", "--user", user).out
+
+    requeued = server.run("dead", "requeue", first, "--json")
+    assert (requeued.code, requeued.json["requeued"]) == (Exit.OK, 1)
+    assert server.run("watch", first).code == Exit.JOB_FAILED
+
+    dry = server.run("dead", "purge", "--user", user, "--dry-run", "--json")
+    assert dry.json == {"purged": 2, "dry_run": True}
+    assert server.run("dead", "requeue", "--all", "--dry-run", "--json").json["requeued"] >= 2
+    unsure = server.run("dead", "purge", "--user", user)
+    assert unsure.code == Exit.USAGE
+    assert "--yes" in unsure.err
+    assert server.run("dead", "purge", "--user", user, "--yes").out.strip() == "2 jobs purged"
+    assert server.run("dead", "list", "--user", user, "--json").json == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--user", "x"], ["some-id", "--all"]])
+def test_dead_commands_want_to_know_exactly_which(arguments: list[str], tmp_path: Path) -> None:
+    done = fairlead("dead", "purge", "--yes", *arguments, cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    assert "say which jobs" in done.err
+
+
+def test_status_shows_slots_and_who_waits(server: Up, gate: Path) -> None:
+    running = submitted(server, "gate", gated(gate))
+    until_entered(gate)
+    waiting = submitted(server, "gate", gated(gate), "--priority", "low")
+    services = {each["service"]: each for each in server.run("status", "--json").json["services"]}
+    assert (services["gate"]["in_use"], services["gate"]["limit"], services["gate"]["waiting"]["low"]) == (1, 1, 1)
+    (line,) = [line for line in server.run("status").out.splitlines() if line.startswith("gate")]
+    assert "1/1" in line
+    assert "position" in server.run("get", waiting).out
+    gate.touch()
+    assert server.run("watch", running).code == Exit.OK
+    assert server.run("watch", waiting).code == Exit.OK
+
+
+# ---------------------------------------------------------------- what jobs say is never trusted
+
+
+def assert_harmless(done: Done) -> None:
+    for stream in (done.out, done.err):
+        assert "\x1b" not in stream
+        assert not any(ord(character) < 32 and character != "\n" for character in stream)
+
+
+def test_control_characters_and_markup_are_shown_as_they_are(server: Up, gate: Path) -> None:
+    done = server.run("submit", "broken", "--wait")
+    assert_harmless(done)
+    assert r"\x1b[2Jno way [red]at all[/red]\nnext line" in done.out
+    job_id = submitted(server, "gate", gated(gate))
+    until_entered(gate)
+    shown = server.run("get", job_id)
+    gate.touch()
+    assert_harmless(shown)
+    assert_harmless(server.run("dead", "list"))
+    assert_harmless(server.run("list", "--json"))
+    server.run("watch", job_id)
+
+
+# ---------------------------------------------------------------- no gateway
+
+
+@pytest.mark.parametrize("command", [["status"], ["list"], ["watch", "x"], ["cancel", "x"], ["submit", "x"]])
+def test_without_a_gateway_it_says_where_it_looked_and_what_to_do(command: list[str], tmp_path: Path) -> None:
+    done = fairlead(*command, cwd=tmp_path, env={"FAIRLEAD_URL": "http://ada:pw@127.0.0.1:9"})
+    assert done.code == Exit.NO_CONNECTION
+    assert "127.0.0.1:9" in done.err
+    assert "fairlead up" in done.err
+    assert "pw" not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_url_that_is_none_is_told(tmp_path: Path) -> None:
+    done = fairlead("status", cwd=tmp_path, env={"FAIRLEAD_URL": "nonsense"})
+    assert done.code == Exit.USAGE
+    assert "FAIRLEAD_URL" in done.err

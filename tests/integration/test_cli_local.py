@@ -1,0 +1,149 @@
+"""The commands that need no gateway: config, migrate, --version; and the command without its packages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fairlead as package
+from fairlead.cli import NEEDS_EXTRA
+from fairlead.cli.failure import Exit
+from tests.integration.cli_process import PROJECT, environment, fairlead
+
+SECRETS = """
+[services.paint]
+url = "https://ada:s3cret@paint.example/v1?token=s3cret"
+limit = 2
+headers = { Authorization = "Bearer s3cret", X-Trace = "env:TRACE" }
+[services.far]
+limit = 4
+regions.us = { url = "https://us:s3cret@far.example/v1", limit = 1 }
+backoff = [1, 2]
+[pipelines]
+art = ["paint"]
+"""
+
+
+def test_version(tmp_path: Path) -> None:
+    done = fairlead("--version", cwd=tmp_path)
+    assert (done.code, done.out.strip()) == (Exit.OK, f"fairlead {package.__version__}")
+
+
+def test_a_wrong_log_level_names_the_right_ones(tmp_path: Path) -> None:
+    done = fairlead("--log-level", "loud", "config", "check", cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    assert "debug, info, warning, error" in done.err
+
+
+def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['typer'] = None\nfrom fairlead.cli import main\nmain()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.strip()) == (1, "", NEEDS_EXTRA)
+
+
+# ---------------------------------------------------------------- config
+
+
+def test_config_check_says_ok(tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text('[services.x]\nlimit = 1\nurl = "http://127.0.0.1:9/"\n')
+    done = fairlead("config", "check", cwd=tmp_path)
+    assert (done.code, done.out.strip()) == (Exit.OK, "fairlead.toml: ok, 1 service, 0 pipelines")
+    assert fairlead("config", "check", "--json", cwd=tmp_path).json == {
+        "source": "fairlead.toml",
+        "ok": True,
+        "problems": [],
+    }
+
+
+def test_config_check_names_every_mistake_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[services.x]\nlimit = 0\nurl = "nowhere"\n[server]\nport = "high"\n')
+    done = fairlead("config", "check", "--config", str(file), cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    lines = done.err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(f"{file}: ") for line in lines)
+    as_json = fairlead("config", "check", "--config", str(file), "--json", cwd=tmp_path)
+    assert (as_json.code, as_json.json["ok"], as_json.json["problems"]) == (Exit.USAGE, False, lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[pipelines]\nart = ["paint"]\n', "pipelines.art"),
+        ('[services.x]\nlimit = 1\nurl = "http://a/b"\npool = "p"\n', "services.x.pool"),
+        ("[services.x]\nlimit = 1\n", "services.x"),
+    ],
+)
+def test_config_check_sees_what_contradicts_itself(text: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text(text)
+    done = fairlead("config", "check", cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    assert done.err.startswith(f"fairlead.toml: {key}: ")
+
+
+def test_config_check_and_show_know_the_services_of_an_app(tmp_path: Path) -> None:
+    (tmp_path / "project.py").write_text(PROJECT)
+    assert fairlead("config", "check", "project:app", cwd=tmp_path).code == Exit.OK
+    shown = fairlead("config", "show", "project:app", "--json", cwd=tmp_path).json
+    assert shown["services"]["echo"]["limit"] == 4
+    assert shown["pipelines"] == {"two": ["echo", "gate"]}
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_config_show_leaves_secrets_out(form: list[str], tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text(SECRETS)
+    env = {"TRACE": "s3cret", "FAIRLEAD_ADMIN_KEY": "s3cret", "DATABASE_URL": "postgresql://ada:s3cret@db/x"}
+    done = fairlead("config", "show", *form, cwd=tmp_path, env=env)
+    assert done.code == Exit.OK
+    assert "s3cret" not in done.out + done.err
+    assert "env:TRACE" in done.out
+    assert "paint.example" in done.out
+
+
+def test_config_show_prints_a_file_that_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text(SECRETS)
+    env = {"TRACE": "x", "FAIRLEAD_SERVER__PORT": "8123"}
+    shown = tomllib.loads(fairlead("config", "show", cwd=tmp_path, env=env).out)
+    assert shown["server"]["port"] == 8123
+    assert shown["services"]["far"]["regions"]["us"]["limit"] == 1
+    assert shown["services"]["far"]["backoff"] == [1, 2]
+    assert shown["pipelines"] == {"art": ["paint"]}
+
+
+def test_config_show_of_a_wrong_file_tells_why(tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text("[server\n")
+    done = fairlead("config", "show", cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    assert "not TOML" in done.err
+
+
+# ---------------------------------------------------------------- migrate
+
+
+def test_migrate_creates_and_then_has_nothing_to_do(tmp_path: Path) -> None:
+    first = fairlead("migrate", "--json", cwd=tmp_path)
+    assert first.code == Exit.OK
+    assert (first.json["from"], first.json["database"]) == (0, "fairlead.db")
+    again = fairlead("migrate", "--json", cwd=tmp_path).json
+    assert again["from"] == again["to"] == first.json["to"]
+    assert "nothing to do" in fairlead("migrate", cwd=tmp_path).out
+
+
+def test_migrate_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
+    assert fairlead("migrate", cwd=tmp_path).code == Exit.OK
+    file = tmp_path / "fairlead.db"
+    newer = bytearray(file.read_bytes())
+    newer[60:64] = (999).to_bytes(4, "big")
+    file.write_bytes(newer)
+    done = fairlead("migrate", "--json", cwd=tmp_path)
+    assert done.code == Exit.REFUSED
+    assert "999" in json.loads(done.err)["detail"]
+    assert file.read_bytes() == bytes(newer)

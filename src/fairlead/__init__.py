@@ -1,6 +1,6 @@
 """Fairlead: the line in front of scarce AI endpoints. A durable, fair job queue and gateway."""
 
-from fairlead.app import Fairlead, JobHandle, Receipt
+from fairlead.app import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.domain.job import JobStatus, Priority
@@ -20,6 +20,7 @@ from fairlead.errors import (
     WrongState,
 )
 from fairlead.executors.port import Call
+from fairlead.handle import JobHandle, Receipt
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from fairlead.config import Settings
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.domain import transitions
 from fairlead.domain.config import Config, ServiceConfig
-from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.job import JobStatus
 from fairlead.domain.order import Place
 from fairlead.engines import store_of, submit_on, writers_of
 from fairlead.errors import (
@@ -39,16 +39,14 @@ from fairlead.errors import (
     ConfigError,
     FairleadError,
     InvalidInput,
-    JobCancelled,
-    JobFailed,
     NotFound,
     RequestError,
-    ResultTimeout,
     Unavailable,
 )
 from fairlead.executors.function import FunctionExecutor, Handler, imported, path_of
 from fairlead.executors.port import Executor
 from fairlead.executors.process import ProcessExecutor
+from fairlead.handle import JobHandle, Receipt
 from fairlead.runtime import events, status, view
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.events import Hub, TooSlow
@@ -69,55 +67,6 @@ H = TypeVar("H", bound=Callable[..., Any])
 POLL_WHEN_RUNNING = 5.0
 MAX_LIMIT = 1_000_000
 POLL_WHEN_NOT = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A job that is accepted: committed, and never forgotten from here on."""
-
-    job_id: str
-    priority: Priority
-    status: JobStatus
-    replayed: bool
-    scheduled_at: float | None
-
-
-class JobHandle:
-    """A submitted job."""
-
-    def __init__(self, app: Fairlead, job_id: str) -> None:
-        self._app = app
-        self.id = job_id
-
-    async def result(self, timeout: float | None = None) -> Any:
-        """The last step's data. Raises JobFailed, JobCancelled, or ResultTimeout after `timeout` seconds."""
-        job = await self._app.wait(self.id, timeout)
-        match job.status:
-            case JobStatus.COMPLETED:
-                return job.result
-            case JobStatus.FAILED:
-                error = job.error or {}
-                text = f"job {self.id} failed: {error.get('message', 'no reason is known')}"
-                raise JobFailed(text, job_id=self.id, error=error, retryable=bool(job.retryable))
-            case JobStatus.CANCELLED:
-                raise JobCancelled(f"job {self.id} was cancelled", job_id=self.id)
-            case unfinished:
-                raise ResultTimeout(f"job {self.id} is {unfinished} after {timeout:g} s", job_id=self.id)
-
-    async def get(self) -> JobView:
-        return await self._app.get(self.id)
-
-    async def cancel(self) -> JobView:
-        return await self._app.cancel(self.id)
-
-    async def resume(self) -> JobView:
-        return await self._app.resume(self.id)
-
-    def events(self) -> AsyncIterator[dict[str, Any] | None]:
-        return self._app.watch(self.id)
-
-    def __repr__(self) -> str:
-        return f"JobHandle({self.id!r})"
 
 
 class Fairlead:

@@ -20,7 +20,8 @@ from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 
 if TYPE_CHECKING:
-    from fairlead.app import Fairlead, JobHandle
+    from fairlead.app import Fairlead
+    from fairlead.handle import JobHandle
 
 T = TypeVar("T")
 

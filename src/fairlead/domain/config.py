@@ -4,6 +4,7 @@ part."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -157,7 +158,7 @@ class Config(Section):
             return tuple(self.pipelines[feature])
         return (feature,) if feature in self.services else None
 
-    @property
+    @cached_property  # every submit asks
     def wait_timeouts(self) -> dict[str, float]:
         return {
             name: service.wait_timeout for name, service in self.services.items() if service.wait_timeout is not None

@@ -29,7 +29,6 @@ class JobStatus(StrEnum):
 
 
 FINISHED = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED})
-OPEN = frozenset(set(JobStatus) - FINISHED)
 
 
 class Priority(StrEnum):

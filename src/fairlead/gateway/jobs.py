@@ -24,8 +24,9 @@ from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
 from fairlead.runtime.events import iso
 
 if TYPE_CHECKING:
-    from fairlead.app import Fairlead, Receipt
+    from fairlead.app import Fairlead
     from fairlead.domain.order import Place
+    from fairlead.handle import Receipt
     from fairlead.runtime.view import JobView
 
 JOBS = "/api/v1/jobs"

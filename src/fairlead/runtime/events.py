@@ -4,7 +4,7 @@ bound."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -89,11 +89,6 @@ class Hub:
     def publish(self, event: Event) -> None:
         for reader in self._readers.get(event.job_id, ()):
             reader.put(event)
-
-    def publish_if_watched(self, job_id: str, make: Callable[[], Event]) -> None:
-        """For the hot path: the event is not even made when nobody looks."""
-        if job_id in self._readers:
-            self.publish(make())
 
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:

@@ -1,0 +1,63 @@
+"""What a caller holds of a submitted job: its receipt, and a handle to wait for it and act on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fairlead.domain.job import JobStatus, Priority
+from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
+from fairlead.runtime.view import JobView
+
+if TYPE_CHECKING:
+    from fairlead.app import Fairlead
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A job that is accepted: committed, and never forgotten from here on."""
+
+    job_id: str
+    priority: Priority
+    status: JobStatus
+    replayed: bool
+    scheduled_at: float | None
+
+
+class JobHandle:
+    """A submitted job."""
+
+    def __init__(self, app: Fairlead, job_id: str) -> None:
+        self._app = app
+        self.id = job_id
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """The last step's data. Raises JobFailed, JobCancelled, or ResultTimeout after `timeout` seconds."""
+        job = await self._app.wait(self.id, timeout)
+        match job.status:
+            case JobStatus.COMPLETED:
+                return job.result
+            case JobStatus.FAILED:
+                error = job.error or {}
+                text = f"job {self.id} failed: {error.get('message', 'no reason is known')}"
+                raise JobFailed(text, job_id=self.id, error=error, retryable=bool(job.retryable))
+            case JobStatus.CANCELLED:
+                raise JobCancelled(f"job {self.id} was cancelled", job_id=self.id)
+            case unfinished:
+                raise ResultTimeout(f"job {self.id} is {unfinished} after {timeout:g} s", job_id=self.id)
+
+    async def get(self) -> JobView:
+        return await self._app.get(self.id)
+
+    async def cancel(self) -> JobView:
+        return await self._app.cancel(self.id)
+
+    async def resume(self) -> JobView:
+        return await self._app.resume(self.id)
+
+    def events(self) -> AsyncIterator[dict[str, Any] | None]:
+        return self._app.watch(self.id)
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r})"

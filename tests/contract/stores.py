@@ -34,8 +34,8 @@ class Clock:
 
 
 @asynccontextmanager
-async def sqlite_store(folder: Path, clock: Clock, origin: str) -> AsyncIterator[Store]:
-    store = SqliteStore(str(folder / "fairlead.db"), clock=clock, synchronous="OFF", origin=origin)
+async def sqlite_store(folder: Path, clock: Clock) -> AsyncIterator[Store]:
+    store = SqliteStore(str(folder / "fairlead.db"), clock=clock, synchronous="OFF")
     await store.open()
     try:
         yield store
@@ -44,13 +44,13 @@ async def sqlite_store(folder: Path, clock: Clock, origin: str) -> AsyncIterator
 
 
 @asynccontextmanager
-async def postgres_store(folder: Path, clock: Clock, origin: str) -> AsyncIterator[Store]:
+async def postgres_store(folder: Path, clock: Clock) -> AsyncIterator[Store]:
     # Making a database takes longer than most tests: all share one, and the first to come from a folder empties it.
     url = await servers.shared_database()
     if not (marker := folder / "postgres").exists():
         marker.touch()
         await servers.empty(url)
-    store = PostgresStore(url, clock=clock, origin=origin, pool_size=2)
+    store = PostgresStore(url, clock=clock, pool_size=2)
     await store.open()
     try:
         yield store
@@ -58,7 +58,7 @@ async def postgres_store(folder: Path, clock: Clock, origin: str) -> AsyncIterat
         await store.close()
 
 
-ENGINES: dict[str, Callable[[Path, Clock, str], Any]] = {"postgres": postgres_store, "sqlite": sqlite_store}
+ENGINES: dict[str, Callable[[Path, Clock], Any]] = {"postgres": postgres_store, "sqlite": sqlite_store}
 """Each opens a store of the same database when called again with the same folder."""
 
 

@@ -36,8 +36,8 @@ ALL = JobFilter()
 async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
     clock = Clock()
     engine = ENGINES[request.param]
-    async with engine(tmp_path, clock, "me") as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock, "someone else"))
+    async with engine(tmp_path, clock) as store:
+        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 # ---------------------------------------------------------------- submit
@@ -456,7 +456,7 @@ async def test_every_attempt_is_kept(line: Line) -> None:
 
 async def test_a_recovery_keeps_the_slot_of_a_call_that_may_still_compute(line: Line) -> None:
     job = await line.running()
-    hold = Hold(job.id, "draw", "eu", line.clock.now + 30, "h1")
+    hold = Hold(job.id, "draw", "eu", line.clock.now + 30, "h1", band=3)
     await line.one(transitions.recover(job, now=line.clock.now, waits={}, max_attempts=3, hold=hold))
     assert await line.store.holds() == [hold]
     assert [change.job_id for change in line.changes] == [job.id]

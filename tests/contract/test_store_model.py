@@ -18,7 +18,18 @@ from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepRes
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.errors import WrongState
-from fairlead.store.port import Accepted, Committed, Done, Refused, Started, Store, Transition
+from fairlead.store.port import (
+    Accepted,
+    Committed,
+    Done,
+    PromoteWaiting,
+    Refused,
+    RingTimers,
+    Rung,
+    Started,
+    Store,
+    Transition,
+)
 from tests.contract.stores import ENGINES, Clock
 
 WAITS = {"draw": 40.0}
@@ -59,6 +70,23 @@ class Model:
                 del self.jobs[job_id]
                 return Done
         raise AssertionError(transition)
+
+    def sweep(self, sweep: RingTimers | PromoteWaiting, taken: set[str]) -> Rung:
+        """The moves that a builder would write for each job that is due, but for those that the batch moves already."""
+        due: list[Job] = []
+        for job in self.jobs.values():
+            if isinstance(sweep, RingTimers):
+                found = job.timer_at is not None and job.timer_at <= sweep.now
+            else:
+                before = {Priority.LOW: sweep.low_before, Priority.MEDIUM: sweep.medium_before}.get(job.priority, 0.0)
+                found = job.status is JobStatus.PENDING and (job.queued_at or 0.0) <= before
+            due += [job] if found and job.id not in taken else []
+        verb = transitions.timer_rang if isinstance(sweep, RingTimers) else transitions.promote
+        moves = [(job, move) for job in due if (move := verb(job, now=sweep.now, waits=sweep.waits)) is not None]
+        for _, move in moves:
+            assert self.move(move) is Done
+        taken.update(job.id for job in due)
+        return Rung(len(due), moves)
 
     def start(self, start: Start, now: float) -> type:
         job = self.jobs.get(start.job_id)
@@ -117,7 +145,7 @@ def failed(job: Job, now: float) -> Move:
 
 
 def recovered(job: Job, now: float) -> Move:
-    hold = Hold(job.id, job.service, None, now + 9, f"{job.id}:{job.run}")
+    hold = Hold(job.id, job.service, None, now + 9, f"{job.id}:{job.run}", job.priority.band)
     return transitions.recover(job, now=now, waits=WAITS, max_attempts=2, hold=hold)
 
 
@@ -147,7 +175,11 @@ VERBS: dict[str, Callable[[Job, float], Transition | None]] = {
 }
 
 ACT = st.tuples(st.sampled_from(JOBS), st.sampled_from(sorted(VERBS)), st.booleans())
-BATCH = st.tuples(st.lists(ACT, max_size=3, unique_by=lambda act: act[0]), st.sampled_from([0.0, 1.0, 50.0]))
+BATCH = st.tuples(
+    st.lists(ACT, max_size=3, unique_by=lambda act: act[0]),
+    st.sampled_from([0.0, 1.0, 50.0]),
+    st.sampled_from(["", "", "ring", "promote", "ring promote"]),
+)
 LIVES = st.tuples(
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3), st.lists(BATCH, max_size=25)
 )
@@ -163,14 +195,16 @@ def test_the_store_agrees_with_the_model(engine: str, lives: Any) -> None:
 async def live(engine: str, kinds: Sequence[tuple[bool, bool]], batches: Sequence[Any]) -> None:
     clock, model = Clock(), Model()
     with tempfile.TemporaryDirectory() as folder:
-        async with ENGINES[engine](Path(folder), clock, "me") as store:
+        async with ENGINES[engine](Path(folder), clock) as store:
             births = [born(job_id, *kind, clock.now) for job_id, kind in zip(JOBS, kinds, strict=True)]
             await step(store, model, births, clock.now)
             stale = dict(model.jobs)
-            for acts, seconds in batches:
+            for acts, seconds, sweeps in batches:
                 now = clock.forward(seconds)
                 seen = dict(model.jobs)
                 batch = [built for act in acts if (built := build(act, seen, stale, now)) is not None]
+                batch += [RingTimers(now, 99, WAITS)] if "ring" in sweeps else []
+                batch += [PromoteWaiting(now, now - 40, now - 60, 99, WAITS)] if "promote" in sweeps else []
                 await step(store, model, batch, now)
                 stale = seen
 
@@ -194,9 +228,16 @@ def build(act: tuple[str, str, bool], seen: dict[str, Job], stale: dict[str, Job
 async def step(store: Store, model: Model, batch: Sequence[Transition], now: float) -> None:
     """Both do it, and both must have done the same."""
     model.told.clear()
-    expected = [model.apply(transition, now) for transition in batch]
+    plain = [transition for transition in batch if not isinstance(transition, RingTimers | PromoteWaiting)]
+    expected = [model.apply(transition, now) for transition in plain]
+    taken = {getattr(transition, "job_id", "") for transition in plain}
+    swept = [model.sweep(one, taken) for one in batch if isinstance(one, RingTimers | PromoteWaiting)]
     committed: Committed = await store.commit(batch)
-    assert [type(outcome) for outcome in committed.outcomes] == expected
+    assert [type(outcome) for outcome in committed.outcomes] == [*expected, *([Done] * len(swept))]
+    for outcome, rung in zip(committed.outcomes[len(expected) :], swept, strict=True):
+        assert isinstance(outcome, Done)
+        assert outcome.value.found == rung.found
+        assert sorted(outcome.value.moves, key=_job_id) == sorted(rung.moves, key=_job_id)
     for outcome in committed.outcomes:
         if isinstance(outcome, Accepted):
             model.jobs[outcome.job_id] = replace(model.jobs[outcome.job_id], seq=outcome.seq)
@@ -215,6 +256,10 @@ async def step(store: Store, model: Model, batch: Sequence[Transition], now: flo
         assert sorted(record.results, key=_order) == sorted(model.results[job_id], key=_order)
         assert list(record.attempts) == model.attempts[job_id]
     assert sorted(await store.holds(), key=lambda hold: hold.id) == sorted(model.holds, key=lambda hold: hold.id)
+
+
+def _job_id(swept: tuple[Job, Move]) -> str:
+    return swept[0].id
 
 
 def _order(result: StepResult) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
-from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.limits import Order, Rules, ServiceRules, Share
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Delete
 from fairlead.errors import StoreError, Unavailable
@@ -20,12 +20,15 @@ from fairlead.store.port import (
     DeclareServices,
     Done,
     EndHolds,
+    Epoch,
     JobFilter,
     Override,
+    PromoteWaiting,
     Prune,
     RaiseEpoch,
     Refused,
     Relayed,
+    RingTimers,
     Started,
 )
 from tests.contract.stores import ENGINES, Clock, Line
@@ -39,8 +42,8 @@ ALL = JobFilter()
 async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
     clock = Clock()
     engine = ENGINES[request.param]
-    async with engine(tmp_path, clock, "me") as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock, "someone else"))
+    async with engine(tmp_path, clock) as store:
+        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 # ---------------------------------------------------------------- the outbox
@@ -63,13 +66,17 @@ async def test_an_outbox_id_is_never_given_again(line: Line) -> None:
     assert len(await line.store.outbox(older_than=line.clock.now + 1, limit=10)) == 1
 
 
-async def test_own_outbox_rows_are_found_when_they_are_old_and_those_of_others_at_once(line: Line) -> None:
+async def test_outbox_rows_of_those_who_relay_are_found_when_they_are_old_and_others_at_once(line: Line) -> None:
+    line.store.relays()
     await line.submitted("mine")
-    async with line.another() as other:
-        await other.commit([line.submit("theirs")])
+    async with line.another() as relaying, line.another() as silent:
+        relaying.relays()
+        await relaying.commit([line.submit("theirs")])
+        await silent.commit([line.submit("untold")])
     now = line.clock.now
-    assert [row.job_id for row in await line.store.outbox(older_than=now, limit=10)] == ["theirs"]
-    assert [row.job_id for row in await line.store.outbox(older_than=now + 0.1, limit=10)] == ["mine", "theirs"]
+    assert [row.job_id for row in await line.store.outbox(older_than=now, limit=10)] == ["untold"]
+    rows = await line.store.outbox(older_than=now + 0.1, limit=10)
+    assert [row.job_id for row in rows] == ["mine", "theirs", "untold"]
     assert [row.job_id for row in await line.store.outbox(older_than=now + 0.1, limit=1)] == ["mine"]
 
 
@@ -122,42 +129,21 @@ async def test_get_jobs_leaves_out_those_that_are_not_there(line: Line) -> None:
     assert await line.store.get("none") is None
 
 
-async def test_timers_ring_earliest_first_and_tell_when_the_next_one_does(line: Line) -> None:
+async def test_the_next_timer_is_the_earliest(line: Line) -> None:
     now = line.clock.now
     assert await line.store.next_timer() is None
-    late = await line.submitted(due_at=now + 20)
-    soon = await line.submitted(due_at=now + 10)
-    waits = await line.submitted(waits={"draw": 15})
     await line.submitted()
+    assert await line.store.next_timer() is None
+    await line.submitted(due_at=now + 20)
+    await line.submitted(waits={"draw": 10})
+    await line.submitted(deadline_at=now + 30)
     assert await line.store.next_timer() == now + 10
-    assert await line.store.timers(now + 9.9, 10) == []
-    assert await line.store.timers(now + 10, 10) == [soon]
-    assert await line.store.timers(now + 99, 10) == [soon, waits, late]
-    assert await line.store.timers(now + 99, 1) == [soon]
 
 
 async def test_a_finished_job_has_no_timer(line: Line) -> None:
     job = await line.submitted(due_at=line.clock.now + 10)
     await line.one(transitions.cancel(job, now=line.clock.now))
     assert await line.store.next_timer() is None
-
-
-async def test_promotable_are_the_pending_ones_that_waited_long_enough_in_their_band(line: Line) -> None:
-    low = await line.submitted(priority=Priority.LOW)
-    medium = await line.submitted()
-    await line.submitted(priority=Priority.HIGH)
-    await line.running(priority=Priority.LOW)
-    now = line.clock.now
-
-    async def promotable(low_before: float, medium_before: float, limit: int = 9) -> set[str]:
-        jobs = await line.store.promotable(low_before=low_before, medium_before=medium_before, limit=limit)
-        return {job.id for job in jobs}
-
-    assert await promotable(now, now - 1) == {low.id}
-    assert await promotable(now - 1, now) == {medium.id}
-    assert await promotable(now, now) == {low.id, medium.id}
-    assert len(await promotable(now, now, limit=1)) == 1
-    assert await promotable(now - 1, now - 1) == set()
 
 
 async def test_the_next_promotion_is_that_of_the_one_whose_time_is_up_first(line: Line) -> None:
@@ -199,12 +185,28 @@ async def test_a_ping_answers(line: Line) -> None:
 
 DRAW = ServiceRules("draw", 4, regions={"eu": 1, "us": 2}, retries_first=True, cost=2.5)
 CHAT = ServiceRules("chat", 2, order=Order.FIFO, pool="gpu", user_limit=1, lease_ttl=7.5)
+FAR = ServiceRules("far", 3, shard="b")
+SPLIT = ServiceRules("split", 5, shares={"b": Share(frozenset({3, 1}), 2), "main": Share(frozenset({2}), 3)})
 
 
 async def test_declared_rules_come_back_as_they_were(line: Line) -> None:
     outcome = await line.one(DeclareServices((DRAW, CHAT), {"gpu": 3}))
     assert outcome == Done(Rules({"chat": CHAT, "draw": DRAW}, {"gpu": 3}, version=1))
     assert await line.store.rules() == outcome.value
+
+
+async def test_shards_and_shares_come_back_as_they_were_and_say_the_same_again(line: Line) -> None:
+    part = SPLIT.on("b")
+    assert part is not None
+    outcome = await line.one(DeclareServices((FAR, SPLIT, replace(part, service="part")), {}))
+    declared = {"far": FAR, "split": SPLIT, "part": replace(part, service="part")}
+    assert outcome == Done(Rules(declared, {}, version=1))
+    assert await line.store.rules() == outcome.value
+    # The same in another spelling: sets and mappings have no order of their own.
+    shares = {"main": Share(frozenset([2]), 3), "b": Share(frozenset([1, 3]), 2)}
+    again = DeclareServices((replace(part, service="part"), replace(SPLIT, shares=shares), FAR), {})
+    assert (await line.one(again)).value.version == 1
+    assert (await line.one(Override("far", limit=1))).value.services["far"] == replace(FAR, limit=1)
 
 
 async def test_before_anything_is_declared_there_are_no_rules(line: Line) -> None:
@@ -246,7 +248,17 @@ async def test_epochs_begin_at_none_and_only_grow(line: Line) -> None:
     assert await line.store.epochs() == {}
     outcomes = await line.commit(RaiseEpoch("service:a"), RaiseEpoch("pool:b"), RaiseEpoch("service:a"))
     assert outcomes == [Done(1), Done(1), Done(2)]
-    assert await line.store.epochs() == {"service:a": 2, "pool:b": 1}
+    assert await line.store.epochs() == {"service:a": Epoch(2, ""), "pool:b": Epoch(1, "")}
+
+
+async def test_an_epoch_names_the_server_that_its_last_rebuild_was_on(line: Line) -> None:
+    await line.one(RaiseEpoch("service:draw", "run-1 'of' \"ours\""))
+    assert await line.store.epochs() == {"service:draw": Epoch(1, "run-1 'of' \"ours\"")}
+    await line.commit(RaiseEpoch("service:draw", "run-2"), RaiseEpoch("pool:gpu", "run-3"))
+    assert await line.store.epochs() == {"service:draw": Epoch(2, "run-2"), "pool:gpu": Epoch(1, "run-3")}
+    # A start makes its scope known, and that is no rebuild.
+    await line.started(await line.submitted(), scope="service:other")
+    assert set(await line.store.epochs()) == {"service:draw", "pool:gpu"}
 
 
 # ---------------------------------------------------------------- batches and processes
@@ -265,8 +277,10 @@ async def test_all_kinds_go_in_one_batch(line: Line) -> None:
         RaiseEpoch("service:x"),
         DeclareServices((DRAW,), {}),
         Override("draw", 1, None),
+        RingTimers(line.clock.now, 9, {}),
+        PromoteWaiting(line.clock.now, 0, 0, 9, {}),
     )
-    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done]
+    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done, Done, Done]
     assert [type(outcome) for outcome in outcomes] == kinds
 
 

@@ -18,7 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from fairlead import Call, Config, Fairlead
-from fairlead.domain.job import Job
+from fairlead.domain.job import Job, Priority
+from fairlead.domain.limits import Lanes
 from fairlead.domain.transitions import Submit, submit
 from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound
 from fairlead.store.port import JobFilter
@@ -160,6 +161,15 @@ async def test_the_job_is_there_if_and_only_if_the_transaction_commits(
     # No process has written these rows, so each takes them for another's, however young they are.
     changes = await store.outbox(older_than=0, limit=9)
     assert [change.job for change in changes] == list(found.values())
+
+
+async def test_its_outbox_rows_say_of_which_lane_they_are(store: PostgresStore, database: str) -> None:
+    async with with_asyncpg(database) as connection:
+        jobs = [Job(f"{name}-{band}", "f", "ann", (name, "z"), band) for name in ("x", "y") for band in Priority]
+        await submit_on(connection, [submit(one, "{}", now=time.time(), waits={}) for one in jobs])
+    lanes = Lanes(frozenset({("x", 1), ("y", 3), ("z", 2)}))
+    found = await store.outbox(older_than=0, limit=9, lanes=lanes)
+    assert [change.job_id for change in found] == ["x-high", "y-low"]
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)

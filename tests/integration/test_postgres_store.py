@@ -16,7 +16,18 @@ from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.transitions import Move, Start, Submit, submit
 from fairlead.errors import AlreadyDispatching, ConfigError, StoreError, TooManyWaiting, Unavailable
 from fairlead.store.journal import Journal
-from fairlead.store.port import Accepted, Busy, Done, JobFilter, RaiseEpoch, Refused, Started
+from fairlead.store.port import (
+    Accepted,
+    Busy,
+    Done,
+    JobFilter,
+    PromoteWaiting,
+    RaiseEpoch,
+    Refused,
+    RingTimers,
+    Rung,
+    Started,
+)
 from fairlead.store.postgres import PostgresStore, schema
 from fairlead.store.postgres import store as store_module
 from fairlead.store.postgres.connect import Server
@@ -28,6 +39,10 @@ ALL = JobFilter()
 
 def job(job_id: str, **extra: Any) -> Submit:
     return submit(Job(job_id, "f", extra.pop("user_id", "ann"), ("draw",)), "{}", now=time.time(), waits={}, **extra)
+
+
+def scheduled(job_id: str) -> Submit:
+    return job(job_id, due_at=time.time() + 5)
 
 
 def start(job_id: str, lease: str = "0:1") -> Start:
@@ -166,6 +181,34 @@ async def test_a_restart_is_unavailable_and_then_all_goes_on(server: servers.Pos
                 await other.lock_dispatch()
 
 
+async def test_ping_says_that_a_commit_failed_for_want_of_the_server_until_one_works(emptied_database: str) -> None:
+    """As after a fail-over to a standby: it can be read, but not written."""
+    async with opened(emptied_database, pool_size=1) as store:
+        await store.ping()
+        await store._opened().execute("SET default_transaction_read_only = on")
+        await store.ping()
+        with pytest.raises(Busy, match="read-only"):
+            await store.commit([job("j1")])
+        with pytest.raises(Unavailable, match="read-only"):
+            await store.ping()
+        await store._opened().execute("SET default_transaction_read_only = off")
+        await store.ping()
+        assert isinstance((await store.commit([job("j1")])).outcomes[0], Accepted)
+
+
+async def test_ping_does_not_mind_a_lock_of_another(
+    store: PostgresStore, emptied_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOCK_TIMEOUT_MS", 20)
+    await store.commit([job("j1")])
+    async with raw(emptied_database) as other, other.transaction():
+        # What a ping would write, so that it would have to wait here for ever.
+        await other.execute("SELECT 1 FROM fairlead.job, fairlead.schema_version FOR UPDATE")
+        with pytest.raises(Busy):
+            await store.commit([start("j1")])
+        await store.ping()
+
+
 @pytest.mark.parametrize("happened", [True, False])
 async def test_a_commit_whose_reply_was_lost_is_recognised(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
@@ -186,6 +229,67 @@ async def test_a_commit_whose_reply_was_lost_is_recognised(
     assert await store.count(ALL) == 6
     # Told once, they are late like any other.
     assert [type(one) for one in (await store.commit(batch[:3])).outcomes] == [Refused] * 3
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_lost_reply_is_recognised_of_a_commit_of_one_kind_too(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    await store.commit([job("j0"), start("unknown")])  # from now on the scope is known
+    for batch, told in (
+        ([job("new"), job("newer")], [Accepted, Accepted]),
+        ([start("j0"), start("new", lease="9:9")], [Started, Refused]),
+    ):
+        lose_reply(monkeypatch, happened=happened)
+        with pytest.raises(Busy):
+            await store.commit(batch)
+        monkeypatch.undo()
+        committed = await store.commit(batch)
+        assert [type(outcome) for outcome in committed.outcomes] == told
+        assert [change.job_id for change in committed.changes] == (["new", "newer"] if told[1] is Accepted else [])
+    assert await store.count(ALL) == 3
+    assert (await store.get_jobs(["j0"]))["j0"].run == 1
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_sweep_whose_reply_was_lost_is_answered_with_what_it_moved(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    await store.commit([scheduled("due"), job("waiting"), job("other")])
+    now = time.time() + 9
+    batch = [RingTimers(now, 9, {}), start("other"), PromoteWaiting(now, now, now, 9, {})]
+    lose_reply(monkeypatch, happened=happened, times=1)
+    with pytest.raises(Busy):
+        await store.commit(batch)
+    monkeypatch.undo()
+    await store.commit([job("late")])  # too late for this sweep, if it was made
+    committed = await store.commit(batch)
+    ring, started, promote = committed.outcomes
+    assert isinstance(ring, Done)
+    assert isinstance(promote, Done)
+    assert isinstance(started, Started)
+    assert [moved.id for moved, _ in ring.value.moves] == ["due"]
+    promoted = ["waiting"] if happened else ["waiting", "late"]
+    assert [moved.id for moved, _ in promote.value.moves] == promoted
+    runs = {one.id: one.run for one in (await store.get_jobs(["due", "waiting"])).values()}
+    assert runs == {"due": 1, "waiting": 1}
+    # Told once; the same sweep again is a new one.
+    again, _, _ = (await store.commit(batch)).outcomes
+    assert again == Done(Rung(0, []))
+
+
+async def test_the_line_hears_of_a_sweep_whose_reply_was_lost(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    journal = Journal(store, on_commit=lambda changes: heard.extend(change.job_id for change in changes))
+    journal.start()
+    await store.commit([scheduled(f"due-{n}") for n in range(3)])
+    lose_reply(monkeypatch, happened=True, times=1)
+    outcome = await journal.write(RingTimers(time.time() + 9, 9, {}))
+    assert isinstance(outcome, Done)
+    assert sorted(moved.id for moved, _ in outcome.value.moves) == sorted(heard) == ["due-0", "due-1", "due-2"]
+    await journal.close()
 
 
 async def test_through_the_journal_a_lost_reply_is_not_even_noticed(
@@ -230,7 +334,7 @@ async def test_a_start_waits_for_a_rebuild_that_raises_its_epoch_and_is_refused(
     await store.commit([start("j1")])
     async with raw(emptied_database) as rebuilding:
         async with rebuilding.transaction():
-            await rebuilding.fetch(WRITES["raise_epoch"], "service:draw")
+            await rebuilding.fetch(WRITES["raise_epoch"], "service:draw", "")
             starting = asyncio.ensure_future(store.commit([start("j2")]))
             await blocked(emptied_database)
         (outcome,) = (await starting).outcomes
@@ -318,3 +422,22 @@ async def test_a_completed_job_that_begins_a_new_round_keeps_the_result_of_the_o
         (1, 1, "0:1"),
         (2, 2, "0:1"),
     ]
+
+
+async def test_sessions_that_the_server_ends_are_only_away(store: PostgresStore, emptied_database: str) -> None:
+    """Also the one that holds the dispatch lock, which two commits at once may find lost."""
+    await store.lock_dispatch()
+    journal = Journal(store, on_commit=lambda changes: None, writers=2)
+    journal.start()
+    async with raw(emptied_database) as operator:
+        for round_ in range(10):
+            await operator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            outcomes = await asyncio.gather(
+                *(journal.write(job(f"j{round_}-{n}")) for n in range(20)), store.count(ALL), return_exceptions=True
+            )
+            assert {type(outcome) for outcome in outcomes} <= {Accepted, Unavailable, Busy, int}, outcomes
+            assert any(isinstance(outcome, Accepted) for outcome in outcomes), outcomes
+    await journal.close()

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain import sharding
+from fairlead.domain.job import Priority
+from fairlead.domain.limits import MAIN_SHARD, Order, ServiceRules, Share
 from fairlead.domain.retry import Backoff, RetryPolicy
 
 NAME = r"^[a-z_][a-z0-9_]{0,62}$"
@@ -47,6 +49,13 @@ class RegionConfig(Section):
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+class ShareConfig(Section):
+    """What a split service has on one shard."""
+
+    bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)]
+    limit: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class ServiceConfig(Section):
     """One service: a Python function, an HTTP endpoint, or an endpoint in several regions."""
 
@@ -63,10 +72,23 @@ class ServiceConfig(Section):
     wait_timeout: Seconds | None = None
     user_limit: Annotated[int, Field(ge=1)] | None = None
     pool: Name | None = None
+    shard: Name | None = None
+    shards: dict[Name, ShareConfig] = {}
     cost: Seconds | None = None
     headers: dict[str, str] = {}
     format: Literal["envelope", "raw"] = "envelope"
     run_in: Literal["thread", "process"] = "thread"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_shards_limits_are_the_limit(cls, said: Any) -> Any:
+        if isinstance(said, dict) and "limit" not in said and said.get("shards"):
+            shares = said["shards"]
+            if isinstance(shares, dict):
+                shares = {name: dict(each) if isinstance(each, ShareConfig) else each for name, each in shares.items()}
+            # Without a sum there is a mistake in the shards; "limit is required" would not help to find it.
+            return {**said, "limit": sharding.total(shares) or 1}
+        return said
 
     @field_validator("backoff")
     @classmethod
@@ -113,6 +135,14 @@ class ServiceConfig(Section):
             cost=self.cost,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},
+            remote=self.remote,
+            max_attempts=self.max_attempts,
+            wait_timeout=self.wait_timeout,
+            shard=self.shard or MAIN_SHARD,
+            shares={
+                shard: Share(frozenset(Priority(band).band for band in share.bands), share.limit)
+                for shard, share in self.shards.items()
+            },
         )
 
 
@@ -143,14 +173,22 @@ class WorkerConfig(Section):
     max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
 
 
+class ManagerConfig(Section):
+    """`leader_ttl`: a standby takes over this long after the leader was heard last."""
+
+    leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
+
+
 class Config(Section):
     services: dict[Name, ServiceConfig] = {}
     pipelines: dict[Name, list[Name]] = {}
     pools: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = {}
+    shards: dict[Name, Annotated[str, StringConstraints(min_length=1, max_length=2000)]] = {}
     promotion: PromotionConfig = PromotionConfig()
     retention: RetentionConfig = RetentionConfig()
     server: ServerConfig = ServerConfig()
     worker: WorkerConfig = WorkerConfig()
+    manager: ManagerConfig = ManagerConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline runs through; a service's own name is a pipeline of one."""
@@ -165,14 +203,15 @@ class Config(Section):
         }
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        pools = {name: service.pool for name, service in self.services.items()}
-        return contradictions(pools, self.pipelines, self.pools)
+        services = {name: service.model_dump() for name, service in self.services.items()}
+        return contradictions(services, self.pipelines, self.pools, self.shards)
 
 
 def contradictions(
-    pool_of: Mapping[str, Any], pipelines: Mapping[str, Any], pools: Mapping[str, Any]
+    services: Mapping[str, Any], pipelines: Mapping[str, Any], pools: Mapping[str, Any], shards: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong) for what no single section can see. `pool_of` has every service, with its pool or None."""
+    """(key, what is wrong) for what no single section can see. Given are the sections as they are written."""
+    pool_of = {name: said.get("pool") if isinstance(said, dict) else None for name, said in services.items()}
     for name, steps in pipelines.items():
         if not isinstance(steps, list):
             continue
@@ -188,6 +227,7 @@ def contradictions(
     for name, pool in pool_of.items():
         if pool is not None and pool not in pools:
             yield f"services.{name}.pool", f"no pool is called {pool!r}; {known(pools)}"
+    yield from sharding.contradictions(services, shards)
 
 
 def too_many_ways(service: Mapping[str, Any]) -> str | None:

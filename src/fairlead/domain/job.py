@@ -201,6 +201,7 @@ class Hold:
     region: str | None
     until: float
     id: str = field(default="")
+    band: int = 2
 
 
 def step_key(step: int, service: str) -> str:

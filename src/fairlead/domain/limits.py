@@ -4,8 +4,14 @@ process."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+
+MAIN_SHARD = "main"
+"""The dispatcher of everything that does not name a shard: the one in memory, or the Redis of REDIS_URL."""
+
+BANDS = (1, 2, 3)
 
 
 class Order(StrEnum):
@@ -14,8 +20,33 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a service has on one of its shards: the bands that wait there, and its slots there."""
+
+    bands: frozenset[int]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Which waiting steps a dispatcher has: those of these services and bands, or (`others`) all but these."""
+
+    pairs: frozenset[tuple[str, int]] = frozenset()
+    others: bool = False
+
+    def has(self, service: str, band: int) -> bool:
+        return ((service, band) in self.pairs) != self.others
+
+
+EVERYTHING = Lanes(others=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceRules:
-    """How a service's slots are granted. Limits nest: region within service within pool, and per user."""
+    """How a service's slots are granted. Limits nest: region within service within pool, and per user.
+
+    A service lives on one `shard`, or has `shares` on several, split by band, each with its own limit; then `part_on`
+    names the shard in the rules which that shard's dispatcher is given."""
 
     service: str
     limit: int
@@ -27,14 +58,34 @@ class ServiceRules:
     retries_first: bool = False
     paused: bool = False
     regions: Mapping[str, int] = field(default_factory=dict)
+    shard: str = MAIN_SHARD
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    part_on: str | None = None
+    # What a manager must know of a service, whatever its own config says:
+    remote: bool = False
+    max_attempts: int = 3
+    wait_timeout: float | None = None
 
     @property
     def scope(self) -> str:
-        """What shares one epoch and one set of keys: the pool with all its services, or the service alone."""
+        """What shares one epoch and one set of keys: the pool with all its services, or the service alone, or what a
+        split service has on one shard."""
+        if self.part_on is not None:
+            return f"service:{self.service}@{self.part_on}"
         return f"pool:{self.pool}" if self.pool else f"service:{self.service}"
 
+    def on(self, shard: str) -> ServiceRules | None:
+        """The rules that this shard's dispatcher grants by; None if the service does not live there."""
+        if not self.shares:
+            return self if self.shard == shard else None
+        share = self.shares.get(shard)
+        return None if share is None else replace(self, limit=share.limit, shard=shard, shares={}, part_on=shard)
 
-@dataclass(frozen=True, slots=True)
+    def shard_of(self, band: int) -> str:
+        return next((shard for shard, share in self.shares.items() if band in share.bands), self.shard)
+
+
+@dataclass(frozen=True)
 class Rules:
     """All services and pools, as one version of the truth says."""
 
@@ -45,3 +96,27 @@ class Rules:
     @property
     def scopes(self) -> frozenset[str]:
         return frozenset(rules.scope for rules in self.services.values())
+
+    @cached_property
+    def wait_timeouts(self) -> dict[str, float]:
+        return {name: rules.wait_timeout for name, rules in self.services.items() if rules.wait_timeout is not None}
+
+    def on(self, shard: str) -> Rules:
+        """What one shard's dispatcher grants by."""
+        parts = {name: part for name, rules in self.services.items() if (part := rules.on(shard)) is not None}
+        return Rules(parts, self.pools, self.version)
+
+    def shard_of(self, service: str, band: int) -> str:
+        rules = self.services.get(service)
+        return MAIN_SHARD if rules is None else rules.shard_of(band)
+
+    def lanes_of(self, shard: str) -> Lanes:
+        """What waits on this shard. The main one has what is declared nowhere, too."""
+        elsewhere = shard == MAIN_SHARD
+        pairs = (
+            (name, band)
+            for name, rules in self.services.items()
+            for band in BANDS
+            if (rules.shard_of(band) == shard) != elsewhere
+        )
+        return Lanes(frozenset(pairs), others=elsewhere)

@@ -287,7 +287,7 @@ def hold_of(job: Job, now: float) -> Hold | None:
     """The slot of a call that may go on computing without us, until the call's own deadline."""
     if job.call_deadline is None or job.call_deadline <= now:
         return None
-    return Hold(job.id, job.service, job.region, job.call_deadline, id=f"{job.id}:{job.run}")
+    return Hold(job.id, job.service, job.region, job.call_deadline, f"{job.id}:{job.run}", job.priority.band)
 
 
 # ---------------------------------------------------------------- shared parts

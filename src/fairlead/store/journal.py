@@ -19,12 +19,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
 from fairlead.store.port import Busy, Committed, LineChange, Outcome, Store, Transition
-from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole
+from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole, job_id_of
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class Journal:
         error's `details` then say which, as `index`."""
         if not transitions:
             return []
-        jobs = [job for job in map(_job_of, transitions) if job is not None]
+        jobs = [job for job in map(job_id_of, transitions) if job is not None]
         if len(set(jobs)) != len(jobs):
             raise ValueError("a job can make only one transition per transaction")
         self._admit(transitions[0], len(transitions))
@@ -209,7 +208,7 @@ class Journal:
                 unit.fail(gone)
 
     def _begin(self, units: list[Unit]) -> None:
-        jobs = {job for unit in units for job in map(_job_of, unit.transitions) if job is not None}
+        jobs = {job for unit in units for job in map(job_id_of, unit.transitions) if job is not None}
         self._under_way |= jobs
         commit = self._loop.create_task(self._commit(units))
         self._commits.add(commit)
@@ -280,19 +279,8 @@ def _conflicts(unit: Unit, jobs: set[str]) -> bool:
     """Is one of its jobs among those that this batch has seen? Notes its jobs either way, so that order is kept."""
     conflicts = False
     for transition in unit.transitions:
-        job = _job_of(transition)
+        job = job_id_of(transition)
         if job is not None:
             conflicts = conflicts or job in jobs
             jobs.add(job)
     return conflicts
-
-
-_WITH_JOB_ID = frozenset({Start, Move, Progress, Delete})
-
-
-def _job_of(transition: Any) -> str | None:
-    kind = type(transition)
-    if kind in _WITH_JOB_ID:
-        job_id: str = transition.job_id
-        return job_id
-    return transition.job.id if kind is Submit else None

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
-from fairlead.domain.limits import Rules, ServiceRules
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
+from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import Unavailable
+
+RELAYING = "relaying"
+"""The origin of outbox rows whose process relays them itself."""
 
 
 class Busy(Unavailable):
@@ -46,9 +49,42 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class RaiseEpoch:
-    """A rebuild of this scope begins; the outcome's value is the new epoch."""
+    """A rebuild of this scope begins, on this server of the dispatcher; the outcome's value is the new epoch. It waits
+    for every commit with starts of this scope that is under way."""
 
     scope: str
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RingTimers:
+    """Move every job whose timer has rung, earliest first and at most `limit`, as `transitions.timer_rang` says. Found
+    and moved in one transaction; on PostgreSQL one that another process is moving is passed over (SKIP LOCKED).
+    Value: `Rung`."""
+
+    now: float
+    limit: int
+    waits: WaitTimeouts
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteWaiting:
+    """Promote what waits in the low and the medium band since these moments or longer, at most `limit`, as
+    `transitions.promote` says; found and moved as by `RingTimers`. Value: `Rung`."""
+
+    now: float
+    low_before: float
+    medium_before: float
+    limit: int
+    waits: WaitTimeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What a sweep found (`found` jobs), and the moves that it made: each job as it was before, and its move."""
+
+    found: int
+    moves: Sequence[tuple[Job, Move]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +108,19 @@ class Override:
 
 
 Transition = (
-    Submit | Start | Move | Progress | Delete | Relayed | EndHolds | Prune | RaiseEpoch | DeclareServices | Override
+    Submit
+    | Start
+    | Move
+    | Progress
+    | Delete
+    | Relayed
+    | RingTimers
+    | PromoteWaiting
+    | EndHolds
+    | Prune
+    | RaiseEpoch
+    | DeclareServices
+    | Override
 )
 
 
@@ -136,6 +184,14 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Epoch:
+    """A scope's epoch, and the dispatcher's server on which it was built."""
+
+    number: int
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     user_id: str | None = None
     statuses: tuple[JobStatus, ...] = ()
@@ -152,8 +208,13 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    async def lock_dispatch(self) -> None:
-        """Become the one process that dispatches from memory for this database, or raise AlreadyDispatching."""
+    async def lock_dispatch(self, *, shared: bool = False) -> None:
+        """Become the one process that dispatches from memory for this database, or (`shared`) one of those that do so
+        through Redis; or raise AlreadyDispatching."""
+        ...
+
+    def relays(self) -> None:
+        """This process itself tells the line of what it commits: nobody else need, unless it died."""
         ...
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
@@ -177,32 +238,31 @@ class Store(Protocol):
     async def count(self, where: JobFilter) -> int: ...
 
     # Reads of the manager's loops
-    async def outbox(self, *, older_than: float, limit: int) -> list[LineChange]:
-        """Rows that another process wrote, and this process's own if written before `older_than`."""
-        ...
-
-    async def timers(self, now: float, limit: int) -> list[Job]:
-        """Jobs whose timer has rung, earliest first."""
+    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
+        """Rows of these lanes: at once those of processes that do not relay, and those of processes that do if written
+        before `older_than`. A row is of the lane that its transition put the job in, or took it out of."""
         ...
 
     async def next_timer(self) -> float | None: ...
-
-    async def promotable(self, *, low_before: float, medium_before: float, limit: int) -> list[Job]:
-        """PENDING jobs queued at or before these moments, in the low and the medium band."""
-        ...
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         """When the next waiting job is to be promoted, if nothing changes."""
         ...
 
-    def waiting(self, batch: int) -> AsyncIterator[list[Job]]:
-        """All PENDING jobs, in batches."""
+    def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
+        """All PENDING jobs of these lanes, in batches."""
         ...
 
-    async def running(self) -> list[Job]: ...
+    async def count_waiting(self, lanes: Lanes = EVERYTHING) -> int: ...
+
+    async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]: ...
 
     async def holds(self) -> list[Hold]: ...
 
     async def rules(self) -> Rules: ...
 
-    async def epochs(self) -> dict[str, int]: ...
+    async def declared(self) -> DeclareServices:
+        """What was declared last, without what was overridden since."""
+        ...
+
+    async def epochs(self) -> dict[str, Epoch]: ...

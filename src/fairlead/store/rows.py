@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
-from fairlead.store.port import LineChange
+from fairlead.store.port import Epoch, LineChange
 
 STATUSES = (
     JobStatus.SCHEDULED,
@@ -31,6 +31,13 @@ PENDING = STATUS_CODES[JobStatus.PENDING]
 
 def micros(moment: float | None) -> int | None:
     return None if moment is None else round(moment * 1e6)
+
+
+def micros_by(moment: float) -> int:
+    """The last stored moment that is not after this one. Rounded up, it would find timers that the domain says have not
+    rung yet."""
+    nearest = round(moment * 1e6)
+    return nearest if nearest / 1e6 <= moment else nearest - 1
 
 
 def seconds(moment: int | None) -> float | None:
@@ -175,8 +182,13 @@ def changes_of(answer: str) -> list[LineChange]:
 
 def holds_of(answer: str) -> list[Hold]:
     return [
-        Hold(job_id, service, region, until / 1e6, id_) for id_, job_id, service, region, until in orjson.loads(answer)
+        Hold(job_id, service, region, until / 1e6, id_, band)
+        for id_, job_id, service, region, until, band in orjson.loads(answer)
     ]
+
+
+def epochs_of(answer: str) -> dict[str, Epoch]:
+    return {scope: Epoch(number, server) for scope, number, server in orjson.loads(answer)}
 
 
 def record_of(answer: str) -> JobRecord:

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import orjson
 
-from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.limits import MAIN_SHARD, Order, Rules, ServiceRules, Share
 from fairlead.store.port import DeclareServices
+
+_FIELDS = frozenset(field.name for field in fields(ServiceRules))
+# Fields that the first release did not know, and choked on: they are written only when they say something, so that its
+# processes can go on beside ours as long as no service needs them.
+_LATER: dict[str, Any] = {
+    "shard": MAIN_SHARD,
+    "shares": {},
+    "part_on": None,
+    "remote": False,
+    "max_attempts": 3,
+    "wait_timeout": None,
+}
 
 
 def declaration_of(declare: DeclareServices) -> str:
     """Sorted, so that the same declaration is the same text, and a repeated one changes nothing."""
-    services = sorted((asdict(rules) for rules in declare.services), key=lambda rules: str(rules["service"]))
-    return orjson.dumps({"services": services, "pools": dict(declare.pools)}, option=orjson.OPT_SORT_KEYS).decode()
+    services = sorted((_written(rules) for rules in declare.services), key=lambda rules: str(rules["service"]))
+    whole = {"services": services, "pools": dict(declare.pools)}
+    return orjson.dumps(whole, default=sorted, option=orjson.OPT_SORT_KEYS).decode()  # bands are a set
+
+
+def _written(rules: ServiceRules) -> dict[str, Any]:
+    return {name: value for name, value in asdict(rules).items() if name not in _LATER or value != _LATER[name]}
+
+
+def _read(service: dict[str, Any]) -> ServiceRules:
+    """What a later release wrote and this one does not know is left out."""
+    known = {name: value for name, value in service.items() if name in _FIELDS}
+    shares = {
+        shard: Share(frozenset(share["bands"]), share["limit"]) for shard, share in known.get("shares", {}).items()
+    }
+    return ServiceRules(**{**known, "order": Order(known["order"]), "shares": shares})
+
+
+def declared_of(declared: dict[str, Any]) -> DeclareServices:
+    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"])
 
 
 def rules_of(answer: list[Any]) -> Rules:
     """Reads what the fragment `rules` wrote. Run-time overrides win over what is declared."""
     version, declared, overrides = answer
-    services = {
-        service["service"]: ServiceRules(**{**service, "order": Order(service["order"])})
-        for service in declared["services"]
-    }
+    services = {service["service"]: _read(service) for service in declared["services"]}
     for name, limit, paused in overrides:
         if (rules := services.get(name)) is not None:
             services[name] = replace(

@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
-from fairlead.domain.transitions import Submit
+from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.errors import RequestError
 from fairlead.store.port import Outcome, Transition
 
 log = logging.getLogger(__name__)
+
+
+_WITH_JOB_ID = frozenset({Start, Move, Progress, Delete})
+
+
+def job_id_of(transition: Any) -> str | None:
+    """Whose transition it is. None: of no job, or of those that a sweep will find."""
+    kind = type(transition)
+    if kind in _WITH_JOB_ID:
+        job_id: str = transition.job_id
+        return job_id
+    return transition.job.id if kind is Submit else None
 
 
 class Unit:

@@ -14,6 +14,11 @@ SELECT pg_current_xact_id()::text, (extract(epoch FROM now()) * 1000000)::bigint
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)
 
+-- name: begin_express
+-- The same without asking for anything: sent as one message, for a transaction of one statement.
+BEGIN; SET LOCAL lock_timeout = 5000; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
+
 -- name: status_of_commit
 SELECT pg_xact_status($1::text::xid8)
 
@@ -24,12 +29,15 @@ SELECT id, run FROM fairlead.job WHERE id = ANY ($1::text[])
 -- ---------------------------------------------------------------- the rules and the epochs
 
 -- name: raise_epoch
--- Locks the row, so it waits for every commit that started steps of this scope, and those that follow wait for it.
-INSERT INTO fairlead.epoch AS e VALUES ($1, 1) ON CONFLICT (scope) DO UPDATE SET number = e.number + 1 RETURNING number
+-- $1: scope, $2: the dispatcher's server. Locks the row, so it waits for every commit that started steps of this scope,
+-- and those that follow wait for it.
+INSERT INTO fairlead.epoch AS e (scope, number, server) VALUES ($1, 1, $2)
+    ON CONFLICT (scope) DO UPDATE SET number = e.number + 1, server = excluded.server
+    RETURNING number
 
 -- name: know_scopes
 -- $1: scopes. A row that is not there cannot be locked.
-INSERT INTO fairlead.epoch SELECT scope, 0 FROM unnest($1::text[]) AS scope ON CONFLICT DO NOTHING
+INSERT INTO fairlead.epoch (scope, number) SELECT scope, 0 FROM unnest($1::text[]) AS scope ON CONFLICT DO NOTHING
 
 -- name: share_epochs
 -- $1: scopes. Nobody raises these until the starts of this commit are in.
@@ -86,38 +94,38 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
 
 -- name: submit
 -- Numbers are given in the order of the arrays. $16: this process, $17: now.
-WITH inserted AS (
-    INSERT INTO fairlead.job AS j (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since,
-                              scheduled_at, timer_at, deadline_at, spec, input, metadata, idempotency_key)
-        SELECT g.id, g.user_id, g.feature_name, g.status, g.priority, g.created_at, g.queued_at, g.waiting_since,
-               g.scheduled_at, g.timer_at, g.deadline_at, g.spec, g.input, g.metadata, g.idempotency_key
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text::smallint[], $5::text::smallint[],
-                    $6::text::bigint[], $7::text::bigint[],
-                    $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[], $12::text[],
-                    $13::text[], $14::text[],
-                    $15::text[])
-        AS g (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
-              deadline_at, spec, input, metadata, idempotency_key)
-    RETURNING j.seq, j.id, CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
-), told AS (
-    INSERT INTO fairlead.outbox (id, job_id, origin, written_at)
-        SELECT outbox_id, id, $16::text, coalesce($17::bigint, (extract(epoch FROM now()) * 1000000)::bigint)
-        FROM inserted WHERE outbox_id IS NOT NULL
-)
+{submitted}
 SELECT seq, outbox_id FROM inserted
+
+-- name: submit_express
+-- The same, with the transaction's number.
+{submitted}
+SELECT pg_current_xact_id()::text, seq, outbox_id FROM inserted
 
 -- ---------------------------------------------------------------- start
 
 -- name: start
 -- $7: now. Those of another epoch have been left out.
-UPDATE fairlead.job AS j SET
-    status = 3, run = j.run + 1, attempt = j.attempt + 1, lease = g.lease, worker = g.worker,
-    call_started_at = $7::bigint, call_deadline = $7 + g.timeout,
-    started_at = coalesce(j.started_at, $7), timer_at = j.deadline_at
+UPDATE fairlead.job AS j SET {started_columns}
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[]) WITH ORDINALITY
-    AS g (job_id, step, run, lease, worker, timeout, n)
+    AS g (job_id, step, run, lease, worker, timeout, n), (SELECT $7::bigint AS now) AS t
 WHERE j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
 RETURNING g.n, j.input, {context}, {job_columns}
+
+-- name: start_express
+-- $7: now, or the server's; $8: scopes, $9: their epochs as the leases have them. The epochs' rows are locked before a
+-- job's row is reached: each is joined to its own. Who has to wait for a rebuild to raise one sees the raised one.
+WITH shared AS MATERIALIZED (
+    SELECT scope, number FROM fairlead.epoch WHERE scope IN (SELECT unnest($8::text[])) ORDER BY scope FOR SHARE
+)
+UPDATE fairlead.job AS j SET {started_columns}
+FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[], $8::text[],
+            $9::text::bigint[]) WITH ORDINALITY
+    AS g (job_id, step, run, lease, worker, timeout, scope, epoch, n),
+    (SELECT coalesce($7::bigint, (extract(epoch FROM now()) * 1000000)::bigint) AS now) AS t, shared
+WHERE shared.scope = g.scope AND shared.number = g.epoch
+  AND j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
+RETURNING pg_current_xact_id()::text, g.n, j.input, {context}, {job_columns}
 
 -- ---------------------------------------------------------------- move
 
@@ -151,7 +159,8 @@ WITH moved AS (
     WHERE j.id = g.job_id AND j.run = g.run
     RETURNING g.n, nextval('fairlead.outbox_id') AS outbox_id, {job_columns}
 ), told AS (
-    INSERT INTO fairlead.outbox (id, job_id, origin, written_at) SELECT outbox_id, id, $16::text, $17::bigint FROM moved
+    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
+        SELECT j.outbox_id, j.id, $16::text, $17::bigint, {service}, j.priority FROM moved AS j
 )
 SELECT * FROM moved
 
@@ -181,8 +190,24 @@ INSERT INTO fairlead.attempt (seq, run, step, service, round, attempt, error, st
                          $9::text::bigint[], $10::text[], $11::text[])
 
 -- name: hold
-INSERT INTO fairlead.hold (id, job_id, service, region, until)
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text::bigint[])
+INSERT INTO fairlead.hold (id, job_id, service, region, until, band)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text::bigint[], $6::text::smallint[])
+
+-- ---------------------------------------------------------------- sweeps
+
+-- name: due
+-- $1: now, $2: limit, $3: jobs that this batch moves already. Those whose timer has rung, earliest first, locked until
+-- they are moved. One that another process is moving is passed over and never waited for: it is in good hands.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.timer_at <= $1::bigint AND j.id <> ALL ($3::text[])
+ORDER BY j.timer_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+
+-- name: promotable
+-- $1: queued up to here, $2: limit, $3: jobs that this batch moves already, $4: band. As `due`.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.ended IS NULL AND j.priority = $4::smallint AND j.queued_at <= $1::bigint AND j.status = 1
+AND j.id <> ALL ($3::text[])
+ORDER BY j.queued_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 
 -- ---------------------------------------------------------------- progress, delete, and the manager's housekeeping
 

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from fairlead.domain.job import Job
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.store.port import (
     Committed,
@@ -17,19 +18,24 @@ from fairlead.store.port import (
     LineChange,
     Outcome,
     Override,
+    PromoteWaiting,
     Prune,
     RaiseEpoch,
     Refused,
     Relayed,
+    RingTimers,
+    Rung,
     Started,
     Transition,
 )
 from fairlead.store.postgres import encode
+from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.rows import job_from
 from fairlead.store.postgres.submit import UNDONE, submitting
-from fairlead.store.rows import micros
+from fairlead.store.rows import micros, micros_by
 from fairlead.store.settings import declaration_of, rules_of
+from fairlead.store.sweeps import Sweep, moves_of, promoted_bands, taken_in
 
 MOVED_ON = Refused("the job moved on or is not there")
 NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
@@ -67,6 +73,8 @@ class Commit:
         self._all_or_nothing = all_or_nothing
         self._outcomes: list[Outcome | Exception] = [DONE] * len(batch)
         self._changes: list[LineChange] = []
+        self._moves = Moves(self._ask, origin=origin, now=now)
+        self._swept: set[str] = set()
 
     async def apply(self, skip: Iterable[int] = ()) -> Committed:
         """`skip`: places that have their outcome already."""
@@ -85,6 +93,10 @@ class Commit:
             (Move, self._move),
             (Progress, self._progress),
             (Delete, self._delete),
+            # A sweep never waits for a job's row. So it comes when nothing else that follows waits for one: whoever
+            # waits for what a sweep has locked waits for the rest of this commit only, and there is no deadlock in it.
+            (RingTimers, self._sweep),
+            (PromoteWaiting, self._sweep),
             (Relayed, self._relayed),
             (EndHolds, self._end_holds),
             (Prune, self._prune),
@@ -92,7 +104,7 @@ class Commit:
         for kind, step in steps:
             if places := kinds.get(kind):
                 await step(places)
-        return Committed(self._outcomes, self._changes)
+        return Committed(self._outcomes, [*self._changes, *self._moves.changes])
 
     def _by_job(self, places: Iterable[int]) -> list[int]:
         """Rows are locked in the order of the arrays: by job id, in every process."""
@@ -109,7 +121,8 @@ class Commit:
     async def _raise_epochs(self, places: list[int]) -> None:
         # In the order of their names, for they stay locked; of one scope, one after the other.
         for place in sorted(places, key=lambda place: self._batch[place].scope):  # type: ignore[union-attr]
-            ((number,),) = await self._ask("raise_epoch", self._batch[place].scope)  # type: ignore[union-attr]
+            raising: Any = self._batch[place]
+            ((number,),) = await self._ask("raise_epoch", raising.scope, raising.server)
             self._outcomes[place] = Done(number)
 
     async def _declare(self, places: list[int]) -> None:
@@ -176,59 +189,33 @@ class Commit:
         for n, input_json, context_json, *job in rows:
             self._outcomes[current[n - 1]] = Started(job_from(job), input_json, context_json)
 
-    # ------------------------------------------------------------ move
+    # ------------------------------------------------------------ move and sweep
 
     async def _move(self, places: list[int]) -> None:
-        completing, telling, quiet = [], [], []
-        for place in self._by_job(places):
-            self._outcomes[place] = MOVED_ON
-            move: Any = self._batch[place]
-            if encode.completes(move):
-                completing.append(place)
-            elif move.tells_line:
-                telling.append(place)
-            else:
-                quiet.append(place)
-        if completing:
-            for (n,) in await self._ask("complete", *encode.complete_columns(self._of(completing))):
-                self._outcomes[completing[n - 1]] = DONE
-        if quiet:
-            rows = await self._ask("move", *encode.move_columns(self._of(quiet)))
-            await self._moved([(quiet[n - 1], seq) for n, seq in rows])
-        if telling:
-            await self._move_and_tell(telling)
+        applied = await self._moves.apply(self._of(places))
+        for n, place in enumerate(places):
+            self._outcomes[place] = DONE if n in applied else MOVED_ON
 
-    async def _move_and_tell(self, places: list[int]) -> None:
-        moves = self._of(places)
-        if reviving := [move.job_id for move in moves if encode.begins_round(move)]:
-            await self._ask("spill", reviving)
-            await self._ask("unspill", reviving)
-        rows = await self._ask("move_and_tell", *encode.move_columns(moves), self._origin, self._now)
-        moved = []
-        for n, outbox_id, *row in rows:
-            job = job_from(row)
-            self._changes.append(LineChange(outbox_id, job.id, job))
-            moved.append((places[n - 1], job.seq))
-        await self._moved(moved)
+    async def _sweep(self, places: list[int]) -> None:
+        taken = taken_in(self._batch) | self._swept
+        for place in places:
+            sweep: Any = self._batch[place]
+            jobs = await self._due(sweep, sorted(taken))
+            wanted = moves_of(sweep, jobs)
+            applied = await self._moves.apply([move for _, move in wanted])
+            self._outcomes[place] = Done(Rung(len(jobs), [wanted[n] for n in sorted(applied)]))
+            self._swept.update(job.id for job in jobs)
+            taken |= self._swept
 
-    async def _moved(self, moved: Sequence[tuple[int, int]]) -> None:
-        """(place, seq) of the moves that were applied: what some of them insert beside the job."""
-        results, failed, holds = [], [], []
-        for place, seq in moved:
-            self._outcomes[place] = DONE
-            move: Any = self._batch[place]
-            if move.result is not None:
-                results.append((seq, move.result))
-            if move.failed is not None:
-                failed.append((seq, move.run, move.failed))
-            if move.hold is not None:
-                holds.append((move.run, move.hold))
-        if results:
-            await self._ask("result", *encode.result_columns(results))
-        if failed:
-            await self._ask("failed", *encode.attempt_columns(failed))
-        if holds:
-            await self._ask("hold", *encode.hold_columns(holds))
+    async def _due(self, sweep: Sweep, taken: list[str]) -> list[Job]:
+        if isinstance(sweep, RingTimers):
+            rows = await self._ask("due", micros_by(sweep.now), sweep.limit, taken)
+        else:
+            rows = []
+            for band, before in promoted_bands(sweep):
+                if room := sweep.limit - len(rows):
+                    rows += await self._ask("promotable", micros(before), room, taken, band)
+        return [job_from(row) for row in rows]
 
     # ------------------------------------------------------------ progress, delete, and the manager's housekeeping
 

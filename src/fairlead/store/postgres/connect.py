@@ -6,8 +6,8 @@ does not know in the query becomes a setting of the session (`?synchronous_commi
     statement_cache_size=0   for PgBouncer in transaction mode before 1.21, which knows no prepared statements
     pool_size=10             connections of this process at most
 
-Through PgBouncer in transaction mode all works but the lock of the process that dispatches from memory (`lock.py`): it
-belongs to a session. Processes that dispatch from Redis never ask for it.
+Through PgBouncer in transaction mode all works but the lock of managers and of `fairlead up` (`lock.py`): it belongs to
+a session.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from fairlead.store.port import Busy
 
 OLDEST_SERVER = 130000  # pg_current_xact_id
 CONNECT_TIMEOUT = 10.0
-COMMAND_TIMEOUT = 60.0  # a server that does not answer for so long is taken for gone
+COMMAND_TIMEOUT = 20.0  # a server that does not answer for so long is taken for gone
 
 # What passes by itself, soon: another transaction in the way, or the server restarting or failing over.
+_CONTENDED = (pg.DeadlockDetectedError, pg.SerializationError, pg.LockNotAvailableError)
 _PASSES = (
-    pg.DeadlockDetectedError,
-    pg.SerializationError,
-    pg.LockNotAvailableError,
+    *_CONTENDED,
     pg.PostgresConnectionError,
     pg.CannotConnectNowError,
     pg.AdminShutdownError,
@@ -52,6 +51,7 @@ _UNUSABLE = (
     pg.InsufficientPrivilegeError,
     pg.UndefinedTableError,
     pg.UndefinedColumnError,
+    pg.UndefinedObjectError,  # a setting in the URL that the server does not know
     pg.InvalidSchemaNameError,
 )
 
@@ -67,11 +67,19 @@ def translated(server: str) -> Iterator[None]:
         raise Unavailable(f"PostgreSQL at {server} cannot go on: {_said(error)}", retry_after=5.0) from error
     except _UNUSABLE as error:
         raise StoreError(f"the database at {server} cannot be used: {_said(error)}") from error
+    except pg.InternalClientError as error:
+        # The server ended this session while it was idle, and asyncpg is in the middle of hearing of it.
+        raise Busy(f"a session of PostgreSQL at {server} was ended: {_said(error)}") from error
     except pg.InterfaceError as error:
         # asyncpg has one class for "the connection is closed" and for a parameter of the wrong type.
-        if isinstance(error, ValueError) or "clos" not in str(error):
+        if isinstance(error, ValueError) or not any(word in str(error) for word in ("clos", "released")):
             raise
         raise Busy(f"the connection to PostgreSQL at {server} was lost: {error}") from error
+
+
+def is_contended(error: Unavailable) -> bool:
+    """Only another transaction was in the way; the server itself is well."""
+    return isinstance(error.__cause__, _CONTENDED)
 
 
 def _said(error: BaseException) -> str:
@@ -90,6 +98,10 @@ class Server:
     @classmethod
     def of(cls, url: str, pool_size: int) -> Server:
         parts = urlsplit(url)
+        try:
+            _ = [urlsplit(f"//{host}").port for host in parts.netloc.rpartition("@")[2].split(",")]
+        except ValueError as error:
+            raise ConfigError([f"DATABASE_URL: a port is a number from 1 to 65535 ({error})"]) from error
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         try:
             cache = int(options.pop("statement_cache_size", "100"))

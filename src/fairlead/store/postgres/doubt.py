@@ -14,7 +14,19 @@ from collections.abc import Iterable, Sequence
 import asyncpg
 
 from fairlead.domain.transitions import Delete, Move, Start, Submit
-from fairlead.store.port import Accepted, Busy, Committed, Done, LineChange, Outcome, Started, Transition
+from fairlead.store.port import (
+    Accepted,
+    Busy,
+    Committed,
+    Done,
+    LineChange,
+    Outcome,
+    PromoteWaiting,
+    RingTimers,
+    Rung,
+    Started,
+    Transition,
+)
 from fairlead.store.postgres.queries import WRITES
 
 KEPT = 10_000  # transitions; as many as a journal has waiting
@@ -80,9 +92,12 @@ class Doubts:
 
 
 def _key(transition: Transition) -> _Key | None:
-    """Whatever has no job may be applied twice without harm."""
+    """Whatever has no job may be applied twice without harm. A sweep finds other jobs the second time, and nobody would
+    be told of those that it moved at first; its moment is its name."""
     if isinstance(transition, Submit):
         return Submit, transition.job.id
+    if isinstance(transition, RingTimers | PromoteWaiting):
+        return type(transition), repr(transition.now)
     return (type(transition), transition.job_id) if isinstance(transition, Start | Move | Delete) else None
 
 
@@ -94,5 +109,7 @@ async def _is_there(connection: asyncpg.Connection, batch: Sequence[Transition],
             least[transition.job_id] = transition.run + 1
         elif isinstance(transition, Submit) and isinstance(outcome, Accepted) and not outcome.replayed:
             least[transition.job.id] = 0
+        elif isinstance(outcome, Done) and isinstance(outcome.value, Rung):
+            least.update((job.id, move.run + 1) for job, move in outcome.value.moves)
     runs = dict(map(tuple, await connection.fetch(WRITES["runs"], sorted(least))))
     return all(runs.get(job_id, run) >= run for job_id, run in least.items()) and (not least or bool(runs))

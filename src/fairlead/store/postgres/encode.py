@@ -140,7 +140,9 @@ def attempt_columns(attempts: Iterable[tuple[int, int, Attempt]]) -> Columns:
 
 def hold_columns(holds: Iterable[tuple[int, Hold]]) -> Columns:
     """A hold without a name gets that of the call it stands for."""
-    return columns((h.id or f"{h.job_id}:{run}", h.job_id, h.service, h.region, micros(h.until)) for run, h in holds)
+    return columns(
+        (h.id or f"{h.job_id}:{run}", h.job_id, h.service, h.region, micros(h.until), h.band) for run, h in holds
+    )
 
 
 def progress_columns(reports: Iterable[Progress]) -> Columns:

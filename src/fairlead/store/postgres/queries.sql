@@ -1,8 +1,8 @@
 -- The reads. Each is one statement, so one snapshot, and no transaction is held open between two of them.
 --
--- The sweeps (timers, promotable, outbox) lock nothing and skip nothing that is locked. What they find is only a
--- suggestion: the write that follows requires the run that was read, so of two managers that found the same job one is
--- refused. SKIP LOCKED would not save that work, since a lock would have to be held from the read to the write.
+-- Nothing is locked here, and nothing skipped that is locked. What time alone moves is found by the commit that moves
+-- it, with SKIP LOCKED (`due` and `promotable` in apply.sql, docs/adr/0007). `outbox` has no need of that: two processes
+-- that find the same row bring the same state of its job to the line, and the second to come changes nothing.
 
 -- name: get
 -- A job with everything kept beside it.
@@ -35,23 +35,38 @@ FROM (
 ) AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
 ORDER BY o.id
 
--- name: timers
--- Jobs whose timer has rung, earliest first.
-SELECT {job_columns} FROM fairlead.job AS j WHERE j.timer_at <= $1::bigint ORDER BY j.timer_at LIMIT $2::bigint
+-- name: outbox_of_lanes
+-- As `outbox`; $4: services, $5: bands, $6: all but these. Goes from one lane that has rows to the next by the index, and
+-- into those that are asked for: so it costs as much as there is to find, however many rows wait for another shard. What
+-- the release before wrote has no lane, and is everybody's.
+WITH RECURSIVE present AS (
+    (SELECT service, band FROM fairlead.outbox ORDER BY service, band LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM present AS p CROSS JOIN LATERAL (
+        SELECT service, band FROM fairlead.outbox WHERE (service, band) > (p.service, p.band)
+        ORDER BY service, band LIMIT 1
+    ) AS following
+), asked AS (
+    SELECT service, band FROM present
+    WHERE service IS NOT NULL AND ((service, band) IN (SELECT * FROM unnest($4::text[], $5::smallint[]))) <> $6::boolean
+)
+SELECT o.id, o.job_id, {job_columns}
+FROM (
+    SELECT found.id, found.job_id FROM asked AS a CROSS JOIN LATERAL (
+        SELECT id, job_id FROM fairlead.outbox
+        WHERE service = a.service AND band = a.band AND (origin <> $1 OR written_at < $2::bigint)
+        ORDER BY id LIMIT $3::bigint
+    ) AS found
+    UNION ALL (
+        SELECT id, job_id FROM fairlead.outbox WHERE service IS NULL AND (origin <> $1 OR written_at < $2::bigint)
+        ORDER BY id LIMIT $3::bigint
+    )
+    ORDER BY id LIMIT $3::bigint
+) AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
+ORDER BY o.id
 
 -- name: next_timer
 SELECT min(timer_at) FROM fairlead.job WHERE timer_at IS NOT NULL
-
--- name: promotable
--- $1: low ones queued up to here, $2: medium ones.
-(SELECT {job_columns} FROM fairlead.job AS j
-    WHERE j.ended IS NULL AND j.priority = 3 AND j.queued_at <= $1::bigint AND j.status = 1
-    ORDER BY j.queued_at LIMIT $3::bigint)
-UNION ALL
-(SELECT {job_columns} FROM fairlead.job AS j
-    WHERE j.ended IS NULL AND j.priority = 2 AND j.queued_at <= $2::bigint AND j.status = 1
-    ORDER BY j.queued_at LIMIT $3::bigint)
-LIMIT $3::bigint
 
 -- name: next_promotion
 -- When the longest waiting low and medium job were queued.
@@ -61,28 +76,40 @@ SELECT
     (SELECT queued_at FROM fairlead.job WHERE ended IS NULL AND priority = 2 AND queued_at IS NOT NULL AND status = 1
         ORDER BY queued_at LIMIT 1)
 
+-- name: of_lanes
+-- Takes the place of {lanes}, unless everything is asked for.
+(({service}, j.priority) IN (SELECT * FROM unnest({services}::text[], {bands}::smallint[]))) <> {others}::boolean
+
 -- name: waiting
 -- The numbers of all PENDING jobs; `waiting_jobs` then reads them in portions.
-SELECT coalesce(array_agg(seq), '{}') FROM fairlead.job WHERE ended IS NULL AND status = 1
+SELECT coalesce(array_agg(j.seq), '{}') FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes}
+
+-- name: count_waiting
+SELECT count(*) FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes}
 
 -- name: waiting_jobs
--- $1: numbers. Those that left the line meanwhile are left out.
-SELECT {job_columns} FROM fairlead.job AS j WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 ORDER BY j.seq
+-- $1: numbers. Those that left the line or the lanes meanwhile are left out.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.seq
 
 -- name: running
-SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3
+SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
 -- name: holds
-SELECT job_id, service, region, until, id FROM fairlead.hold
+SELECT job_id, service, region, until, id, band FROM fairlead.hold
 
 -- name: rules
 {rules}
 
 -- name: epochs
-SELECT scope, number FROM fairlead.epoch WHERE number > 0
+SELECT scope, number, server FROM fairlead.epoch WHERE number > 0
 
 -- name: ping
 SELECT version FROM fairlead.rules
+
+-- name: try_to_write
+-- A commit that changes nothing: the same version again.
+UPDATE fairlead.schema_version SET number = number
 
 -- name: schema
 -- Is our schema there? Asked of the catalogue itself: to_regclass() may answer from a cache that has not heard yet of a

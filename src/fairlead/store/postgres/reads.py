@@ -9,23 +9,23 @@ import asyncpg
 import orjson
 
 from fairlead.domain.job import Hold, Job, JobRecord
-from fairlead.domain.limits import Rules
+from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
-from fairlead.store.port import JobFilter, LineChange
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, JobFilter, LineChange
 from fairlead.store.postgres import rows
 from fairlead.store.postgres.connect import Server, translated
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS
 from fairlead.store.rows import STATUS_CODES, micros, seconds
-from fairlead.store.settings import rules_of
+from fairlead.store.settings import declared_of, rules_of
 
 
 class Reads:
     """What `PostgresStore` answers without writing."""
 
-    def __init__(self, server: Server, origin: str) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._origin = origin
+        self._origin = ""
         self._pool: asyncpg.Pool | None = None
 
     def _opened(self) -> asyncpg.Pool:
@@ -64,19 +64,17 @@ class Reads:
         ((number,),) = await self._ask(READS["count"].replace("{where}", condition), *parameters)
         return int(number)
 
-    async def outbox(self, *, older_than: float, limit: int) -> list[LineChange]:
-        answer = await self._ask(READS["outbox"], self._origin, micros(older_than), limit)
+    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
+        given = RELAYING, micros(older_than), limit
+        if lanes == EVERYTHING:
+            answer = await self._ask(READS["outbox"], *given)
+        else:
+            answer = await self._ask(READS["outbox_of_lanes"], *given, *_parameters(lanes))
         return [rows.change_from(row) for row in answer]
-
-    async def timers(self, now: float, limit: int) -> list[Job]:
-        return await self._jobs(READS["timers"], micros(now), limit)
 
     async def next_timer(self) -> float | None:
         ((moment,),) = await self._ask(READS["next_timer"])
         return seconds(moment)
-
-    async def promotable(self, *, low_before: float, medium_before: float, limit: int) -> list[Job]:
-        return await self._jobs(READS["promotable"], micros(low_before), micros(medium_before), limit)
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         ((low, medium),) = await self._ask(READS["next_promotion"])
@@ -87,16 +85,25 @@ class Reads:
         ]
         return min(moments, default=None)
 
-    async def waiting(self, batch: int) -> AsyncIterator[list[Job]]:
+    async def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
         # All numbers at once and then the jobs in portions, so that no transaction is open while they are worked on.
-        ((numbers,),) = await self._ask(READS["waiting"])
+        sql, parameters = _of_lanes("waiting", lanes)
+        ((numbers,),) = await self._ask(sql, *parameters)
         numbers.sort()
         for start in range(0, len(numbers), batch):
-            if jobs := await self._jobs(READS["waiting_jobs"], array(numbers[start : start + batch])):
+            portion = array(numbers[start : start + batch])
+            sql, parameters = _of_lanes("waiting_jobs", lanes, portion)
+            if jobs := await self._jobs(sql, *parameters):
                 yield jobs
 
-    async def running(self) -> list[Job]:
-        return await self._jobs(READS["running"])
+    async def count_waiting(self, lanes: Lanes = EVERYTHING) -> int:
+        sql, parameters = _of_lanes("count_waiting", lanes)
+        ((number,),) = await self._ask(sql, *parameters)
+        return int(number)
+
+    async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]:
+        sql, parameters = _of_lanes("running", lanes)
+        return await self._jobs(sql, *parameters)
 
     async def holds(self) -> list[Hold]:
         return [rows.hold_from(row) for row in await self._ask(READS["holds"])]
@@ -105,8 +112,27 @@ class Reads:
         ((version, declared, overrides),) = await self._ask(READS["rules"])
         return rules_of([version, orjson.loads(declared), orjson.loads(overrides)])
 
-    async def epochs(self) -> dict[str, int]:
-        return dict(map(tuple, await self._ask(READS["epochs"])))
+    async def declared(self) -> DeclareServices:
+        ((_, declared, _),) = await self._ask(READS["rules"])
+        return declared_of(orjson.loads(declared))
+
+    async def epochs(self) -> dict[str, Epoch]:
+        return {scope: Epoch(number, server) for scope, number, server in await self._ask(READS["epochs"])}
+
+
+def _of_lanes(name: str, lanes: Lanes, *given: Any) -> tuple[str, list[Any]]:
+    """The query, held to these lanes; for everything it is asked without a condition."""
+    if lanes == EVERYTHING:
+        return READS[name].replace("{lanes}", "TRUE"), list(given)
+    condition = READS["of_lanes"]
+    for place, part in enumerate(("services", "bands", "others"), len(given) + 1):
+        condition = condition.replace(f"{{{part}}}", f"${place}")
+    return READS[name].replace("{lanes}", condition), [*given, *_parameters(lanes)]
+
+
+def _parameters(lanes: Lanes) -> tuple[list[str], list[int], bool]:
+    pairs = sorted(lanes.pairs)
+    return [service for service, _ in pairs], [band for _, band in pairs], lanes.others
 
 
 def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:

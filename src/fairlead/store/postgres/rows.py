@@ -41,8 +41,8 @@ def change_from(row: Sequence[Any]) -> LineChange:
 
 
 def hold_from(row: Sequence[Any]) -> Hold:
-    job_id, service, region, until, id_ = row
-    return Hold(job_id, service, region, until / 1e6, id_)
+    job_id, service, region, until, id_, band = row
+    return Hold(job_id, service, region, until / 1e6, id_, band)
 
 
 def record_from(row: Sequence[Any]) -> JobRecord:

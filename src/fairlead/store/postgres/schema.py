@@ -7,6 +7,7 @@ Everything lives in the schema `fairlead`, so it can share a database with the a
 from __future__ import annotations
 
 import asyncpg
+from asyncpg import exceptions as pg
 
 from fairlead.errors import StoreError
 from fairlead.store.migrate import migrations
@@ -14,6 +15,10 @@ from fairlead.store.postgres.connect import OLDEST_SERVER, Server
 from fairlead.store.postgres.queries import READS
 
 MIGRATION_LOCK = 0x4641_4952_4D49_4752  # "FAIRMIGR"
+# Changing a table waits for everyone who uses it, and everyone else waits behind that. So it gives up before the
+# commits of running processes do (store.LOCK_TIMEOUT_MS), lets them through, and tries again.
+LOCK_TIMEOUT_MS = 2000
+TRIES = 10
 _MIGRATIONS = "fairlead.store.postgres"
 
 _FIRST = """
@@ -28,14 +33,24 @@ def known_version() -> int:
 
 
 async def prepare(connection: asyncpg.Connection, server: Server) -> None:
-    """One transaction: a migration that fails leaves the database as it was."""
     number = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
     if number < OLDEST_SERVER:
         raise StoreError(f"PostgreSQL {number // 10000} is too old: 13 or newer is needed")
-    if await version_of(connection) == known_version():
-        return
+    for left in range(TRIES - 1, -1, -1):
+        if await version_of(connection) == known_version():
+            return
+        try:
+            await _migrate(connection, server)
+        except (pg.LockNotAvailableError, pg.DeadlockDetectedError):
+            if not left:
+                raise
+
+
+async def _migrate(connection: asyncpg.Connection, server: Server) -> None:
+    """One transaction: a migration that fails leaves the database as it was."""
     async with connection.transaction():
         await connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+        await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         version = await version_of(connection)
         if version is None:
             await connection.execute(_FIRST)

@@ -6,46 +6,46 @@ is the server's clock, read once per commit, so that processes on machines whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
-from uuid import uuid4
 
 import asyncpg
 
 from fairlead.domain.transitions import Start
 from fairlead.errors import Unavailable
-from fairlead.store.port import Committed, RaiseEpoch, Transition
+from fairlead.store.port import RELAYING, Committed, RaiseEpoch, Transition
 from fairlead.store.postgres import schema
 from fairlead.store.postgres.commit import Commit, Undone
-from fairlead.store.postgres.connect import Server, translated
+from fairlead.store.postgres.connect import Server, is_contended, translated
 from fairlead.store.postgres.doubt import Doubts
+from fairlead.store.postgres.express import BEGIN, Plan, plan_of
 from fairlead.store.postgres.lock import DispatchLock
-from fairlead.store.postgres.queries import WRITES
+from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.reads import Reads
 from fairlead.store.rows import micros
 
 LOCK_TIMEOUT_MS = 5000
 POOL_SIZE = 4
+PING_TIMEOUT = 5.0  # a commit may hang for want of a standby
 
 
 class PostgresStore(Reads):
-    """`origin` names this process in the outbox rows it writes. `clock`, for tests, gives the time that is stored
-    instead of the server's."""
+    """`clock`, for tests, gives the time that is stored instead of the server's."""
 
     def __init__(
         self,
         url: str,
         *,
-        origin: str | None = None,
         pool_size: int = POOL_SIZE,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(Server.of(url, pool_size), origin or uuid4().hex)
+        super().__init__(Server.of(url, pool_size))
         self._clock = clock
         self._dispatch_lock = DispatchLock(self._server)
         self._doubts = Doubts()
         self._scopes: set[str] = set()
+        self._cannot_write = False
 
     async def open(self) -> None:
         with translated(self._server.shown):
@@ -69,31 +69,58 @@ class PostgresStore(Reads):
         finally:
             pool.terminate()
 
-    async def lock_dispatch(self) -> None:
+    def relays(self) -> None:
+        self._origin = RELAYING
+
+    async def lock_dispatch(self, *, shared: bool = False) -> None:
         self._opened()
         with translated(self._server.shown):
-            await self._dispatch_lock.acquire()
+            await self._dispatch_lock.acquire(shared=shared)
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
         pool = self._opened()
         if not batch:
             return Committed([], [])
-        with translated(self._server.shown):
+        with self._writing():
             await self._dispatch_lock.keep()
             async with pool.acquire() as connection:
                 await self._doubts.settle(connection)
                 answers = self._doubts.answers(batch)
-                committed = await self._transact(connection, batch, all_or_nothing, answers)
+                now = None if self._clock is None else micros(self._clock())
+                plan = None if answers else plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
+                if plan is not None:
+                    committed = await self._transact_express(connection, batch, plan)
+                else:
+                    committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
         for place, outcome in answers.items():
             outcomes[place] = outcome
         self._doubts.answered(batch[place] for place in answers)
         return Committed(outcomes, [*self._doubts.changes(), *committed.changes])
 
+    async def ping(self) -> None:
+        """It can be read, and the last commit did not fail for want of a server that can write. If it did, one is tried
+        now: while nobody sends jobs there may be no other."""
+        await super().ping()
+        if self._cannot_write:
+            with self._writing():
+                await self._opened().execute(READS["try_to_write"], timeout=PING_TIMEOUT)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Remembers whether it worked; a row that another process has locked for a while does not count."""
+        try:
+            with translated(self._server.shown):
+                yield
+        except Unavailable as error:
+            self._cannot_write = self._cannot_write or not is_contended(error)
+            raise
+        self._cannot_write = False
+
     async def _transact(
         self, connection: Any, batch: Sequence[Transition], all_or_nothing: bool, answers: dict[int, Any]
     ) -> Committed:
-        await connection.execute("BEGIN")
+        await _begin(connection, "BEGIN")
         try:
             transaction, now, *_ = await connection.fetchrow(WRITES["begin"], str(LOCK_TIMEOUT_MS))
             commit = Commit(
@@ -111,14 +138,42 @@ class PostgresStore(Reads):
         except BaseException:
             await _roll_back(connection)
             raise
+        await self._end(connection, transaction, batch, committed)
+        self._scopes.update(one.scope for one in batch if isinstance(one, Start | RaiseEpoch))
+        return committed
+
+    async def _transact_express(self, connection: Any, batch: Sequence[Transition], plan: Plan) -> Committed:
+        sql, parameters, read = plan
+        await _begin(connection, BEGIN)
+        try:
+            rows = await connection.fetch(sql, *parameters)
+            committed = read(rows)
+        except BaseException:
+            await _roll_back(connection)
+            raise
+        await self._end(connection, rows[0][0] if rows else None, batch, committed)
+        return committed
+
+    async def _end(
+        self, connection: Any, transaction: str | None, batch: Sequence[Transition], committed: Committed
+    ) -> None:
+        """COMMIT. If its reply is lost, it is in doubt, unless nothing was written."""
         try:
             await connection.execute("COMMIT")
         except BaseException:
-            self._doubts.remember(transaction, batch, committed)
+            if transaction is not None:
+                self._doubts.remember(transaction, batch, committed)
             connection.terminate()
             raise
-        self._scopes.update(one.scope for one in batch if isinstance(one, Start | RaiseEpoch))
-        return committed
+
+
+async def _begin(connection: asyncpg.Connection, sql: str) -> None:
+    """A connection that cannot even begin is of no use to the next one either."""
+    try:
+        await connection.execute(sql)
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 async def _roll_back(connection: asyncpg.Connection) -> None:

@@ -35,7 +35,7 @@ class Submitted:
 
 def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_or_nothing: bool = False) -> Talk:
     """`now` is what the outbox rows are stamped with; None leaves it to the server."""
-    _check_names(submits)
+    check_names(submits)
     outcomes: list[Outcome | Exception | None] = [None] * len(submits)
     if any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits):
         yield from _admitting(submits, outcomes)
@@ -44,7 +44,7 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
     accepted = [place for place, outcome in enumerate(outcomes) if outcome is None]
     changes: list[LineChange] = []
     if accepted:
-        jobs = columns(_job_row(submits[place]) for place in accepted)
+        jobs = columns(job_row(submits[place]) for place in accepted)
         rows = yield WRITES["submit"], [*jobs, origin, now]
         # Numbers were given in the order of the arrays; the rows may come in another one.
         for place, (seq, outbox_id) in zip(accepted, sorted(map(tuple, rows)), strict=True):
@@ -160,7 +160,7 @@ def _answer_repeats(submits: Sequence[Submit], outcomes: list[Outcome | Exceptio
 # ---------------------------------------------------------------- the row
 
 
-def _check_names(submits: Sequence[Submit]) -> None:
+def check_names(submits: Sequence[Submit]) -> None:
     """PostgreSQL has no NUL in a text, and would say so in its own words."""
     for submit in submits:
         job = submit.job
@@ -168,7 +168,7 @@ def _check_names(submits: Sequence[Submit]) -> None:
             raise InvalidInput("a name must not contain the character NUL")
 
 
-def _job_row(submit: Submit) -> tuple[Any, ...]:
+def job_row(submit: Submit) -> tuple[Any, ...]:
     job = submit.job
     return (
         job.id,

@@ -36,11 +36,13 @@ END;
 
 -- ---------------------------------------------------------------- the rules and the epochs
 
--- body: the scope.
+-- body: [scope, the dispatcher's server]
 CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON batch WHEN NEW.kind = 'epoch'
 BEGIN
-    INSERT INTO epoch VALUES (NEW.body, 1) ON CONFLICT (scope) DO UPDATE SET number = number + 1;
-    INSERT INTO answer SELECT 'epoch', number FROM epoch WHERE scope = NEW.body;
+    INSERT INTO epoch (scope, number) VALUES (NEW.body ->> 0, 1) ON CONFLICT (scope) DO UPDATE SET number = number + 1;
+    INSERT INTO epoch_server (scope, server) VALUES (NEW.body ->> 0, NEW.body ->> 1)
+        ON CONFLICT (scope) DO UPDATE SET server = excluded.server;
+    INSERT INTO answer SELECT 'epoch', number FROM epoch WHERE scope = NEW.body ->> 0;
 END;
 
 -- body: the declaration in its one canonical spelling, so that the version rises only when something changed.
@@ -233,11 +235,12 @@ BEGIN
         FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
 END;
 
--- body: [[n of the move, id, job_id, service, region, until], …]
+-- body: [[n of the move, id, job_id, service, region, until, band], …]
 CREATE TEMP TRIGGER on_hold INSTEAD OF INSERT ON batch WHEN NEW.kind = 'hold'
 BEGIN
-    INSERT INTO hold (id, job_id, service, region, until)
-        SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5
+    INSERT INTO hold (id, job_id, service, region, until, band)
+        SELECT coalesce(value ->> 1, m.job_id || ':' || m.run), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+               value ->> 6
         FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
 END;
 

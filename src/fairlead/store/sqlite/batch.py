@@ -1,7 +1,8 @@
 """A batch of transitions on its way into the database, and the database's answer on its way back.
 
 `Batch` sorts transitions by kind and renders each kind as a row of the view `batch` (see `apply.sql`); after the
-commit, `committed` turns the answer into one outcome per transition.
+commit, `committed` turns the answer into one outcome per transition. If there are sweeps in it, `sweep` must find their
+jobs first: from then on their moves are among the batch's own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store.port import (
@@ -23,16 +24,20 @@ from fairlead.store.port import (
     LineChange,
     Outcome,
     Override,
+    PromoteWaiting,
     Prune,
     RaiseEpoch,
     Refused,
     Relayed,
+    RingTimers,
+    Rung,
     Started,
     Transition,
 )
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.settings import rules_of
 from fairlead.store.sqlite import encode
+from fairlead.store.sweeps import Sweep, moves_of, taken_in
 
 MOVED_ON = Refused("the job moved on or is not there")
 NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
@@ -66,13 +71,31 @@ class Batch:
         self._places: dict[type, list[int]] = {}
         for place, transition in enumerate(transitions):
             self._places.setdefault(type(transition), []).append(place)
+        self._found: dict[int, int] = {}  # by place, how many jobs the sweep found
+        self._swept: list[tuple[int, Job, Move]] = []  # (place of the sweep, a job that it found, its move)
+
+    @property
+    def sweeps(self) -> list[int]:
+        return [*self._places.get(RingTimers, ()), *self._places.get(PromoteWaiting, ())]
+
+    def sweep(self, find: Callable[[Sweep, Sequence[str]], list[Job]]) -> None:
+        """`find` answers with the jobs that are due, without those that it is given."""
+        taken = taken_in(self._transitions)
+        for place in self.sweeps:
+            sweep: Any = self._transitions[place]
+            jobs = find(sweep, sorted(taken))
+            self._found[place] = len(jobs)
+            self._swept += [(place, job, move) for job, move in moves_of(sweep, jobs)]
+            taken.update(job.id for job in jobs)
 
     def rows(self) -> list[encode.Row]:
         rows: list[encode.Row] = [("begin", None)]
         for kind, encoder in _ENCODERS:
-            if kind not in self._places:
+            transitions = [self._transitions[place] for place in self._places.get(kind, ())]
+            if kind is Move:
+                transitions += [move for _, _, move in self._swept]
+            if not transitions:
                 continue
-            transitions = [self._transitions[place] for place in self._places[kind]]
             if kind is Submit and self._all_or_nothing:
                 rows += encode.submit_rows(transitions, all_or_nothing=True)  # type: ignore[arg-type]
             else:
@@ -87,7 +110,7 @@ class Batch:
             self._values.setdefault(kind, []).append(value)
         changes = self._submitted()
         self._started()
-        self._matched(Move, "moved", MOVED_ON)
+        self._moved()
         self._matched(Progress, "progressed", MOVED_ON)
         self._matched(Delete, "deleted", NOT_FINISHED)
         self._valued(RaiseEpoch, "epoch", Done)
@@ -127,13 +150,23 @@ class Batch:
         for n, row, input_json, context_json in self._only("started"):
             self._outcomes[places[n]] = Started(job_of(row), input_json, context_json)
 
+    def _moved(self) -> None:
+        """The moves of the batch itself come first, and those of its sweeps after them."""
+        self._matched(Move, "moved", MOVED_ON)
+        if not self._found:
+            return
+        before, moved = len(self._places.get(Move, ())), set(self._only("moved"))
+        for place, found in self._found.items():
+            moves = [(job, move) for n, (of, job, move) in enumerate(self._swept, before) if of == place and n in moved]
+            self._outcomes[place] = Done(Rung(found, moves))
+
     def _matched(self, kind: type, answer: str, refused: Refused) -> None:
-        """The answer lists those of this kind that changed something."""
+        """The answer lists those of this kind that changed something, and for moves those of the sweeps too."""
         places = self._places.get(kind)
         if places is None:
             return
         matched = self._only(answer)
-        if len(matched) == len(places):
+        if len(matched) == len(places) + len(self._swept):
             return
         for n in set(range(len(places))).difference(matched):
             self._outcomes[places[n]] = refused

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.job import Attempt
+from fairlead.domain.job import Attempt, Hold
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.errors import InvalidInput
 from fairlead.store.port import DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
@@ -22,7 +22,7 @@ Row = tuple[str, str | int | None]
 
 
 def epoch_rows(raises: Sequence[RaiseEpoch]) -> list[Row]:
-    return [("epoch", one.scope) for one in raises]
+    return [("epoch", _body((one.scope, one.server))) for one in raises]
 
 
 def declare_rows(declarations: Sequence[DeclareServices]) -> list[Row]:
@@ -124,10 +124,12 @@ def move_rows(moves: Sequence[Move]) -> list[Row]:
     if failed:
         rows.append(("failed", _body([_attempt_row(n, attempt) for n, attempt in failed])))
     if holds:
-        rows.append(
-            ("hold", _body([(n, h.id or None, h.job_id, h.service, h.region, micros(h.until)) for n, h in holds]))
-        )
+        rows.append(("hold", _body([_hold_row(n, hold) for n, hold in holds])))
     return rows
+
+
+def _hold_row(n: int, hold: Hold) -> tuple[Any, ...]:
+    return n, hold.id or None, hold.job_id, hold.service, hold.region, micros(hold.until), hold.band
 
 
 def _attempt_row(n: int, attempt: Attempt) -> tuple[Any, ...]:

@@ -27,3 +27,7 @@ CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
         SELECT max(round) FROM step_result WHERE seq = r.seq AND step = r.step
     )
 ), '') || '}' END
+
+-- name: service
+-- Of the step that the job j is at; of the last one when all are done, as `domain.job.Job.service`.
+coalesce(j.spec ->> ('$[0][' || j.step || ']'), j.spec ->> '$[0][#-1]')

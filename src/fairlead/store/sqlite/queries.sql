@@ -28,30 +28,31 @@ FROM (SELECT {job_row} AS row FROM job AS j WHERE {where} ORDER BY j.seq DESC LI
 SELECT count(*) FROM job AS j WHERE {where}
 
 -- name: outbox
--- ?1: this process, ?2: older than. The outbox is small and scanned whole: ids are not in the order of commits.
+-- ?1: this process, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in the order of
+-- commits. A row is taken for one of the lane that its job is in now, and that of a job that is gone for everybody's.
 SELECT '[' || coalesce(group_concat(line, ','), '') || ']' FROM (
     SELECT '[' || o.id || ',' || json_quote(o.job_id) || ',' || coalesce(CASE WHEN j.seq IS NOT NULL THEN {job_row} END, 'null') || ']' AS line
     FROM outbox AS o LEFT JOIN job AS j ON j.id = o.job_id
-    WHERE o.origin <> ? OR o.written_at < ? ORDER BY o.id LIMIT ?
+    WHERE (o.origin <> ? OR o.written_at < ?) AND (j.seq IS NULL OR {lanes}) ORDER BY o.id LIMIT ?
 )
 
--- name: timers
--- Jobs whose timer has rung, earliest first.
-SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
-FROM (SELECT {job_row} AS row FROM job AS j WHERE j.timer_at <= ? ORDER BY j.timer_at LIMIT ?)
+-- name: due
+-- Jobs whose timer has rung, earliest first, but for those of the JSON array ?2. Asked by the writer, within the
+-- transaction that moves them.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {job_row} AS row FROM job AS j
+    WHERE j.timer_at <= ? AND j.id NOT IN (SELECT value FROM json_each(?)) ORDER BY j.timer_at LIMIT ?
+)
 
 -- name: next_timer
 SELECT min(timer_at) FROM job WHERE timer_at IS NOT NULL
 
 -- name: promotable
--- ?1: low ones queued up to here, ?2: medium ones.
+-- ?1: band, ?2: queued up to here. As `due`.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
-    SELECT {job_row} AS row FROM job AS j WHERE j.seq IN (
-        SELECT seq FROM job WHERE status < 4 AND status = 1 AND priority = 3 AND queued_at <= ?
-        UNION ALL
-        SELECT seq FROM job WHERE status < 4 AND status = 1 AND priority = 2 AND queued_at <= ?
-        LIMIT ?
-    )
+    SELECT {job_row} AS row FROM job AS j
+    WHERE j.status < 4 AND j.status = 1 AND j.priority = ? AND j.queued_at <= ?
+    AND j.id NOT IN (SELECT value FROM json_each(?)) ORDER BY j.queued_at LIMIT ?
 )
 
 -- name: next_promotion
@@ -63,24 +64,34 @@ SELECT json_array(
 
 -- name: waiting
 -- The numbers of all PENDING jobs; `waiting_jobs` then reads them in portions.
-SELECT json_group_array(seq) FROM job WHERE status < 4 AND status = 1
+SELECT json_group_array(j.seq) FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes}
+
+-- name: count_waiting
+SELECT count(*) FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes}
+
+-- name: of_lanes
+-- Takes the place of {lanes}, unless everything is asked for. ?: JSON array of [service, band], ?: all but these.
+(({service}, j.priority) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))) <> ?
 
 -- name: waiting_jobs
--- ?1: JSON array of numbers. Those that left the line meanwhile are left out.
+-- ?1: JSON array of numbers. Those that left the line or the lanes meanwhile are left out.
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']'
-FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.seq = wanted.value WHERE j.status = 1
+FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.seq = wanted.value
+WHERE j.status = 1 AND {lanes}
 
 -- name: running
-SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j WHERE j.status < 4 AND j.status = 3
+SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j
+WHERE j.status < 4 AND j.status = 3 AND {lanes}
 
 -- name: holds
-SELECT json_group_array(json_array(id, job_id, service, region, until)) FROM hold
+SELECT json_group_array(json_array(id, job_id, service, region, until, band)) FROM hold
 
 -- name: rules
 SELECT {rules}
 
 -- name: epochs
-SELECT json_group_object(scope, number) FROM epoch
+SELECT json_group_array(json_array(e.scope, e.number, coalesce(s.server, '')))
+FROM epoch AS e LEFT JOIN epoch_server AS s ON s.scope = e.scope
 
 -- name: answer
 -- What the last commit left behind, see apply.sql.

@@ -12,11 +12,12 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Hold, Job, JobRecord
-from fairlead.domain.limits import Rules
+from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
 from fairlead.store import rows
-from fairlead.store.port import JobFilter, LineChange
-from fairlead.store.settings import rules_of
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, JobFilter, LineChange
+from fairlead.store.queries import without_comments
+from fairlead.store.settings import declared_of, rules_of
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.handover import prompt_handover
 from fairlead.store.sqlite.queries import load
@@ -27,9 +28,9 @@ READERS = 2  # one may be in a long count while the manager asks for timers
 class Reads:
     """What `SqliteStore` answers without writing."""
 
-    def __init__(self, path: str, origin: str) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._origin = origin
+        self._origin = ""
         self._sql = load("queries.sql")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -96,19 +97,13 @@ class Reads:
         condition, parameters = _condition(where)
         return int(await self._ask(self._sql["count"].replace("{where}", condition), *parameters))
 
-    async def outbox(self, *, older_than: float, limit: int) -> list[LineChange]:
-        answer = await self._ask(self._sql["outbox"], self._origin, rows.micros(older_than), limit)
+    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
+        sql, parameters = self._of_lanes("outbox", lanes)
+        answer = await self._ask(sql, RELAYING, rows.micros(older_than), *parameters, limit)
         return rows.changes_of(answer)
-
-    async def timers(self, now: float, limit: int) -> list[Job]:
-        return rows.jobs_of(await self._ask(self._sql["timers"], rows.micros(now), limit))
 
     async def next_timer(self) -> float | None:
         return rows.seconds(await self._ask(self._sql["next_timer"]))
-
-    async def promotable(self, *, low_before: float, medium_before: float, limit: int) -> list[Job]:
-        moments = rows.micros(low_before), rows.micros(medium_before)
-        return rows.jobs_of(await self._ask(self._sql["promotable"], *moments, limit))
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         low, medium = orjson.loads(await self._ask(self._sql["next_promotion"]))
@@ -119,17 +114,24 @@ class Reads:
         ]
         return min(moments, default=None)
 
-    async def waiting(self, batch: int) -> AsyncIterator[list[Job]]:
+    async def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
         # All numbers at once and then the jobs in portions: a walk by number over the whole table would pass every
         # finished job, one by the index of open jobs would sort all of them again for each portion.
-        numbers = sorted(orjson.loads(await self._ask(self._sql["waiting"])))
+        sql, parameters = self._of_lanes("waiting", lanes)
+        numbers = sorted(orjson.loads(await self._ask(sql, *parameters)))
+        sql, parameters = self._of_lanes("waiting_jobs", lanes)
         for start in range(0, len(numbers), batch):
             portion = orjson.dumps(numbers[start : start + batch]).decode()
-            if jobs := rows.jobs_of(await self._ask(self._sql["waiting_jobs"], portion)):
+            if jobs := rows.jobs_of(await self._ask(sql, portion, *parameters)):
                 yield jobs
 
-    async def running(self) -> list[Job]:
-        return rows.jobs_of(await self._ask(self._sql["running"]))
+    async def count_waiting(self, lanes: Lanes = EVERYTHING) -> int:
+        sql, parameters = self._of_lanes("count_waiting", lanes)
+        return int(await self._ask(sql, *parameters))
+
+    async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]:
+        sql, parameters = self._of_lanes("running", lanes)
+        return rows.jobs_of(await self._ask(sql, *parameters))
 
     async def holds(self) -> list[Hold]:
         return rows.holds_of(await self._ask(self._sql["holds"]))
@@ -137,8 +139,19 @@ class Reads:
     async def rules(self) -> Rules:
         return rules_of(orjson.loads(await self._ask(self._sql["rules"])))
 
-    async def epochs(self) -> dict[str, int]:
-        return dict(orjson.loads(await self._ask(self._sql["epochs"])))
+    async def declared(self) -> DeclareServices:
+        _, declared, _ = orjson.loads(await self._ask(self._sql["rules"]))
+        return declared_of(declared)
+
+    async def epochs(self) -> dict[str, Epoch]:
+        return rows.epochs_of(await self._ask(self._sql["epochs"]))
+
+    def _of_lanes(self, name: str, lanes: Lanes) -> tuple[str, list[Any]]:
+        """The query, held to these lanes; for everything it is asked without a condition."""
+        if lanes == EVERYTHING:
+            return self._sql[name].replace("{lanes}", "TRUE"), []
+        pairs = orjson.dumps(sorted(lanes.pairs)).decode()
+        return self._sql[name].replace("{lanes}", without_comments(self._sql["of_lanes"])), [pairs, lanes.others]
 
 
 def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:

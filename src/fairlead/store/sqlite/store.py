@@ -2,7 +2,7 @@
 
 One connection writes, in a thread of its own; others only read (`reads.py`). A commit is a single statement, see
 `apply.sql`: set-based, so that its cost for the event loop is a few microseconds per transition and its duration does
-not depend on how busy that loop is.
+not depend on how busy that loop is. Only a commit with a sweep in it asks first for the jobs that are due.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
+import orjson
+
+from fairlead.domain.job import Job
 from fairlead.errors import Unavailable
 from fairlead.store import rows
-from fairlead.store.port import Busy, Committed, Transition
+from fairlead.store.port import RELAYING, Busy, Committed, RingTimers, Transition
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.batch import Batch
 from fairlead.store.sqlite.handover import prompt_handover
 from fairlead.store.sqlite.lock import DispatchLock
 from fairlead.store.sqlite.queries import script
 from fairlead.store.sqlite.reads import Reads
+from fairlead.store.sweeps import Sweep, promoted_bands
 
 
 class SqliteStore(Reads):
-    """`clock` gives the time that is stored; `origin` names this process in the outbox rows it writes."""
+    """`clock` gives the time that is stored."""
 
     def __init__(
         self,
@@ -36,9 +39,8 @@ class SqliteStore(Reads):
         *,
         clock: Callable[[], float] = time.time,
         synchronous: str = "FULL",
-        origin: str | None = None,
     ) -> None:
-        super().__init__(path, origin or uuid4().hex)
+        super().__init__(path)
         self._clock = clock
         self._synchronous = synchronous
         self._dispatch_lock = DispatchLock(path)
@@ -66,16 +68,24 @@ class SqliteStore(Reads):
         self._writer_thread = None
         self._dispatch_lock.release()
 
-    async def lock_dispatch(self) -> None:
+    def relays(self) -> None:
+        self._origin = RELAYING
+
+    async def lock_dispatch(self, *, shared: bool = False) -> None:
         self._dispatch_lock.acquire()
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
         ordered = Batch(batch, all_or_nothing=all_or_nothing)
         now = rows.micros(self._clock())
-        parameters = [value for kind, body in ordered.rows() for value in (kind, body, now, self._origin)]
         with prompt_handover():
-            answer = await self._in_writer(self._apply, parameters)
+            if ordered.sweeps:
+                answer = await self._in_writer(self._sweep_and_apply, ordered, now)
+            else:
+                answer = await self._in_writer(self._apply, self._parameters(ordered, now))
         return ordered.committed(answer)
+
+    def _parameters(self, batch: Batch, now: int | None) -> list[Any]:
+        return [value for kind, body in batch.rows() for value in (kind, body, now, self._origin)]
 
     async def ping(self) -> None:
         """It can be read, it is the file that was opened, and the last commit worked. If not, one is tried now:
@@ -104,6 +114,32 @@ class SqliteStore(Reads):
             self._writer.execute(f"INSERT INTO batch (kind, body, now, origin) VALUES {places}", parameters)
             answer: str = self._writer.execute(self._sql["answer"]).fetchone()[0]
         return answer
+
+    def _sweep_and_apply(self, batch: Batch, now: int | None) -> str:
+        """From the look at what is due until it is moved, no other process writes."""
+        assert self._writer is not None
+        with self._writing():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                batch.sweep(self._due)
+                answer = self._apply(self._parameters(batch, now))
+                self._writer.execute("COMMIT")
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+        return answer
+
+    def _due(self, sweep: Sweep, taken: Sequence[str]) -> list[Job]:
+        assert self._writer is not None
+        others = orjson.dumps(taken).decode()
+        if isinstance(sweep, RingTimers):
+            found = self._writer.execute(self._sql["due"], (rows.micros_by(sweep.now), others, sweep.limit))
+            return rows.jobs_of(found.fetchone()[0])
+        jobs: list[Job] = []
+        for band, before in promoted_bands(sweep):
+            parameters = band, rows.micros(before), others, sweep.limit - len(jobs)
+            jobs += rows.jobs_of(self._writer.execute(self._sql["promotable"], parameters).fetchone()[0])
+        return jobs
 
     def _try_to_write(self) -> None:
         assert self._writer is not None

@@ -1,0 +1,101 @@
+"""PostgreSQL stopped without a goodbye, again and again, in the middle of commits: it costs time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from fairlead.domain.job import Job
+from fairlead.domain.transitions import Submit, submit
+from fairlead.errors import Unavailable
+from fairlead.store.port import Accepted, Committed
+from fairlead.store.postgres import PostgresStore
+from fairlead.store.postgres.doubt import Doubts
+from tests import servers
+
+ROUNDS = 8
+CALLERS = 4
+PER_ROUND = 30
+PER_COMMIT = 40
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[servers.Postgres]:
+    own = servers.own_postgres()
+    yield own
+    own.remove()
+
+
+def job(name: str) -> Submit:
+    return submit(Job(name, "f", "ann", ("draw",)), "{}", now=time.time(), waits={})
+
+
+class Caller:
+    """Commits until it is told to stop. What was not acknowledged is tried again, as the journal does."""
+
+    def __init__(self, store: PostgresStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self.acknowledged: list[str] = []
+        self.stopping = False
+
+    async def run(self) -> None:
+        number = 0
+        while not self.stopping:
+            number += 1
+            batch = [job(f"{self._name}-{number}-{item}") for item in range(PER_COMMIT)]
+            while True:
+                try:
+                    committed = await self._store.commit(batch)
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.005)
+            assert [type(outcome) for outcome in committed.outcomes] == [Accepted] * PER_COMMIT
+            self.acknowledged += [one.job.id for one in batch]
+
+
+@pytest.mark.slow
+async def test_a_commit_that_the_server_does_not_survive_is_tried_again_and_counts_once(
+    server: servers.Postgres,
+) -> None:
+    store = PostgresStore(server.url)
+    await store.open()
+    callers = [Caller(store, f"c{number}") for number in range(CALLERS)]
+    tasks = [asyncio.create_task(caller.run()) for caller in callers]
+
+    def acknowledged() -> int:
+        return sum(len(caller.acknowledged) for caller in callers) // PER_COMMIT
+
+    for _ in range(ROUNDS):
+        enough = acknowledged() + PER_ROUND
+        while acknowledged() < enough and not any(task.done() for task in tasks):
+            await asyncio.sleep(0.005)
+        server.restart()
+    for caller in callers:
+        caller.stopping = True
+    errors = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error is not None]
+    await store.close()
+    assert errors == []
+    connection = await asyncpg.connect(server.url)
+    try:
+        stored = {row[0] for row in await connection.fetch("SELECT id FROM fairlead.job")}
+    finally:
+        await connection.close()
+    assert {job_id for caller in callers for job_id in caller.acknowledged} <= stored
+
+
+async def test_a_transaction_that_a_crashed_server_has_never_heard_of_did_not_happen(database: str) -> None:
+    """Its number was given out and not yet written to disk: afterwards it is 'in the future'."""
+    doubts, batch = Doubts(), [job("lost")]
+    connection = await asyncpg.connect(database)
+    try:
+        newest = int(await connection.fetchval("SELECT pg_current_xact_id()::text"))
+        doubts.remember(str(newest + 1000), batch, Committed([Accepted("lost", 1)], []))
+        await doubts.settle(connection)
+        assert doubts.answers(batch) == {}
+    finally:
+        await connection.close()

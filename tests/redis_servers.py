@@ -10,12 +10,15 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import pytest
 import redis
@@ -38,7 +41,7 @@ def _program() -> str | None:
     return str(carried) if carried.exists() else None
 
 
-def _require_program() -> str:
+def require_program() -> str:
     program = _program()
     if program is None:
         if os.environ.get("CI"):
@@ -57,36 +60,84 @@ def _free_port() -> int:
             return port
 
 
-def start_server(*options: str, sentinel_of: int | None = None) -> redis.Redis:
-    """A server, or a Sentinel of the one on this port, that ends with this process, and a client for it."""
-    port, directory = _free_port(), Path(tempfile.mkdtemp(prefix="fairlead-redis-"))
-    config = directory / "redis.conf"
-    common = f'port {port}\nbind 127.0.0.1\ndir "{directory}"\nlogfile "redis.log"\n'
-    if sentinel_of is None:
-        config.write_text(common + 'save ""\nappendonly no\n')
-        command = [_require_program(), str(config), *options]
-    else:
-        config.write_text(common + f"sentinel monitor mymaster 127.0.0.1 {sentinel_of} 1\n")
-        command = [_require_program(), str(config), "--sentinel"]
-    process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class Server:
+    """One that a test may kill, stop for a while, and start again on its port, with what it kept on disk."""
 
-    def stop() -> None:
-        process.kill()
-        process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+    def __init__(self, *options: str) -> None:
+        self.port, self._directory = _free_port(), Path(tempfile.mkdtemp(prefix="fairlead-redis-"))
+        self._config = self._directory / "redis.conf"
+        self._config.write_text(
+            f'port {self.port}\nbind 127.0.0.1\ndir "{self._directory}"\nlogfile "redis.log"\nsave ""\n'
+        )
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = redis.Redis(port=self.port, socket_timeout=5)
+        atexit.register(self._remove)
 
-    atexit.register(stop)
-    client = redis.Redis(port=port, socket_timeout=5)
-    began = time.monotonic()
-    while True:
-        try:
-            client.ping()
-            return client
-        except redis.ConnectionError:
-            if process.poll() is not None or time.monotonic() - began > _START_S:
-                log = directory / "redis.log"
-                raise RuntimeError(f"no Redis:\n{log.read_text() if log.exists() else ''}") from None
-            time.sleep(0.02)
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> Self:
+        command = [require_program(), str(self._config), *self._options]
+        self._process = subprocess.Popen(
+            command, cwd=self._directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._until_it_answers(self._process)
+        return self
+
+    def _until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                self.client.ping()
+                return
+            except redis.AuthenticationError:
+                return
+            except (redis.ConnectionError, redis.TimeoutError):
+                if process.poll() is not None or time.monotonic() - began > _START_S:
+                    log = self._directory / "redis.log"
+                    raise RuntimeError(f"no Redis:\n{log.read_text() if log.exists() else ''}") from None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As by a power loss; what it had written is on the disk."""
+        self.client.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """It takes connections, and never answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Sentinel(Server):
+    def __init__(self, master: int) -> None:
+        super().__init__("--sentinel")
+        self._config.write_text(
+            f'port {self.port}\nbind 127.0.0.1\ndir "{self._directory}"\nlogfile "redis.log"\n'
+            f"sentinel monitor mymaster 127.0.0.1 {master} 1\n"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/mymaster/0"
+
+
+def start_server(*options: str) -> redis.Redis:
+    """A server that ends with this process, and a client for it."""
+    return Server(*options).start().client
 
 
 def port_of(client: redis.Redis) -> int:
@@ -103,31 +154,66 @@ def server_url() -> str:
     return f"redis://127.0.0.1:{port_of(client)}/0"
 
 
+def empty(url: str) -> None:
+    """Of everything that an application keeps there."""
+    with redis.Redis.from_url(url) as client:
+        for key in client.scan_iter("fairlead*", count=1000):
+            client.delete(key)
+
+
 @cache
 def cluster_url() -> str:
     """Three masters, a third of the slots each."""
-    nodes = [start_server("--cluster-enabled", "yes", "--cluster-node-timeout", "5000") for _ in range(3)]
+    nodes = start_cluster()
+    for node in nodes:
+        node.client.close()
+    return url_of_cluster(nodes)
+
+
+def start_cluster() -> list[Server]:
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--appendonly", "yes")
+    nodes = [Server(*options).start() for _ in range(3)]
     bounds = [_SLOTS * i // 3 for i in range(4)]
     for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
-        node.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+        node.client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
     for node in nodes[1:]:
-        node.execute_command("CLUSTER", "MEET", "127.0.0.1", port_of(nodes[0]))
+        node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
     for node in nodes:
-        _until_cluster_is_up(node)
-        node.close()
-    return "redis+cluster://" + ",".join(f"127.0.0.1:{port_of(node)}" for node in nodes)
+        until_cluster_is_up(node.client, 3)
+    return nodes
 
 
-def _until_cluster_is_up(node: redis.Redis) -> None:
+def add_replica(nodes: list[Server], master: Server) -> Server:
+    """One that has all that its master has."""
+    replica = Server("--cluster-enabled", "yes", "--cluster-node-timeout", "2000").start()
+    replica.client.execute_command("CLUSTER", "MEET", "127.0.0.1", master.port)
+    name = master.client.execute_command("CLUSTER", "MYID").decode()
+    for node in [*nodes, replica]:
+        until_cluster_is_up(node.client, len(nodes) + 1)
+    replica.client.execute_command("CLUSTER", "REPLICATE", name)
+    until_replica_follows(replica)
+    return replica
+
+
+def url_of_cluster(nodes: list[Server]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
     began = time.monotonic()
-    while time.monotonic() - began < _START_S:
-        info = node.execute_command("CLUSTER", "INFO")
-        text = (
-            info
-            if isinstance(info, dict)
-            else dict(line.split(":", 1) for line in info.decode().split("\r\n") if ":" in line)
-        )
-        if text["cluster_state"] == "ok" and text["cluster_known_nodes"] == "3":
-            return
-        time.sleep(0.05)
-    raise RuntimeError("the cluster did not come up")
+    while not reached():
+        if time.monotonic() - began > _START_S:
+            raise RuntimeError(f"in vain: {what}")
+        time.sleep(0.02)
+
+
+def until_replica_follows(replica: Server) -> None:
+    until(lambda: replica.client.info("replication").get("master_link_status") == "up", "it follows its master")
+
+
+def until_cluster_is_up(node: redis.Redis, size: int) -> None:
+    def is_up() -> bool:
+        info = node.execute_command("CLUSTER INFO")
+        return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(size))
+
+    until(is_up, "the cluster is up")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.dispatchers import ENGINES, FakeClock, Line, close
+from tests.contract.dispatchers import ENGINES, FakeClock, Line
 
 
 @pytest.fixture(params=sorted(ENGINES))
@@ -15,4 +15,4 @@ async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
     clock = FakeClock()
     line = Line(await ENGINES[request.param](clock), clock)
     yield line
-    await close(line.dispatcher)
+    await line.dispatcher.close()

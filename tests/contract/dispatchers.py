@@ -52,12 +52,6 @@ async def redis(clock: FakeClock) -> Dispatcher:
 ENGINES: dict[str, Callable[[FakeClock], Awaitable[Dispatcher]]] = {"memory": memory, "redis": redis}
 
 
-async def close(dispatcher: Dispatcher) -> None:
-    """End an engine's connections, if it has any."""
-    if isinstance(dispatcher, RedisDispatcher):
-        await dispatcher.close()
-
-
 @dataclass
 class Line:
     """A dispatcher under test, with short words for its operations."""
@@ -78,7 +72,7 @@ class Line:
         await self.configure(*services, pools=pools)
         for scope in {rules.scope for rules in services}:
             await self.dispatcher.close_scope(scope, epoch=1)
-            await self.dispatcher.open_scope(scope)
+            await self.dispatcher.open_scope(scope, epoch=1)
         self.wakes.clear()
 
     async def configure(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:

@@ -79,7 +79,7 @@ async def test_what_is_offered_for_an_unknown_service_waits_until_it_is_configur
     assert await line.claimed(1, "later") == [], "its scope was not opened yet"
     await line.dispatcher.close_scope("service:later", epoch=1)
     await line.offer("a", service="later")
-    await line.dispatcher.open_scope("service:later")
+    await line.dispatcher.open_scope("service:later", epoch=1)
     assert await line.claimed(1, "later") == ["a"]
 
 
@@ -146,11 +146,11 @@ async def test_a_user_with_many_jobs_and_a_user_with_one_alternate(line: Line) -
     assert "b0" in await line.serve(2)
 
 
-async def test_users_with_equal_virtual_times_go_by_their_id(line: Line) -> None:
+async def test_newcomers_go_by_arrival_and_then_users_with_equal_virtual_times_by_their_id(line: Line) -> None:
     await line.open(FAIR)
     for user in ("cleo", "ann", "bob"):
         await line.offer_all([f"{user}{i}" for i in range(2)], user)
-    assert await line.serve(6) == ["ann0", "bob0", "cleo0", "ann1", "bob1", "cleo1"]
+    assert await line.serve(6) == ["cleo0", "ann0", "bob0", "ann1", "bob1", "cleo1"]
 
 
 async def test_within_one_user_retries_go_first_then_jobs_under_way_then_arrivals(line: Line) -> None:
@@ -164,9 +164,11 @@ async def test_within_one_user_retries_go_first_then_jobs_under_way_then_arrival
 
 async def test_a_retry_of_one_user_does_not_go_before_the_turn_of_another(line: Line) -> None:
     await line.open(FAIR)
-    await line.offer("b", "bob", rank=RANK_RETRY)
-    await line.offer("a", "ann")
-    assert await line.serve(2) == ["a", "b"]
+    await line.offer_all(["a0", "a1"], "ann")
+    await line.offer_all(["b0", "b1"], "bob")
+    await line.serve(2)
+    await line.offer("b2", "bob", rank=RANK_RETRY)
+    assert await line.serve(3) == ["a1", "b2", "b1"]
 
 
 async def test_twice_the_weight_is_twice_the_share(line: Line) -> None:
@@ -302,6 +304,44 @@ async def test_who_returns_has_no_debt_forgotten(line: Line) -> None:
     await line.offer("a1", "ann")
     assert await line.tag("ann") == 5.0
     assert await line.serve(6) == ["b0", "b1", "b2", "b3", "b4", "a1"]
+
+
+async def test_a_newcomer_goes_before_a_user_that_is_given_back_what_its_calls_did_not_take(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=4))
+    await line.offer_all([f"a{i}" for i in range(20)], "ann")
+    leases = await line.claim(4)
+    await line.offer("b", "bob")
+    for lease in leases:
+        await line.end(lease, after=1 / 64)
+    assert await line.tag("ann") < await line.tag("bob")
+    assert await line.claimed(2) == ["b", "a4"]
+
+
+async def test_the_virtual_time_falls_with_a_user_that_was_charged_too_much(line: Line) -> None:
+    """Else who comes after would start, and have debts forgotten, at a peak that nobody really reached."""
+    await line.open(ServiceRules("s", limit=4))
+    await line.offer_all([f"a{i}" for i in range(20)], "ann")
+    leases = await line.claim(4)
+    assert (await line.see()).virtual_time[2] == 3 * SECOND
+    for lease in leases:
+        await line.end(lease)
+    await line.take()
+    assert (await line.see()).virtual_time[2] == 4
+
+
+async def test_a_newcomer_that_turns_out_to_have_a_debt_waits_for_its_turn(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=2))
+    await line.offer("a0", "ann")
+    await line.offer_all([f"b{i}" for i in range(9)], "bob")
+    long = (await line.claim(2))[0]
+    for lease in [lease for lease in (await line.see()).leases if lease.user_id == "bob"]:
+        await line.end(lease, after=1.0)
+    await line.end(await line.take(), after=0.5)
+    await line.offer("a1", "ann")
+    assert (await line.positions("a1")) == [1]
+    await line.end(long, after=2.0)
+    assert await line.tag("ann") == 3.5
+    assert (await line.positions("a1")) == [4], "bob starts at 1.5, 2.4375 and 3.375"
 
 
 async def test_a_user_with_nothing_to_do_is_forgotten_when_the_virtual_time_reaches_it(line: Line) -> None:

@@ -86,6 +86,14 @@ async def test_a_user_at_its_limit_is_set_aside_and_blocks_nobody(line: Line, or
     assert await line.claimed(9) == ["a2"]
 
 
+async def test_who_reaches_its_limit_in_one_band_is_set_aside_in_all(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, user_limit=1))
+    await line.offer("a1", "ann", band=1)
+    await line.offer("a2", "ann", band=2)
+    await line.offer("b2", "bob", band=2)
+    assert await line.claimed(5) == ["a1", "b2"]
+
+
 async def test_who_is_unparked_starts_at_the_virtual_time(line: Line) -> None:
     await line.open(ServiceRules("s", limit=2, user_limit=1))
     await line.offer_all(["a0", "a1", "a2"], "ann", weight=1000.0)
@@ -202,6 +210,24 @@ async def test_a_lease_past_its_expiry_may_be_renewed_while_it_is_there(line: Li
     line.clock.advance(100)
     assert line.dispatcher.renew("w", [lease.name]) == Renewal()
     assert await line.dispatcher.expired() == []
+
+
+async def test_a_shorter_ttl_counts_for_the_leases_granted_or_renewed_from_then_on(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=3, lease_ttl=100.0))
+    await line.offer_all("abc")
+    renewed, long = await line.claim(2)
+    assert await line.dispatcher.expired() == []
+    await line.change("s", lease_ttl=5.0)
+    short = await line.take()
+    line.clock.advance(5)
+    assert [past.name for past in await line.dispatcher.expired()] == [short.name]
+    await line.end(short)
+    assert line.dispatcher.renew("w", [renewed.name]) == Renewal()
+    assert await line.dispatcher.expired() == []
+    line.clock.advance(5)
+    assert [past.name for past in await line.dispatcher.expired()] == [renewed.name]
+    line.clock.advance(90)
+    assert {past.name for past in await line.dispatcher.expired()} == {renewed.name, long.name}
 
 
 async def test_a_lease_that_was_taken_back_or_is_anothers_is_lost(line: Line) -> None:

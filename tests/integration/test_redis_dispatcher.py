@@ -15,7 +15,7 @@ from fairlead.dispatch.port import Claim, Lease, Release, Renewal
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.domain.limits import Rules, ServiceRules
 from tests.contract.dispatchers import FakeClock, Line
-from tests.redis_servers import port_of, server_url, start_server
+from tests.redis_servers import Sentinel, port_of, server_url, start_server
 
 FAIR = ServiceRules("s", limit=1)
 
@@ -59,10 +59,10 @@ async def test_a_rebuild_after_all_data_is_gone_brings_the_rules_and_leases_back
     lease = await line.take(worker="w")
     own_server().flushall()
     await line.dispatcher.close_scope("service:s", epoch=2)
-    await line.dispatcher.restore("service:s", [lease], [])
+    await line.dispatcher.restore("service:s", 2, [lease], [])
     await line.offer("b")
     await line.offer("c", "bob")
-    await line.dispatcher.open_scope("service:s")
+    await line.dispatcher.open_scope("service:s", epoch=2)
     assert line.dispatcher.renew("w", [lease.name]) == Renewal()
     (granted,) = await line.claim(9)
     assert (granted.job_id, granted.name.split(":")[0]) == ("c", "2"), "ann is at her limit"
@@ -98,16 +98,15 @@ async def test_times_are_the_servers_own() -> None:
 
 
 async def test_a_master_is_found_through_its_sentinels() -> None:
-    sentinel = start_server(sentinel_of=port_of(own_server()))
-    url = f"redis+sentinel://127.0.0.1:{port_of(sentinel)}/mymaster/0"
-    sentinel.close()
-    dispatcher = RedisDispatcher(url, prefix=f"test-{secrets.token_hex(6)}")
+    sentinel = Sentinel(port_of(own_server())).start()
+    dispatcher = RedisDispatcher(sentinel.url, prefix=f"test-{secrets.token_hex(6)}")
     line = Line(dispatcher, FakeClock())
     await line.open(FAIR)
     await line.offer("a")
     lease = await line.take()
     assert dispatcher.renew("w", [lease.name]) == Renewal()
     await dispatcher.close()
+    sentinel.kill()
 
 
 # -- several processes ---------------------------------------------------------------------------------------------
@@ -124,6 +123,7 @@ class Process:
     async def start(self, rules: Rules) -> None:
         await self.dispatcher.configure(rules)
         await self.dispatcher.start()
+        await asyncio.wait_for(self.dispatcher._wakes.listening.wait(), 10)
         while not self.woken.empty():
             self.woken.get_nowait()
 
@@ -149,7 +149,7 @@ async def processes() -> AsyncIterator[list[Process]]:
         await process.start(rules)
     for scope in rules.scopes:
         await three[0].dispatcher.close_scope(scope, epoch=1)
-        await three[0].dispatcher.open_scope(scope)
+        await three[0].dispatcher.open_scope(scope, epoch=1)
     yield three
     for process in three:
         await process.dispatcher.close()
@@ -216,3 +216,15 @@ async def test_a_process_with_older_rules_keeps_the_limit_of_a_pool_that_grew(pr
     await offering(newer).offer_all(["x0", "x1"], service="x")
     assert len(await newer.claim(1, "z")) == 1
     assert len(await older.claim(9, "x", "y")) == 1, "the slot that z has counts"
+
+
+async def test_a_slot_is_given_back_where_it_was_taken_though_its_service_has_moved(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1))
+    await line.offer("a")
+    (lease,) = await line.claim()
+    pooled = Rules({"s": ServiceRules("s", limit=1, pool="gpu")}, {"gpu": 1}, version=99)
+    await line.dispatcher.configure(pooled)
+    line.clock.now += 60
+    assert [each.name for each in await line.dispatcher.expired()] == [lease.name]
+    await line.dispatcher.release([Release(lease.name, "s", scope=lease.scope)])
+    assert await line.dispatcher.expired() == []

@@ -19,7 +19,7 @@ BANDS = (0, 1, 2, 3)
 class Head:
     """The best step for a slot: heads of one service compare by `order`, those of a pool by band and turn."""
 
-    order: tuple[int, int, int, str, int]
+    order: tuple[int, int, tuple[bool, int], str, int]
     offer: Offer
     region: str | None
 
@@ -30,7 +30,7 @@ class Head:
 
 @dataclass
 class Turns:
-    """Start-time fair queueing among anything: users of a band, services of a pool."""
+    """Start-time fair queueing among the services of a pool."""
 
     virtual_time: int = 0
     tags: dict[str, int] = field(default_factory=dict)
@@ -51,6 +51,41 @@ class Turns:
 
 
 @dataclass
+class Band(Turns):
+    """The same among the users of a band, where newcomers go first: who enters without debt, until its first grant.
+
+    The virtual time is where the last who was no newcomer started, be that later or earlier than the one before.
+    """
+
+    newcomers: list[str] = field(default_factory=list)
+
+    def standing(self, name: str) -> tuple[bool, int]:
+        if name in self.newcomers:
+            return (False, self.newcomers.index(name))
+        return (True, self.tag(name))
+
+    def enter(self, name: str) -> None:
+        self.is_known(name)
+        if name not in self.tags or self.tags[name] <= self.virtual_time:
+            self.tags[name] = self.virtual_time
+            self.newcomers.append(name)
+
+    def grant(self, name: str, charged: int) -> None:
+        if name not in self.newcomers:
+            self.virtual_time = self.tag(name)
+        self.is_known(name)
+        self.tags[name] = self.tag(name) + charged
+
+    def settle(self, name: str, difference: int) -> None:
+        super().settle(name, difference)
+        if difference > 0:
+            self.is_known(name)
+
+    def is_known(self, name: str) -> None:
+        self.newcomers = [other for other in self.newcomers if other != name]
+
+
+@dataclass
 class ReferenceService:
     rules: ServiceRules
     epoch: int = 1
@@ -58,7 +93,7 @@ class ReferenceService:
     waiting: list[Offer] = field(default_factory=list)
     leases: list[tuple[Lease, int]] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
-    bands: list[Turns] = field(default_factory=lambda: [Turns() for _ in BANDS])
+    bands: list[Band] = field(default_factory=lambda: [Band() for _ in BANDS])
     weights: dict[str, float] = field(default_factory=dict)
     means: dict[str, int] = field(default_factory=dict)
     mean: int | None = None
@@ -110,6 +145,7 @@ class ReferenceService:
                 self.means.pop(user, None)
                 for turns in self.bands:
                     turns.tags.pop(user, None)
+                    turns.is_known(user)
 
     # -- the next
 
@@ -136,12 +172,12 @@ class ReferenceService:
             heads.append(Head(self._order(offer, lane), offer, lane or roomiest))
         return min(heads, key=lambda head: head.order, default=None)
 
-    def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, int, str, int]:
+    def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, tuple[bool, int], str, int]:
         band = self.band(offer)
         later = 1 if band == 0 and lane is not None else 0
         if self.fifo:
-            return (band, later, offer.seq, offer.user_id, offer.seq)
-        return (band, later, self.bands[band].tag(offer.user_id), offer.user_id, offer.rank << 56 | offer.seq)
+            return (band, later, (True, offer.seq), offer.user_id, offer.seq)
+        return (band, later, self.bands[band].standing(offer.user_id), offer.user_id, offer.rank << 56 | offer.seq)
 
     def estimate(self, offer: Offer) -> int:
         if offer.user_id in self.means:
@@ -191,7 +227,7 @@ class ReferenceService:
     def configure(self, rules: ServiceRules) -> None:
         parked = {user for user in self.users() if self.parked(user)}
         self.rules = rules
-        for user in parked:
+        for user in sorted(parked):
             if not self.parked(user):
                 self.unpark(user)
 
@@ -201,7 +237,7 @@ class ReferenceService:
         offers = self.waiting
         self.epoch += 1
         self.open = False
-        self.bands = [Turns() for _ in BANDS]
+        self.bands = [Band() for _ in BANDS]
         self.means, self.mean, self.weights, self.waiting = {}, None, {}, []
         expires_at = now + self.rules.lease_ttl
         self.leases = [(replace(lease, charged=0, expires_at=expires_at), 0) for lease in leases]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from heapq import heappop, heappush
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 
 from fairlead.dispatch.port import Claim, Lease, Offer, Release
 from fairlead.domain.limits import Order, ServiceRules
-from tests.contract.dispatchers import ENGINES, FakeClock, Line, close
+from tests.contract.dispatchers import ENGINES, FakeClock, Line
 
 pytestmark = pytest.mark.parametrize("engine", sorted(ENGINES))
 
 SECONDS = st.integers(1, 640).map(lambda ticks: ticks / 64)
 WEIGHTS = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0, 7.5])
+Bulk: TypeAlias = tuple[int, float, float, float | None]
+Newcomer: TypeAlias = tuple[int, str, float, float | None]
 USER = st.fixed_dictionaries({"seconds": SECONDS, "weight": WEIGHTS, "bands": st.lists(st.integers(1, 3), min_size=1)})
 
 
@@ -30,7 +33,7 @@ async def open_line(engine: str, rules: ServiceRules) -> AsyncIterator[Line]:
     line = Line(await ENGINES[engine](clock), clock)
     await line.open(rules)
     yield line
-    await close(line.dispatcher)
+    await line.dispatcher.close()
 
 
 def few(engine: str) -> settings:
@@ -52,7 +55,7 @@ def test_places_are_the_order_then_served(engine: str, order: Order) -> None:
             for band in user["bands"]:  # type: ignore[attr-defined]
                 jobs.append(f"job {len(jobs)}")
                 await line.offer(jobs[-1], f"user {number}", band=band, weight=user["weight"])
-        for number, user in enumerate(users):  # one step each, so that every user's mean is known
+            # One step each, so that every user's mean is known; in the other bands they stay newcomers.
             await line.run_first(f"user {number}", user["seconds"], band=1, seq=-1 - number)  # type: ignore[arg-type]
         places = await line.dispatcher.places(jobs)
         work = 0.0
@@ -101,6 +104,140 @@ def test_a_newcomers_first_job_waits_for_at_most_one_grant_per_active_user(engin
     )
     def examples(backlogs: list[tuple[int, float]], before: int, slots: int, name: str) -> None:
         asyncio.run(serve(backlogs, before, slots, name))
+
+    examples()
+
+
+DURATIONS = st.sampled_from([0.001, 0.01, 0.1, 1.0, 10.0, 1000.0])
+COSTS = st.sampled_from([None, None, 0.001, 1.0, 1000.0])
+BULK = st.tuples(st.integers(1, 40), WEIGHTS, DURATIONS, COSTS)
+"""How many jobs a user has, its weight, how long its calls really take, and how long it says that they do."""
+
+
+def test_a_newcomer_waits_for_one_grant_per_active_user_whatever_was_estimated(engine: str) -> None:
+    """Estimates of any kind (default, declared, measured), and calls up to a million times as short or long as those.
+
+    Newcomers come one after the other. Grants that run when one comes are not counted; those after it are, and only
+    users that were active then may have any: nobody who comes later goes before it.
+    """
+
+    async def check(
+        line: Line, warm: list[float], bulks: list[Bulk], before: int, newcomers: list[Newcomer], at_once: int
+    ) -> None:
+        seconds: dict[str, float] = {}
+        running: list[tuple[float, int, Lease]] = []
+        for number, duration in enumerate(warm):
+            await line.offer(f"warm {number}", f"warm {number}")
+            await line.end(await line.take(), after=duration)
+        for number, (jobs, weight, duration, cost) in enumerate(bulks):
+            seconds[f"user {number}"] = duration
+            await line.offer_all([f"{number} {i}" for i in range(jobs)], f"user {number}", weight=weight, cost=cost)
+        for _ in range(before):
+            await go_on(line, running, seconds, at_once)
+        waits: dict[str, Counter[str]] = {}
+        active: dict[str, set[str]] = {}
+        for number, (gap, user, duration, cost) in enumerate(newcomers):
+            name = f"{user} {number}"
+            seconds[name], waits[name] = duration, Counter()
+            active[name] = {user.user_id for user in (await line.see()).users if user.waiting or user.running}
+            await line.offer_all([f"{name} {i}" for i in range(3)], name, cost=cost)
+            for _ in range(gap):
+                count(waits, active, await go_on(line, running, seconds, at_once))
+        while waits:
+            granted = await go_on(line, running, seconds, at_once)
+            assert granted or running
+            count(waits, active, granted)
+
+    def count(waits: dict[str, Counter[str]], active: dict[str, set[str]], granted: list[Lease]) -> None:
+        for lease in granted:
+            waits.pop(lease.user_id, None)
+            for name, ahead in waits.items():
+                ahead[lease.user_id] += 1
+                assert ahead[lease.user_id] == 1, f"{lease.user_id} twice before {name}"
+                assert lease.user_id in active[name], f"{lease.user_id} came after {name}"
+
+    async def go_on(
+        line: Line, running: list[tuple[float, int, Lease]], seconds: dict[str, float], at_once: int
+    ) -> list[Lease]:
+        """The first calls end, some at once, and as many others are taken."""
+        ended = [heappop(running) for _ in range(min(at_once, len(running)))]
+        line.clock.now = max([line.clock.now, *(end for end, _, _ in ended)])
+        releases = [Release(lease.name, "s") for _, _, lease in ended]
+        granted = await line.dispatcher.exchange(Claim("w", 9, frozenset({"s"})), releases)
+        for lease in granted:
+            line.seq += 1
+            heappush(running, (line.clock.now + seconds[lease.user_id], line.seq, lease))
+        return granted
+
+    async def serve(slots: int, user_limit: int | None, *more: Any) -> None:
+        async with open_line(engine, ServiceRules("s", limit=slots, user_limit=user_limit)) as line:
+            await check(line, *more)
+
+    @few(engine)
+    @given(
+        slots=st.integers(1, 8),
+        user_limit=st.sampled_from([None, None, 1, 3]),
+        warm=st.lists(DURATIONS, max_size=2),
+        bulks=st.lists(BULK, min_size=1, max_size=5),
+        before=st.integers(0, 20),
+        newcomers=st.lists(
+            st.tuples(st.integers(0, 2), st.sampled_from(["a first", "z last"]), DURATIONS, COSTS),
+            min_size=1,
+            max_size=4,
+        ),
+        at_once=st.integers(1, 8),
+    )
+    def examples(
+        slots: int,
+        user_limit: int | None,
+        warm: list[float],
+        bulks: list[Bulk],
+        before: int,
+        newcomers: list[Newcomer],
+        at_once: int,
+    ) -> None:
+        asyncio.run(serve(slots, user_limit, warm, bulks, before, newcomers, at_once))
+
+    examples()
+
+
+def test_who_leaves_and_comes_back_is_served_no_more_than_its_share(engine: str) -> None:
+    """One user always has jobs waiting; another brings a few whenever it has none in line, or none at all any more."""
+
+    async def check(line: Line, slots: int, batch: int, seconds: dict[str, float], cost: float, idle: bool) -> None:
+        rounds = 400 if engine == "memory" else 150
+        await line.dispatcher.offer([Offer(f"b{i}", i, "s", "stays", 2, 2, 0, 1, cost=cost) for i in range(9 * rounds)])
+        running: list[tuple[float, int, Lease]] = []
+        used = dict.fromkeys(seconds, 0.0)
+        releases: list[Release] = []
+        for number in range(rounds):
+            for lease in await line.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
+                line.seq += 1
+                heappush(running, (line.clock.now + seconds[lease.user_id], line.seq, lease))
+            returns = await line.user("returns")
+            if returns is None or not (returns.waiting or (idle and returns.running)):
+                await line.offer_all([f"r{number} {i}" for i in range(batch)], "returns", cost=cost)
+            line.clock.now, _, lease = heappop(running)
+            releases = [Release(lease.name, "s")]
+            used[lease.user_id] += seconds[lease.user_id]
+        # Estimates were settled long ago, but for those of the first round of slots.
+        most = 2 * slots * max(cost, *seconds.values())
+        assert used["returns"] <= used["stays"] + most, used
+
+    async def serve(slots: int, *more: Any) -> None:
+        async with open_line(engine, ServiceRules("s", limit=slots)) as line:
+            await check(line, slots, *more)
+
+    @few(engine)
+    @given(
+        slots=st.integers(1, 4),
+        batch=st.integers(1, 5),
+        seconds=st.fixed_dictionaries({"stays": st.sampled_from([0.01, 0.1]), "returns": st.sampled_from([0.1, 1.0])}),
+        cost=st.sampled_from([0.001, 1.0, 10.0]),
+        idle=st.booleans(),
+    )
+    def examples(slots: int, batch: int, seconds: dict[str, float], cost: float, idle: bool) -> None:
+        asyncio.run(serve(slots, batch, seconds, cost, idle))
 
     examples()
 

@@ -23,7 +23,7 @@ from fairlead.dispatch.port import Claim, Lease, Offer, Promotion, Release, With
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import charge
-from tests.contract.dispatchers import ENGINES, FakeClock, close
+from tests.contract.dispatchers import ENGINES, FakeClock
 from tests.model.reference import BANDS, Head, ReferenceService, Turns
 
 T = TypeVar("T")
@@ -80,15 +80,15 @@ class DispatcherModel(RuleBasedStateMachine):
         try:
             self.serve_everything()
         finally:
-            self.run(close(self.dispatcher))
+            self.run(self.dispatcher.close())
             self.loop.close()
 
     @initialize()
     def open_all(self) -> None:
         self.configure()
         for scope in sorted({rules.scope for rules in SERVICES.values()}):
-            self.run(self.dispatcher.close_scope(scope, epoch=1))
-            self.run(self.dispatcher.open_scope(scope))
+            assert self.run(self.dispatcher.close_scope(scope, epoch=1))
+            assert self.run(self.dispatcher.open_scope(scope, epoch=1))
 
     def configure(self) -> None:
         self.version += 1
@@ -248,6 +248,7 @@ class DispatcherModel(RuleBasedStateMachine):
         assert (lease.user_id, lease.region, lease.worker) == (offer.user_id, head.region, claim.worker)
         assert lease.service in claim.services
         assert lease.name.startswith(f"{service.epoch}:")
+        assert lease.scope == service.rules.scope
         if lease.service in POOLED:
             for other in claim.services & frozenset(POOLED):
                 rival = self.head(other, claim)
@@ -328,21 +329,29 @@ class DispatcherModel(RuleBasedStateMachine):
     def rebuild(self, scope: str, worker: bool) -> None:
         rebuilt = [service for service in self.services.values() if service.rules.scope == scope]
         self.end_holds(self.clock.now)
-        self.run(self.dispatcher.close_scope(scope, rebuilt[0].epoch + 1))
+        epoch = rebuilt[0].epoch + 1
+        assert self.run(self.dispatcher.close_scope(scope, epoch))
         if scope == "pool:gpu":
             self.pool_turns = [Turns() for _ in BANDS]
         for service in rebuilt:
             leases, holds, offers = service.rebuild(self.clock.now)
-            self.run(self.dispatcher.restore(scope, leases, holds))
+            assert self.run(self.dispatcher.restore(scope, epoch, leases, holds))
             for offer in offers:
                 assert self.run(self.dispatcher.offer([offer])) == 1
                 service.put(offer)
         if worker:
             assert self.dispatcher.renew("all", ["0:0"]).rebuilding
             self.exchange(Claim("all", 3, frozenset(SERVICES)), [])
-        self.run(self.dispatcher.open_scope(scope))
+        self.overtaken(scope, epoch - 1)
+        assert self.run(self.dispatcher.open_scope(scope, epoch))
         for service in rebuilt:
             service.open = True
+
+    def overtaken(self, scope: str, epoch: int) -> None:
+        """A leader that was stopped in the middle of an earlier rebuild goes on with it."""
+        assert not self.run(self.dispatcher.close_scope(scope, epoch))
+        assert not self.run(self.dispatcher.restore(scope, epoch, [], [Hold("late", "fair", None, 10**9)]))
+        assert not self.run(self.dispatcher.open_scope(scope, epoch))
 
     # -- what holds at all times
 

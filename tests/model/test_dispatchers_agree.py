@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, Withdrawal
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Order, Rules, ServiceRules
-from tests.contract.dispatchers import ENGINES, FakeClock, close
+from tests.contract.dispatchers import ENGINES, FakeClock
 
 SERVICES = {
     "fair": ServiceRules("fair", limit=3, user_limit=2),
@@ -96,7 +96,7 @@ class BothEngines(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for engine in self.engines:
-            self.run(close(engine))
+            self.run(engine.close())
         self.loop.close()
 
     @initialize()
@@ -104,7 +104,7 @@ class BothEngines(RuleBasedStateMachine):
         self.configure()
         for scope in SCOPES:
             self.both(lambda engine, _, scope=scope: engine.close_scope(scope, 1))  # type: ignore[misc]
-            self.both(lambda engine, _, scope=scope: engine.open_scope(scope))  # type: ignore[misc]
+            self.both(lambda engine, _, scope=scope: engine.open_scope(scope, 1))  # type: ignore[misc]
 
     def configure(self) -> None:
         self.version += 1
@@ -209,12 +209,45 @@ class BothEngines(RuleBasedStateMachine):
     def rebuild(self, scope: str, picks: list[int]) -> None:
         """Of the leases, those that the truth knows are put back."""
         self.epoch += 1
-        self.both(lambda engine, _: engine.close_scope(scope, self.epoch))
+        self.agree(lambda engine, _: engine.close_scope(scope, self.epoch))
         assert all(engine.renew("w", ["0:0"]).rebuilding for engine in self.engines)
+        self.restore(scope, self.epoch, picks)
+        self.agree(lambda engine, _: engine.open_scope(scope, self.epoch))
+
+    def restore(self, scope: str, epoch: int, picks: list[int]) -> None:
         chosen = {pair[0].name: pair for pick in picks if self.pairs for pair in [self.pairs[pick % len(self.pairs)]]}
         within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
-        self.both(lambda engine, number: engine.restore(scope, [pair[number] for pair in within], []))
-        self.both(lambda engine, _: engine.open_scope(scope))
+        hold = Hold("restored", self.service_in(scope), None, self.clock.now + 5, band=3)
+        self.agree(lambda engine, number: engine.restore(scope, epoch, [pair[number] for pair in within], [hold]))
+
+    def service_in(self, scope: str) -> str:
+        return min(name for name, rules in self.rules.items() if rules.scope == scope)
+
+    @rule(
+        scope=st.sampled_from(SCOPES),
+        picks=PICKS,
+        parts=st.lists(
+            st.tuples(st.sampled_from(["close", "restore", "open"]), st.integers(-2, 1)), min_size=1, max_size=4
+        ),
+    )
+    def parts_of_rebuilds(self, scope: str, picks: list[int], parts: list[tuple[str, int]]) -> None:
+        """By leaders that overtake each other, in any order, or that never finish."""
+        for part, ahead in parts:
+            epoch = max(1, self.epoch + ahead)
+            self.epoch = max(self.epoch, epoch)
+            if part == "close":
+                self.agree(lambda engine, _, epoch=epoch: engine.close_scope(scope, epoch))  # type: ignore[misc]
+            elif part == "restore":
+                self.restore(scope, epoch, picks)
+            else:
+                self.agree(lambda engine, _, epoch=epoch: engine.open_scope(scope, epoch))  # type: ignore[misc]
+
+    @invariant()
+    def all_scopes_are_in_the_same_state(self) -> None:
+        memory, redis = self.both(lambda engine, _: engine.states([*SCOPES, "service:unknown"]))
+        assert {scope: (state.epoch, state.open) for scope, state in memory.items()} == {
+            scope: (state.epoch, state.open) for scope, state in redis.items()
+        }
 
     # -- what is seen at all times
 

@@ -6,7 +6,7 @@ An `Offer` carries (job, step, run): one that is not newer than what is in line 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,6 +49,7 @@ class Lease:
     charged: int = 0
     weight: float = 1.0
     band: int = 2
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well."""
+    """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well. `scope` is the
+    lease's own: its service may have moved to another pool since."""
 
     lease: str
     service: str
     refund: bool = False
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,32 @@ class ServiceSnapshot:
     users: Sequence[UserLine] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True, slots=True)
+class ScopeState:
+    """What the dispatcher says of a scope: None as epoch if it knows nothing of it; `server` is who says so."""
+
+    epoch: int | None
+    open: bool
+    server: str
+
+
 Wake = Callable[[frozenset[str]], None]
 """Called with the services whose lane has just turned runnable."""
 
 
 class Dispatcher(Protocol):
-    """See DESIGN section 4 for the order, and `tests/contract/test_dispatcher.py` for every rule as a test."""
+    """See DESIGN section 4 for the order, and `tests/contract/test_dispatcher.py` for every rule as a test. Raises
+    `Unavailable` while its server cannot be reached, or is not the one that the truth names."""
+
+    async def start(self) -> None:
+        """Returns at once, also when the server is away."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def reconnect(self) -> None:
+        """The truth names another server: whoever answered so far may be one that lives on cut off from the others."""
+        ...
 
     def on_wake(self, wake: Wake) -> None:
         """Tell this process's worker when a lane turns from not-runnable to runnable (offer, release, end of a hold,
@@ -185,12 +208,76 @@ class Dispatcher(Protocol):
         self, services: Sequence[str] | None = None, *, users: bool = False
     ) -> list[ServiceSnapshot]: ...
 
-    async def close_scope(self, scope: str, epoch: int) -> None:
-        """Begin a rebuild: forget all of the scope's lines, leases and holds, and grant nothing until it is opened."""
+    async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]: ...
+
+    async def close_scope(self, scope: str, epoch: int) -> bool:
+        """Begin a rebuild: forget all of the scope's lines, leases and holds, and grant nothing until it is opened.
+        False, and nothing is done, if a later rebuild has begun; so with the two that follow."""
         ...
 
-    async def restore(self, scope: str, leases: Sequence[Lease], holds: Sequence[Hold]) -> None:
+    async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
         """While closed: put back leases under their names, with a full TTL from now, and holds."""
         ...
 
-    async def open_scope(self, scope: str) -> None: ...
+    async def open_scope(self, scope: str, epoch: int) -> bool: ...
+
+
+class Leadership(Protocol):
+    """A lease on being the leader, kept where the dispatcher is. Raises `Unavailable` as the dispatcher does."""
+
+    ttl: float
+
+    async def acquire(self, term: int) -> bool:
+        """Become the leader if nobody is, or stay it; `term` is what others are shown. True if we are."""
+        ...
+
+    async def renew(self) -> bool:
+        """False: it is ours no more."""
+        ...
+
+    async def resign(self) -> None:
+        """At once, so that another need not wait for the end of the lease."""
+        ...
+
+    async def leader(self) -> tuple[str, int] | None:
+        """Who it is, and its term."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+Heard = Callable[[str, bytes], None]
+"""Called with the channel and the message."""
+
+
+class Bus(Protocol):
+    """Short messages between processes. They may be lost: whatever must not be missed is in the truth."""
+
+    async def start(self, channels: Sequence[str], heard: Heard) -> None:
+        """Listen to these from now on. Returns at once, also when the server is away."""
+        ...
+
+    def listen(self, channel: str) -> None: ...
+
+    def unlisten(self, channel: str) -> None: ...
+
+    def send(self, channel: str, message: bytes) -> None:
+        """Soon, many together; dropped when the server is away or too much has gathered."""
+        ...
+
+    async def listened(self, pattern: str) -> frozenset[str]:
+        """The channels that somebody listens to, anywhere."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One dispatcher as a process has it. `builder` reaches the same one, whichever server answers: it is for whoever
+    rebuilds it. Without a `leadership`, all of it is in this process."""
+
+    name: str
+    dispatcher: Dispatcher
+    builder: Dispatcher
+    leadership: Leadership | None = None

@@ -6,8 +6,9 @@ Reading order: `offer`; then `exchange` with `_release`, `_claim` and `_grant`; 
 from __future__ import annotations
 
 import math
+import secrets
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 
 from fairlead.dispatch.memory.leases import Leases
@@ -26,6 +27,7 @@ from fairlead.dispatch.port import (
     Promotion,
     Release,
     Renewal,
+    ScopeState,
     ServiceSnapshot,
     Wake,
     Withdrawal,
@@ -36,10 +38,13 @@ from fairlead.domain.order import Place, micros
 
 
 class MemoryDispatcher:
-    """Implements `Dispatcher`. `clock` gives seconds; holds end by it, so their deadlines must be in its time."""
+    """Implements `Dispatcher`. `clock` gives seconds; holds end by it, so their deadlines must be in its time.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `server` is what it calls itself: another process's never has the same name, nor has this one after a restart."""
+
+    def __init__(self, clock: Callable[[], float], *, server: str | None = None) -> None:
         self._clock = clock
+        self._server = server or f"memory/{secrets.token_hex(16)}"
         self._wake: Wake | None = None
         self._registry = Registry()
         self._services = self._registry.services
@@ -51,6 +56,14 @@ class MemoryDispatcher:
         self._rebuilds = 0
         self._workers = Workers()
         self._readiness = Readiness(self._services)
+
+    async def start(self) -> None:
+        """It is always there."""
+
+    async def close(self) -> None:
+        """It ends with its process."""
+
+    async def reconnect(self) -> None: ...
 
     def on_wake(self, wake: Wake) -> None:
         self._wake = wake
@@ -193,7 +206,7 @@ class MemoryDispatcher:
         del self._entries[job_id]
         lease = Lease(
             self._leases.new_name(service.scope.epoch), job_id, entry[STEP], entry[RUN], service.name, user.user_id,
-            worker, now, now + service.rules.lease_ttl, region, charged, user.weight, band,
+            worker, now, now + service.rules.lease_ttl, region, charged, user.weight, band, service.scope.name,
         )  # fmt: skip
         if service.pool is not None:
             service.pool.charge(band, service.name, estimate)
@@ -288,10 +301,19 @@ class MemoryDispatcher:
 
     # -- rebuilding ----------------------------------------------------------------------------------------------
 
-    async def close_scope(self, scope: str, epoch: int) -> None:
+    async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]:
+        known = self._registry.scopes
+        return {
+            scope: ScopeState(known[scope].epoch, known[scope].open, self._server)
+            if scope in known
+            else ScopeState(None, False, self._server)
+            for scope in scopes
+        }
+
+    async def close_scope(self, scope: str, epoch: int) -> bool:
         closed = self._registry.scope(scope)
-        if epoch < closed.epoch:
-            return
+        if closed.epoch is not None and epoch < closed.epoch:
+            return False
         self._rebuilding.add(scope)
         self._rebuilds += 1
         closed.epoch, closed.open = epoch, False
@@ -305,39 +327,47 @@ class MemoryDispatcher:
             self._readiness.touch(service)
         self._registry.clear_pool(scope)
         self._announce()
+        return True
 
-    async def restore(self, scope: str, leases: Sequence[Lease], holds: Sequence[Hold]) -> None:
-        if scope not in self._rebuilding:
-            return
+    async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
+        if not self._is_rebuilding(scope, epoch):
+            return False
         now = self._clock()
         for lease in leases:
-            self._restore_lease(lease, now)
+            self._restore_lease(lease, scope, now)
         for hold in holds:
             if hold.until > now:
                 self._keep_hold(hold)
         self._announce()
+        return True
 
-    def _restore_lease(self, lease: Lease, now: float) -> None:
+    def _restore_lease(self, lease: Lease, scope: str, now: float) -> None:
         """Its user is charged for all of it at its end, as nothing is known any more of what it was charged."""
         service = self._registry.service(lease.service)
         if lease.name in service.leases:
             return
         granted_at = lease.granted_at if 0 < lease.granted_at <= now else now
         expires_at = now + service.rules.lease_ttl
-        kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0)
+        kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope)
         service.resume(kept)
         self._leases.keep_restored(kept)
         self._readiness.touch(service)
 
-    async def open_scope(self, scope: str) -> None:
+    async def open_scope(self, scope: str, epoch: int) -> bool:
         """Grant again. A scope that was never closed has no epoch yet, so it stays as it is."""
-        if scope not in self._rebuilding:
-            return
+        if not self._is_rebuilding(scope, epoch):
+            known = self._registry.scopes.get(scope)
+            return known is not None and known.open and known.epoch == epoch
         self._rebuilding.discard(scope)
         self._registry.scopes[scope].open = True
         for service in self._registry.services_of(scope):
             self._readiness.touch(service)
         self._announce()
+        return True
+
+    def _is_rebuilding(self, scope: str, epoch: int) -> bool:
+        """By this rebuild, and not by one that began later."""
+        return scope in self._rebuilding and self._registry.scopes[scope].epoch == epoch
 
     # -- waking --------------------------------------------------------------------------------------------------
 

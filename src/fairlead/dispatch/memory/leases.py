@@ -13,7 +13,7 @@ class Leases:
         """One each, but for a job that came back before the lease it lost was released."""
         self._counter = 0
 
-    def new_name(self, epoch: int) -> str:
+    def new_name(self, epoch: int | None) -> str:
         self._counter += 1
         return f"{epoch}:{self._counter}"
 

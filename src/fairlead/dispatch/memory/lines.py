@@ -44,12 +44,14 @@ Line: TypeAlias = "list[Entry] | SortedList"
 """One user's steps in one lane, in order: a list while it is short (most are, and a `SortedList` weighs 500 bytes)."""
 
 Standing: TypeAlias = tuple[int, str]
-"""What a lane's users are sorted by, and the user: (virtual time, or lowest seq, user id)."""
+"""What a lane's users are sorted by, and the user: (virtual time, newcomer's number or lowest seq, user id)."""
 
 LONG = 1024
 _SPARE_STANDINGS = 64
 _RANK_SHIFT = 56
 _SEQ = (1 << _RANK_SHIFT) - 1
+_NEWCOMERS = -(1 << 52)
+"""Newcomers stand by this plus their number: before every virtual time, in order of arrival."""
 
 
 def order_key(rank: int, seq: int, *, fifo: bool) -> int:
@@ -131,15 +133,22 @@ class Band:
 class FairBand(Band):
     """Start-time fair queueing among users: the lowest virtual time (tag) goes next, equal ones by user id.
 
-    A user has one tag for all lanes of the band. `virtual_time` is the last granted start tag and never falls.
+    A user has one tag for all lanes of the band. `virtual_time` is the start tag of the last grant to a user that was
+    not new. It falls when that user had been charged too much before: a peak that nobody reached is no measure.
+
+    Who enters without debt is new, and goes before all who are not: once, as its first grant ends that. So its first
+    step waits for no settlement of anybody's charges, whatever was estimated (ADR 8).
     """
 
-    __slots__ = ("idle", "tags", "virtual_time")
+    __slots__ = ("arrivals", "idle", "new", "tags", "virtual_time")
 
     def __init__(self) -> None:
         super().__init__()
         self.virtual_time = 0
         self.tags: dict[str, int] = {}
+        self.arrivals = 0
+        self.new: dict[str, int] = {}
+        """Where newcomers stand, until their first grant."""
         self.idle: list[Standing] = []
         """Users that had nothing left to do but a tag beyond the virtual time: to be forgotten when it gets there."""
 
@@ -154,7 +163,7 @@ class FairBand(Band):
         if len(self.lanes) == 1 or not self.waits(user_id):
             self._enter(user_id)
         lane.lines[user_id] = [entry]
-        self._push(lane, (self.tags[user_id], user_id))
+        self._push(lane, self._standing(lane, user_id))
 
     def leave(self, entry: Entry, region: str | None) -> None:
         lane = self.lanes[region]
@@ -168,11 +177,12 @@ class FairBand(Band):
         lane = self.lanes.get(region)
         if lane is None:
             return None
-        heap, lines, tags = lane.heap, lane.lines, self.tags
+        heap, lines, tags, new = lane.heap, lane.lines, self.tags, self.new
         while heap:
             standing = heap[0]
-            user_id = standing[1]
-            if user_id in lines and tags[user_id] == standing[0] and user_id not in parked:
+            rank, user_id = standing
+            holds = user_id in lines and rank == (new[user_id] if user_id in new else tags[user_id])
+            if holds and user_id not in parked:
                 return standing
             heappop(heap)
         return None
@@ -187,16 +197,18 @@ class FairBand(Band):
         return entry
 
     def charge(self, user_id: str, cost: int, weight: float) -> int:
-        """A grant: the virtual time comes up to the user's tag, and the user moves back by what this is to cost."""
+        """A grant: the virtual time is the user's tag, unless it is new; the user moves back by what this will cost."""
         tag = self.tags[user_id]
-        if tag > self.virtual_time:
+        if self.new.pop(user_id, None) is None:
             self.virtual_time = tag
         charged = charge(cost, weight)
         self._move(user_id, tag + charged)
         return charged
 
     def settle(self, user_id: str, difference: int) -> None:
-        """Charged too little, or too much: everything that this user has waiting moves."""
+        """Charged too little, or too much: everything that this user has waiting moves. Who has a debt is not new."""
+        if difference > 0:
+            self.new.pop(user_id, None)
         if difference:
             self._move(user_id, self.tags.get(user_id, 0) + difference)
 
@@ -216,6 +228,14 @@ class FairBand(Band):
 
     def forget(self, user_id: str) -> None:
         self.tags.pop(user_id, None)
+        self.new.pop(user_id, None)
+
+    def begin_anew(self) -> None:
+        """All that are in line have been there before: none of them is new."""
+        self.new.clear()
+        for lane in self.lanes.values():
+            lane.heap = [self._standing(lane, user_id) for user_id in lane.lines]
+            heapify(lane.heap)
 
     def overtaken(self) -> list[str]:
         """Idle users whose tag the virtual time has reached since this was last asked."""
@@ -225,17 +245,22 @@ class FairBand(Band):
         return users
 
     def _enter(self, user_id: str) -> None:
-        tag = self.tags.get(user_id, 0)
-        self.tags[user_id] = tag if tag > self.virtual_time else self.virtual_time
+        """No credit saved up, no debt forgotten; and who has no debt is new, at the end of those who are."""
+        tag = self.tags.get(user_id)
+        self.new.pop(user_id, None)
+        if tag is None or tag <= self.virtual_time:
+            self.tags[user_id] = self.virtual_time
+            self.arrivals += 1
+            self.new[user_id] = _NEWCOMERS + self.arrivals
 
     def _move(self, user_id: str, tag: int) -> None:
         self.tags[user_id] = tag
         for lane in self.lanes.values():
             if user_id in lane.lines:
-                self._push(lane, (tag, user_id))
+                self._push(lane, self._standing(lane, user_id))
 
     def _standing(self, lane: Lane, user_id: str) -> Standing:
-        return (self.tags[user_id], user_id)
+        return (self.new[user_id] if user_id in self.new else self.tags[user_id], user_id)
 
 
 class FifoBand(Band):
@@ -295,6 +320,9 @@ class FifoBand(Band):
 
     def forget(self, user_id: str) -> None:
         """There is nothing to remember."""
+
+    def begin_anew(self) -> None:
+        """By arrival, as ever."""
 
     def overtaken(self) -> list[str]:
         return []

@@ -2,6 +2,7 @@
 
 FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at `tag + n * charge`, so the steps
 before a given one can be counted per user, in one pass over the band's users for all steps that are asked about.
+The first step of a newcomer starts where the newcomer stands instead, before all virtual times.
 """
 
 from __future__ import annotations
@@ -85,7 +86,12 @@ def _fair_ahead(
     lanes = _lanes_ahead(service, band, region)
     tally = _Tally(_mark(service, fair, lanes, entry) for entry in entries)
     for waiting in _waiting(service, lanes):
-        tally.add(fair.tags[waiting[0]], waiting)
+        user_id, steps, estimate, step_charge = waiting
+        tag = fair.tags[user_id]
+        if user_id in fair.new:
+            tally.add(fair.new[user_id], (user_id, 1, estimate, step_charge))
+            tag, waiting = tag + step_charge, (user_id, steps - 1, estimate, step_charge)
+        tally.add(tag, waiting)
     higher, higher_work = _all_of_higher_bands(service, band, region)
     for mark, count, work in tally.totals():
         yield mark.job_id, higher + count, higher_work + work
@@ -109,7 +115,7 @@ class _Tally:
     def add(self, tag: int, waiting: Waiting) -> None:
         user_id, steps, estimate, step_charge = waiting
         tags = self.tags
-        if tag > tags[-1]:
+        if tag > tags[-1] or not steps:
             return
         all_before = bisect_right(tags, tag + (steps - 1) * step_charge)
         self.from_here[all_before] += steps
@@ -142,6 +148,8 @@ def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> 
     user_id = entry[USER]
     lines = [lane.lines[user_id] for lane in lanes if user_id in lane.lines]
     index = sum(before(line, entry) for line in lines)
+    if index == 0 and user_id in band.new:
+        return Mark(band.new[user_id], user_id, entry[JOB])
     _, _, _, step_charge = _of_user(service, user_id, lines)
     return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB])
 

@@ -29,7 +29,7 @@ class Scope:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.epoch = 0
+        self.epoch: int | None = None
         self.open = False
 
 
@@ -103,6 +103,8 @@ class Service:
         self.fifo = rules.order is Order.FIFO
         self.default_cost = DEFAULT_COST if rules.cost is None else micros(rules.cost)
         moved = [] if same else self._sort_anew()
+        for user_id in sorted(self.parked):  # in an order that every engine knows: they enter one after the other
+            self._park_or_unpark(self.users[user_id])
         for user in self.users.values():
             self._park_or_unpark(user)
         return moved
@@ -114,6 +116,8 @@ class Service:
         for entry in waiting:
             band, lane = self.where(entry)
             self.bands[band].join(entry, lane)
+        for line in self.bands:
+            line.begin_anew()
         return waiting
 
     def entries(self) -> Iterator[Entry]:

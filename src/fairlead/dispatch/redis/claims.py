@@ -7,6 +7,7 @@ after the one that last had a turn, until the room is used.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from typing import Any
 from fairlead.dispatch.port import Claim, Lease, Release
 from fairlead.dispatch.redis import replies
 from fairlead.dispatch.redis.keys import scope_mark
-from fairlead.dispatch.redis.replies import Arg, joined, texts
+from fairlead.dispatch.redis.replies import Arg, joined, names
 from fairlead.dispatch.redis.scopes import Scopes
+from fairlead.errors import Unavailable
 
 WORKER_MEMORY_S = 30.0
 """For how long after its last claim a worker's turns are remembered, as in `scripts/include/turns.lua`."""
@@ -29,6 +31,8 @@ REGISTERED_S = 10.0
 class Share:
     """What one scope has given to a claim so far."""
 
+    worker: str
+    scope: str
     services: set[str]
     leases: list[Lease] = field(default_factory=list)
     turned: set[str] = field(default_factory=set)
@@ -39,11 +43,11 @@ class Share:
     others_wait: bool = False
 
     def take(self, answer: Sequence[Any]) -> None:
-        _, leases, turned, runnable, left, self.state, more, _, _, others = answer
-        self.leases += replies.leases(leases)
-        self.runnable = set(texts(runnable))
-        self.turned = (self.turned | set(texts(turned))) & self.runnable
-        self.left = set(texts(left))
+        _, turned, runnable, left, self.state, more, _, _, others = answer[:9]
+        self.leases += replies.grants(answer, self.worker, self.scope)
+        self.runnable = set(names(runnable))
+        self.turned = (self.turned | set(names(turned))) & self.runnable
+        self.left = set(names(left))
         self.exhausted = not more
         self.others_wait = bool(others)
 
@@ -72,10 +76,23 @@ class Claims:
             claimed.setdefault(self._scopes.of(service), set()).add(service)
         given_back: dict[str, list[Release]] = {}
         for release in releases:
-            given_back.setdefault(self._scopes.of(release.service), []).append(release)
+            given_back.setdefault(self._scopes.of_release(release), []).append(release)
         for scope, services in claimed.items():
             self._scopes.learn(scope, services)
         worker = self._worker(claim.worker)
+        try:
+            return await self._exchange(claim, claimed, given_back, worker)
+        except Unavailable:
+            self._waits_since.clear()  # what the server will know of us when it is back, nobody can say
+            raise
+
+    async def _exchange(
+        self,
+        claim: Claim,
+        claimed: Mapping[str, set[str]],
+        given_back: Mapping[str, list[Release]],
+        worker: WorkerTurns,
+    ) -> tuple[list[Lease], set[str]]:
         await self._leave_pools(claim.worker, worker, claimed)
         if len(claimed) == 1 and claimed.keys() >= given_back.keys():
             (scope,) = claimed
@@ -91,8 +108,8 @@ class Claims:
         waits = "1" if self._waits(scope, services) else ""
         args = self._args(claim, scope, claim.room, services, whole=True, waits=waits) + replies.release_args(releases)
         answer = (await self._scopes.run("exchange", {scope: args}))[scope]
-        self._note_waiting(scope, services, bool(answer[8]), was=bool(waits))
-        return replies.leases(answer[1]), set(texts(answer[7]))
+        self._note_waiting(scope, services, bool(answer[7]), was=bool(waits))
+        return replies.grants(answer, claim.worker, scope), set(names(answer[6]))
 
     async def _shared(
         self,
@@ -104,8 +121,9 @@ class Claims:
         order = sorted(claimed)
         later = [scope for scope in order if scope > worker.last_turn]
         order = later + order[: len(order) - len(later)]
-        shares = {scope: Share(services) for scope, services in claimed.items()}
-        others = {scope: Share(set()) for scope in given_back if scope not in claimed}
+        shares = {scope: Share(claim.worker, scope, services) for scope, services in claimed.items()}
+        others = {scope: Share(claim.worker, scope, set()) for scope in given_back if scope not in claimed}
+        failed: dict[str, Unavailable] = {}
         releases = {scope: replies.release_args(some) for scope, some in given_back.items()}
         asked = {**shares, **others}
         while True:
@@ -125,7 +143,13 @@ class Claims:
                     waits=waits,
                     state=share.state,
                 ) + releases.pop(scope, [])
-            for scope, answer in (await self._scopes.run("exchange", args)).items():
+            try:
+                answers = await self._scopes.run("exchange", args, failed=failed)
+            except Unavailable as error:
+                answers, failed = {}, failed | dict.fromkeys(args, error)
+            for scope in failed.keys() & shares.keys():
+                shares[scope].exhausted = True
+            for scope, answer in answers.items():
                 asked[scope].take(answer)
                 if args[scope][6] == "":
                     self._note_waiting(scope, asked[scope].services, True, was=False)
@@ -134,11 +158,16 @@ class Claims:
             if not asked:
                 break
         leases = _in_turn(order, shares)
+        if failed and not leases:
+            raise next(iter(failed.values()))
         if leases:
-            worker.last_turn = self._scopes.of(leases[-1].service)
+            worker.last_turn = leases[-1].scope
         spare = max(0, claim.room - len(leases))
-        await self._end_shared(claim, shares, spare)
-        return leases, await self._wakes(claim, {**others, **shares}, leases, spare)
+        woken: set[str] = set()
+        with contextlib.suppress(Unavailable):  # what was granted is granted
+            await self._end_shared(claim, shares, spare)
+            woken = await self._wakes(claim, {**others, **shares}, leases, spare)
+        return leases, woken
 
     def _args(
         self, claim: Claim, scope: str, room: int, services: set[str], *, whole: bool, waits: str, state: bytes = b""
@@ -169,7 +198,7 @@ class Claims:
             else:
                 own |= woken
         for answer in (await self._scopes.run("wake", told)).values() if told else ():
-            own |= set(texts(answer[1]))
+            own |= set(names(answer[1]))
         return own
 
     def _worker(self, name: str) -> WorkerTurns:
@@ -204,27 +233,29 @@ class Claims:
         """Say again that this process waits, where it does."""
         args: dict[str, list[Arg]] = {scope: [joined(self._waits_for[scope])] for scope in self._waits_since}
         if args:
-            await self._scopes.run("wait", args)
+            await self._scopes.run("wait", args, failed={})
             self._waits_since = dict.fromkeys(args, time.monotonic())
 
     async def stop_waiting(self, scopes: Sequence[str] | None = None) -> None:
         """This process has no room: nobody is to count on it."""
         for scope in list(self._waits_since) if scopes is None else scopes:
             if self._waits_since.pop(scope, None) is not None:
-                await self._scopes.connection.client.hdel(self._scopes.key(scope, "waiters"), self._scopes.process)
+                await self._scopes.connection.command("HDEL", self._scopes.key(scope, "waiters"), self._scopes.process)
 
     async def _end_shared(self, claim: Claim, shares: Mapping[str, Share], spare: int) -> None:
         if not spare:
             await self.stop_waiting(list(shares))
         for scope in self._pools(shares):
-            client = self._scopes.connection.client
-            await client.hset(self._scopes.key(scope, "workers"), f"s:{claim.worker}", spare)
+            await self._scopes.connection.command(
+                "HSET", self._scopes.key(scope, "workers"), f"s:{claim.worker}", spare
+            )
 
     async def _leave_pools(self, name: str, worker: WorkerTurns, claimed: Mapping[str, set[str]]) -> None:
         """A worker that no longer asks for anything of a pool is nobody's rival there."""
         pools = self._pools(claimed)
         for scope in worker.pools - pools:
-            await self._scopes.connection.client.hdel(self._scopes.key(scope, "workers"), f"w:{name}", f"s:{name}")
+            key = self._scopes.key(scope, "workers")
+            await self._scopes.connection.command("HDEL", key, f"w:{name}", f"s:{name}")
         worker.pools = pools
 
     def _pools(self, scopes: Mapping[str, object]) -> frozenset[str]:

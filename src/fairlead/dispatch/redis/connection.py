@@ -1,31 +1,33 @@
-"""Connections to a server, to what Sentinels name as the master, or to a Cluster: by the scheme of the URL.
-
-    redis://user:password@host:6379/0         rediss:// with TLS, unix:///path for a socket
-    redis+sentinel://host:26379,host:26379/mymaster/0
-    redis+cluster://host:6379,host:6379       rediss+sentinel:// and rediss+cluster:// with TLS
-
-User and password are part of the URL in all of them. Nothing else in this package knows which kind it has.
-"""
+"""Calls of scripts, many in one round trip to each server. Each is tried once, lasts at most `SOCKET_TIMEOUT_S`, and
+fails with `Unavailable`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-import redis
-import redis.asyncio
-import redis.asyncio.cluster
-import redis.asyncio.sentinel
-import redis.cluster
-import redis.sentinel
-from redis.exceptions import NoScriptError
+from redis.exceptions import MovedError, NoScriptError
 
+from fairlead.dispatch.redis.clients import SOCKET_TIMEOUT_S, Address, async_client, parse
+from fairlead.dispatch.redis.errors import ERRORS, takes_no_writes, unavailable
+from fairlead.dispatch.redis.identity import Admit
+from fairlead.dispatch.redis.links import Links, packed
 from fairlead.dispatch.redis.scripts import script
+from fairlead.dispatch.redis.slots import Slots
+from fairlead.errors import Unavailable
 
-SOCKET_TIMEOUT_S = 5.0
+LOOK_S = 1.0
+"""For the answer of one node to where the keys are."""
+MOST_AT_ONCE = 64
+"""Connections of one process; further calls wait for one of them."""
+
+Command = tuple[str | bytes | int, ...]
+_ONLY: Address = ("", 0)
+"""The one server, where there is no Cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,124 +35,216 @@ class Call:
     """One call of a script."""
 
     script: str
-    keys: Sequence[str]
+    keys: tuple[str, ...]
     args: Sequence[str | bytes | int]
 
     @property
-    def command(self) -> tuple[Any, ...]:
-        return ("EVALSHA", script(self.script).sha, len(self.keys), *self.keys, *self.args)
+    def packed(self) -> bytes:
+        count, opening = _opening(self.script, self.keys)
+        _, _, args = packed(*self.args).partition(b"\r\n")
+        return b"*%d\r\n%b%b" % (count + len(self.args), opening, args)
 
     @property
     def with_source(self) -> tuple[Any, ...]:
         return ("EVAL", script(self.script).source, len(self.keys), *self.keys, *self.args)
 
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    kind: str
-    tls: bool
-    hosts: list[tuple[str, int]]
-    path: list[str]
-    login: dict[str, str]
+    @property
+    def command(self) -> tuple[Any, ...]:
+        return ("EVALSHA", script(self.script).sha, len(self.keys), *self.keys, *self.args)
 
 
-def _parse(url: str) -> _Target:
-    parts = urlsplit(url)
-    scheme, _, kind = parts.scheme.partition("+")
-    hosts = []
-    for host in parts.netloc.rpartition("@")[2].split(","):
-        name, _, port = host.rpartition(":")
-        hosts.append((name or host, int(port) if name else (26379 if kind == "sentinel" else 6379)))
-    login = {
-        key: unquote(value) for key, value in (("username", parts.username), ("password", parts.password)) if value
-    }
-    return _Target(kind, scheme == "rediss", hosts, [part for part in parts.path.split("/") if part], login)
-
-
-_TIMEOUTS = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": SOCKET_TIMEOUT_S}
-
-
-def _client(url: str, library: Any) -> tuple[Any, bool]:
-    """A client, of the synchronous or the asynchronous library, and whether it is one of a Cluster."""
-    if "+" not in url.partition("://")[0]:
-        return library.Redis.from_url(url, **_TIMEOUTS), False
-    target = _parse(url)
-    options = _TIMEOUTS | target.login | ({"ssl": True} if target.tls else {})
-    if target.kind == "cluster":
-        nodes = [library.cluster.ClusterNode(host, port) for host, port in target.hosts]
-        return library.cluster.RedisCluster(startup_nodes=nodes, **options), True
-    if target.kind == "sentinel" and target.path:
-        database = int(target.path[1]) if len(target.path) > 1 else 0
-        return library.sentinel.Sentinel(target.hosts, **options).master_for(target.path[0], db=database), False
-    raise ValueError(
-        "not a URL for Redis: redis://, rediss://, unix://, redis+sentinel://.../master or redis+cluster://"
-    )
-
-
-def _sentinels(client: Any) -> list[Any]:
-    """The clients to Sentinels that a client keeps, and does not close."""
-    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-    return [] if manager is None else list(manager.sentinels)
+@lru_cache(1024)  # one per script and scope
+def _opening(name: str, keys: tuple[str, ...]) -> tuple[int, bytes]:
+    """What all calls of a script for a scope begin with, and how many words that is."""
+    words: Command = ("EVALSHA", script(name).sha, len(keys), *keys)
+    return len(words), packed(*words).partition(b"\r\n")[2]
 
 
 class Connection:
-    """The asynchronous client: many calls in one round trip, scripts loaded when the server does not have them."""
+    """To a server, or to all nodes of a Cluster. With `admit`, every new connection is compared first (`identity`)."""
 
-    def __init__(self, url: str) -> None:
-        self.client, self.cluster = _client(url, redis.asyncio)
+    def __init__(self, url: str, admit: Admit | None = None) -> None:
+        self._target = parse(url)
+        self._admit = admit
+        self._slots = Slots(self._target.hosts)
+        self._looking = asyncio.Lock()
+        self._links: dict[Address, Links] = {}
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self.cluster = self._target.cluster
+        if not self.cluster:
+            self._links[_ONLY] = Links(async_client(self._target, admit))
+
+    # -- calls ---------------------------------------------------------------------------------------------------
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
-        """The answers, in order. On a Cluster the calls go to different servers, so each is a request of its own."""
-        if len(calls) == 1 or self.cluster:
-            return list(await asyncio.gather(*map(self._run_one, calls)))
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command(*call.command)
-            answers = await pipeline.execute(raise_on_error=False)
-        for i, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):
-                answers[i] = await self.client.execute_command(*calls[i].with_source)
-            elif isinstance(answer, Exception):
+        """The answers, in order. Every call is made, even if another fails."""
+        answers = await self.run_each(calls)
+        for answer in answers:
+            if isinstance(answer, Unavailable):
                 raise answer
-        return list(answers)
+        return answers
 
-    async def _run_one(self, call: Call) -> Any:
+    async def run_each(self, calls: Sequence[Call]) -> list[Any]:
+        """The answers, in order; in place of a call that failed, its `Unavailable`."""
+        if not self.cluster:
+            answers = await self._run_on(_ONLY, calls)
+        else:
+            answers = [None] * len(calls)
+            await self._spread(calls, range(len(calls)), answers)
+            if moved := [i for i, answer in enumerate(answers) if isinstance(answer, MovedError)]:
+                await self._spread(calls, moved, answers)
+        return [await self._failed(each) if isinstance(each, Exception) else each for each in answers]
+
+    async def _spread(self, calls: Sequence[Call], chosen: Iterable[int], answers: list[Any]) -> None:
+        """Each call to the node that has its keys."""
         try:
-            return await self.client.execute_command(*call.command)
-        except NoScriptError:
-            return await self.client.execute_command(*call.with_source)
+            await self._look()
+        except Unavailable as error:
+            for i in chosen:
+                answers[i] = error
+            return
+        by_node: dict[Address, list[int]] = {}
+        for i in chosen:
+            node = self._slots.node_of(calls[i].keys[0])
+            if node is None:
+                self._slots.doubt()
+                answers[i] = Unavailable("no node of the Redis Cluster has these keys now")
+            else:
+                by_node.setdefault(node, []).append(i)
 
-    async def close(self) -> None:
-        for client in (*_sentinels(self.client), self.client):
+        async def ask(node: Address, those: list[int]) -> None:
+            for i, answer in zip(those, await self._run_on(node, [calls[i] for i in those]), strict=True):
+                answers[i] = answer
+                if isinstance(answer, MovedError):
+                    self._slots.learn_move(answer, node)
+                elif isinstance(answer, Exception):
+                    self._slots.doubt()
+
+        await asyncio.gather(*(ask(node, those) for node, those in by_node.items()))
+
+    async def _run_on(self, node: Address, calls: Sequence[Call]) -> list[Any]:
+        """The answers of one server, or errors in their places."""
+        try:
+            answers = await self._ask(node, [call.packed for call in calls])
+            for i, answer in enumerate(answers):
+                if isinstance(answer, NoScriptError):
+                    (answers[i],) = await self._ask(node, [packed(*calls[i].with_source)])
+            return answers
+        except ERRORS as error:
+            return [error] * len(calls)
+
+    async def command(self, *command: str | bytes | int) -> Any:
+        """One of the server's own commands, whose first argument is its key."""
+        if not self.cluster:
+            return await self._command(_ONLY, command)
+        await self._look()
+        node = self._slots.node_of(str(command[1]))
+        if node is None:
+            raise Unavailable("no node of the Redis Cluster has this key now")
+        try:
+            return await self._command(node, command)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, MovedError):
+                raise
+            self._slots.learn_move(error.__cause__, node)
+            return await self._command((error.__cause__.host or node[0], error.__cause__.port), command)
+
+    async def on_each(self, *command: str) -> list[Any]:
+        """The answers of the server, or of all primaries of the Cluster."""
+        return await asyncio.gather(*(self._command(node, command) for node in await self._primaries()))
+
+    async def on_any(self, commands: Sequence[Command]) -> None:
+        """Several together, to the server or any primary. What they answer is of no interest."""
+        node = random.choice(await self._primaries())
+        try:
+            for answer in await self._ask(node, [packed(*command) for command in commands]):
+                if isinstance(answer, Exception):
+                    raise answer
+        except ERRORS as error:
+            raise await self._failed(error) from error
+
+    async def connect(self) -> Any:
+        """A connection of the caller's own, to the server or any primary: who subscribes needs one for itself."""
+        connection = self._links_to(random.choice(await self._primaries())).make()
+        try:
+            async with asyncio.timeout(SOCKET_TIMEOUT_S), self._places:
+                await connection.connect()
+        except ERRORS as error:
+            raise await self._failed(error) from error
+        return connection
+
+    async def _command(self, node: Address, command: Command) -> Any:
+        try:
+            (answer,) = await self._ask(node, [packed(*command)])
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        except ERRORS as error:
+            raise await self._failed(error) from error
+
+    async def _ask(self, node: Address, commands: list[bytes]) -> list[Any]:
+        async with asyncio.timeout(SOCKET_TIMEOUT_S), self._places:
+            return await self._links_to(node).ask(commands)
+
+    async def _failed(self, error: Exception) -> Unavailable:
+        """A server that takes no writes was demoted: all connections are to find its successor, and compare anew."""
+        self._slots.doubt()
+        if takes_no_writes(error):
+            await self.drop()
+        return unavailable(error)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def _links_to(self, node: Address) -> Links:
+        links = self._links.get(node)
+        if links is None:
+            links = self._links[node] = Links(async_client(self._target, self._admit, node))
+        return links
+
+    async def _primaries(self) -> list[Address]:
+        if not self.cluster:
+            return [_ONLY]
+        await self._look()
+        return self._slots.primaries
+
+    async def _look(self) -> None:
+        """Ask where the keys are, if that is not known or in doubt."""
+        if not self._slots.in_doubt():
+            return
+        async with self._looking:
+            if not self._slots.in_doubt():
+                return
+            error: Exception | None = None
+            for node in self._slots.to_ask():
+                try:
+                    self._slots.learn(await self._slots_by(node), node)
+                except ERRORS as failure:
+                    error = failure
+                else:
+                    if self._slots.primaries:
+                        await self._forget_lost_nodes()
+                        return
+            raise unavailable(error or LookupError("this Redis Cluster has no slots"))
+
+    async def _slots_by(self, node: Address) -> Any:
+        client = async_client(self._target, node=node)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await client.execute_command("CLUSTER", "SLOTS")
+        finally:
             await client.aclose()
 
+    async def _forget_lost_nodes(self) -> None:
+        for node in self._links.keys() - set(self._slots.to_ask()):
+            await self._links.pop(node).close()
 
-class SyncConnection:
-    """The synchronous client, for the one operation that is called from a thread."""
+    async def drop(self) -> None:
+        """End all connections; the next call makes a new one."""
+        self._slots.doubt()
+        for links in list(self._links.values()):
+            await links.drop()
 
-    def __init__(self, url: str) -> None:
-        self.client, self._cluster = _client(url, redis)
-
-    def run(self, calls: Sequence[Call]) -> list[Any]:
-        if len(calls) == 1 or self._cluster:
-            return [self._run_one(call) for call in calls]
-        with self.client.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command(*call.command)
-            answers = pipeline.execute(raise_on_error=False)
-        for i, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):
-                answers[i] = self.client.execute_command(*calls[i].with_source)
-            elif isinstance(answer, Exception):
-                raise answer
-        return list(answers)
-
-    def _run_one(self, call: Call) -> Any:
-        try:
-            return self.client.execute_command(*call.command)
-        except NoScriptError:
-            return self.client.execute_command(*call.with_source)
-
-    def close(self) -> None:
-        for client in (*_sentinels(self.client), self.client):
-            client.close()
+    async def close(self) -> None:
+        self._slots.doubt()
+        for links in list(self._links.values()):
+            await links.close()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
-
-from redis.exceptions import RedisError
 
 from fairlead.dispatch.port import (
     Claim,
@@ -15,6 +14,7 @@ from fairlead.dispatch.port import (
     Promotion,
     Release,
     Renewal,
+    ScopeState,
     ServiceSnapshot,
     Wake,
     Withdrawal,
@@ -22,35 +22,52 @@ from fairlead.dispatch.port import (
 from fairlead.dispatch.redis import replies
 from fairlead.dispatch.redis.claims import Claims
 from fairlead.dispatch.redis.connection import Call
+from fairlead.dispatch.redis.identity import Admit
 from fairlead.dispatch.redis.keys import scope_mark
-from fairlead.dispatch.redis.replies import Arg, joined, texts
+from fairlead.dispatch.redis.links import CLOSE_S
+from fairlead.dispatch.redis.replies import Arg, joined, names, texts
 from fairlead.dispatch.redis.scopes import Scopes
 from fairlead.dispatch.redis.wakes import Wakes
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place, micros
+from fairlead.errors import Unavailable
 
 _T = TypeVar("_T")
 
 
 class RedisDispatcher:
-    """Implements `Dispatcher`. Its clock is the server's; tests may give another one, in seconds."""
+    """Implements `Dispatcher`. Its clock is the server's; tests may give another one, in seconds.
 
-    def __init__(self, url: str, *, prefix: str = "fairlead", clock: Callable[[], float] | None = None) -> None:
-        self._scopes = Scopes(url, prefix, clock)
+    `admit` says whether the truth names a server of this identity (`ScopeState.server`). Every new connection is asked
+    first, and everything but `states` is `Unavailable` on a server that is refused."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "fairlead",
+        clock: Callable[[], float] | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._scopes = Scopes(url, prefix, clock, admit)
         self._claims = Claims(self._scopes)
-        self._wakes = Wakes(self._scopes, self._claims, heard=self._heard, missed=self._wake_for)
+        self._wakes = Wakes(self._scopes, self._claims, wake=self._wake_for)
         self._wake: Wake | None = None
 
     async def start(self) -> None:
-        """Listen for wakes from other processes."""
-        await self._wakes.start()
+        """Listen for wakes from other processes, from soon on."""
+        self._wakes.start()
 
     async def close(self) -> None:
         await self._wakes.close()
-        with contextlib.suppress(RedisError, OSError):  # without it, others find out that nobody listens
-            await self._claims.stop_waiting()
+        with contextlib.suppress(Unavailable, TimeoutError):  # without it, others find out that nobody listens
+            async with asyncio.timeout(CLOSE_S):
+                await self._claims.stop_waiting()
         await self._scopes.close()
+
+    async def reconnect(self) -> None:
+        await self._scopes.reconnect()
 
     def on_wake(self, wake: Wake) -> None:
         self._wake = wake
@@ -81,7 +98,7 @@ class RedisDispatcher:
         """Then take out of other lines what has moved here, as the order of offers has it."""
         args = {scope: replies.offer_args(some) for scope, some in self._by_scope(offers).items()}
         answers = await self._scopes.run("offer", args) if args else {}
-        gone = await self._scopes.run("withdraw", moved) if moved else {}
+        gone = await self._scopes.run("withdraw", moved, failed={}) if moved else {}
         self._announce([*answers.values(), *gone.values()])
         return sum(answer[0] for answer in answers.values())
 
@@ -94,14 +111,16 @@ class RedisDispatcher:
             if others := [offer for target, some in by_scope.items() if target != scope for offer in some]:
                 asked[scope] = others
         calls = [
-            Call("runs", [self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")],
+            Call("runs", (self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")),
                  [offer.job_id for offer in offers])
             for scope, offers in asked.items()
         ]  # fmt: skip
-        answers = await self._scopes.connection.run(calls) if calls else []
+        answers = await self._scopes.connection.run_each(calls) if calls else []
         refused: set[tuple[str, int]] = set()
         moved_from: dict[str, list[str]] = {}
         for (scope, offers), answer in zip(asked.items(), answers, strict=True):
+            if isinstance(answer, Unavailable):
+                continue  # on a Cluster: an older run there will be refused at its start
             for offer, waiting, leased in zip(offers, answer[::2], answer[1::2], strict=True):
                 if max(waiting, leased) >= offer.run:
                     refused.add((offer.job_id, offer.run))
@@ -129,7 +148,7 @@ class RedisDispatcher:
         return leases
 
     async def release(self, releases: Sequence[Release]) -> None:
-        args = {scope: replies.release_args(some) for scope, some in self._by_scope(releases).items()}
+        args = {scope: replies.release_args(some) for scope, some in self._by_own_scope(releases).items()}
         self._announce((await self._scopes.run("release", args)).values())
 
     def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
@@ -143,11 +162,11 @@ class RedisDispatcher:
         answers = self._scopes.run_sync("renew", args).values()
         if not answers or not all(answer[1] for answer in answers):
             return Renewal(rebuilding=True)
-        return Renewal(frozenset(leases).difference(*(texts(answer[2]) for answer in answers)))
+        return Renewal(frozenset(leases).difference(*(texts(answer[2:]) for answer in answers)))
 
     async def expired(self) -> list[Lease]:
-        answers = await self._scopes.run("expired", {scope: [] for scope in self._scopes.services})
-        past = [lease for answer in answers.values() for lease in replies.leases(answer[1])]
+        answers = await self._scopes.run("expired", {scope: [] for scope in self._scopes.services}, failed={})
+        past = [lease for scope, answer in answers.items() for lease in replies.leases(answer[1:], scope)]
         return sorted(past, key=lambda lease: (lease.expires_at, lease.name))
 
     async def hold(self, holds: Sequence[Hold]) -> None:
@@ -157,7 +176,8 @@ class RedisDispatcher:
         self._announce(answers.values())
 
     async def end_holds(self, now: float) -> int:
-        answers = await self._scopes.run("end_holds", {scope: [micros(now)] for scope in self._scopes.services})
+        args = {scope: [micros(now)] for scope in self._scopes.services}
+        answers = await self._scopes.run("end_holds", args, failed={})
         self._announce(answers.values())
         return sum(answer[0] for answer in answers.values())
 
@@ -165,19 +185,23 @@ class RedisDispatcher:
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         asked = list(dict.fromkeys(job_ids))
-        answers = await self._scopes.run("places", dict.fromkeys(self._scopes.services, asked))
-        return {job_id: place for answer in answers.values() for job_id, place in replies.places(answer[1]).items()}
+        answers = await self._scopes.run("places", dict.fromkeys(self._scopes.services, asked), failed={})
+        return {job_id: place for answer in answers.values() for job_id, place in replies.places(answer[1:]).items()}
 
     async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
-        await self._scopes.refresh()
+        try:
+            await self._scopes.refresh()
+        except Unavailable:
+            if services is None:  # else those may be on a node of a Cluster that is well
+                raise
         scopes = self._scopes.services if services is None else {self._scopes.of(name) for name in services}
         args = {scope: ["1" if users else "0"] for scope in scopes if scope in self._scopes.services}
         answers = await self._scopes.run("snapshot", args)
-        self._wake_for({name for answer in answers.values() for name in texts(answer[1])})
+        self._wake_for({name for answer in answers.values() for name in names(answer[1])})
         seen = {
             each.service: each
             for scope, answer in answers.items()
-            for each in map(replies.snapshot, answer[2])
+            for each in (replies.snapshot(row, scope) for row in answer[2])
             if scope == self._scopes.of(each.service)
         }
         return [seen[name] for name in sorted(seen) if services is None or name in services]
@@ -191,56 +215,73 @@ class RedisDispatcher:
         by_scope: dict[str, list[str]] = {scope: [] for scope in self._scopes.services}
         for name, wanted in rules.services.items():
             by_scope.setdefault(wanted.scope, []).append(name)
-        for scope, names in by_scope.items():
-            await self._scopes.register(scope, names)
+        await self._scopes.register(by_scope)
         answers = await self._scopes.run(
             "configure", {scope: _rules_args(rules, scope, names) for scope, names in by_scope.items()}
         )
         self._announce(answers.values())
 
-    async def close_scope(self, scope: str, epoch: int) -> None:
+    async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]:
+        """Asked of whatever server is there: it is how one finds out that it is another one."""
+        asked = list(dict.fromkeys(scopes))
+        connection = self._scopes.ungated
+        # On a Cluster each is on a server of its own.
+        groups = [[scope] for scope in asked] if connection.cluster else [asked]
+        calls = [
+            Call("states", tuple(self._scopes.key(scope, "meta") for scope in group), ()) for group in groups if group
+        ]
+        found: dict[str, ScopeState] = {}
+        for group, answer in zip(groups, await connection.run(calls), strict=False):
+            if answer[0] != b"master":
+                await connection.drop()
+                raise Unavailable("this Redis is a replica")
+            found |= replies.states(answer, group)
+        return found
+
+    async def close_scope(self, scope: str, epoch: int) -> bool:
         """The rules are said again: the server may have lost them with everything else."""
         await self._scopes.refresh()
         rules = self._scopes.rules
         names = [name for name, each in rules.services.items() if each.scope == scope] if rules is not None else []
-        await self._scopes.register(scope, names or [scope.partition(":")[2]])
+        await self._scopes.register({scope: names or self._scopes.services.get(scope) or [scope.partition(":")[2]]})
         if rules is not None and names:
             await self._scopes.run("configure", {scope: _rules_args(rules, scope, names)})
-        await self._scopes.run("close", {scope: [epoch]})
+        return bool((await self._scopes.run("close", {scope: [epoch]}))[scope][0])
 
-    async def restore(self, scope: str, leases: Sequence[Lease], holds: Sequence[Hold]) -> None:
+    async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
         services = {lease.service for lease in leases} | {hold.service for hold in holds}
         await self._scopes.register_new({scope: services})
-        args = [scope_mark(scope), len(leases), *replies.lease_args(leases), *replies.hold_args(holds)]
-        self._announce((await self._scopes.run("restore", {scope: args})).values())
+        args = [epoch, scope_mark(scope), len(leases), *replies.lease_args(leases), *replies.hold_args(holds)]
+        return await self._rebuild("restore", scope, args)
 
-    async def open_scope(self, scope: str) -> None:
-        self._announce((await self._scopes.run("open", {scope: []})).values())
+    async def open_scope(self, scope: str, epoch: int) -> bool:
+        return await self._rebuild("open", scope, [epoch])
+
+    async def _rebuild(self, script: str, scope: str, args: list[Arg]) -> bool:
+        answers = await self._scopes.run(script, {scope: args})
+        self._announce(answers.values())
+        return bool(answers[scope][0])
 
     # -- waking --------------------------------------------------------------------------------------------------
 
     def _announce(self, answers: Iterable[Sequence[Any]]) -> None:
         """The end of an operation: wake this process's worker, once, for what the scripts left to it."""
-        self._wake_for({name for answer in answers for name in texts(answer[1])})
+        self._wake_for({name for answer in answers for name in names(answer[1])})
 
     def _wake_for(self, services: Set[str]) -> None:
         if services and self._wake is not None:
             self._wake(frozenset(services))
 
-    async def _heard(self, services: frozenset[str]) -> None:
-        """Another process chose this one to be told. If its worker has become full meanwhile, the next one is."""
-        passed_on: dict[str, list[str]] = {}
-        for service in services:
-            if not self._claims.waits_for(service):
-                passed_on.setdefault(self._scopes.of(service), []).append(service)
-        if passed_on:
-            await self._scopes.run("wake", {scope: [joined(names)] for scope, names in passed_on.items()})
-        self._wake_for(services)
-
     # -- scopes --------------------------------------------------------------------------------------------------
 
     def _scope_of(self, item: Any) -> str:
         return self._scopes.of(item.service)
+
+    def _by_own_scope(self, releases: Sequence[Release]) -> dict[str, list[Release]]:
+        by_scope: dict[str, list[Release]] = {}
+        for release in releases:
+            by_scope.setdefault(self._scopes.of_release(release), []).append(release)
+        return by_scope
 
     def _by_scope(self, items: Iterable[_T]) -> dict[str, list[_T]]:
         by_scope: dict[str, list[_T]] = {}

@@ -3,16 +3,17 @@ is given all the keys that it may touch. Band and lane are part of members, not 
 beforehand.
 
     fairlead:scopes                the scopes there are, each with a service, joined by NUL: a set
+    fairlead:leader                who leads, as `term holder`: it expires unless renewed
     fairlead:wake:<process>        the channel on which one process is told of services with something to do
 
 One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
 
     meta       epoch, open (0: being rebuilt), version, services, pool_limit, counter (of lease names), and
-               rules:<service> (JSON), state:<service> (mean, virtual times, counts, ready, runnable), pool (its turns)
+               rules:<service>, state:<service> (both as include/scope.lua takes them), pool (its turns)
     waiters    processes with room: process -> when it said so, when it was last told, its services
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> the room that was left
-    entries    every step in line: job -> seq, user, service, band, rank, step, run, cost, region
-    onlease    job -> its leases, as `name run`
+    entries    every step in line: job -> seq, user, service, band, rank, step, run, cost, region, weight
+    onlease    job -> its leases: name, run of each
 
 Per service, `...:s:<service>:...`; `lane` is a band with `-` (unbound) or `=<region>`, numbers are of fixed width:
 
@@ -21,13 +22,13 @@ Per service, `...:s:<service>:...`; `lane` is a band with `-` (unbound) or `=<re
     line       the lines: lane NUL user order job, likewise: one set whose members sort by user and then by order
     seqs       of FIFO lanes: lane NUL seq job, for exact places
     idle       users with nothing to do but a debt: band virtual-time user
-    leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate
-    expiry     names by the time at which they expire
-    holds      key -> job, region, until
+    leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate, expires
+    holds      key -> job, region, until, band
     ends       holds by the time at which they end
     slots      leases and holds bound to a region: region NUL name
 
-Numbers are whole microseconds; as doubles they are exact up to 2^53, which is the year 2255.
+Several values are packed by MessagePack, one after the other. Numbers are whole microseconds; as doubles they are exact
+up to 2^53, which is the year 2255.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ import zlib
 from collections.abc import Iterable
 
 _OF_SCOPE = ("meta", "waiters", "workers", "entries", "onlease")
-_OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "expiry", "holds", "ends", "slots")
+_OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "holds", "ends", "slots")
 _MARK_DIGITS = 10
 
 
 def scopes_key(prefix: str) -> str:
     return f"{prefix}:scopes"
+
+
+def leader_key(prefix: str) -> str:
+    return f"{prefix}:leader"
 
 
 def wake_channel(prefix: str, process: str) -> str:

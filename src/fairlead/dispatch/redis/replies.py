@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import orjson
 
-from fairlead.dispatch.port import Lease, Offer, Release, ServiceSnapshot, UserLine
+from fairlead.dispatch.port import Lease, Offer, Release, ScopeState, ServiceSnapshot, UserLine
+from fairlead.dispatch.redis.identity import identity_of
+from fairlead.dispatch.redis.packing import FALSE, packed_float, packed_int, packed_text
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Order, ServiceRules
 from fairlead.domain.order import DEFAULT_COST, SECOND, Place, micros
@@ -15,9 +19,16 @@ from fairlead.domain.order import DEFAULT_COST, SECOND, Place, micros
 NUL = "\0"
 Arg = str | bytes | int
 
+_service_and_refund = attrgetter("service", "refund")
+
 
 def joined(names: Iterable[str]) -> str:
     return NUL.join(sorted(names))
+
+
+def names(value: bytes) -> list[str]:
+    """The other way."""
+    return value.decode().split(NUL) if value else []
 
 
 def texts(values: Sequence[bytes]) -> list[str]:
@@ -47,18 +58,27 @@ def _weight(weight: float) -> str:
 def offer_args(offers: Iterable[Offer]) -> list[Arg]:
     args: list[Arg] = []
     for offer in offers:
-        cost = "" if offer.cost is None else micros(offer.cost)
         args += (
-            offer.job_id, offer.seq, offer.service, offer.user_id, offer.band, offer.rank, offer.step, offer.run,
-            _weight(offer.weight), cost, offer.region or "",
-        )  # fmt: skip
+            offer.job_id,
+            packed_int(offer.seq)
+            + packed_text(offer.user_id)
+            + packed_text(offer.service)
+            + packed_int(offer.band)
+            + packed_int(offer.rank)
+            + packed_int(offer.step)
+            + packed_int(offer.run)
+            + (FALSE if offer.cost is None else packed_int(micros(offer.cost)))
+            + (packed_text(offer.region) if offer.region else FALSE)
+            + packed_float(float(offer.weight) if offer.weight > 0 else 1.0),
+        )
     return args
 
 
 def release_args(releases: Iterable[Release]) -> list[Arg]:
+    """In their order: those that follow each other and differ in the lease only are one."""
     args: list[Arg] = []
-    for release in releases:
-        args += (release.lease, release.service, "1" if release.refund else "0")
+    for (service, refund), some in itertools.groupby(releases, _service_and_refund):
+        args += (service, "1" if refund else "0", NUL.join([release.lease for release in some]))
     return args
 
 
@@ -66,7 +86,7 @@ def hold_args(holds: Iterable[Hold]) -> list[Arg]:
     args: list[Arg] = []
     for hold in holds:
         key = hold.id or f"{hold.job_id}:{hold.until}"
-        args += (key, hold.job_id, hold.service, hold.region or "", micros(hold.until))
+        args += (key, hold.job_id, hold.service, hold.region or "", micros(hold.until), hold.band)
     return args
 
 
@@ -80,17 +100,39 @@ def lease_args(leases: Iterable[Lease]) -> list[Arg]:
     return args
 
 
-def leases(values: Sequence[Any]) -> list[Lease]:
+def leases(values: Sequence[Any], scope: str) -> list[Lease]:
     return [
         Lease(
             name.decode(), job_id.decode(), step, run, service.decode(), user_id.decode(), worker.decode(),
             granted / SECOND, expires / SECOND, None if region is None else region.decode(), charged, float(weight),
-            band,
+            band, scope,
         )
         for name, job_id, step, run, service, user_id, worker, granted, expires, region, charged, weight, band in (
             _rows(values, 13)
         )
     ]  # fmt: skip
+
+
+def grants(answer: Sequence[Any], worker: str, scope: str) -> list[Lease]:
+    """Of an exchange: what its leases have in common is said once."""
+    granted = answer[9] / SECOND
+    services = [(name, int(expires) / SECOND) for name, expires in _rows(names(answer[10]), 2)]
+    return [
+        Lease(
+            name.decode(), job_id.decode(), step, run, services[number][0], user_id.decode(), worker, granted,
+            services[number][1], None if region is None else region.decode(), charged, float(weight), band, scope,
+        )
+        for name, job_id, step, run, number, user_id, region, charged, weight, band in _rows(answer[11:], 10)
+    ]  # fmt: skip
+
+
+def states(answer: Sequence[Any], scopes: Sequence[str]) -> dict[str, ScopeState]:
+    _, run_id, replication_id, *rows = answer
+    server = identity_of(run_id, replication_id)
+    return {
+        scope: ScopeState(None if epoch is None else int(epoch), opened == b"1", server)
+        for scope, (epoch, opened) in zip(scopes, _rows(rows, 2), strict=True)
+    }
 
 
 def places(values: Sequence[Any]) -> dict[str, Place]:
@@ -105,7 +147,7 @@ def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
     return zip(*[iter(values)] * width, strict=True)
 
 
-def snapshot(row: Sequence[Any]) -> ServiceSnapshot:
+def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
     name, limit, leased, held, paused, waiting, running, holds, times, mean, fifo, retries_first, users = row
     service = name.decode()
     bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
@@ -116,7 +158,7 @@ def snapshot(row: Sequence[Any]) -> ServiceSnapshot:
         held=held,
         paused=bool(paused),
         waiting=dict(zip((1, 2, 3), waiting, strict=True)),
-        leases=tuple(sorted(leases(running), key=lambda each: (each.granted_at, len(each.name), each.name))),
+        leases=tuple(sorted(leases(running, scope), key=lambda each: (each.granted_at, len(each.name), each.name))),
         holds=tuple(_hold(service, hold) for hold in holds),
         virtual_time={band: times[band] for band in sorted(bands)},
         mean_duration=None if mean < 0 else mean / SECOND,
@@ -125,11 +167,11 @@ def snapshot(row: Sequence[Any]) -> ServiceSnapshot:
 
 
 def _hold(service: str, row: Sequence[Any]) -> Hold:
-    job_id, region, until, key = row
-    hold = Hold(job_id.decode(), service, None if region is None else region.decode(), until / SECOND)
-    # A hold without an id of its own was kept under one made of the rest.
-    own = key.decode() != f"{hold.job_id}:{hold.until}"
-    return Hold(hold.job_id, service, hold.region, hold.until, key.decode()) if own else hold
+    job_id, region, until, key, band = row
+    own = key.decode()
+    if own == f"{job_id.decode()}:{until / SECOND}":  # one without an id of its own was kept under one made of the rest
+        own = ""
+    return Hold(job_id.decode(), service, None if region is None else region.decode(), until / SECOND, own, band)
 
 
 def _user_line(row: Sequence[Any]) -> UserLine:

@@ -1,90 +1,69 @@
-"""Wakes from other processes, and saying that this one still waits: two tasks in the background."""
+"""Wakes from other processes, and saying that this one still waits: both in the background."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Set
 from typing import Any
-
-import redis.asyncio
-from redis.exceptions import RedisError
 
 from fairlead.dispatch.redis.claims import REGISTERED_S, Claims
 from fairlead.dispatch.redis.keys import wake_channel
+from fairlead.dispatch.redis.replies import joined
 from fairlead.dispatch.redis.scopes import Scopes
+from fairlead.dispatch.redis.subscriber import Subscriber
+from fairlead.errors import Unavailable
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 1.0
 
 
 class Wakes:
-    """`heard` is called with the services that this process was told of; `missed`, at every new subscription, with all
-    of which it may have been told while nobody listened."""
+    """`wake` is called with the services that this process was told of; and at every new subscription with all, as it
+    may have been told of any while nobody listened."""
 
-    def __init__(
-        self,
-        scopes: Scopes,
-        claims: Claims,
-        *,
-        heard: Callable[[frozenset[str]], Awaitable[None]],
-        missed: Callable[[frozenset[str]], None],
-    ) -> None:
+    def __init__(self, scopes: Scopes, claims: Claims, *, wake: Callable[[Set[str]], None]) -> None:
         self._scopes = scopes
         self._claims = claims
-        self._heard = heard
-        self._missed = missed
-        self._tasks: list[asyncio.Task[None]] = []
-        self.listening = asyncio.Event()
+        self._wake = wake
+        self._subscriber = Subscriber(scopes.ungated, self._heard, self._wake_for_all)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.listening = self._subscriber.listening
 
-    async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_waiting())]
-        await self.listening.wait()
+    def start(self) -> None:
+        self._subscriber.listen(wake_channel(self._scopes.prefix, self._scopes.process))
+        self._subscriber.start()
+        self._in_background(self._keep_waiting())
 
     async def close(self) -> None:
+        await self._subscriber.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
 
-    async def _listen(self) -> None:
-        channel = wake_channel(self._scopes.prefix, self._scopes.process)
-        while True:
-            try:
-                async with self._subscriber() as client, client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    await pubsub.subscribe(channel)
-                    self.listening.set()
-                    self._missed(frozenset().union(*self._scopes.services.values()))
-                    while True:
-                        message = await pubsub.get_message(timeout=60.0)
-                        if message is not None:
-                            await self._heard(frozenset({message["data"].decode()}))
-            except (RedisError, OSError) as error:
-                _log.warning("no wakes from Redis for now: %s", error)
-                await asyncio.sleep(_RETRY_S)
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    @contextlib.asynccontextmanager
-    async def _subscriber(self) -> Any:
-        """A client for one subscription, without a time limit on reads. Any node of a Cluster hears every message."""
-        client = self._scopes.connection.client
-        if self._scopes.connection.cluster:
-            await client.initialize()
-            node = client.get_default_node()
-            options = {key: client.connection_kwargs.get(key) for key in ("username", "password")}
-            own = redis.asyncio.Redis(host=node.host, port=node.port, **options)
-        else:
-            pool = client.connection_pool
-            own = redis.asyncio.Redis(connection_pool=pool)
-        try:
-            yield own
-        finally:
-            await own.aclose()
+    def _wake_for_all(self) -> None:
+        self._wake(frozenset().union(*self._scopes.services.values()))
+
+    def _heard(self, channel: str, message: bytes) -> None:
+        """Another process chose this one to be told. If its worker has become full meanwhile, the next one is."""
+        service = message.decode()
+        if not self._claims.waits_for(service):
+            self._in_background(self._pass_on(service))
+        self._wake({service})
+
+    async def _pass_on(self, service: str) -> None:
+        with contextlib.suppress(Unavailable):
+            await self._scopes.run("wake", {self._scopes.of(service): [joined([service])]})
 
     async def _keep_waiting(self) -> None:
         while True:
             await asyncio.sleep(REGISTERED_S)
             try:
                 await self._claims.keep_waiting()
-            except (RedisError, OSError) as error:
-                _log.warning("Redis does not hear that this process waits: %s", error)
+            except Unavailable as error:
+                _log.debug("Redis does not hear that this process waits: %s", error)

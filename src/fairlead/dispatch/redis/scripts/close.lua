@@ -15,11 +15,16 @@ call('UNLINK', ENTRIES, ONLEASE)
 local fields = { 'epoch', format('%d', epoch), 'open', '0' }
 for _, service in ipairs(services) do
   local k = service.keys
-  call('UNLINK', k.users, k.heads, k.line, k.seqs, k.idle, k.leases, k.expiry, k.holds, k.ends, k.slots)
+  call('UNLINK', k.users, k.heads, k.line, k.seqs, k.idle, k.leases, k.holds, k.ends, k.slots)
   fields[#fields + 1] = 'state:' .. service.name
-  fields[#fields + 1] = pack(new_state())
+  take_new_state(service)
+  fields[#fields + 1] = stored_state(service)
 end
-fields[#fields + 1] = 'pool'
-fields[#fields + 1] = pack({ { 0, 0, 0, 0 }, { {}, {}, {}, {} }, scope.pool[3] })
+if scope.pool then
+  local pool = new_pool()
+  pool[3] = scope.pool[3]
+  fields[#fields + 1] = 'pool'
+  fields[#fields + 1] = pack(pool)
+end
 call('HSET', META, unpack(fields))
 return { 1 }

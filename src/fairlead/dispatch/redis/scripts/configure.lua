@@ -8,15 +8,16 @@
 --   ARGV[8..] per service of these: name, rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
 --             user_limit or absent, regions as a list of [name, limit] by name}
 --
--- Returns {0, services this process is to wake for}.
+-- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
---- @include grant
+--- @include moves
+--- @include pick
 --- @include save
 
 local version = tonumber(ARGV[5])
 if scope.version and version < scope.version then
-  return { 0, {} }
+  return { 0, '' }
 end
 
 local function each_user(service, visit)
@@ -29,7 +30,12 @@ local function sort_anew(service)
   call('UNLINK', k.heads, k.line, k.seqs, k.idle)
   service.vt = { [0] = 0, 0, 0, 0 }
   each_user(service, function(user)
-    user.tags, user.lanes = { [0] = false, false, false, false }, {}
+    for band = 0, 3 do
+      user[TAG + band] = false
+    end
+    for at = #user, LANES, -1 do
+      user[at] = nil
+    end
   end)
   local cursor = '0'
   repeat
@@ -39,36 +45,75 @@ local function sort_anew(service)
       local entry = read_entry(page[2][i], page[2][i + 1])
       -- A page may bring an entry that an earlier one brought: a step that is in line already is not counted again.
       if entry.service == service.name then
-        local _, lane = where(service, entry)
+        local _, member = place_of(service, entry)
         put_in_line(service)
-        local member = line_of(lane, entry.user) .. order_key(service, entry) .. entry.job
         if not call('ZSCORE', k.line, member) then
-          join_line(service, entry, user_of(service, entry.user))
+          local user = user_of(service, entry.user)
+          join_line(service, user, entry.job, entry.seq, entry.band, entry.rank, entry.region)
         end
       end
     end
   until cursor == '0'
+  -- All that are in line have been there before: none of them is new.
+  for _, user in pairs(service.users) do
+    if user then
+      for band = 0, 3 do
+        user[NEW + band] = false
+      end
+    end
+  end
+end
+
+-- Those set aside first, in an order that every engine knows: they enter one after the other.
+local function park_or_unpark_all(service)
+  local parked = {}
+  each_user(service, function(user)
+    if user[PARKED] then
+      parked[#parked + 1] = user
+    else
+      park_or_unpark(service, user)
+    end
+  end)
+  table.sort(parked, function(a, b) return before(a[ID], b[ID]) end)
+  for _, user in ipairs(parked) do
+    park_or_unpark(service, user)
+  end
 end
 
 local function shape(service)
-  return (service.fifo and 'fifo ' or 'fair ') .. (service.rules.retries_first and 'first ' or '')
+  return (service.fifo and 'fifo ' or 'fair ') .. (service.retries_first and 'first ' or '')
     .. (service.regional and 'regions' or '')
 end
 
 local fields = { 'version', ARGV[5], 'services', ARGV[7] }
-local function change(service, json, rules)
-  local old_shape, old_limit = shape(service), service.rules.user_limit
-  take_rules(service, rules)
+local function change(service, rules)
+  local old_shape, old_limit = shape(service), service.user_limit
+  take_rules(service, unpack(rules))
   count_slots(service)
   if shape(service) ~= old_shape then
     sort_anew(service)
   end
-  if rules.user_limit ~= old_limit then
-    each_user(service, function(user) park_or_unpark(service, user) end)
+  if service.user_limit ~= old_limit then
+    park_or_unpark_all(service)
   end
   fields[#fields + 1] = 'rules:' .. service.name
-  fields[#fields + 1] = json
+  fields[#fields + 1] = pack(unpack(rules))
   touch(service)
+end
+
+-- In the order of `take_rules`.
+local function rules_from(json)
+  local r = cjson.decode(json)
+  local rules = { r.limit, r.fifo, r.paused, r.retries_first, r.ttl, r.cost, r.user_limit or false }
+  for _, region in ipairs(r.regions) do
+    rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
+  end
+  return rules
+end
+
+local function without_slots(service)
+  return { 0, service.fifo, service.paused, service.retries_first, service.ttl, service.cost, service.user_limit,
+    unpack(service.regions) }
 end
 
 local wanted = {}
@@ -78,15 +123,15 @@ end
 for _, service in ipairs(services) do
   local json = wanted[service.name]
   if json then
-    change(service, json, cjson.decode(json))
+    change(service, rules_from(json))
   elseif service.limit ~= 0 then
-    service.rules.limit = 0
-    change(service, cjson.encode(service.rules), service.rules)
+    change(service, without_slots(service))
   end
 end
 
 scope.pool_limit, pooled = tonumber(ARGV[6]), {}
 if scope.pool_limit then
+  scope.pool = scope.pool or new_pool()
   fields[#fields + 1] = 'pool_limit'
   fields[#fields + 1] = ARGV[6]
   for _, name in ipairs(split(ARGV[7])) do

@@ -3,10 +3,12 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            the time, in µs
 --
--- Returns {how many ended, services this process is to wake for}.
+-- Returns {how many ended, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include pick
 --- @include grant
+--- @include holds
 --- @include save
 
 local ended = end_holds(tonumber(ARGV[5]))

@@ -2,19 +2,28 @@
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --
--- Returns {0, leases, thirteen values each, as add_row in include/grant.lua}.
+-- Returns {0}, then the leases, thirteen values each, as add_row in include/grant.lua.
 --- @include scope
 --- @include lines
+--- @include pick
 --- @include grant
+--- @include master
 
-local rows = {}
+-- All leases of a service are looked through, but only when one may have expired: while they are renewed, not before
+-- most of their TTL has passed again.
+local rows = { 0 }
 for _, service in ipairs(services) do
-  local past = call('ZRANGEBYSCORE', service.keys.expiry, '-inf', format('%d', now), 'WITHSCORES')
-  for i = 1, #past, 2 do
-    local stored = call('HGET', service.keys.leases, past[i])
-    if stored then
-      add_row(rows, read_lease(past[i], service, stored), tonumber(past[i + 1]))
+  if service.due and service.due <= now then
+    local stored = call('HGETALL', service.keys.leases)
+    service.due = false
+    for i = 1, #stored, 2 do
+      local lease = read_lease(stored[i], service, stored[i + 1])
+      expires_by(service, lease.expires)
+      if lease.expires <= now then
+        add_row(rows, lease)
+      end
     end
+    call('HSET', META, 'state:' .. service.name, stored_state(service))
   end
 end
-return { 0, rows }
+return rows

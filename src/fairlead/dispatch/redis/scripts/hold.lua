@@ -1,16 +1,17 @@
 -- hold: keep slots taken until their time; a hold already known, or over, is not counted.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5..]          per hold: key, job, service, region or empty, until in µs
+--   ARGV[5..]          per hold: key, job, service, region or empty, until in µs, band
 --
--- Returns {0, services this process is to wake for}.
+-- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include pick
 --- @include grant
+--- @include holds
 --- @include save
 
-for i = 5, #ARGV, 5 do
-  local region = ARGV[i + 3] ~= '' and ARGV[i + 3] or false
-  keep_hold(by_name[ARGV[i + 2]], ARGV[i], ARGV[i + 1], region, tonumber(ARGV[i + 4]))
+for i = 5, #ARGV, 6 do
+  keep_hold(i)
 end
 return { 0, wake(save()) }

@@ -3,19 +3,21 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          jobs
 --
--- Returns {0, five values each: job, position, work ahead in µs, slots, mean in µs}; jobs not in line here are absent.
+-- Returns {0}, then five values each: job, position, work ahead in µs, slots, mean in µs. Jobs not in line here are
+-- absent.
 --
 -- FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at tag + n * charge, so the steps
--- before a given one can be counted per user, in one pass over the users for all steps asked about. As memory/places.py.
+-- before a given one can be counted per user, in one pass over the users for all steps asked about. The first step of a
+-- newcomer starts where the newcomer stands instead, before all virtual times. As memory/places.py.
 --- @include scope
 --- @include lines
---- @include grant
+--- @include moves
 
 -- The lanes of a band, by hopping from one to the next in a set that sorts by lane.
 local function lanes_of(key, band)
   local lanes, from = {}, '[' .. band
   while true do
-    local member = call('ZRANGEBYLEX', key, from, '(' .. (band + 1), 'LIMIT', 0, 1)[1]
+    local member = call('ZRANGEBYLEX', key, from, '(' .. (band + 1), 'LIMIT', '0', '1')[1]
     if not member then
       return lanes
     end
@@ -34,7 +36,7 @@ local function lanes_ahead(key, band, lane)
 end
 
 local function mean_of(service)
-  return service.mean or service.rules.cost
+  return service.mean or service.cost
 end
 
 local function fifo_ahead(service, band, lane, asked, answer)
@@ -57,33 +59,36 @@ end
 local function standing_of(service, user, lanes)
   local steps, first = 0, nil
   for _, lane in ipairs(lanes) do
-    local record = user.lanes[lane]
-    if record and record[1] > 0 then
-      steps, first = steps + record[1], first or lane
+    local at = lane_at(user, lane)
+    if at and user[at + 1] > 0 then
+      steps, first = steps + user[at + 1], first or lane
     end
   end
   if steps == 0 then
     return 0
   end
   local cost = false
-  if not user.mean and not service.mean then
-    local suffix = first_in_line(service, first, user.id)
+  if not user[MEAN] and not service.mean then
+    local suffix = first_in_line(service, first, user[ID])
     local job = sub(suffix, 18)
     cost = read_entry(job, call('HGET', ENTRIES, job)).cost
   end
   local estimate = estimate_of(service, user, cost)
-  return steps, estimate, charge(estimate, user.weight)
+  return steps, estimate, charge(estimate, user[WEIGHT])
 end
 
 local function mark_of(service, band, lanes, entry)
   local user, index = read_user(service, entry.user), 0
-  local key = order_key(service, entry) .. entry.job
+  local key = order_key(service, entry.rank, entry.seq) .. entry.job
   for _, lane in ipairs(lanes) do
-    local line = line_of(lane, user.id)
+    local line = line_of(lane, user[ID])
     index = index + call('ZLEXCOUNT', service.keys.line, '[' .. line, '(' .. line .. key)
   end
   local _, _, each = standing_of(service, user, lanes)
-  return { tag = user.tags[band] + index * each, user = user.id, job = entry.job }
+  if index == 0 and user[NEW + band] then
+    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job }
+  end
+  return { tag = user[TAG + band] + index * each, user = user[ID], job = entry.job }
 end
 
 -- How many of a user's steps start before the mark; equal tags go by user id.
@@ -125,6 +130,17 @@ local function fair_ahead(service, band, lane, asked, users, answer)
   for i = 1, #marks + 1 do
     counts[i], works[i], more[i], more_work[i] = 0, 0, 0, 0
   end
+  local function add(tag, user_id, each, steps, estimate)
+    if steps > 0 and tag <= marks[#marks].tag then
+      -- Steps known to be before every mark from the i-th on are added once, at i; the others mark by mark.
+      local all_before = first_after(marks, tag + (steps - 1) * each)
+      counts[all_before], works[all_before] = counts[all_before] + steps, works[all_before] + steps * estimate
+      for i = first_after(marks, tag - 1), all_before - 1 do
+        local n = served_before(tag, user_id, each, steps, marks[i])
+        more[i], more_work[i] = more[i] + n, more_work[i] + n * estimate
+      end
+    end
+  end
   for _, user in ipairs(users) do
     for _, higher in ipairs(above) do
       local steps, estimate = standing_of(service, user, higher)
@@ -133,16 +149,12 @@ local function fair_ahead(service, band, lane, asked, users, answer)
       end
     end
     local steps, estimate, each = standing_of(service, user, lanes)
-    local tag = user.tags[band]
-    if steps > 0 and tag <= marks[#marks].tag then
-      -- Steps known to be before every mark from the i-th on are added once, at i; the others mark by mark.
-      local all_before = first_after(marks, tag + (steps - 1) * each)
-      counts[all_before], works[all_before] = counts[all_before] + steps, works[all_before] + steps * estimate
-      for i = first_after(marks, tag - 1), all_before - 1 do
-        local n = served_before(tag, user.id, each, steps, marks[i])
-        more[i], more_work[i] = more[i] + n, more_work[i] + n * estimate
-      end
+    local tag = user[TAG + band]
+    if steps > 0 and user[NEW + band] then
+      add(user[NEW + band] - MIDDLE, user[ID], each, 1, estimate)
+      tag, steps = tag + each, steps - 1
     end
+    add(tag, user[ID], each, steps, estimate)
   end
   for i, mark in ipairs(marks) do
     count, work = count + counts[i], work + works[i]
@@ -153,8 +165,8 @@ end
 local function running_work(service)
   local left = 0
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
-    local lease = unpack_of(stored)
-    left = left + math.max(0, lease[11] - math.max(0, now - lease[6]))
+    local _, _, _, _, _, granted, _, _, _, _, estimate = unpack_of(stored)
+    left = left + math.max(0, estimate - math.max(0, now - granted))
   end
   return left
 end
@@ -167,7 +179,7 @@ local function all_users(service)
   return users
 end
 
-local asked, jobs, rows = {}, {}, {}
+local asked, jobs, rows = {}, {}, { 0 }
 for i = 5, #ARGV do
   jobs[#jobs + 1] = ARGV[i]
 end
@@ -175,7 +187,7 @@ for i, stored in ipairs(read_many(ENTRIES, jobs)) do
   if stored then
     local entry = read_entry(jobs[i], stored)
     local service = by_name[entry.service]
-    local _, lane = where(service, entry)
+    local _, lane = where(service, entry.band, entry.rank, entry.region)
     asked[service] = asked[service] or {}
     asked[service][lane] = asked[service][lane] or {}
     table.insert(asked[service][lane], entry)
@@ -198,4 +210,4 @@ for service, lanes in pairs(asked) do
     end
   end
 end
-return { 0, rows }
+return rows

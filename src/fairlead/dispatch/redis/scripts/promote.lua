@@ -3,10 +3,11 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per promotion: job, run, band
 --
--- Returns {how many moved, services this process is to wake for}.
+-- Returns {how many moved, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
---- @include grant
+--- @include moves
+--- @include pick
 --- @include save
 
 local moved = 0
@@ -19,7 +20,7 @@ for i = 5, #ARGV, 3 do
     local raised = read_entry(job, stored)
     raised.band, raised.run = band, run
     replace_in_line(service, entry, service, raised, user_of(service, entry.user))
-    forget_if_idle(service, entry.user)
+    forget_if_idle(service, read_user(service, entry.user))
     call('HSET', ENTRIES, job, stored_entry(raised))
     touch(service)
     moved = moved + 1

@@ -1,17 +1,14 @@
 -- release: give back slots.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5..]          per release: lease, service, `1` for a refund
+--   ARGV[5..]          the releases, as release_all in include/grant.lua
 --
--- Returns {0, services this process is to wake for}.
+-- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include pick
 --- @include grant
 --- @include save
 
-local releases = {}
-for i = 5, #ARGV, 3 do
-  releases[#releases + 1] = { ARGV[i], ARGV[i + 1], ARGV[i + 2] == '1' }
-end
-release_all(releases)
+release_all(5)
 return { 0, wake(save()) }

@@ -12,10 +12,11 @@ for first = 1, #ARGV, 1000 do
   for i = 1, last - first + 1 do
     local waiting, leased = -1, -1
     if entries[i] then
-      waiting = cmsgpack.unpack(entries[i])[7]
+      waiting = select(7, cmsgpack.unpack(entries[i]))
     end
-    for run in string.gmatch(leases[i] or '', '%S+ (%S+) ') do
-      leased = math.max(leased, tonumber(run))
+    local noted = { cmsgpack.unpack(leases[i] or '') } -- name and run of each lease
+    for n = 2, #noted, 2 do
+      leased = math.max(leased, noted[n])
     end
     answer[#answer + 1] = waiting
     answer[#answer + 1] = leased

@@ -3,10 +3,10 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            services, joined by NUL
 --
--- Returns {0, services this process is to wake for itself}.
+-- Returns {0, services this process is to wake for itself, joined by NUL}.
 --- @include scope
 --- @include lines
---- @include grant
+--- @include pick
 --- @include save
 
 local woken = {}

@@ -3,10 +3,11 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per withdrawal: job, run
 --
--- Returns {how many left, services this process is to wake for}.
+-- Returns {how many left, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
---- @include grant
+--- @include moves
+--- @include pick
 --- @include save
 
 local gone = 0
@@ -18,7 +19,7 @@ for i = 5, #ARGV, 2 do
     local service = by_name[entry.service]
     call('HDEL', ENTRIES, job)
     leave(service, entry)
-    forget_if_idle(service, entry.user)
+    forget_if_idle(service, read_user(service, entry.user))
     touch(service)
     gone = gone + 1
   end

@@ -1,29 +1,17 @@
 -- Many steps of one service at once. The same outcome as one `pick` and `take` after the other, but the heads are read
--- once, and what leaves the line is written once: most of what a claim costs is the number of calls it makes.
+-- once, and what leaves the line is written once.
 
--- The next user: the first of those read that was not granted anything yet, or of those that were and wait again.
-local function next_user(listed, at, again)
-  local first, other = listed[at], again[#again]
-  if first and other then
-    local earlier_first = first.standing < other.standing
-      or (first.standing == other.standing and before(first.user.id, other.user.id))
-    if earlier_first then
-      return first, at + 1
-    end
-  elseif first then
-    return first, at + 1
-  end
-  again[#again] = nil
-  return other, at
+local function stands_before(standing, user_id, other, other_id)
+  return standing < other or (standing == other and before(user_id, other_id))
 end
 
--- `again` is sorted from last to first, so that the first is at its end.
+-- `again` are users that were granted something and wait on, from last to first, so that the first is at its end.
 local function stand_again(again, user, standing)
   local low, high = 1, #again + 1
   while low < high do
     local middle = floor((low + high) / 2)
     local other = again[middle]
-    if other.standing < standing or (other.standing == standing and before(other.user.id, user.id)) then
+    if stands_before(other.standing, other.user[ID], standing, user[ID]) then
       high = middle
     else
       low = middle + 1
@@ -32,91 +20,115 @@ local function stand_again(again, user, standing)
   table.insert(again, low, { standing = standing, user = user })
 end
 
--- The users at the head of a lane, at most so many, with their standing as a number.
-local function listed_heads(service, lane, count)
-  local found = call('ZRANGEBYLEX', service.keys.heads, '[' .. lane .. '\0', '(' .. lane .. '\1', 'LIMIT', 0, count)
-  local listed, ids = {}, {}
-  for i, member in ipairs(found) do
-    ids[i] = sub(member, 20)
-    listed[i] = { standing = tonumber(sub(member, 4, 19)), id = ids[i], user = false }
+-- Of the heads that were found, those of the first band, in order: ids, and standings as numbers.
+local function of_first_band(service, found)
+  local ids, standings, first = {}, {}, byte(found[1])
+  for i = 1, #found do
+    if byte(found[i]) ~= first then
+      break
+    end
+    ids[i], standings[i] = sub(found[i], 20), tonumber(sub(found[i], 4, 19))
   end
   read_users(service, ids)
-  for _, head_of_lane in ipairs(listed) do
-    head_of_lane.user = service.users[head_of_lane.id]
-  end
-  return listed
+  return ids, standings
 end
 
--- One step of this user: its member in the line, its job, and the standing that the user then has.
+-- One step of this user leaves the line: its member there, its job, the estimate, the charge, and the standing that the
+-- user has then, or nil if it waits for nothing more.
 local function take_first(service, band, lane, user)
-  local line = line_of(lane, user.id)
-  local steps = call('ZRANGEBYLEX', service.keys.line, '[' .. line, '(' .. line .. ':', 'LIMIT', user.taken, 2)
-  local job = sub(steps[1], #line + 18)
-  local estimate = user.mean or service.mean
+  local at, id = lane_at(user, lane), user[ID]
+  local line, length = '[' .. lane .. '\0' .. format('%04x', #id) .. id, #lane + 5 + #id
+  -- Open-ended: there is a step of this user, so no other's comes first.
+  local steps = call('ZRANGEBYLEX', service.keys.line, line, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
+    service.fifo and '2' or '1')
+  local job = sub(steps[1], length + 18)
+  local estimate = user[MEAN] or service.mean
   if not estimate then
     estimate = estimate_of(service, user, read_entry(job, call('HGET', ENTRIES, job)).cost)
   end
   local charged, standing = 0, nil
-  if service.fifo then
-    standing = steps[2] and tonumber(sub(steps[2], #line + 2, #line + 17))
-  else
-    local tag = user.tags[band]
-    service.vt[band] = math.max(service.vt[band], tag)
-    charged = charge(estimate, user.weight)
-    user.tags[band] = tag + charged
-    standing = tag + charged + MIDDLE
+  user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
+  user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
+  if not service.fifo then
+    charged = charge(estimate, user[WEIGHT])
+    move_back(service, user, band, charged)
+    standing = user[TAG + band] + MIDDLE
+  elseif user[at + 1] > 0 then
+    standing = tonumber(sub(steps[2], length + 2, length + 17))
   end
-  user.taken = user.taken + 1
-  user.lanes[lane][1] = user.lanes[lane][1] - 1
-  user.waiting, user.running = user.waiting - 1, user.running + 1
-  user.stale, user.changed = true, true
+  mark_stale(service, user)
   park_or_unpark(service, user)
-  if user.lanes[lane][1] == 0 or user.parked then
+  if user[at + 1] == 0 or user[PARKED] then
     standing = nil
   end
-  return { member = steps[1], job = job, user = user, estimate = estimate, charged = charged }, standing
+  return steps[1], job, estimate, charged, standing
 end
 
-local function take_in_band(service, band, room, taken, issue)
-  local lane = band .. '-'
-  local listed, at, again, grants, members, jobs = listed_heads(service, lane, room), 1, {}, {}, {}, {}
-  while #grants < room do
-    local chosen
-    chosen, at = next_user(listed, at, again)
-    if not chosen then
+local function take_in_band(service, band, found, room, issue)
+  local lane, ids, standings = UNBOUND[band], of_first_band(service, found)
+  local members, jobs, takers, estimates, charges = {}, {}, {}, {}, {}
+  local at, again, count = 1, {}, 0
+  while count < room do
+    local id, rival, user = ids[at], again[#again], nil
+    if rival and not (id and stands_before(standings[at], id, rival.standing, rival.user[ID])) then
+      user, again[#again] = rival.user, nil
+    elseif id then
+      user, at = service.users[id], at + 1
+    else
       break
     end
-    local grant, standing = take_first(service, band, lane, chosen.user)
-    grants[#grants + 1], members[#members + 1], jobs[#jobs + 1] = grant, grant.member, grant.job
-    taken[#taken + 1] = grant.job
-    if standing then
-      stand_again(again, chosen.user, standing)
+    count = count + 1
+    local standing
+    members[count], jobs[count], estimates[count], charges[count], standing = take_first(service, band, lane, user)
+    takers[count] = user
+    -- Who then stands behind as many others as there is room left does not get another turn.
+    local last = standings[at + room - count - 1]
+    if standing and not (last and last < standing) then
+      stand_again(again, user, standing)
     end
   end
-  local seqs = {}
-  for i, stored in ipairs(read_many(ENTRIES, jobs)) do
-    local grant, entry = grants[i], read_entry(jobs[i], stored)
-    grant.user.taken = 0
-    service.waiting[entry.band] = service.waiting[entry.band] - 1
-    seqs[i] = service.fifo and lane .. '\0' .. sortable(entry.seq) .. entry.job or nil
-    issue(service, entry, grant.user, grant.estimate, grant.charged, band)
+  local seqs, entries = {}, read_many(ENTRIES, jobs)
+  for i = 1, count do
+    local user, seq, _, _, offered, _, step, run = takers[i], unpack_of(entries[i])
+    user[TAKEN] = 0
+    service.waiting[offered] = service.waiting[offered] - 1
+    if service.fifo then
+      seqs[i] = lane .. '\0' .. sortable(seq) .. jobs[i]
+    end
+    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false)
   end
   call_many('ZREM', service.keys.line, members)
+  call_many('HDEL', ENTRIES, jobs)
   call_many('ZREM', service.keys.seqs, seqs)
-  if #grants > 0 and not service.fifo then
+  if count > 0 and not service.fifo then
     drop_overtaken(service, band)
   end
-  return #grants
+  return count
 end
 
-local function take_many(service, bands, room, taken, issue)
+local function take_many(service, bands, room, issue)
   if not scope.open or service.paused then
     return
   end
   room = math.min(room, free_slots(service))
+  local found = NONE
   for _, band in ipairs(service.fifo and FIFO_BANDS or bands) do
-    if room > 0 then
-      room = room - take_in_band(service, band, room, taken, issue)
+    if room <= 0 then
+      return
+    end
+    if not found[1] or band_of(found[1]) < band then
+      -- Of this band or the first that has any: the next ones need not be asked for.
+      found = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '+', 'LIMIT', '0', room)
+    end
+    if not found[1] then
+      return
+    elseif band_of(found[1]) == band then
+      local count = take_in_band(service, band, found, room, issue)
+      room = room - count
+      found = NONE
+      if count > 0 and service.user_limit then
+        refresh(service) -- who is at its limit now is set aside in the bands to come as well
+      end
     end
   end
 end

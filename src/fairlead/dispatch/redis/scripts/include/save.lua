@@ -1,15 +1,16 @@
 -- The end of a script: write what changed, find what turned runnable, and choose whom to wake for it.
 
+--- @const WAITER_MEMORY 30000000
 local ALL_BANDS = { 0, 1, 2, 3 }
 
 local function save_service(service)
   local k = service.keys
   refresh(service)
-  local written, gone = {}, {}
+  local written, count, gone = {}, 0, {}
   for user_id, user in pairs(service.users) do
-    if user and user.changed then
-      written[#written + 1] = user_id
-      written[#written + 1] = stored_user(user)
+    if user and user[CHANGED] then
+      count = count + 2
+      written[count - 1], written[count] = user_id, stored_user(user)
       service.gone[user_id] = nil
     end
   end
@@ -17,17 +18,9 @@ local function save_service(service)
     gone[#gone + 1] = user_id
   end
   call_many('HDEL', k.users, gone)
-  call_many('HSET', k.users, written, 2)
-  call_many('HSET', k.leases, service.new_leases, 2)
-  call_many('ZADD', k.expiry, service.new_expiries, 2)
+  write_many(k.users, written, not service.known or #gone > 0)
+  write_many(k.leases, service.new_leases, 2 * service.leased == #service.new_leases)
   call_many('ZADD', k.slots, service.new_slots, 2)
-end
-
-local function save_state(service, fields)
-  local vt, waiting = service.vt, service.waiting
-  fields[#fields + 1] = 'state:' .. service.name
-  fields[#fields + 1] = pack({ service.mean, vt[0], vt[1], vt[2], vt[3], waiting[1], waiting[2], waiting[3],
-    service.ready and 1 or 0, service.runnable and 1 or 0 })
 end
 
 local function pool_free()
@@ -49,7 +42,10 @@ local function turned_in_pool(turned, passing)
         turned[service.name] = true
       end
     end
-    service.runnable = runnable
+    if runnable ~= service.runnable then
+      service.runnable = runnable
+      touch(service)
+    end
   end
 end
 
@@ -78,55 +74,58 @@ local function save(passing)
     scope.pool[3][name] = true
   end
   for _, service in ipairs(services) do
-    save_state(service, fields)
+    if service.touched then
+      fields[#fields + 1] = 'state:' .. service.name
+      fields[#fields + 1] = stored_state(service)
+    end
   end
   if scope.pool_limit then
     fields[#fields + 1] = 'pool'
     fields[#fields + 1] = pack(scope.pool)
   end
-  fields[#fields + 1] = 'counter'
-  fields[#fields + 1] = format('%d', scope.counter)
-  call('HSET', META, unpack(fields))
+  if scope.counter ~= scope.counter_read then
+    fields[#fields + 1] = 'counter'
+    fields[#fields + 1] = format('%d', scope.counter)
+  end
+  if #fields == 0 then
+    fields = { 'counter', format('%d', scope.counter) } -- as in include/master.lua: every script is to write something
+  end
+  call_many('HSET', META, fields, 2)
   return turned
 end
 
-local WAITER_MEMORY = 30000000
 local PROCESS, CLUSTER = ARGV[3], ARGV[4] == '1'
 
--- The process to tell, of those that wait with room for this service: this one if it does, else who was told the
--- longest ago. Nil: none waits, so whoever finishes something asks anyway.
-local function waiter_for(name, waiters)
-  local best
-  for process, waiter in pairs(waiters) do
-    if now - waiter[1] <= WAITER_MEMORY and waiter[3][name] then
-      if process == PROCESS then
-        return process
-      end
-      if not best or waiter[2] < waiters[best][2] or (waiter[2] == waiters[best][2] and process < best) then
-        best = process
-      end
-    end
+-- Tell one waiting process per service; those that are this process's own to hear are returned, joined by NUL. What
+-- only this needs is made only when it is needed.
+local function wake(woken)
+  if not next(woken) then
+    return ''
   end
-  return best
-end
-
-local function read_waiters()
-  local read, waiters = call('HGETALL', WAITERS), {}
+  local read, waiters, own = call('HGETALL', WAITERS), {}, {}
   for i = 1, #read, 2 do
     waiters[read[i]] = unpack_of(read[i + 1])
   end
-  return waiters
-end
 
--- Tell one waiting process per service; those that are this process's own to hear are returned.
-local function wake(woken)
-  local own = {}
-  if not next(woken) then
-    return own
+  -- The process to tell, of those that wait with room for this service: this one if it does, else who was told the
+  -- longest ago. Nil: none waits, so whoever finishes something asks anyway.
+  local function waiter_for(name)
+    local best
+    for process, waiter in pairs(waiters) do
+      if now - waiter[1] <= WAITER_MEMORY and waiter[3][name] then
+        if process == PROCESS then
+          return process
+        end
+        if not best or waiter[2] < waiters[best][2] or (waiter[2] == waiters[best][2] and process < best) then
+          best = process
+        end
+      end
+    end
+    return best
   end
-  local waiters = read_waiters()
+
   for name in pairs(woken) do
-    local process = waiter_for(name, waiters)
+    local process = waiter_for(name)
     while process and process ~= PROCESS do
       waiters[process][2] = now
       local heard = call('PUBLISH', string.gsub(META, '{.*', '') .. 'wake:' .. process, name)
@@ -136,11 +135,11 @@ local function wake(woken)
       end
       call('HDEL', WAITERS, process)
       waiters[process] = nil
-      process = waiter_for(name, waiters)
+      process = waiter_for(name)
     end
     if not process or process == PROCESS then
       own[#own + 1] = name
     end
   end
-  return own
+  return table.concat(own, '\0')
 end

@@ -1,15 +1,7 @@
 -- One claim's dealings with a pool: which slots it gets, and which it leaves to others. As memory/pool.py.
 -- A turn's `left` (by service) and `left_to` (by worker) outlive one call of the script, when a claim needs several.
 
-local WORKER_MEMORY = 30000000
-
-local function read_set(list)
-  local set = {}
-  for _, name in ipairs(list) do
-    set[name] = true
-  end
-  return set
-end
+--- @const WORKER_MEMORY 30000000
 
 -- Other live workers whose last claim left them with room, by name. Those that fell silent are forgotten.
 local function rivals_of(claimer)

@@ -1,0 +1,173 @@
+"""Users with few rights, passwords with odd characters, and TLS: all by the URL."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from fairlead.dispatch.port import Renewal
+from fairlead.dispatch.redis import RedisBus, RedisDispatcher, RedisLeadership
+from fairlead.dispatch.redis.clients import parse
+from fairlead.domain.limits import Rules, ServiceRules
+from fairlead.errors import Unavailable
+from tests.contract.dispatchers import FakeClock, Line
+from tests.redis_servers import Server
+
+PASSWORD = "p@ss/w:rd%41?#&"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server().start()
+    yield server
+    server.kill()
+
+
+async def everything_works(url: str) -> None:
+    dispatcher = RedisDispatcher(url, prefix=f"test-{secrets.token_hex(6)}", admit=lambda server: True)
+    await dispatcher.start()
+    await asyncio.wait_for(dispatcher._wakes.listening.wait(), 10)
+    line = Line(dispatcher, FakeClock())
+    await line.open(ServiceRules("s", limit=1))
+    await line.offer("a")
+    lease = await line.take(worker="w")
+    assert await asyncio.to_thread(dispatcher.renew, "w", [lease.name]) == Renewal()
+    assert (await dispatcher.states([lease.scope]))[lease.scope].open
+    await line.end(lease)
+    await dispatcher.close()
+    leadership = RedisLeadership(url, prefix="p", holder="a")
+    assert await leadership.acquire(1)
+    await leadership.resign()
+    await leadership.close()
+    heard = asyncio.Queue[bytes]()
+    bus = RedisBus(url)
+    await bus.start(["ws:1"], lambda channel, message: heard.put_nowait(message))
+    await asyncio.wait_for(bus.listening.wait(), 10)
+    assert await bus.listened("ws:*") == {"ws:1"}
+    bus.send("ws:1", b"x")
+    assert await asyncio.wait_for(heard.get(), 10) == b"x"
+    await bus.close()
+
+
+async def nothing_works(url: str) -> Unavailable:
+    dispatcher = RedisDispatcher(url)
+    with pytest.raises(Unavailable) as refused:
+        await dispatcher.states(["service:s"])
+    with pytest.raises(Unavailable):
+        await dispatcher.configure(Rules({"s": ServiceRules("s", limit=1)}, version=1))
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(dispatcher.renew, "w", [])
+    await dispatcher.close()
+    return refused.value
+
+
+async def test_a_user_needs_no_rights_over_the_server_but_to_ask_who_it_is(server: Server) -> None:
+    server.client.execute_command(
+        "ACL", "SETUSER", "the@line", "on", f">{PASSWORD}", "~*", "&*", "+@all", "-@dangerous", "-@admin", "+info"
+    )
+    server.client.execute_command("ACL", "SETUSER", "default", "off")
+    at = f"127.0.0.1:{server.port}/0"
+    await everything_works(f"redis://{quote('the@line')}:{quote(PASSWORD, safe='')}@{at}")
+    assert "password" in str(await nothing_works(f"redis://{quote('the@line')}:wrong@{at}"))
+    await nothing_works(f"redis://{at}")
+
+
+def test_login_tls_and_options_are_part_of_every_kind_of_url() -> None:
+    login = f"line:{quote(PASSWORD, safe='')}"
+    target = parse(f"rediss+cluster://{login}@one:7000,two:7001?ssl_ca_certs=/ca.pem&ssl_check_hostname=false")
+    assert (target.kind, target.hosts) == ("cluster", [("one", 7000), ("two", 7001)])
+    assert target.options == {
+        "username": "line",
+        "password": PASSWORD,
+        "ssl": True,
+        "ssl_ca_certs": "/ca.pem",
+        "ssl_check_hostname": False,
+    }
+    target = parse(f"redis+sentinel://:{quote(PASSWORD, safe='')}@one,two:7001/mymaster/3")
+    assert (target.hosts, target.path) == ([("one", 26379), ("two", 7001)], ["mymaster", "3"])
+    assert target.options == {"password": PASSWORD}
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://host", "redis+other://host", "http+cluster://host"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not a URL for Redis"):
+        RedisDispatcher(url)
+
+
+# -- TLS: Redis itself is often built without it, so it stands behind a front that has it ------------------------------
+
+
+class TlsFront:
+    def __init__(self, server: Server, certificate: Path, key: Path) -> None:
+        self._server = server
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                raw, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(raw,), daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        try:
+            with (
+                self._context.wrap_socket(raw, server_side=True) as client,
+                socket.create_connection(("127.0.0.1", self._server.port)) as server,
+            ):
+                client.settimeout(0.02)
+                server.settimeout(0.02)
+                while _passed(client, server) and _passed(server, client):
+                    pass
+        except OSError:
+            raw.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def _passed(source: socket.socket, sink: socket.socket) -> bool:
+    """Whether the source is still there."""
+    try:
+        data = source.recv(65536)
+    except TimeoutError:
+        return True
+    if data:
+        sink.sendall(data)
+    return bool(data)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext".split()
+    files = ["subjectAltName=IP:127.0.0.1", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run([*command, *files], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_tls_with_a_certificate_of_ones_own(server: Server, certificate: tuple[Path, Path]) -> None:
+    front = TlsFront(server, *certificate)
+    url = f"rediss://127.0.0.1:{front.port}/0"
+    await everything_works(f"{url}?ssl_ca_certs={quote(str(certificate[0]))}")
+    await everything_works(f"{url}?ssl_cert_reqs=none&ssl_check_hostname=false")
+    await nothing_works(url)  # nobody vouches for it
+    front.close()

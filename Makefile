@@ -19,14 +19,16 @@ ifneq ($(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench lock clean
+.PHONY: help install run test chaos check bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make install   set up $(VENV) from the lock"
 	@echo "make run       install, then start the gateway with the sample project (PORT=$(PORT))"
 	@echo "make test      install, then run all tests"
+	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
-	@echo "make bench     install, then print the benchmark"
+	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
+	@echo "make bench-full  the same with more of everything, for hours"
 	@echo "make lock      write requirements/*.txt anew, with the newest versions"
 	@echo "make clean     remove $(VENV), caches and the sample's data"
 
@@ -53,6 +55,9 @@ run: install
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
+chaos: install
+	$(BIN)/python -m tests.chaos.soak
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,17 +65,23 @@ check: install
 	$(BIN)/lint-imports
 
 bench: install
-	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python -m bench $(ARGS)
+
+bench-full: install
+	$(BIN)/python -m bench --full $(ARGS)
 
 # The lock names no index, so that it works with a mirror; its hashes say what may come from there.
 LOCK = $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
+EXTRAS = --extra server --extra postgres --extra redis
+
 lock:
 	"$(PYTHON)" -m venv --clear $(LOCK_VENV)
 	$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(LOCK) --extra server --extra postgres --group dev pyproject.toml requirements/build.in -o requirements/dev.txt
-	$(LOCK) --extra server --extra postgres --constraint requirements/dev.txt pyproject.toml -o requirements/server.txt
+	$(LOCK) $(EXTRAS) --group dev pyproject.toml requirements/build.in -o requirements/dev.txt
+	$(LOCK) $(EXTRAS) --constraint requirements/dev.txt pyproject.toml -o requirements/server.txt
+	$(LOCK) --constraint requirements/dev.txt requirements/build.in -o requirements/build.txt
 
 clean:
 	rm -rf $(VENV) $(LOCK_VENV) data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -114,6 +114,7 @@ class Postgres:
         self.start()
 
     def remove(self) -> None:
+        atexit.unregister(self.remove)
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -126,6 +127,12 @@ def postgres(*settings: str) -> Postgres | None:
     """The server of this test run, or None if there are no binaries."""
     binaries = _binaries()
     return None if binaries is None else Postgres(binaries, *settings)
+
+
+def own_postgres(*settings: str) -> Postgres:
+    """One more server, for a test that stops it; whoever asks for it removes it."""
+    binaries = _binaries()
+    return missing("there is no PostgreSQL here") if binaries is None else Postgres(binaries, *settings)
 
 
 def postgres_url() -> str:

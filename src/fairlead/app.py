@@ -28,12 +28,11 @@ from pydantic import ValidationError
 
 from fairlead import config as configuration
 from fairlead.config import Settings
-from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.domain import transitions
 from fairlead.domain.config import Config, ServiceConfig
 from fairlead.domain.job import JobStatus
 from fairlead.domain.order import Place
-from fairlead.engines import store_of, submit_on, writers_of
+from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
     AlreadyDispatching,
     ConfigError,
@@ -43,17 +42,16 @@ from fairlead.errors import (
     RequestError,
     Unavailable,
 )
-from fairlead.executors.function import FunctionExecutor, Handler, imported, path_of
-from fairlead.executors.port import Executor
-from fairlead.executors.process import ProcessExecutor
+from fairlead.executors.assembly import executors_of
+from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
 from fairlead.runtime import events, status, view
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.events import Hub, TooSlow
-from fairlead.runtime.line import Line
 from fairlead.runtime.operations import Operations, Page, check_id
+from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder
-from fairlead.runtime.relay import Relay
+from fairlead.runtime.roles import ALL, Roles
 from fairlead.runtime.submission import Submission, check
 from fairlead.runtime.view import JobView
 from fairlead.store.journal import Journal
@@ -75,6 +73,7 @@ class Fairlead:
         config: str | Path | Settings | Config | None = None,
         *,
         database_url: str | None = None,
+        redis_url: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         if isinstance(config, Config):
@@ -83,15 +82,18 @@ class Fairlead:
             settings = config
         else:
             settings = configuration.load(config)
-        self.settings = replace(settings, database_url=database_url or settings.database_url)
+        self.settings = replace(
+            settings,
+            database_url=database_url or settings.database_url,
+            redis_url=redis_url or settings.redis_url,
+        )
         self.config = settings.config
         self.hub = Hub()
         self._clock = clock or SystemClock()
         self._handlers: dict[str, Handler] = {}
         self._store: Store | None = None
         self._journal: Journal | None = None
-        self._relay: Relay | None = None
-        self._line: Line | None = None
+        self._process: Process | None = None
 
     # ------------------------------------------------------------ declaring
 
@@ -128,6 +130,7 @@ class Fairlead:
         source = self.settings.source or "the configuration"
         problems = configuration.problems_of(self.config, source)
         problems += _problems(lambda url: store_of(url, self._clock.now), self.settings.database_url)
+        problems += self.settings.problems()
         for name, service in self.config.services.items():
             if not (service.remote or service.function or name in self._handlers):
                 problems.append(
@@ -159,8 +162,8 @@ class Fairlead:
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
-        if self._relay is not None:
-            self._relay.committed(changes)
+        if self._process is not None:
+            self._process.committed(changes)
 
     async def close(self) -> None:
         journal, store = self._journal, self._store
@@ -180,64 +183,64 @@ class Fairlead:
         await self.close()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Fairlead]:
-        """Run the whole line in this process: dispatcher, worker and manager."""
-        if self._line is not None:
+    async def running(self, roles: Roles = ALL) -> AsyncIterator[Fairlead]:
+        """Run the line in this process: all of it, or what `roles` say of a line that is in Redis."""
+        if self._process is not None:
             raise AlreadyDispatching("this app is running already")
         opened_before = self._store is not None
         if not opened_before:
             await self.open()
         try:
-            self._line = await self._start_line()
+            await self._start(roles)
             yield self
         finally:
-            if self._line is not None:
-                await self._line.stop()
-            self._line = self._relay = None
+            await self._stop()
             if not opened_before:
                 await self.close()
 
-    async def _start_line(self) -> Line:
+    async def _start(self, roles: Roles) -> None:
         store, journal = self._opened()
-        executors = self._executors()
-        await store.lock_dispatch()
-        dispatcher = MemoryDispatcher(self._clock.steady)
-        self._relay = Relay(dispatcher)
-        line = Line(
+        if self.settings.redis_url is None:
+            if not (roles.worker and roles.manager):
+                if roles.worker or roles.manager:
+                    raise ConfigError(["REDIS_URL: a worker or a manager of its own needs Redis; set it, or use `up`"])
+                return  # the process that dispatches from memory finds in the outbox what this one accepts
+            await store.lock_dispatch()
+        elif roles.manager:
+            await store.lock_dispatch(shared=True)
+        servers: set[str] = set()
+        executors = executors_of(self.config, self._handlers, roles.services) if roles.worker else {}
+        process = Process(
             self.config,
+            roles,
             store=store,
             journal=journal,
             recorder=self._recorder,
-            dispatcher=dispatcher,
-            relay=self._relay,
+            shards=shards_of(self.settings, self.config, servers, self._clock.steady),
+            servers=servers,
+            bus=bus_of(self.settings),
             executors=executors,
             hub=self.hub,
             clock=self._clock,
         )
-        await line.start()
-        return line
+        self._process = process
+        await process.start()
 
-    def _executors(self) -> dict[str, Executor]:
-        executors: dict[str, Executor] = {}
-        max_result = self.config.worker.max_result
-        for name, service in self.config.services.items():
-            if service.remote:
-                # Only those who call HTTP services need the HTTP client installed.
-                from fairlead.executors.http import HttpExecutor
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
 
-                executors[name] = HttpExecutor(service, max_result=max_result)
-                continue
-            handler = self._handlers.get(name) or imported(service.function or "")
-            if service.run_in == "process":
-                executors[name] = ProcessExecutor(service.function or path_of(handler), max_result=max_result)
-            else:
-                executors[name] = FunctionExecutor(handler, max_result=max_result)
-        return executors
+    @property
+    def broken(self) -> BaseException | None:
+        """What broke down in this process, and does not come back without a restart."""
+        lines = self._process.lines.values() if self._process is not None else ()
+        return next((line.broken for line in lines if line.broken is not None), None)
 
     async def drain(self) -> None:
         """Stop claiming; let calls finish within `worker.drain_timeout`; hand the rest back."""
-        if self._line is not None:
-            await self._line.drain()
+        if self._process is not None:
+            await self._process.drain()
 
     @cached_property
     def sync(self) -> SyncFairlead:
@@ -275,6 +278,14 @@ class Fairlead:
         """Accept many jobs in one commit: all or none."""
         receipts = await self.accept(submissions, idempotency_key=idempotency_key)
         return [JobHandle(self, receipt.job_id) for receipt in receipts]
+
+    async def push_task(self, queue: str, payload: Mapping[str, Any], priority: str = "low") -> bool:
+        """TaskFlow's call: a durable submit to the service `queue`. True: it is committed."""
+        if not isinstance(payload, Mapping):
+            raise InvalidInput("the payload is an object, such as {'task_id': 7}", pointer="/input_data")
+        user_id = payload.get("user_id", "anonymous")
+        await self.submit(queue, payload, user_id=str(user_id), priority=priority)
+        return True
 
     async def accept(
         self,
@@ -325,8 +336,12 @@ class Fairlead:
         return view.of_record(record, places.get(job_id))
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        """Where these jobs stand; empty in a process that does not run the line."""
-        return await self._line.dispatcher.places(job_ids) if self._line is not None else {}
+        """Where these jobs stand; empty in a process that does not know the line."""
+        return await self._process.places(job_ids) if self._process is not None else {}
+
+    async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """The same for jobs that were accepted here just now; empty while the line has no time to tell."""
+        return await self._process.places_of_new(job_ids) if self._process is not None else {}
 
     async def list_jobs(
         self,
@@ -355,7 +370,7 @@ class Fairlead:
                 if job.status.finished or (rest is not None and rest <= 0):
                     return job
                 # Events tell of what happens in this process; a look now and then sees what others did.
-                poll = POLL_WHEN_RUNNING if self._line is not None else POLL_WHEN_NOT
+                poll = POLL_WHEN_RUNNING if self._process is not None else POLL_WHEN_NOT
                 await self._until_terminal(subscription, poll if rest is None else min(poll, rest))
 
     async def _until_terminal(self, subscription: events.Subscription, timeout: float) -> None:
@@ -363,7 +378,7 @@ class Fairlead:
             async with asyncio.timeout(timeout):
                 while True:
                     event = await subscription.next()
-                    if event is not None and event.type in events.TERMINAL:
+                    if event is not None and (event.type in events.TERMINAL or event.type == events.ENDED):
                         return
 
     async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
@@ -377,13 +392,19 @@ class Fairlead:
                 "message": f"the job is {job.status}",
                 "job": job.as_dict(),
             }
+            clock = asyncio.get_running_loop().time
+            quiet_until = clock() + heartbeat
             while not job.status.finished:
-                event = await subscription.next(heartbeat)
-                if event is None:
-                    yield None
-                    # Another process may have ended it; then its terminal event is never heard here.
+                # Another process may have ended it, and its terminal event may never be heard here.
+                poll = POLL_WHEN_RUNNING if self._process is not None else POLL_WHEN_NOT
+                event = await subscription.next(min(poll, max(0.0, quiet_until - clock())))
+                if event is None or event.type == events.ENDED:
+                    if clock() >= quiet_until:
+                        yield None
+                        quiet_until = clock() + heartbeat
                     job = await self.get(job_id)
                     continue
+                quiet_until = clock() + heartbeat
                 yield event.as_dict()
                 if event.type in events.TERMINAL:
                     return
@@ -460,6 +481,8 @@ class Fairlead:
         """Change a service's limit while running; kept in the truth until lifted with None."""
         if limit is not None and (type(limit) is not int or not 0 <= limit <= MAX_LIMIT):
             raise InvalidInput(f"a limit is from 0 to {MAX_LIMIT}", pointer="/limit")
+        if service in self.config.services and self.config.services[service].shards:
+            raise InvalidInput(f"the limit of {service} is stated per shard; change it in the config", pointer="/limit")
         await self._override(Override(service, limit=limit, lift_limit=limit is None))
 
     async def pause(self, service: str) -> None:
@@ -474,19 +497,19 @@ class Fairlead:
         if override.service not in self.config.services:
             raise NotFound(f"there is no service {override.service!r}")
         outcome = await journal.write(override)
-        if self._line is not None and isinstance(outcome, Done):
-            await self._line.apply(outcome.value)
+        if self._process is not None and isinstance(outcome, Done):
+            await self._process.apply(outcome.value)
 
     # ------------------------------------------------------------ how it is
 
     async def status(self) -> dict[str, Any]:
         """Services with their slots and lines, pools, and counts of jobs."""
         store, _ = self._opened()
-        return await status.describe(store, self._line)
+        return await status.describe(store, self._process)
 
     async def readiness(self) -> dict[str, Any]:
         """Can it do its work? Names what cannot."""
-        return await status.readiness(self._store, self._line)
+        return await status.readiness(self._store, self._process)
 
     def _opened(self) -> tuple[Store, Journal]:
         if self._store is None or self._journal is None:

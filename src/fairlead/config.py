@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fairlead.addresses import engine_problems, resolved
 from fairlead.domain.config import MEANING, Config, contradictions, too_many_ways
 from fairlead.errors import ConfigError
 
@@ -30,12 +31,23 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration and where everything is."""
+    """The configuration and where everything is. Without a `redis_url`, one process dispatches from its memory."""
 
     config: Config
     database_url: str = DEFAULT_DATABASE_URL
     admin_key: str | None = None
     source: str | None = None
+    redis_url: str | None = None
+
+    @property
+    def shards(self) -> dict[str, str]:
+        """The URL of every shard but the main one, which `redis_url` is."""
+        found = {name: resolved(said, os.environ) for name, said in self.config.shards.items()}
+        return {name: url for name, url in found.items() if url is not None}
+
+    def problems(self) -> list[str]:
+        """What is wrong with where the engines are, and with how they are combined."""
+        return list(engine_problems(self.database_url, self.redis_url, self.config.shards, self.source, os.environ))
 
 
 def load(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -47,19 +59,20 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
     for variable, key, value in _overrides(environ):
         variables[key] = variable
         _put(raw, key, value, problems)
-    config = _validated(raw, source or "the environment", variables, problems)
-    if environ.get("REDIS_URL"):
-        raise ConfigError(
-            [
-                "REDIS_URL: this version dispatches from memory, in one process; unset it. "
-                "Other processes may submit to the same database meanwhile"
-            ]
-        )
+    database_url = environ.get("DATABASE_URL") or DEFAULT_DATABASE_URL
+    redis_url = environ.get("REDIS_URL") or None
+    try:
+        config = _validated(raw, source or "the environment", variables, problems)
+    except ConfigError as error:
+        # With what `Settings.problems` would say later, so that all is told at once.
+        engines = engine_problems(database_url, redis_url, _section(raw, "shards"), source, environ)
+        raise ConfigError([*error.problems, *engines]) from None
     return Settings(
         config=config,
-        database_url=environ.get("DATABASE_URL") or DEFAULT_DATABASE_URL,
+        database_url=database_url,
         admin_key=environ.get("FAIRLEAD_ADMIN_KEY") or None,
         source=source,
+        redis_url=redis_url,
     )
 
 
@@ -134,14 +147,17 @@ def _validated(
 
 def _contradictions(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Those of a file that has other mistakes too, so that all are told at once."""
-    sections = [raw.get(name) for name in ("services", "pipelines", "pools")]
-    services, pipelines, pools = (section if isinstance(section, dict) else {} for section in sections)
-    pool_of = {name: said.get("pool") if isinstance(said, dict) else None for name, said in services.items()}
-    yield from contradictions(pool_of, pipelines, pools)
+    services = _section(raw, "services")
+    yield from contradictions(services, *(_section(raw, name) for name in ("pipelines", "pools", "shards")))
     # The service's own check is only made when all its values are valid.
     for name, said in services.items():
         if isinstance(said, dict) and (problem := too_many_ways(said)):
             yield f"services.{name}", problem
+
+
+def _section(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    section = raw.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def explained(
@@ -214,5 +230,5 @@ def _explain(issue: Any) -> str | None:
 
 def _shown(value: Any) -> str:
     """A wrong value as the user wrote it, shortened, and without the password that a URL may carry."""
-    text = re.sub(r"//[^/@\s]*@", "//***@", repr(value))
+    text = re.sub(r"//\S*@", "//***@", repr(value))
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"

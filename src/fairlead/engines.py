@@ -1,17 +1,24 @@
-"""Which engine stands behind an address: the only place that names concrete stores."""
+"""Which engine stands behind an address: the only place that names concrete stores and dispatchers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import socket
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from fairlead.config import sqlite_options
+from fairlead.config import Settings, sqlite_options
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.port import Bus, Shard
+from fairlead.domain.config import Config
+from fairlead.domain.limits import MAIN_SHARD
 from fairlead.domain.transitions import Submit
 from fairlead.errors import ConfigError, InvalidInput
 from fairlead.store.port import Accepted, Store
 from fairlead.store.sqlite import SqliteStore
 
 POSTGRES = ("postgresql://", "postgres://")
+PREFIX = "fairlead"
 
 
 def store_of(database_url: str, clock: Callable[[], float]) -> Store:
@@ -39,3 +46,35 @@ async def submit_on(database_url: str, connection: Any, submits: Sequence[Submit
     from fairlead.store.postgres import enlist
 
     return await enlist.submit_on(connection, submits)
+
+
+def shards_of(settings: Settings, config: Config, servers: Set[str], clock: Callable[[], float]) -> list[Shard]:
+    """The dispatchers of a process. `servers` are those on which the line was built, as the truth says at any moment:
+    no other Redis is asked for work, however complete it looks."""
+    if settings.redis_url is None:
+        dispatcher = MemoryDispatcher(clock)
+        return [Shard(MAIN_SHARD, dispatcher, dispatcher)]
+    from fairlead.dispatch.redis import RedisDispatcher
+    from fairlead.dispatch.redis.leadership import RedisLeadership
+
+    holder = f"{socket.gethostname()}:{os.getpid()}"
+    shards = []
+    for name, url in {MAIN_SHARD: settings.redis_url, **settings.shards}.items():
+        prefix = PREFIX if name == MAIN_SHARD else f"{PREFIX}.{name}"
+        shards.append(
+            Shard(
+                name,
+                RedisDispatcher(url, prefix=prefix, admit=servers.__contains__),
+                RedisDispatcher(url, prefix=prefix),
+                RedisLeadership(url, prefix=prefix, holder=holder, ttl=config.manager.leader_ttl),
+            )
+        )
+    return shards
+
+
+def bus_of(settings: Settings) -> Bus | None:
+    if settings.redis_url is None:
+        return None
+    from fairlead.dispatch.redis.bus import RedisBus
+
+    return RedisBus(settings.redis_url)

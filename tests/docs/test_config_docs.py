@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from fairlead.addresses import REDIS_SCHEMES
 from fairlead.config import ALIASES, DEFAULT_DATABASE_URL, DEFAULT_FILE, PREFIX, load
-from fairlead.domain.config import BackoffConfig, Config, RegionConfig, ServiceConfig
+from fairlead.domain.config import BackoffConfig, Config, RegionConfig, ServiceConfig, ShareConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools"}
+NAMED = {"services", "pipelines", "pools", "shards"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -55,6 +56,7 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         **defaults_of(ServiceConfig),
         **defaults_of(BackoffConfig, "backoff."),
         **defaults_of(RegionConfig, "regions.REGION."),
+        **defaults_of(ShareConfig, "shards.SHARD."),
     }
     assert {key: cells[0] for key, cells in rows("services.NAME").items()} == expected
 
@@ -69,7 +71,7 @@ def test_every_section_is_documented() -> None:
 def test_every_environment_variable_that_the_code_names_is_documented() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     named = set(re.findall(r"""["']((?:FAIRLEAD_[A-Z_]*[A-Z]|[A-Z]+_URL|PROMOTE_[A-Z_]+))["']""", source))
-    assert named >= {"DATABASE_URL", "FAIRLEAD_ADMIN_KEY", "FAIRLEAD_URL", *ALIASES}
+    assert named >= {"DATABASE_URL", "REDIS_URL", "FAIRLEAD_ADMIN_KEY", "FAIRLEAD_URL", *ALIASES}
     assert [name for name in sorted(named) if f"`{name}`" not in DOCS] == []
 
 
@@ -91,3 +93,18 @@ def test_the_examples_of_the_environment_are_understood(tmp_path: Path) -> None:
     assert config.server.port == 8123
     assert config.services["image_gen"].url == "http://10.0.0.7:9000/v1/execute"
     assert config.pipelines["text_only"] == ["prompt_enhancer", "fast_chat_llm"]
+
+
+@pytest.mark.parametrize("scheme", REDIS_SCHEMES)
+def test_every_form_of_redis_is_documented(scheme: str) -> None:
+    assert f"`{scheme}://" in DOCS
+
+
+def test_the_example_of_shards_is_valid(tmp_path: Path) -> None:
+    block = re.search(r"```toml\n(.*?)```", SECTIONS["shards"], re.S)
+    assert block is not None
+    file = tmp_path / "fairlead.toml"
+    file.write_text(block[1], encoding="utf-8")
+    config = load(file, {}).config
+    assert list(config.contradictions()) == []
+    assert config.services["send_message"].limit == 8

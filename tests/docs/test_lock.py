@@ -13,9 +13,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-RUNTIME = PROJECT["project"]["dependencies"] + EXTRAS["server"] + EXTRAS["postgres"]
+RUNTIME = PROJECT["project"]["dependencies"] + EXTRAS["server"] + EXTRAS["postgres"] + EXTRAS["redis"]
 BUILD = ["editables", *PROJECT["build-system"]["requires"]]
-ASKED = {"dev.txt": [*RUNTIME, *PROJECT["dependency-groups"]["dev"], *BUILD], "server.txt": RUNTIME}
+ASKED = {"dev.txt": [*RUNTIME, *PROJECT["dependency-groups"]["dev"], *BUILD], "server.txt": RUNTIME, "build.txt": BUILD}
 
 
 def pinned(name: str) -> dict[str, str]:
@@ -40,6 +40,7 @@ def test_every_pin_has_a_hash_and_no_index_is_named(name: str) -> None:
     assert not re.search(r"://|--index|--find-links|--extra|--trusted", text)
 
 
-def test_both_locks_agree() -> None:
+@pytest.mark.parametrize("name", ["server.txt", "build.txt"])
+def test_all_locks_agree(name: str) -> None:
     dev = pinned("dev.txt")
-    assert {name: dev.get(name) for name in pinned("server.txt")} == pinned("server.txt")
+    assert {package: dev.get(package) for package in pinned(name)} == pinned(name)

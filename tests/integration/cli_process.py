@@ -123,6 +123,7 @@ class Up:
     lines: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     heard: list[str] = field(default_factory=list)
     url: str = ""
+    banner: dict[str, Any] = field(default_factory=dict)
 
     def wait_for(self, text: str) -> str:
         """The first line from now on that contains `text`."""
@@ -130,7 +131,9 @@ class Up:
             try:
                 line = self.lines.get(timeout=DEADLINE_S)
             except queue.Empty:
-                raise AssertionError(f"never said {text!r}, only:\n{''.join(self.heard)}") from None
+                line = ""
+            if not line:  # nothing for too long, or the end of its output
+                raise AssertionError(f"never said {text!r}, only:\n{''.join(self.heard)}")
             if text in line:
                 return line
 
@@ -168,14 +171,23 @@ def _read(up: Up) -> None:
     for line in up.process.stdout:
         up.heard.append(line)
         up.lines.put(line)
+    up.lines.put("")
 
 
 @contextmanager
 def up(cwd: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
     """`fairlead up` of the project above, once it has said where it listens."""
+    with running("up", cwd, *arguments, env=env) as process:
+        yield process
+
+
+@contextmanager
+def running(command: str, cwd: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """`up`, `api`, `worker` or `manager` of the project above, once it has said what it runs."""
     (cwd / "project.py").write_text(PROJECT, encoding="utf-8")
-    command = (*COMMAND, "up", *(arguments or ("project:app",)), "--port", "0", "--json")
-    with started(command, cwd=cwd, env=env) as process:
-        banner = json.loads(process.wait_for('"urls"'))
-        process.url = banner["urls"]["gateway"][0]
+    port = ("--port", "0") if command in ("up", "api") else ()
+    with started((*COMMAND, command, *(arguments or ("project:app",)), *port, "--json"), cwd=cwd, env=env) as process:
+        process.banner = json.loads(process.wait_for('"process"'))
+        if port:
+            process.url = process.banner["urls"]["gateway"][0]
         yield process

@@ -107,16 +107,27 @@ async def test_a_running_app_is_alive_and_becomes_ready(site: Site) -> None:
     assert (await site.client.head("/readyz")).status_code == 200
 
 
-async def test_a_process_that_runs_no_line_says_which_part_is_missing(still_site: Site) -> None:
+async def test_a_process_that_runs_no_line_is_ready_to_accept_and_says_who_dispatches(still_site: Site) -> None:
     response = await still_site.client.get("/readyz")
+    assert response.status_code == 200, response.text
+    assert response.json()["checks"] == {"store": "ok", "dispatcher": "in another process"}
+
+
+async def test_a_process_that_cannot_do_its_work_says_which_part_is_missing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> None:
+        raise Unavailable("the disk is full")
+
+    await site.app.wait(await site.submit(), 10)
+    monkeypatch.setattr(site.app._store, "ping", away)
+    response = await site.client.get("/readyz")
     assert (response.status_code, response.json()["code"]) == (503, "not_ready")
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["retry-after"] == "1"
-    checks = response.json()["checks"]
-    assert checks["store"] == "ok"
-    assert checks["dispatcher"] != "ok"
-    assert f"dispatcher: {checks['dispatcher']}" in response.json()["detail"]
-    assert (await still_site.client.get("/livez")).status_code == 200
+    assert response.json()["checks"] == {"store": "the disk is full", "dispatcher": "ok", "worker": "ok"}
+    assert "store: the disk is full" in response.json()["detail"]
+    assert (await site.client.get("/livez")).status_code == 200
 
 
 async def test_an_app_that_is_not_open_answers_503_and_when_to_try_again(make_site: MakeSite) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from fairlead.errors import Unavailable
 from tests.integration.gateway_site import Site, client_of
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -37,7 +38,7 @@ async def test_with_an_admin_key_every_route_but_the_probes_needs_it(
         assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
         assert response.headers["www-authenticate"].startswith("Bearer")
     assert (await site.client.get("/livez", headers=headers)).status_code == 200
-    assert (await site.client.get("/readyz", headers=headers)).status_code == 503
+    assert (await site.client.get("/readyz", headers=headers)).status_code == 200
 
 
 async def test_the_right_key_opens_everything_from_any_host(make_site: MakeSite) -> None:
@@ -148,9 +149,16 @@ async def test_a_harmless_request_id_is_kept_and_any_other_replaced(still_site: 
         assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
 
 
-async def test_probes_are_not_logged_whatever_they_hear(still_site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_probes_are_not_logged_whatever_they_hear(
+    still_site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> None:
+        raise Unavailable("away")
+
     caplog.set_level(logging.INFO, "fairlead.gateway")
     assert (await still_site.client.get("/livez")).status_code == 200
+    assert (await still_site.client.get("/readyz")).status_code == 200
+    monkeypatch.setattr(still_site.app._store, "ping", away)
     assert (await still_site.client.get("/readyz")).status_code == 503
     assert [record for record in caplog.records if record.name == "fairlead.gateway"] == []
 

@@ -1,4 +1,4 @@
-"""From submit to result in one process: the whole line, on a real SQLite file and on a real PostgreSQL."""
+"""From submit to result in one process: the whole line, on SQLite, on PostgreSQL, and on PostgreSQL with Redis."""
 
 import asyncio
 import threading
@@ -26,27 +26,32 @@ from fairlead import (
     WrongState,
 )
 from fairlead.errors import AlreadyDispatching, ConfigError, InvalidInput, NotFound, UnknownFeature
-from tests import servers
+from fairlead.runtime.roles import Roles
+from tests import redis_servers, servers
 
 PATIENCE = 30.0
 AT_ONCE = {"base": 0, "jitter": 0}
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The same application on either engine: nothing above the store may know which one is below."""
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The same application on all engines: nothing above them may know which are below."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/fairlead.db"
+        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
     servers.postgres_url()
-    url = await servers.shared_database()
-    await servers.empty(url)
-    return url
+    database_url = await servers.shared_database()
+    await servers.empty(database_url)
+    if request.param == "postgres":
+        return {"database_url": database_url}
+    redis_url = redis_servers.server_url()
+    redis_servers.empty(redis_url)
+    return {"database_url": database_url, "redis_url": redis_url}
 
 
 @pytest.fixture
-def make_app(database_url: str) -> Callable[..., Fairlead]:
+def make_app(engines: dict[str, str]) -> Callable[..., Fairlead]:
     def make(**sections: Any) -> Fairlead:
-        return Fairlead(Config.model_validate(sections), database_url=database_url)
+        return Fairlead(Config.model_validate(sections), **engines)
 
     return make
 
@@ -63,6 +68,13 @@ async def reaches(app: Fairlead, job_id: str, status: JobStatus) -> None:
         async with asyncio.timeout(PATIENCE):
             while (await app.get(job_id)).status is not status:
                 await heard.next(0.2)
+
+
+async def stands(app: Fairlead) -> None:
+    """Until the line is built: only then do short waits begin to mean something."""
+    async with asyncio.timeout(PATIENCE):
+        while set((await app.readiness())["checks"].values()) != {"ok"}:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_job_runs_from_submit_to_result(make_app: Callable[..., Fairlead]) -> None:
@@ -385,6 +397,7 @@ async def test_a_wait_timeout_fails_the_job_but_it_can_be_resumed(make_app: Call
         return "ok"
 
     async with app.running():
+        await stands(app)
         holder = await app.submit("scarce")
         await reaches(app, holder.id, JobStatus.RUNNING)
         waiter = await app.submit("scarce")
@@ -411,6 +424,7 @@ async def test_a_passed_deadline_stops_the_running_call(make_app: Callable[..., 
         return "never"
 
     async with app.running():
+        await stands(app)
         job = await app.submit("endless", deadline=0.3)
         with pytest.raises(JobFailed) as caught:
             await job.result(timeout=PATIENCE)
@@ -567,6 +581,7 @@ async def test_another_process_may_submit_and_is_noticed(make_app: Callable[...,
         assert await later.result(timeout=60) == "ok"
 
 
+@pytest.mark.parametrize("engines", ["sqlite", "postgres"], indirect=True)
 async def test_a_second_process_that_would_dispatch_refuses_to_start(make_app: Callable[..., Fairlead]) -> None:
     first, second = make_app(), make_app()
     async with first.running():
@@ -575,6 +590,22 @@ async def test_a_second_process_that_would_dispatch_refuses_to_start(make_app: C
                 pass
     async with second.running():
         pass
+
+
+@pytest.mark.parametrize("engines", ["redis"], indirect=True)
+async def test_memory_and_redis_do_not_dispatch_side_by_side(engines: dict[str, str]) -> None:
+    def made(**urls: str) -> Fairlead:
+        return Fairlead(Config(), **urls)
+
+    alone = {"database_url": engines["database_url"]}
+    async with made(**engines).running(), made(**engines).running():
+        with pytest.raises(AlreadyDispatching, match="REDIS_URL"):
+            async with made(**alone).running():
+                pass
+    async with made(**alone).running():
+        with pytest.raises(AlreadyDispatching, match="from memory"):
+            async with made(**engines).running():
+                pass
 
 
 async def test_an_app_is_opened_once_and_runs_once(make_app: Callable[..., Fairlead]) -> None:
@@ -858,3 +889,72 @@ def test_the_synchronous_front_serves_code_without_a_loop(make_app: Callable[...
     late = app.sync.submit("one", delay=3600)
     assert late.cancel().status is JobStatus.CANCELLED
     app.sync.close()
+
+
+@pytest.mark.parametrize("engines", ["redis"], indirect=True)
+async def test_a_worker_that_knows_few_services_takes_none_from_the_others(engines: dict[str, str]) -> None:
+    whole, part = Fairlead(Config(), **engines), Fairlead(Config(), **engines)
+
+    @whole.service(limit=3)
+    async def known(call: Call) -> str:
+        return "by whoever has it"
+
+    @whole.service(limit=2)
+    async def other(call: Call) -> str:
+        return "other"
+
+    @part.service("known", limit=9)
+    async def known_too(call: Call) -> str:
+        return "by whoever has it"
+
+    @part.service(limit=1)
+    async def added(call: Call) -> str:
+        return "added"
+
+    async with whole.running(), part.running(Roles(api=False, manager=False)):
+        services = {service["service"]: service["limit"] for service in (await whole.status())["services"]}
+        assert services == {"known": 3, "other": 2}  # until the gateway hears of what was added
+        for name, result in (("known", "by whoever has it"), ("other", "other")):
+            assert await (await whole.submit(name)).result(timeout=PATIENCE) == result
+        async with asyncio.timeout(PATIENCE):
+            while "added" not in {service["service"] for service in (await whole.status())["services"]}:
+                await asyncio.sleep(0.05)
+
+
+async def test_the_watcher_of_a_process_that_runs_nothing_hears_of_the_end(make_app: Callable[..., Fairlead]) -> None:
+    app, gateway = make_app(), make_app()
+    gate = asyncio.Event()
+
+    async def slow(call: Call) -> str:
+        await gate.wait()
+        return "done"
+
+    app.service(limit=1)(slow)
+    gateway.service(limit=1)(slow)
+    async with app.running(), gateway:
+        job = await gateway.submit("slow")
+        heard = []
+        async with asyncio.timeout(PATIENCE):
+            async for event in gateway.watch(job.id, heartbeat=PATIENCE * 2):
+                gate.set()
+                heard.append(event["type"] if event else None)
+        assert heard[0] == "SNAPSHOT"
+        assert heard[-1] == "JOB_COMPLETE"
+
+
+async def test_push_task_is_a_durable_submit(make_app: Callable[..., Fairlead]) -> None:
+    app = make_app()
+
+    @app.service(limit=1)
+    async def default(call: Call) -> str:
+        return str(call.params["task_id"])
+
+    async with app.running():
+        assert await app.push_task("default", {"task_id": 7}) is True
+        page = await app.list_jobs()
+        assert (page.data[0].priority.value, page.data[0].feature_name) == ("low", "default")
+        assert (await ended(app, page.data[0].job_id)).status is JobStatus.COMPLETED
+        with pytest.raises(InvalidInput):
+            await app.push_task("default", [7])  # type: ignore[arg-type]
+        with pytest.raises(UnknownFeature):
+            await app.push_task("nowhere", {})

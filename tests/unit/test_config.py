@@ -118,9 +118,11 @@ def test_a_variable_below_a_value_is_told() -> None:
     assert any("server.port.x" in problem and "not a section" in problem for problem in found)
 
 
-def test_redis_is_refused_with_sqlite() -> None:
-    with pytest.raises(ConfigError, match="REDIS_URL"):
-        load(None, {"REDIS_URL": "redis://127.0.0.1"})
+def test_a_leader_s_lease_has_bounds() -> None:
+    assert load(None, NOTHING).config.manager.leader_ttl == 10
+    for wrong in ("1", "301"):
+        with pytest.raises(ConfigError, match=r"manager\.leader_ttl"):
+            load(None, {"FAIRLEAD_MANAGER__LEADER_TTL": wrong})
 
 
 # ---------------------------------------------------------------- mistakes

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
 from fairlead.runtime.loops.recover import ASLEEP_AFTER, EVERY, GRACE, RecoverLoop
 
 
@@ -17,13 +17,16 @@ class Asked:
         self.times += 1
         return []
 
-    async def running(self) -> list[Any]:
+    async def running(self, lanes: Lanes) -> list[Any]:
         return []
+
+    async def states(self, scopes: Any) -> dict[str, Any]:
+        return {}
 
 
 async def test_a_manager_that_was_stopped_lets_the_workers_renew_before_it_judges() -> None:
     asked = Asked()
-    loop = RecoverLoop(asked, asked, None, Config())  # type: ignore[arg-type]
+    loop = RecoverLoop(asked, asked, None, lambda: Rules({}), lambda: EVERYTHING)  # type: ignore[arg-type]
     now = 1000.0
     for _ in range(3):
         now = await loop.tick(now)
@@ -49,9 +52,9 @@ async def test_a_job_that_finished_meanwhile_leaves_no_hold_behind() -> None:
         async def hold(self, holds: list[Any]) -> None:
             held.extend(holds)
 
-    config = Config.model_validate({"services": {"gpu": {"limit": 1, "url": "http://127.0.0.1:9/"}}})
-    line = Line()
-    await RecoverLoop(line, line, line, config).recover([JOB], 1000.0)  # type: ignore[arg-type]
+    rules = Rules({"gpu": ServiceRules("gpu", limit=1, remote=True)})
+    line: Any = Line()
+    await RecoverLoop(line, line, line, lambda: rules, lambda: EVERYTHING).recover([JOB], 1000.0)
     assert held == []
 
 

@@ -1,5 +1,5 @@
 """The command line: one file per command group, put together in `root`. It speaks HTTP to a running gateway, except for
-`up`, `migrate` and `config`, which work on this machine."""
+`up`, `api`, `worker` and `manager`, which run one, and `migrate` and `config`, which work on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` says first: what runs, where, and where to ask it."""
+"""What a process says first: what it runs, on which engines, and where to ask it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,59 @@ from fairlead.app import Fairlead
 from fairlead.cli.output import print_json, print_whole, safe, table
 from fairlead.cli.redact import without_secrets
 from fairlead.domain.config import ServiceConfig
+from fairlead.domain.job import Priority
+from fairlead.domain.limits import BANDS, MAIN_SHARD
+from fairlead.runtime.roles import Roles
+
+IN_MEMORY = "memory"
+NO_SERVICES = {
+    "manager": "no services here: it manages those that the database knows",
+    "api": "no services here, so it accepts no jobs: add [services.NAME] to fairlead.toml, or give a MODULE:APP",
+}
 
 
-def facts(app: Fairlead, urls: list[str]) -> dict[str, Any]:
-    config = app.config
-    return {
+def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[str, Any]:
+    """For `--json` as well. `dispatcher` is null in a gateway beside a process that dispatches from memory."""
+    config, settings = app.config, app.settings
+    said: dict[str, Any] = {
         "version": __version__,
-        "config": app.settings.source,
-        "database": without_secrets(app.settings.database_url),
-        "dispatcher": "memory",
-        "key_needed": app.settings.admin_key is not None,
+        "process": process,
+        "config": settings.source,
+        "database": without_secrets(settings.database_url),
+        "dispatcher": _dispatcher(app, roles),
+        "shards": {name: without_secrets(url) for name, url in settings.shards.items()},
         "services": {
-            name: {"limit": service.limit, "runs": _where(service), "order": service.order, "pool": service.pool}
+            name: {
+                "limit": service.limit,
+                "runs": _where(service),
+                "order": service.order,
+                "pool": service.pool,
+                "shard": _shard(service),
+            }
             for name, service in config.services.items()
+            if roles.services is None or name in roles.services
         },
-        "pipelines": {name: list(steps) for name, steps in config.pipelines.items()},
-        "urls": {
+    }
+    if roles.worker:
+        bands = sorted(roles.bands or BANDS)
+        said["bands"] = [str(Priority.of_band(band)) for band in bands]
+        said["concurrency"] = roles.concurrency or config.worker.concurrency
+    if urls:
+        said["key_needed"] = settings.admin_key is not None
+        said["pipelines"] = {name: list(steps) for name, steps in config.pipelines.items()}
+        said["urls"] = {
             "gateway": urls,
             "jobs": f"{urls[0]}/api/v1/jobs",
             "openapi": f"{urls[0]}/openapi.json",
             "ready": f"{urls[0]}/readyz",
-        },
-    }
+        }
+    return said
+
+
+def _dispatcher(app: Fairlead, roles: Roles) -> str | None:
+    if app.settings.redis_url is not None:
+        return without_secrets(app.settings.redis_url)
+    return IN_MEMORY if roles.worker or roles.manager else None
 
 
 def _where(service: ServiceConfig) -> str:
@@ -43,6 +74,13 @@ def _where(service: ServiceConfig) -> str:
     return service.function or "a function of this process"
 
 
+def _shard(service: ServiceConfig) -> str:
+    """The shard, or what each of several has: `redis_high high (2), redis_low medium+low (6)`."""
+    if not service.shards:
+        return service.shard or MAIN_SHARD
+    return ", ".join(f"{name} {'+'.join(each.bands)} ({each.limit})" for name, each in service.shards.items())
+
+
 def show(said: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(said)
@@ -51,29 +89,47 @@ def show(said: dict[str, Any], *, json: bool) -> None:
 
 
 def _drawn(said: dict[str, Any]) -> list[Any]:
-    urls = said["urls"]
-    key = "needs the key of FAIRLEAD_ADMIN_KEY" if said["key_needed"] else "no key needed: loopback only"
+    process = said["process"]
     heading = Text("fairlead ", style="bold cyan").append(said["version"])
-    where = table(
-        ("", ""),
-        [
-            ("config", said["config"] or "none; defaults and environment"),
-            ("database", said["database"]),
-            ("dispatcher", "in memory, in this process"),
-            ("gateway", f"{', '.join(urls['gateway'])}  ({key})"),
-            ("API", f"{urls['jobs']}  ({urls['openapi']})"),
-        ],
-    )
+    if process != "up":
+        heading.append(f" {process}", style="bold")
+    where = table(("", ""), _places(said))
     where.show_header = False
-    services = [
-        (name, each["limit"], each["order"], each["pool"], each["runs"]) for name, each in said["services"].items()
-    ]
     parts: list[Any] = [heading, where, Text()]
-    if services:
-        parts.append(table(("SERVICE", "LIMIT", "ORDER", "POOL", "RUNS"), services))
+    if said["services"]:
+        parts.append(_services(said))
     else:
-        parts.append(safe("no services: add [services.NAME] to fairlead.toml, or give a MODULE:APP", "yellow"))
-    if said["pipelines"]:
+        advice = "no services: add [services.NAME] to fairlead.toml, or give a MODULE:APP"
+        parts.append(safe(NO_SERVICES.get(process, advice), "" if process == "manager" else "yellow"))
+    if said.get("pipelines"):
         steps = [(name, " > ".join(services)) for name, services in said["pipelines"].items()]
         parts += [Text(), table(("PIPELINE", "STEPS"), steps)]
     return [*parts, Text()]
+
+
+def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
+    dispatcher = {
+        None: "not here: a `fairlead up` on the same database dispatches",
+        IN_MEMORY: "in memory, in this process",
+    }.get(said["dispatcher"], said["dispatcher"])
+    rows = [
+        ("config", said["config"] or "none; defaults and environment"),
+        ("database", said["database"]),
+        ("dispatcher", dispatcher),
+        *((f"shard {name}", url) for name, url in said["shards"].items()),
+    ]
+    if said["process"] == "worker":
+        rows.append(("runs", f"{', '.join(said['bands'])}; {said['concurrency']} calls at once"))
+    if urls := said.get("urls"):
+        key = "needs the key of FAIRLEAD_ADMIN_KEY" if said["key_needed"] else "no key needed: loopback only"
+        rows.append(("gateway", f"{', '.join(urls['gateway'])}  ({key})"))
+        rows.append(("API", f"{urls['jobs']}  ({urls['openapi']})"))
+    return rows
+
+
+def _services(said: dict[str, Any]) -> Any:
+    columns, keys = ["SERVICE", "LIMIT", "ORDER", "POOL"], ["limit", "order", "pool"]
+    if said["shards"]:
+        columns, keys = [*columns, "SHARD"], [*keys, "shard"]
+    rows = [(name, *(each[key] for key in keys), each["runs"]) for name, each in said["services"].items()]
+    return table((*columns, "RUNS"), rows)

@@ -61,8 +61,11 @@ def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, lis
 
 
 def _counts(settings: Settings) -> str:
-    services, pipelines = len(settings.config.services), len(settings.config.pipelines)
-    return f"{services} service{_s(services)}, {pipelines} pipeline{_s(pipelines)}"
+    services, pipelines, shards = (
+        len(each) for each in (settings.config.services, settings.config.pipelines, settings.config.shards)
+    )
+    counted = f"{services} service{_s(services)}, {pipelines} pipeline{_s(pipelines)}"
+    return f"{counted}, {shards} shard{_s(shards)} beside the main one" if shards else counted
 
 
 def _s(count: int) -> str:
@@ -72,7 +75,7 @@ def _s(count: int) -> str:
 def _toml(values: dict[str, Any], section: str = "") -> Iterator[str]:
     """As `fairlead.toml` would say it; what stands outside the file comes first, as comments."""
     if not section:
-        for name in ("source", "database_url", "admin_key"):
+        for name in ("source", "database_url", "redis_url", "admin_key"):
             yield f"# {name}: {values.pop(name) or 'none'}"
     plain = {name: value for name, value in values.items() if not _is_section(value)}
     if section and plain:

@@ -31,3 +31,8 @@ LogLevel = Annotated[
     str | None,
     typer.Option("--log-level", metavar="LEVEL", help=f"What is logged to stderr: {', '.join(LOG_LEVELS)}."),
 ]
+Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Listen here; server.host if not given.")]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=0, max=65535, metavar="PORT", help="Listen here; server.port if not given, 0: any."),
+]

@@ -19,6 +19,9 @@ def without_secrets(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
+    if "@" in parts.path and not parts.scheme.startswith("http"):
+        # A / in a password that is not written %2F: what follows is not a path.
+        return HIDDEN
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user:
         user = f"{user.partition(':')[0]}:{HIDDEN}"
@@ -36,9 +39,12 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
         for place in (service, *service["regions"].values()):
             if "url" in place:
                 place["url"] = without_secrets(place["url"])
+    for name, said in config["shards"].items():
+        config["shards"][name] = said if said.startswith("env:") else without_secrets(said)
     return {
         "source": settings.source,
         "database_url": without_secrets(settings.database_url),
+        "redis_url": without_secrets(settings.redis_url) if settings.redis_url else None,
         "admin_key": HIDDEN if settings.admin_key else None,
         **config,
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import jobs, migrate, status, submit, up, watch
+from fairlead.cli import api, jobs, manager, migrate, status, submit, up, watch, worker
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.failure import Exit, Failure
@@ -26,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(up.up)
+app.command()(api.api)
+app.command()(worker.worker)
+app.command()(manager.manager)
 app.command(cls=submit.SubmitCommand)(submit.submit)
 app.command()(jobs.get)
 app.command("list")(jobs.list_jobs)

@@ -1,13 +1,16 @@
-"""Everything in one process and one event loop: the line, its worker, its manager, and the gateway before them.
+"""One process and one event loop: whatever roles it has of the line, and the gateway before them if it listens.
 
 A signal begins the way out: the worker claims no more, calls under way finish (or are handed back when
 `drain_timeout` is over), and meanwhile the gateway goes on answering, so that nobody loses sight of a job. Then it
-closes. A second signal ends the process at once: nothing accepted is lost, the next start recovers it.
+closes. A second signal ends the process at once: nothing accepted is lost, the next start or another process
+recovers it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import os
 import signal
@@ -24,12 +27,15 @@ import uvicorn
 from fairlead.app import Fairlead
 from fairlead.cli.failure import Exit
 from fairlead.gateway.app import create_gateway
+from fairlead.runtime.roles import Roles
 
-log = logging.getLogger("fairlead.up")
+log = logging.getLogger("fairlead.process")
 
 # Open event streams do not end by themselves; their readers reconnect.
 CLOSE_STREAMS_AFTER_S = 1
 LEAVE_AFTER_S = 3
+LOOK_EVERY_S = 1.0
+COLLECT_AFTER = (50_000, 20, 100)
 
 
 class _Server(uvicorn.Server):
@@ -40,14 +46,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(app: Fairlead, sockets: list[socket.socket], on_up: Callable[[], None]) -> None:
+def run(app: Fairlead, roles: Roles, sockets: list[socket.socket], on_up: Callable[[], None]) -> Exit:
     """Until a signal. `on_up` is called when everything runs, just before the first request is answered."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(app, sockets, on_up))
+        code = runner.run(_serve(app, roles, sockets, on_up))
         # The runner waits for every task to end, and a handler that ignores its cancellation never does.
-        last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (Exit.OK,))
+        last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (code,))
         last_resort.daemon = True
         last_resort.start()
+    return code
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -58,20 +65,57 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(app: Fairlead, sockets: list[socket.socket], on_up: Callable[[], None]) -> None:
-    stop = _on_signals(app.config.worker.drain_timeout)
-    server = _Server(_uvicorn_config(app))
-    async with app.running():
+def _collect_less_often() -> None:
+    """What is loaded by now stays. A busy process makes thousands of objects per commit that live for milliseconds and
+    are in no cycles: with Python's defaults a tenth of its time would go into looking for some."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+async def _serve(app: Fairlead, roles: Roles, sockets: list[socket.socket], on_up: Callable[[], None]) -> Exit:
+    stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
+    async with app.running(roles):
+        _collect_less_often()
         on_up()
-        serving = asyncio.create_task(server.serve(sockets=sockets))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not serving.done():
-            await app.drain()
-            log.info("drained; closing")
-        server.should_exit = True
-        await serving
+        if not sockets:
+            await _work(app, stop)
+        else:
+            await _answer(app, sockets, stop)
+        return Exit.OK if app.broken is None else Exit.REFUSED
+
+
+async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Event) -> None:
+    server = _Server(_uvicorn_config(app))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
+    stopping = asyncio.create_task(_until_told_or_broken(app, stop))
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not serving.done():
+        await _drain(app)
+    server.should_exit = True
+    await serving
+
+
+async def _work(app: Fairlead, stop: asyncio.Event) -> None:
+    await _until_told_or_broken(app, stop)
+    await _drain(app)
+
+
+async def _until_told_or_broken(app: Fairlead, stop: asyncio.Event) -> None:
+    """One that broke down ends, so that it is started again."""
+    while app.broken is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S):
+                await stop.wait()
+                break
+    if app.broken is not None:
+        log.critical("%s broke down; leaving", type(app.broken).__name__)
+
+
+async def _drain(app: Fairlead) -> None:
+    await app.drain()
+    log.info("drained; closing")
 
 
 def _uvicorn_config(app: Fairlead) -> uvicorn.Config:
@@ -89,8 +133,9 @@ def _uvicorn_config(app: Fairlead) -> uvicorn.Config:
     )
 
 
-def _on_signals(drain_timeout: float) -> asyncio.Event:
-    """Set by the first signal. The second one must work even when a handler blocks the loop: no loop callback."""
+def _on_signals(drain_timeout: float | None) -> asyncio.Event:
+    """Set by the first signal; with None there is nothing to drain. The second one must work even when a handler blocks
+    the loop: no loop callback."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     asked = False
 
@@ -102,7 +147,8 @@ def _on_signals(drain_timeout: float) -> asyncio.Event:
         loop.call_soon_threadsafe(begin, signal.Signals(number).name)
 
     def begin(name: str) -> None:
-        log.info("%s: draining, up to %g s; a second signal exits at once", name, drain_timeout)
+        what = "closing" if drain_timeout is None else f"draining, up to {drain_timeout:g} s"
+        log.info("%s: %s; a second signal exits at once", name, what)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,6 +25,11 @@ def status(json: Json = False) -> None:
     for name, pool in stats.get("pools", {}).items():
         say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
+    for shard, leader in stats.get("leaders", {}).items():
+        if leader["problem"]:
+            note(f"{shard}: {leader['problem']}; nothing is granted there: see `fairlead manager`", style="red")
+    if stats.get("unknown"):
+        note(f"slots and lines are not known here: {stats['unknown']}", style="yellow")
     if stats.get("draining"):
         note("draining: running jobs finish, no new ones start", style="yellow")
 

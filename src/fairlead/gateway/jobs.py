@@ -145,7 +145,7 @@ def _name_items(error: RequestError, items: list[Any], app: Fairlead) -> None:
 
 async def _receipts(app: Fairlead, receipts: list[Receipt]) -> list[dict[str, Any]]:
     waiting = [receipt.job_id for receipt in receipts if receipt.status is JobStatus.PENDING]
-    places = await app.places(waiting) if waiting else {}
+    places = await app.places_of_new(waiting) if waiting else {}
     return [
         # A job that was there before is told as it is now, not as it was wished for again.
         _of_view(await app.get(receipt.job_id)) if receipt.replayed else _of_receipt(receipt, places)

@@ -81,6 +81,7 @@ class ServiceStatus(BaseModel):
     paused: bool
     order: str
     pool: str | None
+    shards: list[str] = Field(description="Where its line is: one shard, or several if it is split by priority.")
     waiting: dict[str, int] = Field(description="By band: retry, high, medium, low.")
     running: list[Slot]
     mean_duration: float | None = Field(description="Seconds.")
@@ -91,12 +92,29 @@ class PoolStatus(BaseModel):
     in_use: int
 
 
+class Leader(BaseModel):
+    leader: str | None
+    term: int | None
+    problem: str | None
+
+
+class LoopCounts(BaseModel):
+    """Since this process began."""
+
+    scanned: int
+    queued: int
+    failed: int
+
+
 class QueueStatus(BaseModel):
     services: list[ServiceStatus]
     pools: dict[str, PoolStatus]
     jobs: dict[str, int] = Field(description="By status.")
     worker: str | None
     draining: bool
+    leaders: dict[str, Leader] = Field(description="By shard; empty when one process dispatches from its memory.")
+    loops: dict[str, dict[str, LoopCounts]] = Field(description="Of this process's manager: by shard and loop.")
+    unknown: str | None = Field(description="Why slots and lines are not known to this process, if they are not.")
 
 
 class QueueSizes(Shape):

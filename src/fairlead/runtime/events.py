@@ -4,7 +4,7 @@ bound."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +23,8 @@ JOB_COMPLETE = "JOB_COMPLETE"
 SNAPSHOT = "SNAPSHOT"
 
 TERMINAL = frozenset({JOB_FAILED, JOB_CANCELLED, JOB_COMPLETE})
+ENDED = "ENDED"
+"""Within a process only: it has ended, in another one; look how."""
 BUFFER = 256
 
 
@@ -42,6 +44,12 @@ class Event:
             "message": self.message,
             **self.details,
         }
+
+    @classmethod
+    def of_dict(cls, said: dict[str, Any]) -> Event:
+        details = {key: value for key, value in said.items() if key not in ("type", "job_id", "at", "message")}
+        at = datetime.fromisoformat(said["at"]).timestamp()
+        return cls(said["type"], said["job_id"], at, said["message"], details)
 
 
 class TooSlow(Exception):
@@ -75,25 +83,43 @@ class Subscription:
 
 
 class Hub:
-    """Events within this process. A job that nobody watches costs one look-up."""
+    """Events within this process, and between processes if there is someone to carry them. A job that nobody watches
+    costs one look-up."""
 
     def __init__(self) -> None:
         self._readers: dict[str, set[Subscription]] = {}
+        self.elsewhere: set[str] = set()
+        """Jobs that are watched in other processes."""
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self.on_watch: Callable[[str], None] = lambda job_id: None
+        self.on_unwatch: Callable[[str], None] = lambda job_id: None
 
     def watched(self, job_id: str) -> bool:
-        return job_id in self._readers
+        return job_id in self._readers or job_id in self.elsewhere
 
-    def watched_jobs(self) -> list[str]:
+    def watched_here(self) -> list[str]:
         return list(self._readers)
 
+    def is_watched_here(self, job_id: str) -> bool:
+        return job_id in self._readers
+
     def publish(self, event: Event) -> None:
+        self.tell(event)
+        if event.job_id in self.elsewhere:
+            self.on_event(event)
+
+    def tell(self, event: Event) -> None:
+        """The readers of this process alone."""
         for reader in self._readers.get(event.job_id, ()):
             reader.put(event)
 
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:
         reader = Subscription()
-        self._readers.setdefault(job_id, set()).add(reader)
+        if job_id not in self._readers:
+            self._readers[job_id] = set()
+            self.on_watch(job_id)
+        self._readers[job_id].add(reader)
         try:
             yield reader
         finally:
@@ -101,6 +127,7 @@ class Hub:
             readers.discard(reader)
             if not readers:
                 del self._readers[job_id]
+                self.on_unwatch(job_id)
 
 
 def iso(moment: float | None) -> str | None:

@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Collection
 
 from fairlead.dispatch.port import Dispatcher
+from fairlead.errors import Unavailable
+from fairlead.runtime.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ class Heartbeat:
         leases: Callable[[], Collection[str]],
         lost: Callable[[frozenset[str]], None],
         *,
-        interval: float,
+        interval: Callable[[], float],
     ) -> None:
         self._worker = worker
         self._dispatcher = dispatcher
@@ -39,6 +41,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="fairlead-heartbeat", daemon=True)
+        self._outage = Outage(log, f"renewing the leases of {worker}")
         self.blocked_times = 0
 
     def start(self) -> None:
@@ -49,13 +52,13 @@ class Heartbeat:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        tick = min(self._interval, BLOCKED_AFTER)
+        tick = min(self._interval(), BLOCKED_AFTER)
         renewed = asked = time.monotonic()
         said = False
         self._ask()
         while not self._stop.wait(tick):
             now = time.monotonic()
-            if now - renewed >= self._interval:
+            if now - renewed >= self._interval():
                 self._renew()
                 renewed = now
             if self._answered.is_set():
@@ -68,9 +71,14 @@ class Heartbeat:
     def _renew(self) -> None:
         try:
             renewal = self._dispatcher.renew(self._worker, list(self._leases()))
+        except Unavailable as error:
+            # Silence is no loss: the calls go on, and whoever rebuilds the line restores their leases.
+            self._outage.began(error)
+            return
         except Exception:
             log.exception("renewing the leases of %s failed; trying again", self._worker)
             return
+        self._outage.ended()
         if renewal.lost and not renewal.rebuilding:
             self._call(self._lost, renewal.lost)
 

@@ -1,140 +1,232 @@
-"""The running line of one process: dispatcher, relay, worker and manager, assembled, started and stopped together."""
+"""One dispatcher as this process uses it: the relay to it, a worker on it, a leader for it, as the process's roles say.
+
+A process has one line; with shards it has one per shard, and none of them waits for another's Redis.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from fairlead.dispatch.port import Dispatcher
+from fairlead.dispatch.port import Shard
 from fairlead.domain.config import Config
-from fairlead.domain.limits import Rules
+from fairlead.domain.limits import EVERYTHING, Rules
+from fairlead.domain.order import Place
+from fairlead.errors import Unavailable
 from fairlead.executors.port import Executor
 from fairlead.runtime.clock import Clock
+from fairlead.runtime.desk import Desk
 from fairlead.runtime.events import Hub
 from fairlead.runtime.heartbeat import Heartbeat
+from fairlead.runtime.leader import Leader
 from fairlead.runtime.loops.holds import HoldsLoop
 from fairlead.runtime.loops.outbox import OutboxLoop
-from fairlead.runtime.loops.positions import PositionsLoop
 from fairlead.runtime.loops.promote import PromoteLoop
 from fairlead.runtime.loops.prune import PruneLoop
 from fairlead.runtime.loops.reconcile import ReconcileLoop
 from fairlead.runtime.loops.recover import RecoverLoop
-from fairlead.runtime.loops.rules import RulesLoop
+from fairlead.runtime.loops.scopes import ScopesLoop
 from fairlead.runtime.loops.timers import TimersLoop
 from fairlead.runtime.manager import Manager
+from fairlead.runtime.outage import Outage
 from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.relay import Relay
+from fairlead.runtime.roles import Roles
+from fairlead.runtime.room import Room
 from fairlead.runtime.worker import Worker
 from fairlead.store.journal import Journal
-from fairlead.store.port import DeclareServices, Done, Store
+from fairlead.store.port import Store
 
 log = logging.getLogger(__name__)
+
+RESIGN_WITHIN = 2.0
+TOLD_WITHIN = 0.5
+STANDS_WITHIN = 1.0
 
 
 class Line:
     def __init__(
         self,
+        shard: Shard,
         config: Config,
+        roles: Roles,
         *,
         store: Store,
         journal: Journal,
         recorder: Recorder,
-        dispatcher: Dispatcher,
-        relay: Relay,
         executors: Mapping[str, Executor],
         hub: Hub,
         clock: Clock,
+        room: Room,
     ) -> None:
+        self.name = shard.name
+        self.dispatcher = shard.dispatcher
+        self.leadership = shard.leadership
         self.rules = Rules({})
-        self.dispatcher = dispatcher
+        self.lanes = EVERYTHING
+        self.relay = Relay(shard.dispatcher, lambda: self.lanes)
+        self._late_relay = self.relay if shard.builder is shard.dispatcher else Relay(shard.builder, lambda: self.lanes)
+        self.desk = Desk(shard.dispatcher)
+        self.worker: Worker | None = None
+        self.leader: Leader | None = None
+        self.broken: BaseException | None = None
         self._config = config
         self._journal = journal
-        self._recorder = recorder
-        self._relay = relay
+        self._served: frozenset[str] = frozenset()
         self._executors = executors
-        self.worker = Worker(
-            config,
-            dispatcher=dispatcher,
-            journal=journal,
-            recorder=recorder,
-            executors=executors,
-            hub=hub,
-            clock=clock,
-            rules=lambda: self.rules,
-        )
-        recovery = RecoverLoop(store, dispatcher, recorder, config)
-        self.manager = Manager(
+        self._builder = shard.builder
+        self._heartbeat: Heartbeat | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._configured = -1
+        self._leader_missed = False
+        self._leaderless = Outage(log, f"the line of {shard.name}")
+        self._outage = Outage(log, f"telling the dispatcher {shard.name} its limits")
+        if roles.worker:
+            self.worker = Worker(
+                config,
+                dispatcher=shard.dispatcher,
+                journal=journal,
+                recorder=recorder,
+                executors=executors,
+                hub=hub,
+                clock=clock,
+                room=room,
+                services=lambda: self._served,
+                bands=roles.bands,
+            )
+        if roles.manager:
+            self.leader = self._make_leader(shard, store, recorder, clock)
+
+    def _make_leader(self, shard: Shard, store: Store, recorder: Recorder, clock: Clock) -> Leader:
+        """Its loops work on the `builder`: a leader must reach a server that nobody else trusts yet."""
+        line, journal, config = shard.builder, self._journal, self._config
+        recovery = RecoverLoop(store, line, recorder, lambda: self.rules, lambda: self.lanes)
+        in_memory = shard.leadership is None
+        rebuild = Rebuild(store, journal, line, recovery, clock, workers_are_gone=in_memory)
+        scopes = ScopesLoop(store, line, rebuild, lambda: self.rules, lambda: self.lanes)
+        manager = Manager(
             [
-                OutboxLoop(store, journal, relay),
-                TimersLoop(store, recorder, lambda: config.wait_timeouts),
-                PromoteLoop(store, recorder, config.promotion, lambda: config.wait_timeouts),
+                scopes,
+                OutboxLoop(store, journal, self._late_relay, lambda: self.lanes),
+                TimersLoop(store, recorder, lambda: self.rules.wait_timeouts),
+                PromoteLoop(store, recorder, config.promotion, lambda: self.rules.wait_timeouts),
                 recovery,
-                HoldsLoop(store, journal, dispatcher),
+                HoldsLoop(store, journal, line),
                 PruneLoop(journal, config.retention),
-                ReconcileLoop(store, dispatcher),
-                PositionsLoop(dispatcher, hub),
-                RulesLoop(store, lambda: self.rules.version, self.apply),
+                ReconcileLoop(store, line, lambda: self.lanes),
             ],
             clock,
         )
-        self.rebuild = Rebuild(store, journal, dispatcher, recovery, clock)
-        self._heartbeat: Heartbeat | None = None
-        self._tasks: list[asyncio.Task[Any]] = []
-        self.broken: BaseException | None = None
+        return Leader(shard.name, shard.leadership, scopes=scopes, manager=manager, journal=journal, clock=clock)
+
+    # ------------------------------------------------------------ starting
 
     async def start(self) -> None:
-        """Returns when the line is being rebuilt: jobs are accepted from now on, and granted once it is open."""
-        outcome = await self._journal.write(
-            DeclareServices(
-                tuple(service.rules(name) for name, service in self._config.services.items()),
-                self._config.pools,
+        """Returns at once, also when the dispatcher is away: jobs are accepted from now on, and granted when it can."""
+        await self.dispatcher.start()
+        if self._builder is not self.dispatcher:
+            await self._builder.start()
+        self._run(self.relay.run(self._journal), "relay")
+        if self.worker is not None:
+            self.dispatcher.on_wake(self.worker.wake)
+            self._heartbeat = Heartbeat(
+                self.worker.name,
+                self.dispatcher,
+                self.worker.leases,
+                self.worker.lost,
+                interval=lambda: self._shortest_ttl / 3,
             )
-        )
-        assert isinstance(outcome, Done)
-        await self.apply(outcome.value)
-        self._recorder.on_timer = lambda moment: self.manager.wake("timers", moment)
-        self._recorder.on_stopped = self._relay.on_ended = self.worker.stop_job
-        self.dispatcher.on_wake(self.worker.wake)
-        await self.rebuild.close_scopes(self.rules)
-        shortest = min((service.lease_ttl for service in self._config.services.values()), default=15.0)
-        self._heartbeat = Heartbeat(
-            self.worker.name, self.dispatcher, self.worker.leases, self.worker.lost, interval=shortest / 3
-        )
-        self._heartbeat.start()
-        self._run(self._relay.run(self._journal), "relay")
-        self._run(self._rebuild_then_manage(), "manager")
-        self._run(self.worker.run(), "worker")
-        self._run(self.worker.sweep(), "sweep")
+            self._heartbeat.start()
+            self._run(self.worker.run(), "worker")
+            self._run(self.worker.sweep(), "sweep")
+        if self.leader is not None:
+            self._run(self.leader.run(), "leader")
+
+    async def begun(self) -> None:
+        """A line in memory stands almost at once; only with a great many jobs does its building go on behind."""
+        if self.leadership is None and self.leader is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STANDS_WITHIN):
+                    await self.leader.scopes.first_built.wait()
+
+    def on_ended(self, ended: Callable[[str], None]) -> None:
+        """Called with jobs that the truth says have ended, whoever ended them."""
+        self.relay.on_ended = self._late_relay.on_ended = ended
+
+    @property
+    def _shortest_ttl(self) -> float:
+        return min((service.lease_ttl for service in self.rules.services.values()), default=15.0)
 
     async def apply(self, rules: Rules) -> None:
         """New limits or pauses, as the truth says. What this process knows how to run stays what its config says."""
-        if rules.version >= self.rules.version:
-            self.rules = rules
-            await self.dispatcher.configure(rules)
+        part = rules.on(self.name)
+        if part.version >= self.rules.version:
+            self.rules, self.lanes = part, rules.lanes_of(self.name)
+            self._served = frozenset(self._executors) & part.services.keys()
+        if self._configured < self.rules.version:
+            # Both hear of it whatever becomes of the other: they must know at least themselves what belongs where.
+            version, both = self.rules.version, {id(each): each for each in (self._builder, self.dispatcher)}
+            told = [each.configure(self.rules) for each in both.values()]
+            problems = [said for said in await asyncio.gather(*told, return_exceptions=True) if said is not None]
+            for problem in problems:
+                if not isinstance(problem, Unavailable):
+                    raise problem
+                self._outage.began(problem)
+            if not problems:
+                self._configured = version
+                self._outage.ended()
 
-    async def _rebuild_then_manage(self) -> None:
-        await self.rebuild.run(self.rules)
-        await self.manager.run()
+    async def look_for_leader(self) -> None:
+        """Says once that nobody leads: then nothing is built, recovered or released, and all else looks well."""
+        if self.leadership is None:
+            return
+        try:
+            leader = await self.leadership.leader()
+        except Unavailable:
+            return  # that is said elsewhere
+        if leader is not None:
+            self._leaderless.ended()
+        elif self._leader_missed:
+            self._leaderless.began(Exception("no manager leads; start one with `fairlead manager`"))
+        self._leader_missed = leader is None
 
-    async def drain(self) -> None:
-        await self.worker.drain(self._config.worker.drain_timeout)
+    async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        if not self.relay.reachable:
+            return {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_WITHIN):
+                await self.relay.settled()
+                return await self.desk.places_if_cheap(job_ids)
+        return {}
+
+    # ------------------------------------------------------------ stopping
+
+    async def drain(self, timeout: float) -> None:
+        if self.worker is not None:
+            await self.worker.drain(timeout)
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self.worker.close()
+        if self.worker is not None:
+            await self.worker.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.leader is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.leader.resign(), RESIGN_WITHIN)
+        if self.leadership is not None:
+            await self.leadership.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
-        for executor in self._executors.values():
-            with contextlib.suppress(Exception):
-                await executor.close()
+        await self.dispatcher.close()
+        if self._builder is not self.dispatcher:
+            await self._builder.close()
 
-    def _run(self, coroutine: Any, name: str) -> None:
+    def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=f"fairlead-{name}")
         task.add_done_callback(self._ended)
         self._tasks.append(task)

@@ -1,16 +1,21 @@
-"""Makes the dispatcher anew from the truth: the epoch is raised, then running steps, holds and lines come back.
+"""Makes the dispatcher anew from the truth, scope by scope: the epoch is raised, then running steps, holds and lines
+come back, and only then is anything granted.
 
-This is the rebuild of a dispatcher in memory, which dies with its process: whoever holds the dispatch lock knows that
-every worker of the earlier process is gone, so its running steps are recovered at once and not after a lease TTL.
+A start of an older epoch is refused from the moment on at which the epoch is raised, so what the truth says of running
+steps after it is all there is. Another leader may begin a later rebuild at any time: its epoch is higher, and this one
+then changes nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
-from fairlead.dispatch.port import Dispatcher
-from fairlead.domain.limits import Rules
+from fairlead.dispatch.port import Dispatcher, Lease
+from fairlead.domain.job import Job
+from fairlead.domain.limits import Lanes, Rules
+from fairlead.runtime import failpoints
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.loops.recover import RecoverLoop
 from fairlead.runtime.relay import offer_of
@@ -24,45 +29,84 @@ SAY_EVERY = 100_000
 
 
 class Rebuild:
+    """`workers_are_gone`: a dispatcher in memory dies with its process, and whoever holds the dispatch lock knows that
+    every worker of the earlier process is gone (docs/adr/0003). Then running steps are recovered at once; else their
+    leases come back with a full TTL, for their workers to renew."""
+
     def __init__(
-        self, store: Store, journal: Journal, dispatcher: Dispatcher, recovery: RecoverLoop, clock: Clock
+        self,
+        store: Store,
+        journal: Journal,
+        dispatcher: Dispatcher,
+        recovery: RecoverLoop,
+        clock: Clock,
+        *,
+        workers_are_gone: bool,
     ) -> None:
         self._store = store
         self._journal = journal
         self._dispatcher = dispatcher
         self._recovery = recovery
         self._clock = clock
+        self._workers_are_gone = workers_are_gone
         self.restored = 0
-        self.done = False
+        self.count = 0
 
-    async def close_scopes(self, rules: Rules) -> None:
-        """Raise the epochs and forget everything; from here on nothing is granted."""
-        for scope in sorted(rules.scopes):
-            outcome = await self._journal.write(RaiseEpoch(scope))
-            assert isinstance(outcome, Done)
-            await self._dispatcher.close_scope(scope, int(outcome.value))
+    async def run(self, rules: Rules, lanes: Lanes, servers: Mapping[str, str]) -> bool:
+        """Of the scopes in `servers`, which names the server that each is on. False: another rebuild has begun."""
+        self.restored = 0
+        async with self._recovery.rebuilding:
+            epochs = {scope: await self._raise_epoch(scope, servers[scope]) for scope in sorted(servers)}
+            for scope, epoch in epochs.items():
+                if not await self._dispatcher.close_scope(scope, epoch):
+                    return False
+            if not await self._restore_slots(rules, lanes, epochs):
+                return False
+            failpoints.passed(failpoints.MID_REBUILD)
+            await self._restore_lines(rules, lanes, epochs)
+            # All of them are restored before the first is opened: what is granted in one must not be named as what is
+            # yet to come back in another.
+            for scope, epoch in epochs.items():
+                if not await self._dispatcher.open_scope(scope, epoch):
+                    return False
+        self.count += 1
+        if self.restored:
+            log.info("the line is rebuilt: %d jobs wait", self.restored)
+        return True
 
-    async def run(self, rules: Rules) -> None:
-        await self._recovery.recover(await self._store.running(), self._clock.now())
-        holds = await self._store.holds()
-        for scope in rules.scopes:
-            members = [hold for hold in holds if _scope_of(hold.service, rules) == scope]
-            await self._dispatcher.restore(scope, (), members)
+    async def _raise_epoch(self, scope: str, server: str) -> int:
+        outcome = await self._journal.write(RaiseEpoch(scope, server))
+        assert isinstance(outcome, Done)
+        return int(outcome.value)
+
+    async def _restore_slots(self, rules: Rules, lanes: Lanes, epochs: Mapping[str, int]) -> bool:
+        scope_of = {name: service.scope for name, service in rules.services.items()}
+        running = [job for job in await self._store.running(lanes) if scope_of.get(job.service) in epochs]
+        if self._workers_are_gone:
+            await self._recovery.recover(running, self._clock.now())
+            running = []
+        holds = [hold for hold in await self._store.holds() if lanes.has(hold.service, hold.band)]
+        for scope, epoch in epochs.items():
+            leases = [lease_of(job) for job in running if scope_of[job.service] == scope]
+            held = [hold for hold in holds if scope_of.get(hold.service) == scope]
+            if not await self._dispatcher.restore(scope, epoch, leases, held):
+                return False
+        return True
+
+    async def _restore_lines(self, rules: Rules, lanes: Lanes, epochs: Mapping[str, int]) -> None:
         undeclared: set[str] = set()
-        async for jobs in self._store.waiting(BATCH):
-            await self._dispatcher.offer([offer_of(job) for job in jobs])
-            undeclared.update({job.service for job in jobs} - rules.services.keys())
-            self._progress(len(jobs))
+        elsewhere = {name for name, service in rules.services.items() if service.scope not in epochs}
+        async for jobs in self._store.waiting(BATCH, lanes):
+            offers = [offer_of(job) for job in jobs if job.service not in elsewhere]
+            if offers:
+                await self._dispatcher.offer(offers)
+            undeclared.update({offer.service for offer in offers} - rules.services.keys())
+            self._progress(len(offers))
             await asyncio.sleep(0)  # requests are answered meanwhile
-        for scope in sorted(rules.scopes):
-            await self._dispatcher.open_scope(scope)
-        self.done = True
         for service in sorted(undeclared):
             log.warning(
                 "jobs wait for the service %s, which is not configured any more; they wait until it is", service
             )
-        if self.restored:
-            log.info("the line is rebuilt: %d jobs wait", self.restored)
 
     def _progress(self, count: int) -> None:
         before, self.restored = self.restored, self.restored + count
@@ -70,6 +114,18 @@ class Rebuild:
             log.info("rebuilding the line: %d waiting jobs restored", self.restored)
 
 
-def _scope_of(service: str, rules: Rules) -> str | None:
-    known = rules.services.get(service)
-    return known.scope if known is not None else None
+def lease_of(job: Job) -> Lease:
+    """The lease that a running step stands for; the dispatcher gives it a full TTL."""
+    return Lease(
+        name=job.lease or "",
+        job_id=job.id,
+        step=job.step,
+        run=job.run - 1,  # the one that was claimed: the start has raised it
+        service=job.service,
+        user_id=job.user_id,
+        worker=job.worker or "",
+        granted_at=job.call_started_at or 0.0,
+        expires_at=0.0,
+        weight=job.weight,
+        band=job.priority.band,
+    )

@@ -9,7 +9,7 @@ from fairlead.domain.transitions import Move
 from fairlead.runtime import events
 from fairlead.runtime.events import Event, Hub
 from fairlead.store.journal import Journal
-from fairlead.store.port import Done
+from fairlead.store.port import Done, PromoteWaiting, RingTimers, Rung
 
 
 class Recorder:
@@ -19,7 +19,8 @@ class Recorder:
         self._journal = journal
         self._hub = hub
         self.on_timer: Callable[[float], None] = lambda moment: None
-        self.on_stopped: Callable[[str], None] = lambda job_id: None
+        self.on_stopped: Callable[[str, int], None] = lambda job_id, run: None
+        self.on_ended: Callable[[str], None] = lambda job_id: None
 
     async def record(self, job: Job, move: Move, now: float) -> bool:
         """True if it was applied; False if the job had moved on."""
@@ -38,11 +39,26 @@ class Recorder:
                 self._tell(job, move, now)
         return applied
 
+    async def sweep(self, sweep: RingTimers | PromoteWaiting, now: float) -> Rung:
+        """What the store found to be due, and moved."""
+        outcome = await self._journal.write(sweep)
+        assert isinstance(outcome, Done)
+        assert isinstance(outcome.value, Rung)
+        self.tell_all(outcome.value.moves, now)
+        return outcome.value
+
+    def tell_all(self, moves: Sequence[tuple[Job, Move]], now: float) -> None:
+        """Of moves that were applied already."""
+        for job, move in moves:
+            self._tell(job, move, now)
+
     def _tell(self, job: Job, move: Move, now: float) -> None:
         if move.timer_at is not None:
             self.on_timer(move.timer_at)
         if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "recover"):
-            self.on_stopped(job.id)
+            self.on_stopped(job.id, job.run)
+        if move.status.finished:
+            self.on_ended(job.id)
         if self._hub.watched(job.id):
             for event in told(job, move, now):
                 self._hub.publish(event)

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 
 from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import Lanes
+from fairlead.errors import Unavailable
+from fairlead.runtime.outage import Outage
 from fairlead.store.journal import Journal
 from fairlead.store.port import LineChange, Relayed
 
@@ -19,11 +22,30 @@ log = logging.getLogger(__name__)
 
 
 class Relay:
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    """To one dispatcher: what waits in its `lanes`."""
+
+    def __init__(self, dispatcher: Dispatcher, lanes: Callable[[], Lanes]) -> None:
         self.on_ended: Callable[[str], None] = lambda job_id: None
         self._dispatcher = dispatcher
+        self._lanes = lanes
         self._changes: list[LineChange] = []
+        self._strays: list[Withdrawal] = []
         self._bell = asyncio.Event()
+        self._telling = False
+        self._after_this: list[asyncio.Future[None]] = []
+        self._after_next: list[asyncio.Future[None]] = []
+        self._outage = Outage(log, "telling the line of changes (the outbox keeps them)")
+
+    @property
+    def reachable(self) -> bool:
+        return self._outage.reason is None
+
+    async def settled(self) -> None:
+        """Returns when the line has heard of what was committed before, or when it cannot be told now."""
+        if self._bell.is_set() or self._telling:
+            settled = asyncio.get_running_loop().create_future()
+            (self._after_next if self._bell.is_set() else self._after_this).append(settled)
+            await settled
 
     def committed(self, changes: Sequence[LineChange]) -> None:
         """The journal's hook: called after each commit, before its callers hear of it."""
@@ -31,24 +53,45 @@ class Relay:
             self._changes.extend(changes)
             self._bell.set()
 
+    def moved_away(self, job: Job) -> None:
+        """It waits on another shard from now on. If this is not heard here, its step is granted, and refused at its
+        start."""
+        self._strays.append(Withdrawal(job.id, job.service, job.run))
+        self._bell.set()
+
     async def run(self, journal: Journal) -> None:
         while True:
             await self._bell.wait()
             self._bell.clear()
             changes, self._changes = self._changes, []
+            strays, self._strays = self._strays, []
+            self._after_this, self._after_next = self._after_next, []
+            self._telling = True
             try:
+                if strays:
+                    await self._dispatcher.withdraw(strays)
                 await self.relay(changes, journal)
+                self._outage.ended()
+            except Unavailable as error:
+                self._outage.began(error)
             except Exception:
                 # The rows are still in the outbox; the manager's loop will bring them.
                 log.exception("relaying %d changes of the line failed; the outbox keeps them", len(changes))
+            finally:
+                self._telling = False
+                for settled in self._after_this:
+                    if not settled.done():
+                        settled.set_result(None)
+                self._after_this = []
 
     async def relay(self, changes: Sequence[LineChange], journal: Journal) -> None:
         offers, withdrawals = [], []
+        lanes = self._lanes()
         for change in changes:
             job = change.job
             if job is None:
                 continue
-            if job.status is JobStatus.PENDING:
+            if job.status is JobStatus.PENDING and lanes.has(job.service, job.priority.band):
                 offers.append(offer_of(job))
             else:
                 withdrawals.append(Withdrawal(job.id, job.service, job.run))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Rules
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, Unavailable
 from fairlead.runtime.events import iso
 from fairlead.runtime.line import Line
+from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
 
 BAND_NAMES = {0: "retry", 1: "high", 2: "medium", 3: "low"}
 
 
-async def describe(store: Store, line: Line | None) -> dict[str, Any]:
-    rules = line.rules if line is not None else await store.rules()
-    snapshots = {snapshot.service: snapshot for snapshot in await line.dispatcher.snapshot()} if line else {}
-    services = [_service(name, rules, snapshots.get(name)) for name in sorted(rules.services)]
+async def describe(store: Store, process: Process | None) -> dict[str, Any]:
+    rules = process.rules if process is not None else await store.rules()
+    by_shard = await process.snapshots() if process is not None else {}
+    snapshots: dict[str, list[ServiceSnapshot]] = {}
+    for found in by_shard.values():
+        for snapshot in found:
+            snapshots.setdefault(snapshot.service, []).append(snapshot)
+    services = [_service(name, rules, snapshots.get(name, [])) for name in sorted(rules.services)]
     return {
         "services": services,
         "pools": {
@@ -29,25 +35,47 @@ async def describe(store: Store, line: Line | None) -> dict[str, Any]:
             for name, limit in rules.pools.items()
         },
         "jobs": {status.value: await store.count(JobFilter(statuses=(status,))) for status in JobStatus},
-        "worker": line.worker.name if line is not None else None,
-        "draining": line.worker.draining if line is not None else False,
+        "worker": process.workers[0].name if process is not None and process.workers else None,
+        "draining": process.draining if process is not None else False,
+        "leaders": await _leaders(process) if process is not None else {},
+        "loops": process.counts() if process is not None else {},
+        "unknown": None if process is not None else "another process dispatches, from its memory",
     }
 
 
-def _service(name: str, rules: Rules, snapshot: ServiceSnapshot | None) -> dict[str, Any]:
+async def _leaders(process: Process) -> dict[str, Any]:
+    """Who leads each shard; empty when all of the line is in this process."""
+    leaders: dict[str, Any] = {}
+    for name, line in process.lines.items():
+        if line.leadership is None:
+            continue
+        try:
+            found = await line.leadership.leader()
+        except Unavailable as error:
+            leaders[name] = {"leader": None, "term": None, "problem": str(error)}
+            continue
+        holder, term = found if found is not None else (None, None)
+        leaders[name] = {"leader": holder, "term": term, "problem": None if found else "no manager leads"}
+    return leaders
+
+
+def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
+    """A service that is split over shards is shown as one: its slots and lines are summed."""
     service = rules.services[name]
-    waiting = snapshot.waiting if snapshot else {}
+    waiting = {label: sum(each.waiting.get(band, 0) for each in snapshots) for band, label in BAND_NAMES.items()}
+    means = [each.mean_duration for each in snapshots if each.mean_duration is not None]
     return {
         "service": name,
         "limit": service.limit,
-        "in_use": snapshot.in_use if snapshot else 0,
-        "held": snapshot.held if snapshot else 0,
+        "in_use": sum(each.in_use for each in snapshots),
+        "held": sum(each.held for each in snapshots),
         "paused": service.paused,
         "order": service.order.value,
         "pool": service.pool,
-        "waiting": {label: waiting.get(band, 0) for band, label in BAND_NAMES.items()},
-        "running": [_lease(lease) for lease in snapshot.leases] if snapshot else [],
-        "mean_duration": snapshot.mean_duration if snapshot else None,
+        "shards": sorted(service.shares) or [service.shard],
+        "waiting": waiting,
+        "running": [_lease(lease) for each in snapshots for lease in each.leases],
+        "mean_duration": sum(means) / len(means) if means else None,
     }
 
 
@@ -63,9 +91,31 @@ def _lease(lease: Lease) -> dict[str, Any]:
     }
 
 
-async def readiness(store: Store | None, line: Line | None) -> dict[str, Any]:
-    checks = {"store": await _store(store), "dispatcher": _dispatcher(line), "worker": _worker(line)}
-    return {"ready": all(said == "ok" for said in checks.values()), "checks": checks}
+async def readiness(store: Store | None, process: Process | None) -> dict[str, Any]:
+    """A process that accepts jobs is ready when the truth can be written: what waits for Redis is kept there."""
+    checks = {"store": await _store(store)}
+    needed = ["store"]
+    if process is None:
+        checks["dispatcher"] = "in another process"
+    else:
+        checks |= {_label("dispatcher", name, process): await _dispatcher(line) for name, line in process.lines.items()}
+        if not process.distributed:
+            needed = list(checks)
+        if process.workers:
+            checks["worker"] = _worker(process)
+            if process.draining:
+                needed.append("worker")
+    return {"ready": all(checks[name] == "ok" for name in needed), "checks": checks}
+
+
+def _worker(process: Process) -> str:
+    if process.draining:
+        return "draining"
+    return next((worker.outage.reason for worker in process.workers if worker.outage.reason is not None), "ok")
+
+
+def _label(what: str, shard: str, process: Process) -> str:
+    return what if len(process.lines) == 1 else f"{what} {shard}"
 
 
 async def _store(store: Store | None) -> str:
@@ -78,15 +128,14 @@ async def _store(store: Store | None) -> str:
     return "ok"
 
 
-def _dispatcher(line: Line | None) -> str:
-    if line is None:
-        return "not running in this process"
+async def _dispatcher(line: Line) -> str:
     if line.broken is not None:
         return f"broke down ({type(line.broken).__name__}); see the log"
-    return "ok" if line.rebuild.done else f"rebuilding: {line.rebuild.restored} waiting jobs restored so far"
-
-
-def _worker(line: Line | None) -> str:
-    if line is None:
-        return "not running in this process"
-    return "draining" if line.worker.draining else "ok"
+    try:
+        states = await line.dispatcher.states(line.rules.scopes)
+    except Unavailable as error:
+        return str(error)
+    if all(state.open for state in states.values()):
+        return "ok"
+    rebuild = line.leader.scopes.rebuild if line.leader is not None else None
+    return f"rebuilding: {rebuild.restored} waiting jobs restored so far" if rebuild else "being rebuilt by a manager"

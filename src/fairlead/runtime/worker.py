@@ -7,6 +7,7 @@ takes one step from its start to its end. A step never waits in here: a lease is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,24 +20,28 @@ from uuid_utils import uuid4
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain import transitions
 from fairlead.domain.config import Config
-from fairlead.domain.job import Job, StepResult
-from fairlead.domain.limits import Rules
+from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.limits import BANDS
 from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress, Start
 from fairlead.domain.wire import to_json
 from fairlead.errors import Unavailable
 from fairlead.executors.port import Call, Executor, Success
-from fairlead.runtime import events
+from fairlead.runtime import events, failpoints
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
+from fairlead.runtime.outage import Outage
 from fairlead.runtime.record import Recorder
+from fairlead.runtime.room import Room
 from fairlead.store.journal import Journal
-from fairlead.store.port import Started
+from fairlead.store.port import Started, Store
 
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY = 0.5
 SWEEP_EVERY = 1.0
+RETRY_EVERY = 0.5
+MANY = 1_000_000
 STUBBORN_AFTER = 3.0
 TIMED_OUT, CANCELLED, LOST, DRAINED = "timed out", "cancelled", "lost", "drained"
 
@@ -77,10 +82,11 @@ class Worker:
         executors: Mapping[str, Executor],
         hub: Hub,
         clock: Clock,
-        rules: Callable[[], Rules],
-        name: str | None = None,
+        room: Room,
+        services: Callable[[], frozenset[str]],
+        bands: frozenset[int] | None = None,
     ) -> None:
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{str(uuid4())[:8]}"
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{str(uuid4())[:8]}"
         self._config = config
         self._dispatcher = dispatcher
         self._journal = journal
@@ -88,11 +94,14 @@ class Worker:
         self._executors = executors
         self._hub = hub
         self._clock = clock
-        self._rules = rules
-        self._services = frozenset(executors)
+        self._room = room
+        room.join()
+        self._bands = frozenset(BANDS) if bands is None else bands
+        self._services = services
         self._policies = {name: config.services[name].retry_policy for name in executors}
         self._waits = config.wait_timeouts
         self._bell = asyncio.Event()
+        self._back = asyncio.Event()
         self._leases: dict[str, Lease] = {}
         self._running: dict[str, Running] = {}
         self._released: list[Release] = []
@@ -100,7 +109,10 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closing = False
+        self._trust = MANY
         self.draining = False
+        self.outage = Outage(log, "claiming")
+        self._writing = Outage(log, "writing how calls ended (their results are kept)")
         self.late_results = 0
 
     # ------------------------------------------------------------ the loop
@@ -112,18 +124,43 @@ class Worker:
     async def run(self) -> None:
         while True:
             releases, self._released = self._released, []
+            room = 0 if self.draining or self._journal.full else self._room.take(self._bell.set, at_most=self._trust)
+            leases: list[Lease] = []
             try:
-                leases = await self._dispatcher.exchange(self._claim(), releases)
-            except Exception:
-                log.exception("the dispatcher could not be asked; trying again")
+                leases = await self._dispatcher.exchange(self._claim(room), releases)
+                self.outage.ended()
+            except Exception as error:
+                self._say(error)
+                # Releasing twice is harmless; a lease that was granted unheard expires, as nobody renews it.
                 self._released[:0] = releases
-                await asyncio.sleep(0.5)
+            finally:
+                self._room.give_back(room - len(leases))
+            if self.outage.reason is not None:
+                await self._until_it_is_back()
                 continue
+            if self._trust == 1:
+                await asyncio.sleep(RETRY_EVERY)
             if leases:
+                failpoints.passed(failpoints.AFTER_CLAIM)
                 self._leases.update((lease.name, lease) for lease in leases)
                 self._spawn(self._begin(leases))
             await self._bell.wait()
             self._bell.clear()
+
+    def retry(self) -> None:
+        """The dispatcher may be back."""
+        self._back.set()
+
+    async def _until_it_is_back(self) -> None:
+        self._back.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_EVERY):
+                await self._back.wait()
+
+    def _say(self, error: Exception) -> None:
+        if not isinstance(error, Unavailable):
+            log.exception("the dispatcher could not be asked")
+        self.outage.began(error)
 
     async def sweep(self) -> None:
         """The safety net under the wake-ups: ask once a second whatever we were told."""
@@ -131,32 +168,34 @@ class Worker:
             await asyncio.sleep(SWEEP_EVERY)
             self._bell.set()
 
-    def _claim(self) -> Claim:
-        room = 0 if self.draining or self._journal.full else self._config.worker.concurrency - len(self._leases)
-        return Claim(self.name, max(0, room), self._services)
+    def _claim(self, room: int) -> Claim:
+        return Claim(self.name, room, self._services(), self._bands)
 
     async def _begin(self, leases: Sequence[Lease]) -> None:
         """Write the starts, all in one commit, then run what was not refused."""
-        rules = self._rules().services
         starts = [
             Start(
                 lease.job_id,
                 lease.step,
                 lease.run,
                 lease.name,
-                rules[lease.service].scope,
+                lease.scope,
                 self.name,
                 self._config.services[lease.service].timeout,
             )
             for lease in leases
         ]
         for lease, outcome in zip(leases, await self._journal.write_each(starts), strict=True):
+            if isinstance(outcome, Exception):
+                # As long as starts cannot be written, one step at a time is enough to find out that they can again.
+                self._trust = 1
+                self._abandon(lease, outcome)
+                continue
+            self._trust = MANY
             if isinstance(outcome, Started):
                 running = Running(lease, outcome.job)
                 self._running[lease.job_id] = running
                 running.task = self._spawn(self._carry_out(running, outcome))
-            elif isinstance(outcome, Exception):
-                self._abandon(lease, outcome)
             else:
                 self._give_back(lease, refund=True)
 
@@ -236,10 +275,16 @@ class Worker:
         return None
 
     async def _finish(self, running: Running, move: Move | None) -> None:
-        if move is not None:
-            await self._record(running, move)
-            if move.hold is not None:
+        if move is None:
+            return
+        await self._record(running, move)
+        failpoints.passed(failpoints.AFTER_FINISH)
+        if move.hold is not None:
+            try:
                 await self._dispatcher.hold([move.hold])
+            except Unavailable as error:
+                log.warning("job %s: its slot cannot be held yet (%s); its lease is left to expire", move.job_id, error)
+                self._forget(running.lease.name)
 
     async def _record(self, running: Running, move: Move) -> None:
         """Write how it ended; a result is held and written when the store is back."""
@@ -249,15 +294,16 @@ class Worker:
                 if not await self._recorder.record(job, move, self._clock.now()):
                     self.late_results += 1
                     log.info("a late result of job %s, step %d was refused", job.id, job.step)
+                self._writing.ended()
                 return
             except Unavailable as error:
-                log.warning("job %s: its outcome cannot be written yet (%s); trying again", job.id, error)
+                self._writing.began(error)
                 await asyncio.sleep(delay)
                 delay = min(5.0, delay * 2)
             except Exception:
                 # This row alone is refused by the store. Recovery takes the job up when its lease has expired.
                 log.exception("job %s: its outcome could not be written", job.id)
-                self._leases.pop(running.lease.name, None)
+                self._forget(running.lease.name)
                 return
 
     async def _outwait(self, call: Call) -> None:
@@ -330,12 +376,21 @@ class Worker:
                 log.warning("job %s: the lease %s is lost; stopping", running.job.id, running.lease.name)
                 self._stop(running, LOST)
         for name in names:
-            self._leases.pop(name, None)
+            self._forget(name)
 
-    def stop_job(self, job_id: str) -> None:
-        """The job was cancelled, expired or recovered: its handler need not go on."""
+    async def stop_strays(self, store: Store) -> None:
+        """Stop what has been cancelled or taken back meanwhile: the message that said so may have been lost."""
+        mine = {job_id: running.job.run for job_id, running in self._running.items() if not running.stopped}
+        jobs = await store.get_jobs(list(mine)) if mine else {}
+        for job_id, run in mine.items():
+            job = jobs.get(job_id)
+            if job is None or job.status is not JobStatus.RUNNING or job.run != run:
+                self.stop_job(job_id, run)
+
+    def stop_job(self, job_id: str, run: int | None = None) -> None:
+        """The job was cancelled, expired or recovered: its handler need not go on. Unless it has begun anew since."""
         running = self._running.get(job_id)
-        if running is not None:
+        if running is not None and (run is None or running.job.run == run):
             self._stop(running, CANCELLED)
 
     def _stop(self, running: Running, reason: str) -> None:
@@ -355,14 +410,20 @@ class Worker:
         running = self._running.get(lease.job_id)
         if running is not None and running.lease is lease:
             del self._running[lease.job_id]
-        if self._leases.pop(lease.name, None) is not None:
-            self._released.append(Release(lease.name, lease.service, refund))
+        if self._forget(lease.name):
+            self._released.append(Release(lease.name, lease.service, refund, lease.scope))
             self._bell.set()
+
+    def _forget(self, name: str) -> bool:
+        """From now on nobody renews it."""
+        known = self._leases.pop(name, None) is not None
+        self._room.give_back(known)
+        return known
 
     def _abandon(self, lease: Lease, error: Exception) -> None:
         """Whether the start was written is not known. Unrenewed, the lease expires, and recovery settles it."""
         log.warning("job %s could not be started (%s); its lease is left to expire", lease.job_id, error)
-        self._leases.pop(lease.name, None)
+        self._forget(lease.name)
 
     # ------------------------------------------------------------ stopping
 

@@ -16,10 +16,13 @@ class HoldsLoop:
         self._store = store
         self._journal = journal
         self._dispatcher = dispatcher
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         holds = await self._store.holds()
+        self.scanned += len(holds)
         if any(hold.until <= now for hold in holds):
             await self._journal.write(EndHolds(now))
-            await self._dispatcher.end_holds(now)
+        # Whether or not we ended them: another shard's leader may have been faster with the rows.
+        self.queued += await self._dispatcher.end_holds(now)
         return now + EVERY

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
-from fairlead.dispatch.port import Dispatcher
+from fairlead.domain.order import Place
 from fairlead.runtime import events
 from fairlead.runtime.events import Event, Hub
 
@@ -16,16 +17,16 @@ SHARE = 0.05
 class PositionsLoop:
     name = "positions"
 
-    def __init__(self, dispatcher: Dispatcher, hub: Hub) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, places: Callable[[Sequence[str]], Awaitable[dict[str, Place]]], hub: Hub) -> None:
+        self._places = places
         self._hub = hub
         self._told: dict[str, int] = {}
 
     async def tick(self, now: float) -> float:
         timer = asyncio.get_running_loop().time
         begun = timer()
-        watched = self._hub.watched_jobs()
-        places = await self._dispatcher.places(watched) if watched else {}
+        watched = self._hub.watched_here()
+        places = await self._places(watched) if watched else {}
         for job_id, place in places.items():
             if self._told.get(job_id) == place.position:
                 continue
@@ -33,6 +34,6 @@ class PositionsLoop:
             wait = {"low": round(low, 3), "high": round(high, 3)}
             details = {"position": place.position, "estimated_wait": wait}
             text = f"number {place.position} in line"
-            self._hub.publish(Event(events.POSITION, job_id, now, text, details))
+            self._hub.tell(Event(events.POSITION, job_id, now, text, details))
         self._told = {job_id: place.position for job_id, place in places.items()}
         return now + max(EVERY, (timer() - begun) / SHARE)

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlead.domain import transitions
 from fairlead.domain.config import PromotionConfig
 from fairlead.domain.transitions import WaitTimeouts
 from fairlead.runtime.record import Recorder
-from fairlead.store.port import Store
+from fairlead.store.port import PromoteWaiting, Rung, Store
 
 BATCH = 500
+LOOK_AGAIN = 0.05
 
 
 class PromoteLoop:
+    """Counts the jobs that it found waiting long enough (`scanned`), those of them that it promoted (`queued`), and the
+    sweeps that could not be written (`failed`)."""
+
     name = "promote"
 
     def __init__(
@@ -24,18 +27,33 @@ class PromoteLoop:
         self._recorder = recorder
         self._config = config
         self._waits = waits
-        self.promoted = 0
+        self.scanned = 0
+        self.queued = 0
+        self.failed = 0
 
     async def tick(self, now: float) -> float:
-        low, medium = self._config.low_to_medium_after, self._config.medium_to_high_after
-        jobs = await self._store.promotable(low_before=now - low, medium_before=now - medium, limit=BATCH)
-        if jobs:
-            waits = self._waits()
-            moves = [(job, transitions.promote(job, now=now, waits=waits)) for job in jobs]
-            self.promoted += len(await self._recorder.record_each(moves, now))
-        if len(jobs) == BATCH:
-            return now
+        # A look costs no commit.
+        following = await self._next()
+        if following is not None and following <= now:
+            if (await self._sweep(now)).found == BATCH:
+                return now
+            following = await self._next()
         # Whoever arrives from now on is not due before the shorter of the two times has passed.
-        following = await self._store.next_promotion(low_after=low, medium_after=medium)
-        soonest = now + min(low, medium)
-        return soonest if following is None else max(now + 0.05, min(soonest, following))
+        soonest = now + min(self._config.low_to_medium_after, self._config.medium_to_high_after)
+        return soonest if following is None else max(now + LOOK_AGAIN, min(soonest, following))
+
+    async def _next(self) -> float | None:
+        low, medium = self._config.low_to_medium_after, self._config.medium_to_high_after
+        return await self._store.next_promotion(low_after=low, medium_after=medium)
+
+    async def _sweep(self, now: float) -> Rung:
+        low, medium = self._config.low_to_medium_after, self._config.medium_to_high_after
+        try:
+            sweep = PromoteWaiting(now, now - low, now - medium, BATCH, self._waits())
+            rung = await self._recorder.sweep(sweep, now)
+        except Exception:
+            self.failed += 1
+            raise
+        self.scanned += rung.found
+        self.queued += len(rung.moves)
+        return rung

@@ -16,13 +16,14 @@ class PruneLoop:
     def __init__(self, journal: Journal, config: RetentionConfig) -> None:
         self._journal = journal
         self._config = config
-        self.pruned = 0
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         outcome = await self._journal.write(
             Prune(now - self._config.keep_finished, now - self._config.keep_failed, BATCH)
         )
         count = int(outcome.value or 0) if isinstance(outcome, Done) else 0
-        self.pruned += count
+        self.scanned += count
+        self.queued += count
         every = min(EVERY, self._config.keep_finished, self._config.keep_failed)
         return now if count == BATCH else now + every

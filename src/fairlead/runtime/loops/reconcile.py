@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from fairlead.dispatch.port import Dispatcher
-from fairlead.domain.job import JobStatus
+from fairlead.domain.limits import Lanes
 from fairlead.runtime.relay import offer_of
-from fairlead.store.port import JobFilter, Store
+from fairlead.store.port import Store
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +21,16 @@ class ReconcileLoop:
 
     name = "reconcile"
 
-    def __init__(self, store: Store, dispatcher: Dispatcher) -> None:
+    def __init__(self, store: Store, dispatcher: Dispatcher, lanes: Callable[[], Lanes]) -> None:
         self._store = store
         self._dispatcher = dispatcher
+        self._lanes = lanes
         self._differed = False
-        self.repaired = 0
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
-        waiting = await self._store.count(JobFilter(statuses=(JobStatus.PENDING,)))
+        waiting = await self._store.count_waiting(self._lanes())
+        self.scanned += waiting
         snapshots = await self._dispatcher.snapshot()
         # A step that is claimed and not yet started is still PENDING in the truth, and in line no more.
         in_line = sum(sum(snapshot.waiting.values()) + len(snapshot.leases) for snapshot in snapshots)
@@ -39,8 +42,8 @@ class ReconcileLoop:
 
     async def _offer_all(self) -> None:
         placed = 0
-        async for jobs in self._store.waiting(BATCH):
+        async for jobs in self._store.waiting(BATCH, self._lanes()):
             placed += await self._dispatcher.offer([offer_of(job) for job in jobs])
         if placed:
-            self.repaired += placed
+            self.queued += placed
             log.warning("%d waiting jobs were missing in the line and are back", placed)

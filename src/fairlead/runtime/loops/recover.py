@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
 from fairlead.domain import transitions
-from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import Lanes, Rules
 from fairlead.domain.transitions import Move
 from fairlead.runtime.record import Recorder
 from fairlead.store.port import Store
@@ -26,22 +27,33 @@ STRAY_AFTER = 5.0
 class RecoverLoop:
     name = "recover"
 
-    def __init__(self, store: Store, dispatcher: Dispatcher, recorder: Recorder, config: Config) -> None:
+    def __init__(
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        recorder: Recorder,
+        rules: Callable[[], Rules],
+        lanes: Callable[[], Lanes],
+    ) -> None:
         self._store = store
         self._dispatcher = dispatcher
         self._recorder = recorder
-        self._config = config
+        self._rules = rules
+        self._lanes = lanes
         self._strays_due = 0.0
         self._ticked_at: float | None = None
-        self.recovered = 0
+        self.rebuilding = asyncio.Lock()
+        """Held while leases are missing because they are being restored."""
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         before, self._ticked_at = self._ticked_at, now
         if before is not None and now - before > ASLEEP_AFTER:
-            log.warning("the manager was stopped for %.1f s; workers get a moment to renew their leases", now - before)
+            log.warning("nobody looked after the leases for %.1f s; workers get a moment to renew them", now - before)
             self._ticked_at = now + GRACE
             return now + GRACE
         leases = await self._dispatcher.expired()
+        self.scanned += len(leases)
         if leases:
             await self._take_back(leases, now)
         if now >= self._strays_due:
@@ -54,20 +66,30 @@ class RecoverLoop:
         jobs = await self._store.get_jobs([lease.job_id for lease in leases])
         lost = [jobs[lease.job_id] for lease in leases if stands_for(lease, jobs.get(lease.job_id))]
         await self.recover(lost, now)
-        await self._dispatcher.release([Release(lease.name, lease.service) for lease in leases])
+        if len(lost) < len(leases):
+            # Its job has moved on before. If that left a hold, whoever did it may not have come to take the slot.
+            lanes = self._lanes()
+            holds = await self._store.holds()
+            await self._dispatcher.hold([hold for hold in holds if lanes.has(hold.service, hold.band)])
+        await self._dispatcher.release([Release(each.name, each.service, scope=each.scope) for each in leases])
 
     async def _find_strays(self, now: float) -> None:
-        """RUNNING in the truth, but on no lease: the dispatcher lost it, or the start's answer was lost."""
-        started_before = now - STRAY_AFTER
-        rows = [job for job in await self._store.running() if (job.call_started_at or 0.0) < started_before]
-        if not rows:
-            return
-        snapshots = await self._dispatcher.snapshot()
-        on_lease = {lease.name for snapshot in snapshots for lease in snapshot.leases}
-        strays = [job for job in rows if job.lease not in on_lease]
-        if strays:
-            log.warning("%d running jobs have no lease; taking them back", len(strays))
-            await self.recover(strays, now)
+        """RUNNING in the truth, but on no lease: the start's answer was lost, say."""
+        async with self.rebuilding:
+            scopes = self._rules().scopes
+            before = await self._dispatcher.states(scopes)
+            started_before = now - STRAY_AFTER
+            rows = [j for j in await self._store.running(self._lanes()) if (j.call_started_at or 0.0) < started_before]
+            if not rows:
+                return
+            snapshots = await self._dispatcher.snapshot()
+            if before != await self._dispatcher.states(scopes) or not all(state.open for state in before.values()):
+                return  # another leader rebuilds: the leases are about to come back
+            on_lease = {lease.name for snapshot in snapshots for lease in snapshot.leases}
+            strays = [job for job in rows if job.lease not in on_lease]
+            if strays:
+                log.warning("%d running jobs have no lease; taking them back", len(strays))
+                await self.recover(strays, now)
 
     async def recover(self, jobs: Sequence[Job], now: float) -> None:
         moves = [(job, self._recovery(job, now)) for job in jobs]
@@ -77,19 +99,20 @@ class RecoverLoop:
         # Held before the lease goes, so that the slot is never free in between; and only for a job that was taken back:
         # one that finished meanwhile is computing no more.
         await self._dispatcher.hold([move.hold for move in applied if move.hold is not None])
-        self.recovered += len(applied)
+        self.queued += len(applied)
         if applied:
             log.warning("recovered %d steps of workers that are gone", len(applied))
 
     def _recovery(self, job: Job, now: float) -> Move:
-        service = self._config.services.get(job.service)
-        # A service that is gone from the config decides nothing: its job waits until the service is back.
+        rules = self._rules()
+        service = rules.services.get(job.service)
+        # A service that is no longer declared decides nothing: its job waits until the service is back.
         max_attempts = service.max_attempts if service is not None else job.attempt + 1
         remote = service is not None and service.remote
         return transitions.recover(
             job,
             now=now,
-            waits=self._config.wait_timeouts,
+            waits=rules.wait_timeouts,
             max_attempts=max_attempts,
             hold=transitions.hold_of(job, now) if remote else None,
         )

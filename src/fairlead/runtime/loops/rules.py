@@ -1,11 +1,8 @@
-"""Takes over limits and pauses that another process changed."""
+"""Takes over from the truth what other processes changed: limits, pauses, and on which servers the line was built."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-
-from fairlead.domain.limits import Rules
-from fairlead.store.port import Store
 
 EVERY = 0.5
 
@@ -13,13 +10,9 @@ EVERY = 0.5
 class RulesLoop:
     name = "rules"
 
-    def __init__(self, store: Store, version: Callable[[], int], apply: Callable[[Rules], Awaitable[None]]) -> None:
-        self._store = store
-        self._version = version
-        self._apply = apply
+    def __init__(self, follow_the_truth: Callable[[], Awaitable[None]]) -> None:
+        self._follow_the_truth = follow_the_truth
 
     async def tick(self, now: float) -> float:
-        rules = await self._store.rules()
-        if rules.version > self._version():
-            await self._apply(rules)
+        await self._follow_the_truth()
         return now + EVERY

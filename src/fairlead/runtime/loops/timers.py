@@ -4,32 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlead.domain import transitions
 from fairlead.domain.transitions import WaitTimeouts
 from fairlead.runtime.record import Recorder
-from fairlead.store.port import Store
+from fairlead.store.port import RingTimers, Rung, Store
 
 BATCH = 500
 LOOK_EVERY = 0.25
+# What is due and was not found is being moved by another process, which may fail.
+LOOK_AGAIN = 0.05
 
 
 class TimersLoop:
+    """Counts the jobs that it found due (`scanned`), those of them that it moved (`queued`), and the sweeps that could
+    not be written (`failed`)."""
+
     name = "timers"
 
     def __init__(self, store: Store, recorder: Recorder, waits: Callable[[], WaitTimeouts]) -> None:
         self._store = store
         self._recorder = recorder
         self._waits = waits
-        self.rung = 0
+        self.scanned = 0
+        self.queued = 0
+        self.failed = 0
 
     async def tick(self, now: float) -> float:
-        jobs = await self._store.timers(now, BATCH)
-        waits = self._waits()
-        moves = [(job, transitions.timer_rang(job, now=now, waits=waits)) for job in jobs]
-        if moves:
-            self.rung += len(await self._recorder.record_each([(job, move) for job, move in moves if move], now))
-        if len(jobs) == BATCH:
-            return now
-        # Jobs of other processes give no hint of their timers. A look now and then sees them before they ring.
+        # A look costs no commit, and mostly there is nothing to do.
         following = await self._store.next_timer()
-        return now + LOOK_EVERY if following is None else min(now + LOOK_EVERY, following)
+        if following is not None and following <= now:
+            if (await self._sweep(now)).found == BATCH:
+                return now
+            following = await self._store.next_timer()
+        # Jobs of other processes give no hint of their timers. A look now and then sees them before they ring.
+        soonest = now + LOOK_EVERY
+        if following is None:
+            return soonest
+        return min(soonest, following) if following > now else now + LOOK_AGAIN
+
+    async def _sweep(self, now: float) -> Rung:
+        try:
+            rung = await self._recorder.sweep(RingTimers(now, BATCH, self._waits()), now)
+        except Exception:
+            self.failed += 1
+            raise
+        self.scanned += rung.found
+        self.queued += len(rung.moves)
+        return rung

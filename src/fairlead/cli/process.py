@@ -1,0 +1,65 @@
+"""What `up`, `api`, `worker` and `manager` have in common: they load an app, say what runs, and run until a signal."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fairlead.cli import listen
+from fairlead.cli.logs import log_to_stderr
+from fairlead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fairlead.app import Fairlead
+    from fairlead.runtime.roles import Roles
+
+
+def prepare(
+    command: str,
+    context: typer.Context,
+    app_path: str | None,
+    config: Path | None,
+    log_level: str | None,
+    *,
+    needs_redis: bool = False,
+) -> Fairlead:
+    """The app, once nothing is wrong with it."""
+    # Imported here: the engines take a while to load, and the client commands do without them.
+    from fairlead.cli.loading import load_app
+
+    log_to_stderr(log_level or context.obj or "info")
+    app = load_app(app_path, config)
+    problems = app.check()
+    if needs_redis and app.settings.redis_url is None:
+        problems.append(
+            f"REDIS_URL: fairlead {command} needs a Redis that all processes share: set REDIS_URL "
+            "(and DATABASE_URL=postgresql://user@host/database), or run everything in one process with: fairlead up"
+        )
+    if problems:
+        raise ConfigError(problems)
+    return app
+
+
+def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socket]:
+    server = app.config.server
+    return listen.bind(
+        host or server.host,
+        server.port if port is None else port,
+        has_key=app.settings.admin_key is not None,
+    )
+
+
+def run(command: str, app: Fairlead, roles: Roles, sockets: list[socket.socket], *, json: bool) -> None:
+    """Does not return."""
+    from fairlead.cli import banner, serve
+
+    said = banner.facts(command, app, roles, [listen.url_of(each) for each in sockets])
+    try:
+        code = serve.run(app, roles, sockets, on_up=lambda: banner.show(said, json=json))
+    finally:
+        for each in sockets:
+            each.close()
+    serve.leave(code)

@@ -1,0 +1,268 @@
+"""All of the line that runs in this process: its dispatchers, and what they have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairlead.dispatch.port import Bus, ServiceSnapshot, Shard
+from fairlead.domain.config import Config
+from fairlead.domain.limits import MAIN_SHARD, Rules
+from fairlead.domain.order import Place
+from fairlead.errors import Unavailable
+from fairlead.executors.port import Executor
+from fairlead.runtime.clock import Clock
+from fairlead.runtime.crossing import Crossing
+from fairlead.runtime.events import Hub
+from fairlead.runtime.line import Line
+from fairlead.runtime.loops.positions import PositionsLoop
+from fairlead.runtime.loops.rules import RulesLoop
+from fairlead.runtime.loops.stops import StopsLoop
+from fairlead.runtime.manager import Loop, Manager
+from fairlead.runtime.record import Recorder
+from fairlead.runtime.roles import Roles
+from fairlead.runtime.room import Room
+from fairlead.runtime.worker import Worker
+from fairlead.store.journal import Journal
+from fairlead.store.port import DeclareServices, Done, LineChange, Store
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_LEADERS_EVERY = 5.0
+
+
+class Process:
+    def __init__(
+        self,
+        config: Config,
+        roles: Roles,
+        *,
+        store: Store,
+        journal: Journal,
+        recorder: Recorder,
+        shards: Sequence[Shard],
+        servers: set[str],
+        bus: Bus | None,
+        executors: Mapping[str, Executor],
+        hub: Hub,
+        clock: Clock,
+    ) -> None:
+        self.rules = Rules({})
+        self.roles = roles
+        self._config = config
+        self._store = store
+        self._journal = journal
+        self._recorder = recorder
+        self._servers = servers
+        self._executors = executors
+        self._clock = clock
+        self._leaders_due = 0.0
+        self._declaration = DeclareServices(
+            tuple(service.rules(name) for name, service in config.services.items()), config.pools
+        )
+        self._task: asyncio.Task[None] | None = None
+        room = Room(roles.concurrency or config.worker.concurrency)
+        self.lines = {
+            shard.name: Line(
+                shard,
+                config,
+                roles,
+                store=store,
+                journal=journal,
+                recorder=recorder,
+                executors=executors,
+                hub=hub,
+                clock=clock,
+                room=room,
+            )
+            for shard in shards
+        }
+        self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
+        loops: list[Loop] = [RulesLoop(self._follow_the_truth)]
+        if roles.api:
+            loops.append(PositionsLoop(self.places, hub))
+        if bus is not None and roles.worker:
+            loops.append(StopsLoop(store, lambda: self.workers))
+        self._loops = Manager(loops, clock)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [line.worker for line in self.lines.values() if line.worker is not None]
+
+    @property
+    def distributed(self) -> bool:
+        return self._crossing is not None
+
+    @property
+    def draining(self) -> bool:
+        return any(worker.draining for worker in self.workers)
+
+    # ------------------------------------------------------------ starting and stopping
+
+    async def start(self) -> None:
+        self._store.relays()
+        await self._declare()
+        self._recorder.on_timer = self._timer_set
+        self._recorder.on_stopped = self._stopped
+        for line in self.lines.values():
+            line.on_ended(self.stop_job)
+            if line.leader is not None:
+                # The truth names another server now, and this process need not wait to hear of it.
+                line.leader.scopes.on_built = lambda: self._loops.wake("rules", 0.0)
+        if self._crossing is not None:
+            self._recorder.on_ended = self._crossing.ended
+            await self._crossing.start()
+        for line in self.lines.values():
+            await line.start()
+        self._task = asyncio.get_running_loop().create_task(self._loops.run(), name="fairlead-process")
+        for line in self.lines.values():
+            await line.begun()
+
+    async def _declare(self) -> None:
+        """The config is written to the truth by whoever takes jobs in, for it knows all services. A worker may have the
+        code of a few only: it adds what is missing, and changes nothing that is there."""
+        await self._learn_servers()
+        rules = await self._store.rules()
+        if self.roles.api and self._declaration.services:
+            rules = await self._write(self._declaration)
+        await self.apply(await self._add_missing(rules))
+
+    async def _add_missing(self, rules: Rules) -> Rules:
+        missing = [service for service in self._declaration.services if service.service not in rules.services]
+        if not missing or self.roles.api:
+            return rules
+        there = await self._store.declared()
+        pools = {**self._declaration.pools, **there.pools}
+        return await self._write(DeclareServices((*there.services, *missing), pools))
+
+    async def _write(self, declaration: DeclareServices) -> Rules:
+        outcome = await self._journal.write(declaration)
+        assert isinstance(outcome, Done)
+        assert isinstance(outcome.value, Rules)
+        return outcome.value
+
+    async def _follow_the_truth(self) -> None:
+        await self._learn_servers()
+        # Two workers that add at once may each have missed what the other added.
+        await self.apply(await self._add_missing(await self._store.rules()))
+        await self._look_for_leaders()
+
+    async def _look_for_leaders(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._leaders_due:
+            return
+        self._leaders_due = now + LOOK_FOR_LEADERS_EVERY
+        for line in self.lines.values():
+            await line.look_for_leader()
+
+    async def _learn_servers(self) -> None:
+        servers = {epoch.server for epoch in (await self._store.epochs()).values()}
+        if servers != self._servers:
+            self._servers.clear()
+            self._servers.update(servers)
+            for line in self.lines.values():
+                await line.dispatcher.reconnect()
+            for worker in self.workers:
+                worker.retry()
+
+    async def apply(self, rules: Rules) -> None:
+        if rules.version > self.rules.version or not self.rules.services:
+            _tell_changes(self.rules, rules)
+            self.rules = rules
+            named = {shard for service in rules.services.values() for shard in [*service.shares] or [service.shard]}
+            for shard in sorted(named - self.lines.keys()):
+                log.error("services live on the shard %s, which this process's [shards] does not name", shard)
+        # Each for itself: one that is away must not keep the others from their new limits.
+        await asyncio.gather(*(line.apply(rules) for line in self.lines.values()))
+
+    async def drain(self) -> None:
+        timeout = self._config.worker.drain_timeout
+        await asyncio.gather(*(line.drain(timeout) for line in self.lines.values()))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*(line.stop() for line in self.lines.values()))
+        if self._crossing is not None:
+            await self._crossing.close()
+        for executor in self._executors.values():
+            with contextlib.suppress(Exception):
+                await executor.close()
+
+    # ------------------------------------------------------------ what happened, and who must know
+
+    def committed(self, changes: Sequence[LineChange]) -> None:
+        """Each change goes to the line where its job waits now."""
+        if len(self.lines) == 1:
+            for line in self.lines.values():
+                line.relay.committed(changes)
+            return
+        for change in changes:
+            job = change.job
+            at = MAIN_SHARD if job is None else self.rules.shard_of(job.service, job.priority.band)
+            if at in self.lines:
+                self.lines[at].relay.committed([change])
+            service = None if job is None else self.rules.services.get(job.service)
+            if job is not None and service is not None:
+                for other in service.shares.keys() & self.lines.keys() - {at}:
+                    self.lines[other].relay.moved_away(job)
+
+    def stop_job(self, job_id: str, run: int | None = None) -> None:
+        for worker in self.workers:
+            worker.stop_job(job_id, run)
+
+    def _stopped(self, job_id: str, run: int) -> None:
+        self.stop_job(job_id, run)
+        if self._crossing is not None:
+            self._crossing.stop(job_id, run)
+
+    def _timer_set(self, moment: float) -> None:
+        for line in self.lines.values():
+            if line.leader is not None:
+                line.leader.manager.wake("timers", moment)
+
+    # ------------------------------------------------------------ questions
+
+    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """Where these stand. A line that does not answer soon is left out."""
+        return _joined(await asyncio.gather(*(line.desk.places(job_ids) for line in self.lines.values())))
+
+    async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """The same of jobs that this process has just committed; nothing while that is dear."""
+        return _joined(await asyncio.gather(*(line.places_of_new(job_ids) for line in self.lines.values())))
+
+    async def snapshots(self) -> dict[str, list[ServiceSnapshot]]:
+        """By shard; those that cannot be asked now are absent."""
+        found = {}
+        for name, line in self.lines.items():
+            with contextlib.suppress(Unavailable):
+                found[name] = await line.dispatcher.snapshot()
+        return found
+
+    def counts(self) -> dict[str, Any]:
+        """What this process's managers did: per shard and loop, how much was looked at, moved, and failed."""
+        return {name: line.leader.manager.counts() for name, line in self.lines.items() if line.leader is not None}
+
+
+def _tell_changes(before: Rules, after: Rules) -> None:
+    """What another process said, with another config perhaps: whoever wonders why a service stands still finds it."""
+    for name, old in before.services.items():
+        new = after.services.get(name)
+        if new is None:
+            log.warning("the service %s is no longer declared: its jobs wait until a gateway with it is started", name)
+        elif new != old:
+            log.warning(
+                "the rules of %s have changed: limit %d, was %d%s",
+                name,
+                new.limit,
+                old.limit,
+                "; paused" if new.paused else "",
+            )
+
+
+def _joined(found: Sequence[dict[str, Place]]) -> dict[str, Place]:
+    return {job_id: place for places in found for job_id, place in places.items()}

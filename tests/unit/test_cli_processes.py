@@ -1,0 +1,161 @@
+"""What the processes are asked, and what they say first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead import Config, Fairlead
+from fairlead.cli import banner
+from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.redact import shown_settings, without_secrets
+from fairlead.cli.worker import bands_of, services_of
+from fairlead.config import Settings
+from fairlead.runtime.roles import Roles
+
+KNOWN = {"paint": 1, "chat": 1}
+CONFIG = Config.model_validate(
+    {
+        "services": {
+            "otp": {
+                "function": "project:otp",
+                "shards": {
+                    "redis_high": {"bands": ["high"], "limit": 2},
+                    "main": {"bands": ["medium", "low"], "limit": 6},
+                },
+            },
+            "paint": {"limit": 1, "url": "http://127.0.0.1:9/"},
+        },
+        "pipelines": {"art": ["paint"]},
+        "shards": {"redis_high": "redis://ada:s3cret@fast:6379/0"},
+    }
+)
+SETTINGS = Settings(
+    CONFIG, "postgresql://ada:s3cret@db/x", "s3cret", None, "rediss://:s3cret@main:6379/0?password=s3cret"
+)
+URLS = ["http://127.0.0.1:8000"]
+
+
+def drawn(process: str, settings: Settings, roles: Roles, urls: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    banner.show(banner.facts(process, Fairlead(settings), roles, urls), json=False)
+    return capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- which services, which bands
+
+
+def test_a_worker_runs_everything_unless_told() -> None:
+    assert services_of(None, KNOWN) is None
+    assert bands_of(None) is None
+
+
+def test_a_worker_may_be_bound_to_some() -> None:
+    assert services_of("chat, paint,chat", KNOWN) == {"chat", "paint"}
+    assert bands_of("high") == {1}
+    assert bands_of("low,medium") == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("paint,sing,dance", "--services: no service is called 'sing', 'dance'; known are: chat, paint"),
+        (" , ", "--services: name at least one service; known are: chat, paint"),
+    ],
+)
+def test_unknown_services_are_told_with_the_known(given: str, said: str) -> None:
+    with pytest.raises(Failure) as caught:
+        services_of(given, KNOWN)
+    assert (caught.value.message, caught.value.code) == (said, Exit.USAGE)
+
+
+def test_services_of_a_worker_that_knows_none() -> None:
+    with pytest.raises(Failure, match="none is declared"):
+        services_of("paint", {})
+
+
+@pytest.mark.parametrize("given", ["urgent", "1", "HIGH", ""])
+def test_unknown_bands_are_told_with_the_known(given: str) -> None:
+    with pytest.raises(Failure, match=r"--bands: .*known are: high, medium, low") as caught:
+        bands_of(given)
+    assert caught.value.code == Exit.USAGE
+
+
+# ---------------------------------------------------------------- what they say first
+
+
+@pytest.mark.parametrize(
+    ("process", "roles", "urls", "keys"),
+    [
+        ("up", Roles(), URLS, {"urls", "key_needed", "pipelines", "bands", "concurrency"}),
+        ("api", Roles(worker=False, manager=False), URLS, {"urls", "key_needed", "pipelines"}),
+        ("worker", Roles(api=False, manager=False), [], {"bands", "concurrency"}),
+        ("manager", Roles(api=False, worker=False), [], set()),
+    ],
+)
+def test_each_process_says_what_it_is_and_no_more(
+    process: str, roles: Roles, urls: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = banner.facts(process, Fairlead(SETTINGS), roles, urls)
+    common = {"version", "process", "config", "database", "dispatcher", "shards", "services"}
+    assert set(said) == common | keys
+    assert said["process"] == process
+    assert said["database"] == "postgresql://ada:***@db/x"
+    assert said["dispatcher"] == "rediss://:***@main:6379/0?password=***"
+    assert said["shards"] == {"redis_high": "redis://ada:***@fast:6379/0"}
+    assert said["services"]["otp"]["shard"] == "redis_high high (2), main medium+low (6)"
+    assert "s3cret" not in drawn(process, SETTINGS, roles, urls, capsys)
+
+
+def test_a_worker_says_what_it_is_bound_to(capsys: pytest.CaptureFixture[str]) -> None:
+    roles = Roles(api=False, manager=False, services=frozenset({"otp"}), bands=frozenset({1, 2}), concurrency=7)
+    said = banner.facts("worker", Fairlead(SETTINGS), roles, [])
+    assert (list(said["services"]), said["bands"], said["concurrency"]) == (["otp"], ["high", "medium"], 7)
+    text = drawn("worker", SETTINGS, roles, [], capsys)
+    assert "high, medium; 7 calls at once" in text
+    assert "worker" in text.splitlines()[0]
+    assert "paint" not in text
+
+
+@pytest.mark.parametrize(
+    ("process", "roles", "said"),
+    [
+        ("up", Roles(), "in memory, in this process"),
+        ("api", Roles(worker=False, manager=False), "not here: a `fairlead up` on the same database dispatches"),
+    ],
+)
+def test_without_redis_one_process_dispatches(
+    process: str, roles: Roles, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in drawn(process, Settings(CONFIG), roles, URLS, capsys)
+
+
+def test_a_manager_without_services_says_whose_it_manages(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(Config(), redis_url="redis://main")
+    assert "those that the database knows" in drawn("manager", settings, Roles(api=False, worker=False), [], capsys)
+
+
+# ---------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:pw@[::1]:6379/0", "redis://:***@[::1]:6379/0"),
+        ("rediss+sentinel://ada:pw@a:1,b:2/mymaster/0", "rediss+sentinel://ada:***@a:1,b:2/mymaster/0"),
+        ("redis+cluster://ada:pw@a:1,b:2", "redis+cluster://ada:***@a:1,b:2"),
+        ("unix://ada:pw@/run/redis.sock?db=1", "unix://ada:***@/run/redis.sock?db=***"),
+        ("redis://:p/w@host", "***"),
+    ],
+)
+def test_addresses_of_redis_are_shown_without_passwords(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+
+
+def test_settings_are_shown_without_passwords() -> None:
+    shown: dict[str, Any] = shown_settings(SETTINGS)
+    assert "s3cret" not in str(shown)
+    assert shown["redis_url"] == "rediss://:***@main:6379/0?password=***"
+    assert shown["shards"] == {"redis_high": "redis://ada:***@fast:6379/0"}
+    named = Settings(Config.model_validate({"shards": {"redis_high": "env:FAST_REDIS"}}))
+    assert shown_settings(named)["shards"] == {"redis_high": "env:FAST_REDIS"}

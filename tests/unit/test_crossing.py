@@ -1,0 +1,135 @@
+"""What crosses between processes: events of watched jobs, ends, and stops."""
+
+import asyncio
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from fairlead.dispatch.port import Heard
+from fairlead.runtime import events
+from fairlead.runtime.clock import SystemClock
+from fairlead.runtime.crossing import Crossing
+from fairlead.runtime.events import Event, Hub
+
+
+class Wire:
+    """All processes' buses hang on it."""
+
+    def __init__(self) -> None:
+        self.buses: list[OnWire] = []
+        self.sent: list[str] = []
+
+
+class OnWire:
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.channels: set[str] = set()
+        wire.buses.append(self)
+
+    async def start(self, channels: Sequence[str], heard: Heard) -> None:
+        self.channels.update(channels)
+        self.heard = heard
+
+    def listen(self, channel: str) -> None:
+        self.channels.add(channel)
+
+    def unlisten(self, channel: str) -> None:
+        self.channels.discard(channel)
+
+    def send(self, channel: str, message: bytes) -> None:
+        self.wire.sent.append(channel)
+        for bus in self.wire.buses:
+            if channel in bus.channels:
+                bus.heard(channel, message)
+
+    async def listened(self, pattern: str) -> frozenset[str]:
+        return frozenset(c for bus in self.wire.buses for c in bus.channels if fnmatch(c, pattern))
+
+    async def close(self) -> None: ...
+
+
+class Process:
+    def __init__(self, wire: Wire) -> None:
+        self.hub = Hub()
+        self.stopped: list[tuple[str, int]] = []
+        self.crossing = Crossing(OnWire(wire), self.hub, SystemClock(), lambda *job: self.stopped.append(job))
+
+
+async def two(wire: Wire) -> tuple[Process, Process]:
+    here, there = Process(wire), Process(wire)
+    await here.crossing.start()
+    await there.crossing.start()
+    return here, there
+
+
+def said(kind: str, job_id: str, **details: Any) -> Event:
+    return Event(kind, job_id, 1_700_000_000.25, "said", details)
+
+
+async def test_an_event_reaches_the_watchers_of_another_process_once_each() -> None:
+    here, there = await two(Wire())
+    with there.hub.subscribe("j") as far, here.hub.subscribe("j") as near:
+        assert here.hub.watched("j")
+        event = said(events.PROGRESS, "j", fraction=0.5)
+        here.hub.publish(event)
+        assert await far.next(1) == event
+        assert await near.next(1) == event
+        assert await near.next(0.01) is None
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_what_nobody_watches_is_not_sent() -> None:
+    wire = Wire()
+    here, there = await two(wire)
+    assert not here.hub.watched("j")
+    here.hub.publish(said(events.PROGRESS, "j"))
+    assert wire.sent == []
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_ends_are_told_together_and_wake_who_waits() -> None:
+    wire = Wire()
+    here, there = await two(wire)
+    with there.hub.subscribe("j2") as far:
+        for number in range(3):
+            here.crossing.ended(f"j{number}")
+        heard = await far.next(5)
+        assert heard is not None
+        assert heard.type == events.ENDED
+    assert wire.sent.count("fairlead:ended") == 1
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_a_stop_goes_to_all_with_its_run() -> None:
+    here, there = await two(Wire())
+    here.crossing.stop("j", 7)
+    assert there.stopped == [("j", 7)]
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_nonsense_on_a_channel_stops_nobody() -> None:
+    wire = Wire()
+    here, there = await two(wire)
+    with there.hub.subscribe("j") as far:
+        for channel in ("ws:j", "fairlead:stop"):
+            wire.buses[0].send(channel, b"\xff{")
+        here.hub.publish(said(events.PROGRESS, "j"))
+        heard = await far.next(5)
+        assert heard is not None
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_who_listens_is_learnt_from_the_server_itself(monkeypatch: Any) -> None:
+    monkeypatch.setattr("fairlead.runtime.crossing.LOOK_EVERY", 0.01)
+    wire = Wire()
+    here, there = await two(wire)
+    OnWire(wire).channels.add("ws:outsider")
+    while not here.hub.watched("outsider"):
+        await asyncio.sleep(0.01)
+    await here.crossing.close()
+    await there.crossing.close()

@@ -38,7 +38,7 @@ async def dispatcher_with(order: Order) -> MemoryDispatcher:
     rules = ServiceRules(SERVICE, limit=SLOTS, order=order)
     await dispatcher.configure(Rules({SERVICE: rules}, version=1))
     await dispatcher.close_scope(rules.scope, epoch=1)
-    await dispatcher.open_scope(rules.scope)
+    await dispatcher.open_scope(rules.scope, epoch=1)
     return dispatcher
 
 
@@ -82,11 +82,26 @@ async def place_cost(dispatcher: MemoryDispatcher, job_ids: list[str]) -> float:
     return per_job_us(began, times)
 
 
-async def measure(order: Order, waiting: int, users: int) -> None:
+async def full_of(order: Order, waiting: int, users: int) -> tuple[MemoryDispatcher, Iterator[Offer]]:
     dispatcher = await dispatcher_with(order)
     arriving = offers(users)
     while (missing := waiting - sum((await dispatcher.snapshot())[0].waiting.values())) > 0:
         await dispatcher.offer(list(itertools.islice(arriving, min(missing, 10_000))))
+    return dispatcher, arriving
+
+
+async def costs(order: Order, waiting: int, users: int) -> dict[str, float]:
+    """Microseconds per step, for the benchmark's results."""
+    dispatcher, arriving = await full_of(order, waiting, users)
+    rounds = min(ROUNDS, waiting // 2)
+    return {
+        "offer": await offer_cost(dispatcher, arriving, rounds),
+        "exchange": await exchange_cost(dispatcher, rounds),
+    }
+
+
+async def measure(order: Order, waiting: int, users: int) -> None:
+    dispatcher, arriving = await full_of(order, waiting, users)
     rounds = min(ROUNDS, waiting // 2)
     recent = list(itertools.islice(arriving, 100))
     offered = await offer_cost(dispatcher, arriving, rounds)
@@ -99,7 +114,7 @@ async def measure(order: Order, waiting: int, users: int) -> None:
     )
 
 
-async def measure_memory(order: Order, waiting: int, users: int) -> None:
+async def bytes_per_job(order: Order, waiting: int, users: int) -> float:
     dispatcher = await dispatcher_with(order)
     gc.collect()
     tracemalloc.start()
@@ -109,7 +124,7 @@ async def measure_memory(order: Order, waiting: int, users: int) -> None:
     gc.collect()
     per_job = tracemalloc.get_traced_memory()[0] / waiting
     tracemalloc.stop()
-    print(f"{order:5} {waiting:>9,} {users:>8,} {per_job:>8.0f} bytes per waiting job, ids included", flush=True)
+    return per_job
 
 
 async def main() -> None:
@@ -126,7 +141,10 @@ async def main() -> None:
     print()
     for order in (Order.FAIR, Order.FIFO):
         for users in (1_000, sizes[-1]):
-            await measure_memory(order, sizes[-1], users)
+            per_job = await bytes_per_job(order, sizes[-1], users)
+            print(
+                f"{order:5} {sizes[-1]:>9,} {users:>8,} {per_job:>8.0f} bytes per waiting job, ids included", flush=True
+            )
 
 
 if __name__ == "__main__":

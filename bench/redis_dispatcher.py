@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import itertools
 import secrets
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ async def dispatcher_with(url: str, order: Order) -> RedisDispatcher:
     rules = ServiceRules(SERVICE, limit=max(BATCHES), order=order)
     await dispatcher.configure(Rules({SERVICE: rules}, version=1))
     await dispatcher.close_scope(rules.scope, epoch=1)
-    await dispatcher.open_scope(rules.scope)
+    await dispatcher.open_scope(rules.scope, epoch=1)
     return dispatcher
 
 
@@ -79,14 +80,37 @@ async def place_cost(dispatcher: RedisDispatcher, job_ids: list[str]) -> float:
     return per_job_us(began, times)
 
 
-async def measure(url: str, order: Order, waiting: int, users: int) -> None:
-    server = redis.asyncio.Redis.from_url(url)
+async def full_of(
+    server: redis.asyncio.Redis, url: str, order: Order, waiting: int, users: int
+) -> tuple[RedisDispatcher, Iterator[Offer], float]:
+    """A dispatcher with so many waiting, what arrives next, and the bytes of the server's memory per waiting job."""
     before = (await server.info("memory"))["used_memory"]
     dispatcher = await dispatcher_with(url, order)
     arriving = offers(users)
     for first in range(0, waiting, 5_000):
         await dispatcher.offer(list(itertools.islice(arriving, min(5_000, waiting - first))))
     used = ((await server.info("memory"))["used_memory"] - before) / waiting
+    return dispatcher, arriving, used
+
+
+async def costs(url: str, order: Order, waiting: int, users: int) -> dict[str, float]:
+    """Microseconds per step in batches of 100, and bytes, for the benchmark's results. As many arrive as are taken, so
+    that the backlog stays what it is."""
+    server = redis.asyncio.Redis.from_url(url)
+    dispatcher, arriving, used = await full_of(server, url, order, waiting, users)
+    offered, taken = [], []
+    for _ in range(CALLS // 10):
+        offered.append(await offer_cost(dispatcher, arriving, 100, 5))
+        taken.append(await exchange_cost(dispatcher, 100, 4))  # and one before its clock begins
+    await dispatcher.close()
+    await server.flushall()
+    await server.aclose()
+    return {"offer": statistics.median(offered), "exchange": statistics.median(taken), "bytes": used}
+
+
+async def measure(url: str, order: Order, waiting: int, users: int) -> None:
+    server = redis.asyncio.Redis.from_url(url)
+    dispatcher, arriving, used = await full_of(server, url, order, waiting, users)
     offered = [await offer_cost(dispatcher, arriving, batch, calls_of(batch, waiting)) for batch in BATCHES]
     taken = [await exchange_cost(dispatcher, batch, calls_of(batch, waiting)) for batch in BATCHES]
     recent = list(itertools.islice(arriving, 100))

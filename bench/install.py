@@ -1,0 +1,59 @@
+"""The peers' own environments: bench/.peers/venv and its siblings, and bench/peers/node/node_modules. Never ours.
+
+A package that does not install does not stop the others: its system is later named as missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.progress import say
+from bench.systems import HERE, INSTALLED, NODE
+
+FILES = {
+    "venv": HERE / "peers" / "requirements.txt",
+    "venv-arq": HERE / "peers" / "requirements-arq.txt",
+    "venv-saq": HERE / "peers" / "requirements-saq.txt",
+}
+
+
+def install() -> None:
+    INSTALLED.mkdir(exist_ok=True)
+    for name, requirements in FILES.items():
+        _unless_done(INSTALLED / name, requirements, partial(_python, INSTALLED / name, requirements))
+    if shutil.which("npm") is None:
+        say("npm is missing, and with it the systems on Node")
+    else:
+        _unless_done(NODE / "node_modules", NODE / "package.json", _npm)
+
+
+def _unless_done(at: Path, wanted: Path, make: Callable[[], None]) -> None:
+    """What was installed is written beside it; another wish or another place means: again."""
+    stamp, said = at / ".installed", f"{at}\n{wanted.read_text()}"
+    if not stamp.exists() or stamp.read_text() != said:
+        say(f"installing {wanted.relative_to(HERE)}")
+        make()
+        if at.exists():
+            stamp.write_text(said)
+
+
+def _python(at: Path, requirements: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--clear", at], check=True)
+    pip = [str(at / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, "-r", requirements], stderr=subprocess.DEVNULL, check=False).returncode:
+        for line in requirements.read_text().splitlines():
+            if line and not line.startswith("#") and subprocess.run([*pip, line], check=False).returncode:
+                say(f"{line} does not install")
+
+
+def _npm() -> None:
+    done = subprocess.run(
+        ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"], cwd=NODE, check=False
+    )
+    if done.returncode:
+        say("npm install failed: the systems on Node may be missing")

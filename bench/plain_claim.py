@@ -1,0 +1,49 @@
+"""The plainest claim that Redis can do in the place of ours: first in, first out, no fairness, no limit, no fence.
+
+One call gives back so many leases and takes as many jobs, each with its data and a lease that could expire, as ours
+does; everything else is left out. What ours costs more is the price of fairness, limits and fencing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import redis.asyncio
+
+from bench.dispatcher import offers, per_job_us
+
+CLAIM = """
+local now = redis.call('TIME')
+for i = 2, #ARGV do
+  redis.call('HDEL', KEYS[2], ARGV[i])
+  redis.call('ZREM', KEYS[3], ARGV[i])
+end
+local jobs = redis.call('LPOP', KEYS[1], ARGV[1]) or {}
+for i = 1, #jobs do
+  local lease = redis.call('INCR', KEYS[4])
+  redis.call('HSET', KEYS[2], lease, jobs[i])
+  redis.call('ZADD', KEYS[3], now[1] + 15, lease)
+  jobs[i] = { lease, jobs[i] }
+end
+return jobs
+"""
+KEYS = ("plain:line", "plain:leases", "plain:expiries", "plain:counter")
+
+
+async def cost(url: str, waiting: int, batch: int = 100, calls: int = 200) -> float:
+    """Microseconds per job taken and given back."""
+    server = redis.asyncio.Redis.from_url(url, single_connection_client=True)
+    claim = server.register_script(CLAIM)
+    jobs = itertools.islice(offers(10), max(waiting, batch * (calls + 1)))
+    line = [f"{job.job_id}\0{job.service}\0{job.user_id}\0{job.run}" for job in jobs]
+    for first in range(0, len(line), 5_000):
+        await server.rpush(KEYS[0], *line[first : first + 5_000])
+    taken = await claim(keys=KEYS, args=[batch])
+    began = time.perf_counter()
+    for _ in range(calls):
+        taken = await claim(keys=KEYS, args=[batch, *(lease for lease, _ in taken)])
+    spent = per_job_us(began, batch * calls)
+    await server.flushall()
+    await server.aclose()
+    return spent

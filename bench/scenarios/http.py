@@ -1,0 +1,87 @@
+"""POST /api/v1/jobs, one job a request and in bulk, against echoes of the same bare server and framework;
+32 connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+from bench.scenarios.visit import Keep
+from bench.servers import Servers
+from bench.sizes import Sizes
+from bench.stage import PATIENCE_S, Broken, Stage
+from bench.systems import EMBEDDED, ROOT, Known
+
+CONNECTIONS = 32
+BULK = 1000
+JOB = {"user_id": "ada", "feature_name": "work", "input_data": {"kind": "noop", "number": 1}}
+COMING_UP_S = 20.0
+
+
+def submits(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
+    """The gateway alone: nobody runs what it accepts. (Embedded, the process that accepts also runs.)"""
+    role = "up" if known.name == EMBEDDED else "api"
+    python, port = sys.executable, _free_port()
+    with Stage(known, servers) as stage:
+        gateway = f"{python} -m fairlead.cli {role} bench.ours.app:app --port {port} --log-level warning"
+        stage.start(gateway)
+        _rate(port, "/api/v1/jobs", sizes.requests // 5, CONNECTIONS, JOB)  # the first ones open connections
+        one = _rate(port, "/api/v1/jobs", sizes.requests, CONNECTIONS, JOB)
+        bulk = _rate(port, "/api/v1/jobs/bulk", max(4, sizes.requests // 200), 4, {"jobs": [JOB] * BULK}) * BULK
+        stage.kill_workers()
+        echoes = {bare: _echoes(stage, bare, sizes) for bare in ("server", "framework")}
+    keep("http", "submits/s", one)
+    keep("http", "jobs/s in bulk", bulk)
+    for bare, echo in echoes.items():
+        keep("http", f"echoes/s of the bare {bare}", echo)
+        keep("http", f"submit / echo of the {bare}", one / echo)
+
+
+def _echoes(stage: Stage, bare: str, sizes: Sizes) -> float:
+    port = _free_port()
+    stage.start(f"{sys.executable} -m bench.echo {port} {bare}")
+    rate = _rate(port, "/", sizes.requests * 2, CONNECTIONS, JOB)
+    stage.kill_workers()
+    return rate
+
+
+def _rate(port: int, path: str, count: int, connections: int, body: object) -> float:
+    _until_it_listens(port)
+    asked = [str(port), path, str(count), str(connections)]
+    try:
+        said = subprocess.run(
+            [sys.executable, "-m", "bench.http_client", *asked],
+            input=json.dumps(body),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
+            timeout=PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise Broken(f"{count} requests to {path} took longer than {PATIENCE_S:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise Broken(error.stderr.strip().splitlines()[-1]) from None
+    return float(said.stdout)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _until_it_listens(port: int) -> None:
+    until = time.monotonic() + COMING_UP_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise Broken(f"nothing listens on port {port}") from None
+            time.sleep(0.05)

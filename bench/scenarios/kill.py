@@ -1,0 +1,53 @@
+"""SIGKILL of a worker half a second into a job of 5 s, a new worker at once, everything by default: when does the job
+run again? All systems wait side by side: they only wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from bench import bodies
+from bench.progress import say
+from bench.servers import Servers
+from bench.sizes import Sizes
+from bench.stage import Broken, Stage
+from bench.systems import Known
+
+
+def kill(systems: Sequence[Known], servers: Servers, sizes: Sizes, keep: Callable[[str, str, float], None]) -> None:
+    """`keep` takes the system first. A system whose job did not run again in time has no figure."""
+    servers.fresh()
+    killed: dict[Stage, int] = {}
+    with ExitStack() as stack:
+        for known in systems:
+            try:
+                stage = stack.enter_context(Stage(known, servers, beside_others=True))
+                killed[stage] = kill_one(stage)
+            except Broken as broken:
+                say(f"kill {known.name}: {broken}")
+        until = time.monotonic() + sizes.kill_s
+        while time.monotonic() < until and any(bodies.started(stage.folder) < 2 for stage in killed):
+            time.sleep(0.1)
+        for stage, at in killed.items():
+            again = bodies.starts(stage.folder)[1:]
+            if again:
+                keep(stage.known.name, "s until it runs again", (again[0][1] - at) / 1e9)
+            else:
+                keep(stage.known.name, "not within s", sizes.kill_s)
+
+
+def kill_one(stage: Stage) -> int:
+    """When, in nanoseconds since the epoch."""
+    stage.ask("one", kind="long", number=1, user="ada")
+    stage.start_workers("default")
+    until = time.monotonic() + 30
+    while not bodies.started(stage.folder):
+        if time.monotonic() > until:
+            raise Broken(f"the job never started: {stage.last_words()}")
+        time.sleep(0.02)
+    time.sleep(0.5)
+    stage.kill_workers()
+    at = time.time_ns()
+    stage.start_workers("default")
+    return at

@@ -1,0 +1,28 @@
+"""Jobs of four steps of 20 ms, with limits 5, 4, 1 and 1. The steps with one slot say what is ideal."""
+
+from __future__ import annotations
+
+import time
+
+from bench.bodies import KINDS
+from bench.scenarios.visit import Keep
+from bench.servers import Servers
+from bench.shape import LIMITS
+from bench.sizes import Sizes
+from bench.stage import Stage
+from bench.systems import Known
+
+
+def pipeline(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
+    with Stage(known, servers) as stage:
+        stage.start_workers("steps")
+        stage.ask("steps", count=1)
+        stage.wait_for(1)
+        begun = time.perf_counter()
+        stage.ask("steps", count=sizes.pipelines)
+        stage.wait_for(1 + sizes.pipelines)
+        seconds = time.perf_counter() - begun
+    one = KINDS["step"].seconds
+    ideal = one * (sizes.pipelines / min(LIMITS) + len(LIMITS) - 1)
+    keep("pipeline", "jobs/s", sizes.pipelines / seconds)
+    keep("pipeline", "times ideal", seconds / ideal)

@@ -1,0 +1,55 @@
+"""What one operation of the dispatcher costs as the backlog and the users grow, in memory and in Redis; and what a
+plain FIFO claim costs there. Each row in a process of its own: a million jobs leave their mark on an interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+from bench import dispatcher, plain_claim, redis_dispatcher
+from bench.servers import Servers
+from bench.sizes import Sizes
+from bench.stage import Broken
+from bench.systems import EMBEDDED, OURS, ROOT
+from fairlead.domain.limits import Order
+
+FEW = 10
+
+
+def costs(servers: Servers, sizes: Sizes, keep: Callable[[str, str, str, float], None]) -> None:
+    """Figures are named `exchange µs, 1000 waiting, 10 users`."""
+    servers.fresh()
+    grid = [(waiting, FEW) for waiting in sizes.waiting]
+    grid += [(max(sizes.waiting), users) for users in sizes.users if FEW < users <= max(sizes.waiting)]
+    for system, engine in ((OURS, servers.redis_url), (EMBEDDED, "memory")):
+        for waiting, users in grid:
+            for figure, value in _row(engine, waiting, users).items():
+                keep("scale", system, f"{figure}, {waiting} waiting, {users} users", value)
+    keep("scale", OURS, "plain claim µs", _row(servers.redis_url, sizes.waiting[0], 0)["plain µs"])
+
+
+def _row(engine: str, waiting: int, users: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.scenarios.scale", engine, str(waiting), str(users)]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if said.returncode:
+        raise Broken(said.stderr.strip().splitlines()[-1])
+    row: dict[str, float] = json.loads(said.stdout)
+    return row
+
+
+async def _measured(engine: str, waiting: int, users: int) -> dict[str, float]:
+    if users == 0:
+        return {"plain µs": await plain_claim.cost(engine, waiting)}
+    if engine == "memory":
+        found = await dispatcher.costs(Order.FAIR, waiting, users)
+        found["bytes"] = await dispatcher.bytes_per_job(Order.FAIR, max(waiting, 10_000), users)
+    else:
+        found = await redis_dispatcher.costs(engine, Order.FAIR, waiting, users)
+    return {name if name == "bytes" else f"{name} µs": value for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_measured(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))

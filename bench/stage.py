@@ -1,0 +1,213 @@
+"""One system on an empty store: its producer, its workers, and what can be seen of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psycopg
+
+from bench import bodies
+from bench.cpu import seconds_of
+from bench.servers import Servers, postgres_bytes, redis_bytes
+from bench.shape import LIMITS
+from bench.systems import EMBEDDED, ROOT, Known
+
+PATIENCE_S = 90.0
+
+
+class Broken(Exception):
+    """The system did not do what was asked; the benchmark goes on without this figure."""
+
+
+def describe(known: Known, servers: Servers) -> dict[str, Any]:
+    """What a system says of itself, without an empty store for it. Raises Broken if it is not installed."""
+    env = _environment(known, "postgresql://127.0.0.1/none", servers.redis_url, Path("/nonexistent"))
+    if shutil.which(known.producer[0]) is None:
+        raise Broken("its interpreter is not installed")
+    said = subprocess.run(
+        known.producer, input='{"do": "describe"}\n', capture_output=True, text=True, env=env, cwd=ROOT, check=False
+    )
+    try:
+        about: dict[str, Any] = json.loads(said.stdout.splitlines()[0])
+    except (ValueError, IndexError):
+        raise Broken((said.stderr.strip().splitlines() or ["it says nothing"])[-1]) from None
+    if "error" in about:
+        raise Broken(about["error"])
+    return about
+
+
+def _environment(known: Known, database: str, redis_url: str, folder: Path) -> dict[str, str]:
+    embedded = known.name == EMBEDDED
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "BENCH_FOLDER": str(folder),
+        "BENCH_DATABASE_URL": f"sqlite:///{folder}/bench.db" if embedded else database,
+        "BENCH_REDIS_URL": "" if embedded else redis_url,
+    }
+
+
+class Stage:
+    def __init__(self, known: Known, servers: Servers, *, beside_others: bool = False) -> None:
+        self.known = known
+        self.folder = Path(tempfile.mkdtemp(prefix="fairlead-bench-"))
+        self._servers = servers
+        self._database = servers.another() if beside_others else servers.fresh(known.synchronous_commit)
+        self._beside: list[subprocess.Popen[bytes]] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._log = (self.folder / "log").open("ab")
+        self._env = _environment(known, self._database, servers.redis_url, self.folder)
+        self._producer = subprocess.Popen(
+            known.producer,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=self._env,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Stage:
+        try:
+            self.about = self.ask("describe")
+            self.ask("setup")
+            self._beside = [self._start(command, {}) for command in self.about["beside"]]
+            self.ask("open")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.kill_workers()
+        _kill([*self._beside, self._producer])
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ the producer
+
+    def ask(self, command: str, **options: Any) -> dict[str, Any]:
+        assert self._producer.stdin is not None
+        assert self._producer.stdout is not None
+        try:
+            self._producer.stdin.write(json.dumps({"do": command, **options}) + "\n")
+            self._producer.stdin.flush()
+            line = self._producer.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise Broken(f"{command}: the producer is gone: {self.last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Broken(f"{command}: {answer['error']}")
+        return answer
+
+    def last_words(self) -> str:
+        lines = (self.folder / "log").read_text(errors="replace").strip().splitlines()
+        return lines[-1][-300:] if lines else "nothing was said"
+
+    # ------------------------------------------------------------ the workers
+
+    def start_workers(self, use: str) -> None:
+        workers = self.about["workers"][use]
+        if not workers["command"]:
+            self.ask("work", use=use)
+            return
+        processes = workers["processes"] if self.known.processes is None else self.known.processes
+        for number in range(processes):
+            command = workers["command"].format(i=number, limit=LIMITS[number % len(LIMITS)])
+            self._workers.append(self._start(command, {**workers["env"], "BENCH_PROCESS": str(number)}))
+
+    def start(self, command: str) -> None:
+        """Another process of the system, which ends with its workers."""
+        self._workers.append(self._start(command, {}))
+
+    def _start(self, command: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            shlex.split(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**self._env, **env},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    def kill_workers(self) -> None:
+        _kill(self._workers)
+        self._workers = []
+
+    # ------------------------------------------------------------ what can be seen
+
+    def done(self) -> int:
+        return bodies.done(self.folder)
+
+    def left(self) -> int:
+        """Jobs that the store does not show as settled."""
+        left = self.about["left"]
+        if self.about["store"] == "redis":
+            redis: Any = self._servers.redis
+            return sum(int(redis.execute_command(*command.split())) for command in left)
+        if self.about["store"] == "sqlite":
+            with sqlite3.connect(f"file:{self.folder}/bench.db?mode=ro", uri=True) as reader:
+                return int(reader.execute(left[0]).fetchone()[0])
+        with psycopg.connect(self._database) as connection:
+            found = connection.execute(left[0]).fetchone()
+        return int(found[0]) if found else 0
+
+    def store_bytes(self) -> int:
+        if self.about["store"] == "redis":
+            return redis_bytes(self._servers.redis)
+        if self.about["store"] == "sqlite":
+            return sum(file.stat().st_size for file in self.folder.glob("bench.db*"))
+        ours = redis_bytes(self._servers.redis) if self.about["beside"] else 0
+        return postgres_bytes(self._database) + ours
+
+    def cpu(self) -> dict[str, float]:
+        """Seconds of CPU so far, by part."""
+        return {
+            "PostgreSQL": seconds_of({self._servers.postgres_pid}),
+            "Redis": self._servers.redis_cpu(),
+            "workers": seconds_of({process.pid for process in self._workers}, by_session=True),
+            "others": seconds_of({process.pid for process in [*self._beside, self._producer]}, by_session=True),
+        }
+
+    def wait_for(self, count: int, patience: float = PATIENCE_S) -> None:
+        until = time.perf_counter() + patience
+        while self.done() < count:
+            if time.perf_counter() > until:
+                raise Broken(f"{self.done()} of {count} jobs after {patience:g} s: {self.last_words()}")
+            time.sleep(0.002)
+
+    def wait_until_settled(self, until: float) -> None:
+        while self.left() and time.perf_counter() < until:
+            time.sleep(0.002)
+
+
+def _kill(processes: list[subprocess.Popen[Any]]) -> None:
+    """With all that they started: each leads a session of its own, and nothing that it forked may go on."""
+    sessions = {process.pid for process in processes}
+    for pid in [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) in sessions:
+                os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()

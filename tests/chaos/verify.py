@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter, defaultdict
 from typing import Any
@@ -42,7 +43,7 @@ async def everything(cluster: Cluster, load: Load) -> dict[str, Any]:
     """Raises AssertionError with all that is wrong; returns what was counted."""
     assert not load.complaints, load.complaints
     await nothing_left(cluster)
-    wrong = await jobs_are_right(cluster, load) + await services_are_right(cluster, load)
+    wrong = await jobs_are_right(cluster, load) + await services_are_right(cluster, load) + logs_are_right(cluster)
     assert not wrong, "\n".join(wrong[:50])
     seen = await cluster.services.seen()
     return {
@@ -146,4 +147,17 @@ async def services_are_right(cluster: Cluster, load: Load) -> list[str]:
             wrong.append(f"{name} is still computing, though all jobs have ended")
     jobs_called = {key.partition(":")[0] for key in seen.calls}
     wrong += [f"a call for a job that nobody asked for: {job_id}" for job_id in jobs_called - load.accepted.keys()]
+    return wrong
+
+
+def logs_are_right(cluster: Cluster) -> list[str]:
+    """Whatever was killed or away is a warning. An error is something that nobody thought of."""
+    wrong = []
+    for process in cluster.processes.values():
+        lines = process.log.read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines):
+            if re.search(r" (ERROR|CRITICAL) |^Traceback ", line):
+                said = "\n    ".join(lines[number : number + 60])
+                wrong.append(f"{process.name} logged an error:\n    {said}")
+                break
     return wrong

@@ -17,7 +17,7 @@ from fairlead.errors import Unavailable
 from tests.contract.dispatchers import FakeClock, Line
 from tests.redis_servers import Server, add_replica, start_cluster, until, url_of_cluster
 
-NOT_OURS = "not the server that the line was built on"
+NOT_OURS = "the one that the line was built on"
 
 
 @dataclass

@@ -99,3 +99,33 @@ async def test_a_transaction_that_a_crashed_server_has_never_heard_of_did_not_ha
         assert doubts.answers(batch) == {}
     finally:
         await connection.close()
+
+
+class Slow:
+    """A connection whose server takes its time to say what became of a transaction."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def fetchval(self, *asked: object) -> str:
+        self.asked.set()
+        await self.answer.wait()
+        return "committed"
+
+    async def fetch(self, *asked: object) -> list[tuple[str, int]]:
+        return [("doubtful", 0)]
+
+
+async def test_who_comes_while_a_commit_in_doubt_is_asked_about_waits_for_the_answer() -> None:
+    """It may be the very one, tried again by its caller while another commit asks."""
+    doubts, batch, connection = Doubts(), [job("doubtful")], Slow()
+    doubts.remember("1000", batch, Committed([Accepted("doubtful", 1)], []))
+    first = asyncio.create_task(doubts.settle(connection))
+    await connection.asked.wait()
+    second = asyncio.create_task(doubts.settle(connection))
+    for _ in range(10):
+        await asyncio.sleep(0)  # every chance to go on
+    assert not second.done()
+    connection.answer.set()
+    await asyncio.gather(first, second)
+    assert doubts.answers(batch) == {0: Accepted("doubtful", 1)}

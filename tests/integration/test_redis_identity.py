@@ -18,7 +18,7 @@ from tests.redis_servers import Sentinel, Server, until_replica_follows
 
 FAIR = ServiceRules("s", limit=9)
 SCOPE = FAIR.scope
-NOT_OURS = "not the server that the line was built on"
+NOT_OURS = "the one that the line was built on"
 
 
 class Truth:

@@ -8,6 +8,7 @@ own first try that moved the job.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -39,24 +40,28 @@ class Doubts:
         self._open: list[tuple[str, Sequence[Transition], Committed]] = []
         self._settled: OrderedDict[_Key, tuple[Transition, Outcome | Exception]] = OrderedDict()
         self._changes: list[LineChange] = []
+        self._asking = asyncio.Lock()
 
     def remember(self, transaction: str, batch: Sequence[Transition], committed: Committed) -> None:
         self._open.append((transaction, batch, committed))
 
     async def settle(self, connection: asyncpg.Connection) -> None:
-        """Ask the server about each commit in doubt. One that is under way still must end first."""
-        while self._open:
-            doubt = self._open.pop(0)
-            try:
-                await self._ask(connection, *doubt)
-            except BaseException:
-                self._open.insert(0, doubt)
-                raise
+        """Ask the server about each commit in doubt. One that is under way still must end first. Who comes meanwhile
+        waits: it may be the very one, tried again."""
+        if not self._open:
+            return
+        async with self._asking:
+            while self._open:
+                await self._ask(connection, *self._open[0])
+                self._open.pop(0)
 
     async def _ask(
         self, connection: asyncpg.Connection, transaction: str, batch: Sequence[Transition], committed: Committed
     ) -> None:
-        status = await connection.fetchval(WRITES["status_of_commit"], transaction)
+        try:
+            status = await connection.fetchval(WRITES["status_of_commit"], transaction)
+        except asyncpg.InvalidParameterValueError:
+            return  # "in the future": the server crashed before anything of it was on disk
         if status == "in progress":
             raise Busy("the server has not noticed yet that a connection to it was lost")
         if status != "committed" or not await _is_there(connection, batch, committed):

@@ -163,7 +163,7 @@ class PostgresStore(Reads):
         except BaseException:
             if transaction is not None:
                 self._doubts.remember(transaction, batch, committed)
-            connection.terminate()
+            _throw_away(connection)
             raise
 
 
@@ -172,7 +172,7 @@ async def _begin(connection: asyncpg.Connection, sql: str) -> None:
     try:
         await connection.execute(sql)
     except BaseException:
-        connection.terminate()
+        _throw_away(connection)
         raise
 
 
@@ -181,4 +181,10 @@ async def _roll_back(connection: asyncpg.Connection) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=5)
     except Exception:
+        _throw_away(connection)
+
+
+def _throw_away(connection: Any) -> None:
+    """One that the server closed is no longer the pool's, and says so instead of being closed once more."""
+    with suppress(asyncpg.InterfaceError):
         connection.terminate()

@@ -15,6 +15,7 @@ import pytest
 
 from fairlead import Config, Fairlead
 from fairlead.config import Settings
+from fairlead.runtime.leader import Leader
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.submission import Submission
 from fairlead.store.postgres.queries import WRITES
@@ -126,21 +127,29 @@ async def test_the_search_for_due_tasks_uses_its_index(make_app: Callable[[], Fa
 async def test_two_schedulers_at_once_queue_each_of_10000_due_tasks_once(
     make_app: Callable[[], Fairlead], truth: Truth, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both believe that they lead: neither sees the other's lease, and their names are the same."""
+    """Both believe that they lead, and go on believing it."""
     from fairlead.dispatch.redis.leadership import RedisLeadership
 
     async def nobody(self: Any) -> None:
         return None
 
+    async def granted(self: Any, *term: int) -> bool:
+        return True
+
     monkeypatch.setattr(RedisLeadership, "leader", nobody)
+    monkeypatch.setattr(RedisLeadership, "acquire", granted)
+    monkeypatch.setattr(RedisLeadership, "renew", granted)
     async with make_app() as app:
         await schedule(app, DUE)
     await truth.execute(COUNT_QUEUED)
-    await make_due(truth)
     async with AsyncExitStack() as stack:
-        both = [await stack.enter_async_context(make_app().running(MANAGER_ALONE)) for _ in range(2)]
+        both = [leader_of(await stack.enter_async_context(make_app().running(MANAGER_ALONE))) for _ in range(2)]
+        await until_true("both manage", lambda: all(leader.scopes.built for leader in both))
+        await make_due(truth)
+        for leader in both:
+            leader.manager.wake("timers", 0.0)
         await until_true("all are in line", lambda: redis.sizes("entries") == DUE)
-        counts = [app._process.counts()["main"]["timers"]["queued"] for app in both if app._process is not None]
+        counts = [leader.manager.counts()["timers"]["queued"] for leader in both]
         print(f"the two schedulers queued {counts}")
         assert sum(counts) == DUE
         assert all(counts), "both were at it"
@@ -152,6 +161,13 @@ async def test_two_schedulers_at_once_queue_each_of_10000_due_tasks_once(
     assert Counter(row[0] for row in await truth.rows("SELECT count(*) FROM queued GROUP BY job_id")) == {1: DUE}
     assert await truth.rows("SELECT status::int, run, count(*) FROM fairlead.job GROUP BY 1, 2") == [(1, 1, DUE)]
     assert redis.sizes("entries") == DUE
+
+
+def leader_of(app: Fairlead) -> Leader:
+    assert app._process is not None
+    leader = app._process.lines["main"].leader
+    assert leader is not None
+    return leader
 
 
 # ---------------------------------------------------------------- 3 and 4: as processes

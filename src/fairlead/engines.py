@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -57,7 +58,8 @@ def shards_of(settings: Settings, config: Config, servers: Set[str], clock: Call
     from fairlead.dispatch.redis import RedisDispatcher
     from fairlead.dispatch.redis.leadership import RedisLeadership
 
-    holder = f"{socket.gethostname()}:{os.getpid()}"
+    # A container's process is number 1, and so may be its neighbour's: the name must be one's own.
+    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     shards = []
     for name, url in {MAIN_SHARD: settings.redis_url, **settings.shards}.items():
         prefix = PREFIX if name == MAIN_SHARD else f"{PREFIX}.{name}"

@@ -15,8 +15,7 @@ LOOK_AGAIN = 0.05
 
 
 class PromoteLoop:
-    """Counts the jobs that it found waiting long enough (`scanned`), those of them that it promoted (`queued`), and the
-    sweeps that could not be written (`failed`)."""
+    """Counts the jobs that it found waiting long enough (`scanned`), and those of them that it promoted (`queued`)."""
 
     name = "promote"
 
@@ -27,9 +26,7 @@ class PromoteLoop:
         self._recorder = recorder
         self._config = config
         self._waits = waits
-        self.scanned = 0
-        self.queued = 0
-        self.failed = 0
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         # A look costs no commit.
@@ -48,12 +45,7 @@ class PromoteLoop:
 
     async def _sweep(self, now: float) -> Rung:
         low, medium = self._config.low_to_medium_after, self._config.medium_to_high_after
-        try:
-            sweep = PromoteWaiting(now, now - low, now - medium, BATCH, self._waits())
-            rung = await self._recorder.sweep(sweep, now)
-        except Exception:
-            self.failed += 1
-            raise
+        rung = await self._recorder.sweep(PromoteWaiting(now, now - low, now - medium, BATCH, self._waits()), now)
         self.scanned += rung.found
         self.queued += len(rung.moves)
         return rung

@@ -15,8 +15,7 @@ LOOK_AGAIN = 0.05
 
 
 class TimersLoop:
-    """Counts the jobs that it found due (`scanned`), those of them that it moved (`queued`), and the sweeps that could
-    not be written (`failed`)."""
+    """Counts the jobs that it found due (`scanned`), and those of them that it moved (`queued`)."""
 
     name = "timers"
 
@@ -24,9 +23,7 @@ class TimersLoop:
         self._store = store
         self._recorder = recorder
         self._waits = waits
-        self.scanned = 0
-        self.queued = 0
-        self.failed = 0
+        self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         # A look costs no commit, and mostly there is nothing to do.
@@ -42,11 +39,7 @@ class TimersLoop:
         return min(soonest, following) if following > now else now + LOOK_AGAIN
 
     async def _sweep(self, now: float) -> Rung:
-        try:
-            rung = await self._recorder.sweep(RingTimers(now, BATCH, self._waits()), now)
-        except Exception:
-            self.failed += 1
-            raise
+        rung = await self._recorder.sweep(RingTimers(now, BATCH, self._waits()), now)
         self.scanned += rung.found
         self.queued += len(rung.moves)
         return rung

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -185,13 +186,13 @@ async def test_ping_says_that_a_commit_failed_for_want_of_the_server_until_one_w
     """As after a fail-over to a standby: it can be read, but not written."""
     async with opened(emptied_database, pool_size=1) as store:
         await store.ping()
-        await store._opened().execute("SET default_transaction_read_only = on")
+        await store._writers().execute("SET default_transaction_read_only = on")
         await store.ping()
         with pytest.raises(Busy, match="read-only"):
             await store.commit([job("j1")])
         with pytest.raises(Unavailable, match="read-only"):
             await store.ping()
-        await store._opened().execute("SET default_transaction_read_only = off")
+        await store._writers().execute("SET default_transaction_read_only = off")
         await store.ping()
         assert isinstance((await store.commit([job("j1")])).outcomes[0], Accepted)
 
@@ -235,10 +236,12 @@ async def test_a_commit_whose_reply_was_lost_is_recognised(
 async def test_a_lost_reply_is_recognised_of_a_commit_of_one_kind_too(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
 ) -> None:
-    await store.commit([job("j0"), start("unknown")])  # from now on the scope is known
+    await store.commit([job("j0"), job("j1"), start("j1")])  # from now on the scope is known
+    running = (await store.get_jobs(["j1"]))["j1"]
     for batch, told in (
         ([job("new"), job("newer")], [Accepted, Accepted]),
         ([start("j0"), start("new", lease="9:9")], [Started, Refused]),
+        ([done(running), done(replace(running, id="gone"))], [Done, Refused]),
     ):
         lose_reply(monkeypatch, happened=happened)
         with pytest.raises(Busy):
@@ -247,8 +250,36 @@ async def test_a_lost_reply_is_recognised_of_a_commit_of_one_kind_too(
         committed = await store.commit(batch)
         assert [type(outcome) for outcome in committed.outcomes] == told
         assert [change.job_id for change in committed.changes] == (["new", "newer"] if told[1] is Accepted else [])
-    assert await store.count(ALL) == 3
-    assert (await store.get_jobs(["j0"]))["j0"].run == 1
+        # Told once, they are late like any other.
+        if told[0] is not Accepted:
+            assert [type(one) for one in (await store.commit(batch)).outcomes] == [Refused] * 2
+    assert await store.count(ALL) == 4
+    jobs = await store.get_jobs(["j0", "j1"])
+    assert [jobs["j0"].run, jobs["j1"].run] == [1, 2]
+
+
+async def test_a_statement_in_doubt_is_settled_only_when_its_session_is_gone(
+    store: PostgresStore, emptied_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [job("j0")]
+    lose_reply(monkeypatch, happened=True, times=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "terminate", lambda connection: None)  # so the server does not notice
+        with pytest.raises(Busy):
+            await store.commit(batch)
+        for _ in range(3):
+            with pytest.raises(Busy, match="not noticed yet"):
+                await store.commit(batch)
+    async with raw(emptied_database) as operator:
+        await operator.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    journal = Journal(store, on_commit=lambda changes: None)
+    journal.start()
+    assert isinstance(await journal.write(batch[0]), Accepted)
+    await journal.close()
+    assert await store.count(ALL) == 1
 
 
 @pytest.mark.parametrize("happened", [True, False])
@@ -307,9 +338,18 @@ async def test_through_the_journal_a_lost_reply_is_not_even_noticed(
 
 
 def lose_reply(monkeypatch: pytest.MonkeyPatch, *, happened: bool, times: int = 99) -> None:
-    """The next COMMITs end with a broken connection, after or before the server did them."""
-    execute = asyncpg.Connection.execute
+    """The next commits end with a broken connection, after or before the server did them."""
+    execute, fetch = asyncpg.Connection.execute, asyncpg.Connection.fetch
+    alone = {WRITES[name] for name in ("submit", "start_express", "complete")}
     left = [times]
+
+    async def losing_statement(self: Any, query: str, *args: Any, **options: Any) -> Any:
+        if query not in alone or not left[0] or self.is_in_transaction():
+            return await fetch(self, query, *args, **options)
+        left[0] -= 1
+        if happened:
+            await fetch(self, query, *args, **options)
+        raise ConnectionResetError("the reply was lost")
 
     async def losing(self: Any, query: str, *args: Any, **options: Any) -> Any:
         if query != "COMMIT" or not left[0]:
@@ -322,6 +362,7 @@ def lose_reply(monkeypatch: pytest.MonkeyPatch, *, happened: bool, times: int = 
         raise ConnectionResetError("the reply was lost")
 
     monkeypatch.setattr(asyncpg.Connection, "execute", losing)
+    monkeypatch.setattr(asyncpg.Connection, "fetch", losing_statement)
 
 
 # ---------------------------------------------------------------- other processes

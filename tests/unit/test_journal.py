@@ -12,7 +12,7 @@ import pytest
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Delete, Progress, Submit
 from fairlead.errors import IdempotencyMismatch, StoreError, TooManyWaiting, Unavailable
-from fairlead.store.journal import Journal
+from fairlead.store.journal import COMPANY, Journal
 from fairlead.store.port import Accepted, Busy, Committed, Done, LineChange, Relayed, Transition
 
 
@@ -411,11 +411,21 @@ async def test_a_stopped_writer_tells_its_callers(store: FakeStore) -> None:
 # ---------------------------------------------------------------- lazily
 
 
-async def test_a_lazy_transition_goes_along_with_the_next_commit(store: FakeStore) -> None:
+async def test_a_lazy_transition_goes_along_with_the_next_commit_of_many(store: FakeStore) -> None:
+    many = [touch(f"j{n}") for n in range(COMPANY)]
+    async with journal_of(store) as journal:
+        journal.write_later(Relayed((1,)))
+        await journal.write_each(many)
+        assert store.batches == [[*many, Relayed((1,))]]
+
+
+async def test_a_lazy_transition_does_not_hold_up_a_commit_of_few(store: FakeStore) -> None:
     async with journal_of(store) as journal:
         journal.write_later(Relayed((1,)))
         await journal.write(touch("a"))
-        assert store.batches == [[touch("a"), Relayed((1,))]]
+        assert store.batches == [[touch("a")]]
+        await journal.flush()
+        assert store.batches == [[touch("a")], [Relayed((1,))]]
 
 
 async def test_a_lazy_transition_goes_alone_when_nothing_else_does(store: FakeStore) -> None:

@@ -42,6 +42,9 @@ PROGRESS_EVERY = 0.5
 SWEEP_EVERY = 1.0
 RETRY_EVERY = 0.5
 MANY = 1_000_000
+WAVE = 250
+"""At most so many are claimed at once. While one wave's starts are written, the next is claimed and the last one's
+results are written: a single great wave would have each part of the system wait for the others in turn."""
 STUBBORN_AFTER = 3.0
 TIMED_OUT, CANCELLED, LOST, DRAINED = "timed out", "cancelled", "lost", "drained"
 
@@ -124,7 +127,11 @@ class Worker:
     async def run(self) -> None:
         while True:
             releases, self._released = self._released, []
-            room = 0 if self.draining or self._journal.full else self._room.take(self._bell.set, at_most=self._trust)
+            room = (
+                0
+                if self.draining or self._journal.full
+                else self._room.take(self._bell.set, at_most=min(self._trust, WAVE))
+            )
             leases: list[Lease] = []
             try:
                 leases = await self._dispatcher.exchange(self._claim(room), releases)
@@ -144,6 +151,8 @@ class Worker:
                 failpoints.passed(failpoints.AFTER_CLAIM)
                 self._leases.update((lease.name, lease) for lease in leases)
                 self._spawn(self._begin(leases))
+            if room and len(leases) == room:
+                continue
             await self._bell.wait()
             self._bell.clear()
 

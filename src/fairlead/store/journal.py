@@ -28,6 +28,9 @@ from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole,
 log = logging.getLogger(__name__)
 
 LAZY_AFTER = 0.05
+COMPANY = 8
+"""What is lazy joins no smaller batch than this: on an idle system somebody waits for that one, and its statement alone
+is a quicker commit."""
 RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -111,8 +114,8 @@ class Journal:
         return await each.future
 
     def write_later(self, transition: Transition) -> None:
-        """Fire and forget: goes along with the next commit, or alone soon after. Neither its outcome nor its order is
-        promised, and it is dropped when there are too many; so only for what may be lost."""
+        """Fire and forget: goes along with the next large commit, or alone soon after. Neither its outcome nor its
+        order is promised, and it is dropped when there are too many; so only for what may be lost."""
         if self._task is None or self._closing or len(self._lazy) >= self._max_pending:
             log.warning("dropped a lazy %s", type(transition).__name__)
             return
@@ -175,7 +178,7 @@ class Journal:
                 break
         self._pending.extendleft(reversed(left))
         self._size -= sum(len(unit.transitions) for unit in batch)
-        if batch and not batch[-1].alone:
+        if batch and not batch[-1].alone and self._max_batch - room >= COMPANY:
             self._take_lazy(batch, jobs, room)
         return batch
 

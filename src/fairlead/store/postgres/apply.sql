@@ -14,13 +14,29 @@ SELECT pg_current_xact_id()::text, (extract(epoch FROM now()) * 1000000)::bigint
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)
 
--- name: begin_express
--- The same without asking for anything: sent as one message, for a transaction of one statement.
-BEGIN; SET LOCAL lock_timeout = 5000; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
-SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
+-- name: hold_to_plans
+-- The same for a session of its own: its statements may then be transactions by themselves.
+SELECT set_config('lock_timeout', $1, false), set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)
+
+-- name: backend
+-- Who answers on this connection.
+SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()
+
+-- name: is_backend_there
+-- $1, $2: as told by `backend`.
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND backend_start::text = $2)
 
 -- name: status_of_commit
 SELECT pg_xact_status($1::text::xid8)
+
+-- name: recalled
+-- $1: ids. What a commit whose reply was lost may have left: the outbox row (NULL if it is relayed), what a start
+-- returns, and what a completion wrote.
+SELECT (SELECT max(o.id) FROM fairlead.outbox AS o WHERE o.job_id = j.id), j.result_about, j.input, {context},
+       {job_columns}
+FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
 -- name: runs
 -- $1: ids.
@@ -97,11 +113,6 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
 {submitted}
 SELECT seq, outbox_id FROM inserted
 
--- name: submit_express
--- The same, with the transaction's number.
-{submitted}
-SELECT pg_current_xact_id()::text, seq, outbox_id FROM inserted
-
 -- ---------------------------------------------------------------- start
 
 -- name: start
@@ -125,7 +136,7 @@ FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[]
     (SELECT coalesce($7::bigint, (extract(epoch FROM now()) * 1000000)::bigint) AS now) AS t, shared
 WHERE shared.scope = g.scope AND shared.number = g.epoch
   AND j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
-RETURNING pg_current_xact_id()::text, g.n, j.input, {context}, {job_columns}
+RETURNING g.n, j.input, {context}, {job_columns}
 
 -- ---------------------------------------------------------------- move
 
@@ -235,6 +246,11 @@ SELECT id FROM gone
 -- name: relayed
 -- $1: outbox ids.
 DELETE FROM fairlead.outbox WHERE id = ANY ($1::text::bigint[])
+
+-- name: relayed_express
+-- The same as a transaction of its own, for which nobody waits: a row that comes back after a crash is relayed again.
+DELETE FROM fairlead.outbox AS o USING (SELECT set_config('synchronous_commit', 'off', true) AS said) AS s
+WHERE o.id = ANY ($1::text::bigint[]) AND s.said IS NOT NULL
 
 -- name: end_holds
 -- $1: the moment up to which holds end.

@@ -4,7 +4,7 @@ The URL is libpq's, as asyncpg reads it: `postgresql://user:password@host:5432/d
 does not know in the query becomes a setting of the session (`?synchronous_commit=off`). Two options are our own:
 
     statement_cache_size=0   for PgBouncer in transaction mode before 1.21, which knows no prepared statements
-    pool_size=10             connections of this process at most
+    pool_size=10             connections of this process at most, half of them for commits; at least one each
 
 Through PgBouncer in transaction mode all works but the lock of managers and of `fairlead up` (`lock.py`): it belongs to
 a session.
@@ -13,7 +13,7 @@ a session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +82,28 @@ def is_contended(error: Unavailable) -> bool:
     return isinstance(error.__cause__, _CONTENDED)
 
 
+def is_ending(error: BaseException) -> bool:
+    """Nobody knows what became of the statement. Any other error that the server tells of is its last word on it."""
+    return not isinstance(error, asyncpg.PostgresError) or isinstance(
+        error, pg.PostgresConnectionError | pg.OperatorInterventionError
+    )
+
+
 def _said(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+Backend = tuple[int, str]
+"""The server's process behind a connection, and when it began."""
+
+
+class Writing(asyncpg.Connection):  # type: ignore[misc]
+    """A connection for commits. `backend` is None behind a pooler, where a session is nobody's own: its statements then
+    need a transaction around them that says how to plan them."""
+
+    __slots__ = ("backend",)
+
+    backend: Backend | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +138,21 @@ class Server:
         )
 
     async def pool(self) -> asyncpg.Pool:
+        """For reading: half of the connections, the larger one."""
+        return await self._pool(-(-self.pool_size // 2))
+
+    async def writing_pool(self, prepare: Callable[[Any], Awaitable[None]]) -> asyncpg.Pool:
+        """For commits: the other half. `prepare` makes each new connection ready for them."""
+        return await self._pool(max(1, self.pool_size // 2), init=prepare, connection_class=Writing)
+
+    async def _pool(self, size: int, **more: Any) -> asyncpg.Pool:
         return await asyncpg.create_pool(
             self.url,
             min_size=0,  # a server that is away is no reason to log every attempt to reach it
-            max_size=self.pool_size,
+            max_size=size,
             max_inactive_connection_lifetime=300.0,
             reset=_as_it_is,
+            **more,
             **self._options(),
         )
 

@@ -3,7 +3,8 @@
 The transaction's number is known before its COMMIT is sent, and the server can tell afterwards what became of it. So
 the outcomes of such a commit are kept; when its transitions come again, and the server says that the first time
 counted, the kept outcomes are the answer. Without this a worker would be told that its result is late, when it was its
-own first try that moved the job.
+own first try that moved the job. A batch that was one statement has no number yet: the rows say what became of it
+(`express.recall`), once the session that ran it is gone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from fairlead.store.port import (
     Started,
     Transition,
 )
+from fairlead.store.postgres.connect import Backend
+from fairlead.store.postgres.express import recall
 from fairlead.store.postgres.queries import WRITES
 
 KEPT = 10_000  # transitions; as many as a journal has waiting
@@ -38,6 +41,7 @@ _Key = tuple[type, str]
 class Doubts:
     def __init__(self) -> None:
         self._open: list[tuple[str, Sequence[Transition], Committed]] = []
+        self._unnumbered: list[tuple[Backend, Sequence[Transition]]] = []
         self._settled: OrderedDict[_Key, tuple[Transition, Outcome | Exception]] = OrderedDict()
         self._changes: list[LineChange] = []
         self._asking = asyncio.Lock()
@@ -45,12 +49,18 @@ class Doubts:
     def remember(self, transaction: str, batch: Sequence[Transition], committed: Committed) -> None:
         self._open.append((transaction, batch, committed))
 
+    def remember_statement(self, backend: Backend, batch: Sequence[Transition]) -> None:
+        self._unnumbered.append((backend, batch))
+
     async def settle(self, connection: asyncpg.Connection) -> None:
         """Ask the server about each commit in doubt. One that is under way still must end first. Who comes meanwhile
         waits: it may be the very one, tried again."""
-        if not self._open:
+        if not self._open and not self._unnumbered:
             return
         async with self._asking:
+            while self._unnumbered:
+                await self._recall(connection, *self._unnumbered[0])
+                self._unnumbered.pop(0)
             while self._open:
                 await self._ask(connection, *self._open[0])
                 self._open.pop(0)
@@ -66,10 +76,18 @@ class Doubts:
             raise Busy("the server has not noticed yet that a connection to it was lost")
         if status != "committed" or not await _is_there(connection, batch, committed):
             return
-        for transition, outcome in zip(batch, committed.outcomes, strict=True):
+        self._keep(zip(batch, committed.outcomes, strict=True), committed.changes)
+
+    async def _recall(self, connection: asyncpg.Connection, backend: Backend, batch: Sequence[Transition]) -> None:
+        if await connection.fetchval(WRITES["is_backend_there"], *backend):
+            raise Busy("the server has not noticed yet that a connection to it was lost")
+        self._keep(*await recall(connection, batch))
+
+    def _keep(self, applied: Iterable[tuple[Transition, Outcome | Exception]], changes: Iterable[LineChange]) -> None:
+        for transition, outcome in applied:
             if (key := _key(transition)) is not None:
                 self._settled[key] = transition, outcome
-        self._changes += committed.changes
+        self._changes += changes
         while len(self._settled) > KEPT:
             self._settled.popitem(last=False)
 

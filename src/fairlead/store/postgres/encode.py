@@ -71,7 +71,7 @@ def complete_columns(moves: Iterable[Move]) -> Columns:
             move.round,
             micros(move.finished_at),
             micros(move.last_progress_at),
-            _about(result.step, result.service, result.round, micros(result.finished_at), result.lease),
+            about_of(move),
             result.data_json,
             result.metrics_json,
         )
@@ -80,7 +80,11 @@ def complete_columns(moves: Iterable[Move]) -> Columns:
     )
 
 
-def _about(*facts: Any) -> str:
+def about_of(move: Move) -> str | None:
+    """Beside the result in the job's row: which step's it is, and whose lease brought it."""
+    if (result := move.result) is None:
+        return None
+    facts = (result.step, result.service, result.round, micros(result.finished_at), result.lease)
     return orjson.dumps(facts).decode()
 
 

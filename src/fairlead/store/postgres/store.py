@@ -6,8 +6,8 @@ is the server's clock, read once per commit, so that processes on machines whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -17,9 +17,9 @@ from fairlead.errors import Unavailable
 from fairlead.store.port import RELAYING, Committed, RaiseEpoch, Transition
 from fairlead.store.postgres import schema
 from fairlead.store.postgres.commit import Commit, Undone
-from fairlead.store.postgres.connect import Server, is_contended, translated
+from fairlead.store.postgres.connect import Backend, Server, Writing, is_contended, is_ending, translated
 from fairlead.store.postgres.doubt import Doubts
-from fairlead.store.postgres.express import BEGIN, Plan, plan_of
+from fairlead.store.postgres.express import Plan, plan_of
 from fairlead.store.postgres.lock import DispatchLock
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.reads import Reads
@@ -46,6 +46,7 @@ class PostgresStore(Reads):
         self._doubts = Doubts()
         self._scopes: set[str] = set()
         self._cannot_write = False
+        self._writing_pool: asyncpg.Pool | None = None
 
     async def open(self) -> None:
         with translated(self._server.shown):
@@ -56,18 +57,20 @@ class PostgresStore(Reads):
             except BaseException:
                 pool.terminate()
                 raise
+            self._writing_pool = await self._server.writing_pool(_prepare)
         self._pool = pool
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
+        pools = self._pool, self._writing_pool
+        self._pool = self._writing_pool = None
         try:
             with suppress(Unavailable), translated(self._server.shown):  # a server that is gone needs no goodbye
                 await self._dispatch_lock.release()
-                await pool.close()
+                for pool in filter(None, pools):
+                    await pool.close()
         finally:
-            pool.terminate()
+            for pool in filter(None, pools):
+                pool.terminate()
 
     def relays(self) -> None:
         self._origin = RELAYING
@@ -78,18 +81,20 @@ class PostgresStore(Reads):
             await self._dispatch_lock.acquire(shared=shared)
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
-        pool = self._opened()
+        pool = self._writers()
         if not batch:
             return Committed([], [])
         with self._writing():
             await self._dispatch_lock.keep()
-            async with pool.acquire() as connection:
+            async with _connection_of(pool) as connection:
                 await self._doubts.settle(connection)
                 answers = self._doubts.answers(batch)
                 now = None if self._clock is None else micros(self._clock())
-                plan = None if answers else plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
+                plan = None
+                if not answers and connection.backend is not None:
+                    plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
                 if plan is not None:
-                    committed = await self._transact_express(connection, batch, plan)
+                    committed = await self._transact_express(connection, connection.backend, batch, plan)
                 else:
                     committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
@@ -104,7 +109,12 @@ class PostgresStore(Reads):
         await super().ping()
         if self._cannot_write:
             with self._writing():
-                await self._opened().execute(READS["try_to_write"], timeout=PING_TIMEOUT)
+                await self._writers().execute(READS["try_to_write"], timeout=PING_TIMEOUT)
+
+    def _writers(self) -> asyncpg.Pool:
+        if self._writing_pool is None:
+            raise Unavailable("the store is not open")
+        return self._writing_pool
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -142,17 +152,19 @@ class PostgresStore(Reads):
         self._scopes.update(one.scope for one in batch if isinstance(one, Start | RaiseEpoch))
         return committed
 
-    async def _transact_express(self, connection: Any, batch: Sequence[Transition], plan: Plan) -> Committed:
+    async def _transact_express(
+        self, connection: Any, backend: Backend, batch: Sequence[Transition], plan: Plan
+    ) -> Committed:
+        """The statement is the transaction. If its reply is lost, it is in doubt."""
         sql, parameters, read = plan
-        await _begin(connection, BEGIN)
         try:
             rows = await connection.fetch(sql, *parameters)
-            committed = read(rows)
-        except BaseException:
-            await _roll_back(connection)
+        except BaseException as error:
+            if is_ending(error):
+                self._doubts.remember_statement(backend, batch)
+                _throw_away(connection)
             raise
-        await self._end(connection, rows[0][0] if rows else None, batch, committed)
-        return committed
+        return read(rows)
 
     async def _end(
         self, connection: Any, transaction: str | None, batch: Sequence[Transition], committed: Committed
@@ -165,6 +177,25 @@ class PostgresStore(Reads):
                 self._doubts.remember(transaction, batch, committed)
             _throw_away(connection)
             raise
+
+
+@asynccontextmanager
+async def _connection_of(pool: asyncpg.Pool) -> AsyncIterator[Any]:
+    """What is committed stays so, though the server may be gone when the connection is given back."""
+    connection = await pool.acquire()
+    try:
+        yield connection
+    finally:
+        with suppress(Exception):
+            await pool.release(connection)
+
+
+async def _prepare(connection: Writing) -> None:
+    (backend,) = await connection.fetch(WRITES["backend"])
+    direct = backend[0] == connection.get_server_pid()
+    connection.backend = tuple(backend) if direct else None
+    if direct:
+        await connection.fetch(WRITES["hold_to_plans"], str(LOCK_TIMEOUT_MS))
 
 
 async def _begin(connection: asyncpg.Connection, sql: str) -> None:

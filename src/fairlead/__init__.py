@@ -1,5 +1,8 @@
 """Fairlead: the line in front of scarce AI endpoints. A durable, fair job queue and gateway."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fairlead.app import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
@@ -24,10 +27,15 @@ from fairlead.handle import JobHandle, Receipt
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 
+if TYPE_CHECKING:
+    from fairlead.client import AsyncClient, Client
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClient",
     "Call",
+    "Client",
     "Config",
     "ConfigError",
     "Fairlead",
@@ -52,3 +60,14 @@ __all__ = [
     "WrongState",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The clients need httpx2, which the embedded line does without."""
+    if name not in ("AsyncClient", "Client"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        client = import_module("fairlead.client")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"fairlead.{name} needs the extra: pip install 'fairlead[client]'") from error
+    return getattr(client, name)

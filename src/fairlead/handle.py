@@ -34,18 +34,7 @@ class JobHandle:
 
     async def result(self, timeout: float | None = None) -> Any:
         """The last step's data. Raises JobFailed, JobCancelled, or ResultTimeout after `timeout` seconds."""
-        job = await self._app.wait(self.id, timeout)
-        match job.status:
-            case JobStatus.COMPLETED:
-                return job.result
-            case JobStatus.FAILED:
-                error = job.error or {}
-                text = f"job {self.id} failed: {error.get('message', 'no reason is known')}"
-                raise JobFailed(text, job_id=self.id, error=error, retryable=bool(job.retryable))
-            case JobStatus.CANCELLED:
-                raise JobCancelled(f"job {self.id} was cancelled", job_id=self.id)
-            case unfinished:
-                raise ResultTimeout(f"job {self.id} is {unfinished} after {timeout:g} s", job_id=self.id)
+        return result_of(await self._app.wait(self.id, timeout), timeout)
 
     async def get(self) -> JobView:
         return await self._app.get(self.id)
@@ -61,3 +50,18 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"
+
+
+def result_of(job: JobView, timeout: float | None) -> Any:
+    """The last step's data, or the error that says why there is none."""
+    match job.status:
+        case JobStatus.COMPLETED:
+            return job.result
+        case JobStatus.FAILED:
+            error = job.error or {}
+            text = f"job {job.job_id} failed: {error.get('message', 'no reason is known')}"
+            raise JobFailed(text, job_id=job.job_id, error=error, retryable=bool(job.retryable))
+        case JobStatus.CANCELLED:
+            raise JobCancelled(f"job {job.job_id} was cancelled", job_id=job.job_id)
+        case unfinished:
+            raise ResultTimeout(f"job {job.job_id} is {unfinished} after {timeout:g} s", job_id=job.job_id)

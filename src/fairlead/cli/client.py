@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,7 @@ import httpx2
 from fairlead import __version__
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.redact import without_secrets
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-URL_VARIABLE = "FAIRLEAD_URL"
-KEY_VARIABLE = "FAIRLEAD_API_KEY"
+from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, is_loopback
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0  # the gateway sends a heartbeat on idle event streams well before that
@@ -140,16 +136,6 @@ def job_path(job_id: str) -> str:
     if job_id in ("", ".", ".."):
         raise Failure(f"{job_id!r} is not a job id", Exit.USAGE)
     return f"/api/v1/jobs/{quote(job_id, safe='')}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine is meant; a proxy must not come between."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _reason(error: Exception) -> str:

@@ -202,11 +202,17 @@ async def list_jobs(request: Request, query: Annotated[models.ListQuery, Query()
     "/{job_id}",
     summary="One job, with its results and every failed attempt",
     operation_id="get_job",
-    responses=answers(200, models.Job, "The job.", *ONE_JOB),
+    openapi_extra={"parameters": [_PREFER]},
+    responses=answers(
+        200, models.Job, "The job.", *ONE_JOB, headers={"Preference-Applied": "The wait that was applied."}
+    ),
 )
 async def get_job(request: Request, job_id: UUID) -> Response:
-    job = await fairlead_of(request).get(str(job_id))
-    return answer(job.as_dict())
+    app, seconds = fairlead_of(request), bodies.preferred_wait(request)
+    if seconds is None:
+        return answer((await app.get(str(job_id))).as_dict())
+    job = await app.wait(str(job_id), seconds)
+    return answer(job.as_dict(), headers={"Preference-Applied": f"wait={seconds}"})
 
 
 @router.get(

@@ -14,20 +14,25 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.keys import Key, Role
 from fairlead.domain.transitions import Move, Start, Submit, submit
 from fairlead.errors import AlreadyDispatching, ConfigError, StoreError, TooManyWaiting, Unavailable
 from fairlead.store.journal import Journal
 from fairlead.store.port import (
     Accepted,
     Busy,
+    CreateKey,
     Done,
+    IssueTicket,
     JobFilter,
     PromoteWaiting,
     RaiseEpoch,
     Refused,
+    RevokeKey,
     RingTimers,
     Rung,
     Started,
+    UseTicket,
 )
 from fairlead.store.postgres import PostgresStore, schema
 from fairlead.store.postgres import store as store_module
@@ -280,6 +285,26 @@ async def test_a_statement_in_doubt_is_settled_only_when_its_session_is_gone(
     assert isinstance(await journal.write(batch[0]), Accepted)
     await journal.close()
     assert await store.count(ALL) == 1
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_whoever_used_a_ticket_or_made_a_key_is_not_told_of_somebody_else_when_a_reply_was_lost(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    now = time.time()
+    old, new = (Key(id_, Role.SERVICE, None, "batch", "ab", now) for id_ in ("old", "new"))
+    await store.commit([CreateKey(old), IssueTicket("t1", "third", now + 60)])
+    batch = [UseTicket("t1", now), CreateKey(new), RevokeKey("old", now)]
+    lose_reply(monkeypatch, happened=happened, times=1)
+    with pytest.raises(Busy):
+        await store.commit(batch)
+    monkeypatch.undo()
+    # Whoever comes with the same ticket in between is another one.
+    assert isinstance((await store.commit([UseTicket("t1", now)])).outcomes[0], Refused if happened else Done)
+    outcomes = (await store.commit(batch)).outcomes
+    assert outcomes[1:] == [Done(), Done()]
+    assert outcomes[0] == Done("third") if happened else isinstance(outcomes[0], Refused)
+    assert [type(one) for one in (await store.commit(batch)).outcomes] == [Refused] * 3
 
 
 @pytest.mark.parametrize("happened", [True, False])

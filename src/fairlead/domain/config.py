@@ -154,6 +154,7 @@ class PromotionConfig(Section):
 class RetentionConfig(Section):
     keep_finished: Seconds = 604800.0
     keep_failed: Seconds = 2592000.0
+    keep_audit: Seconds = 7776000.0
 
 
 class ServerConfig(Section):

@@ -62,6 +62,7 @@ class Job:
     `run` is the fence: every transition but a progress report raises it, so (id, run) names one state of one job.
     `attempt` counts the calls made for the current step in the current `round`; a resume or re-run begins a new round.
     `timer_at` is when time alone must move the job: due, backoff over, waited too long, or deadline passed.
+    `priority_source` says where `original_priority` came from; None if nobody wrote it down.
     """
 
     id: str
@@ -97,6 +98,7 @@ class Job:
     weight: float = 1.0
     region: str | None = None
     allowed_regions: tuple[str, ...] | None = None
+    priority_source: str | None = None
 
     @property
     def service(self) -> str:

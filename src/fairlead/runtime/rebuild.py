@@ -30,8 +30,8 @@ SAY_EVERY = 100_000
 
 class Rebuild:
     """`workers_are_gone`: a dispatcher in memory dies with its process, and whoever holds the dispatch lock knows that
-    every worker of the earlier process is gone (docs/adr/0003). Then running steps are recovered at once; else their
-    leases come back with a full TTL, for their workers to renew."""
+    every worker of the earlier process is gone (docs/adr/0003). Then running steps of a scope that this process has not
+    built yet are recovered at once; else their leases come back with a full TTL, for their workers to renew."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Rebuild:
         self._recovery = recovery
         self._clock = clock
         self._workers_are_gone = workers_are_gone
+        self._built: set[str] = set()
         self.restored = 0
         self.count = 0
 
@@ -69,6 +70,7 @@ class Rebuild:
             for scope, epoch in epochs.items():
                 if not await self._dispatcher.open_scope(scope, epoch):
                     return False
+                self._built.add(scope)
         self.count += 1
         if self.restored:
             log.info("the line is rebuilt: %d jobs wait", self.restored)
@@ -83,8 +85,9 @@ class Rebuild:
         scope_of = {name: service.scope for name, service in rules.services.items()}
         running = [job for job in await self._store.running(lanes) if scope_of.get(job.service) in epochs]
         if self._workers_are_gone:
-            await self._recovery.recover(running, self._clock.now())
-            running = []
+            lost = [job for job in running if scope_of[job.service] not in self._built]
+            await self._recovery.recover(lost, self._clock.now())
+            running = [job for job in running if scope_of[job.service] in self._built]
         holds = [hold for hold in await self._store.holds() if lanes.has(hold.service, hold.band)]
         for scope, epoch in epochs.items():
             leases = [lease_of(job) for job in running if scope_of[job.service] == scope]

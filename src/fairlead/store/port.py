@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fairlead.domain.audit import AuditRecord
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
+from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
+from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import Unavailable
 
@@ -107,6 +110,97 @@ class Override:
     lift_limit: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RequestRebuild:
+    """The leader is to build this scope anew from the truth, soon. Refused: it was never built."""
+
+    scope: str
+
+
+# ---------------------------------------------------------------- operators: keys, audit, processes
+
+
+@dataclass(frozen=True, slots=True)
+class CreateKey:
+    """Refused: its id is taken."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """From now on it opens nothing, nor do its tickets. Refused: there is none, or it is revoked already."""
+
+    key_id: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class IssueTicket:
+    """A ticket stands for its key once, until it expires. Those that have expired, by the database's clock, go."""
+
+    hash: str
+    key_id: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UseTicket:
+    """Value: the id of its key, once and only once, whoever asks. Refused: unknown, used, or expired. No two of them
+    are equal, so that one is never answered with what another was told."""
+
+    hash: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """May be in one batch with the transition that it is about. One whose id is there already changes nothing."""
+
+    record: AuditRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOutcome:
+    """How the action ended. Refused: there is no such record."""
+
+    audit_id: str
+    outcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """This process is there. `seen_at` is set by the database's clock, and `drain_asked` stays what it is there; that
+    is also the outcome's value."""
+
+    record: ProcessRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """This process has ended well, and is not to be taken for dead."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskDrain:
+    """The process hears of it with its next announcement. Refused: no such process has announced itself."""
+
+    name: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRecords:
+    """Audit records of before `audit_before`, at most `limit` of them, and processes that were not seen since
+    `seen_before`; the outcome's value is how many audit records."""
+
+    audit_before: float
+    seen_before: float
+    limit: int
+
+
 Transition = (
     Submit
     | Start
@@ -121,6 +215,17 @@ Transition = (
     | RaiseEpoch
     | DeclareServices
     | Override
+    | RequestRebuild
+    | CreateKey
+    | RevokeKey
+    | IssueTicket
+    | UseTicket
+    | Audit
+    | AuditOutcome
+    | Announce
+    | Farewell
+    | AskDrain
+    | PruneRecords
 )
 
 
@@ -185,10 +290,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A scope's epoch, and the dispatcher's server on which it was built."""
+    """A scope's epoch, the dispatcher's server on which it was built, and whether someone wants it built anew."""
 
     number: int
     server: str
+    rebuild_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +302,18 @@ class JobFilter:
     user_id: str | None = None
     statuses: tuple[JobStatus, ...] = ()
     feature_name: str | None = None
+
+
+Facts = Mapping[str, float | int | str]
+"""Of every engine: `engine` (sqlite or postgresql), `server_version`, `clock` (the database's, in seconds since the
+epoch), `database_bytes`, `outbox_rows`, `outbox_age` (seconds, of the oldest row; 0 if there is none).
+
+SQLite: `wal_bytes`, `free_bytes` (within the file), `journal_mode`, `synchronous`.
+
+PostgreSQL: `job_rows`, `job_dead_rows`, `outbox_dead_rows` (as its statistics have them), `oldest_transaction_age` (in
+seconds, of the oldest open one of this database; 0 if there is none) and `oldest_transaction` (whose it is),
+`oldest_xmin_age` (in transactions, of whatever keeps dead rows from being removed) and `oldest_xmin` (what that is),
+`fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
 class Store(Protocol):
@@ -266,3 +384,20 @@ class Store(Protocol):
         ...
 
     async def epochs(self) -> dict[str, Epoch]: ...
+
+    # Reads of operators
+    async def keys(self) -> list[Key]:
+        """All of them, revoked ones too, oldest first."""
+        ...
+
+    async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
+        """Newest first; `before` is the id of the last one seen."""
+        ...
+
+    async def processes(self) -> list[ProcessRecord]:
+        """All that announced themselves and did not say farewell, dead ones too, by name."""
+        ...
+
+    async def facts(self) -> Facts:
+        """How the database itself is; see `Facts`."""
+        ...

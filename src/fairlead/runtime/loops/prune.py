@@ -1,13 +1,15 @@
-"""Removes finished jobs that are kept no longer, in small batches so that nobody waits behind it."""
+"""Removes what is kept no longer, in small batches so that nobody waits behind it: finished jobs, audit records, and
+processes that are long dead."""
 
 from __future__ import annotations
 
 from fairlead.domain.config import RetentionConfig
 from fairlead.store.journal import Journal
-from fairlead.store.port import Done, Prune
+from fairlead.store.port import Done, Outcome, Prune, PruneRecords
 
 BATCH = 500
 EVERY = 60.0
+KEEP_PROCESSES = 86400.0
 
 
 class PruneLoop:
@@ -19,11 +21,21 @@ class PruneLoop:
         self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
-        outcome = await self._journal.write(
-            Prune(now - self._config.keep_finished, now - self._config.keep_failed, BATCH)
+        config = self._config
+        jobs, records = await self._journal.write_each(
+            [
+                Prune(now - config.keep_finished, now - config.keep_failed, BATCH),
+                PruneRecords(now - config.keep_audit, now - KEEP_PROCESSES, BATCH),
+            ]
         )
-        count = int(outcome.value or 0) if isinstance(outcome, Done) else 0
-        self.scanned += count
-        self.queued += count
-        every = min(EVERY, self._config.keep_finished, self._config.keep_failed)
-        return now if count == BATCH else now + every
+        counts = _count(jobs), _count(records)
+        self.scanned += sum(counts)
+        self.queued += sum(counts)
+        every = min(EVERY, config.keep_finished, config.keep_failed, config.keep_audit)
+        return now if BATCH in counts else now + every
+
+
+def _count(outcome: Outcome | Exception) -> int:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return int(outcome.value or 0) if isinstance(outcome, Done) else 0

@@ -1,7 +1,8 @@
 """Watches that the dispatcher is what the truth built: else it is built anew.
 
 It is not when it is new, when it lost its data, when a rebuild was left unfinished, and when another server answers
-than the one it was built on: a replica that took over may lack the newest leases, however complete it looks.
+than the one it was built on: a replica that took over may lack the newest leases, however complete it looks. And an
+operator who doubts it may ask for a rebuild.
 """
 
 from __future__ import annotations
@@ -67,6 +68,6 @@ class ScopesLoop:
 
 
 def _stands(state: ScopeState, epoch: Epoch | None) -> bool:
-    if epoch is None or not state.open:
+    if epoch is None or epoch.rebuild_asked or not state.open:
         return False
     return state.epoch == epoch.number and state.server == epoch.server

@@ -48,7 +48,7 @@ SELECT id, run FROM fairlead.job WHERE id = ANY ($1::text[])
 -- $1: scope, $2: the dispatcher's server. Locks the row, so it waits for every commit that started steps of this scope,
 -- and those that follow wait for it.
 INSERT INTO fairlead.epoch AS e (scope, number, server) VALUES ($1, 1, $2)
-    ON CONFLICT (scope) DO UPDATE SET number = e.number + 1, server = excluded.server
+    ON CONFLICT (scope) DO UPDATE SET number = e.number + 1, server = excluded.server, rebuild_asked = false
     RETURNING number
 
 -- name: know_scopes

@@ -10,6 +10,7 @@ import orjson
 
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Committed,
     DeclareServices,
@@ -28,7 +29,7 @@ from fairlead.store.port import (
     Started,
     Transition,
 )
-from fairlead.store.postgres import encode
+from fairlead.store.postgres import encode, operators
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.rows import job_from
@@ -100,6 +101,7 @@ class Commit:
             (Relayed, self._relayed),
             (EndHolds, self._end_holds),
             (Prune, self._prune),
+            *((kind, self._operate) for kind in KINDS),
         )
         for kind, step in steps:
             if places := kinds.get(kind):
@@ -248,3 +250,7 @@ class Commit:
             doomed = await self._ask("prunable", *moments, prune.limit)
             gone = await self._ask("delete", sorted(row[0] for row in doomed)) if doomed else []
             self._outcomes[place] = Done(len(gone))
+
+    async def _operate(self, places: list[int]) -> None:
+        for place in places:
+            self._outcomes[place] = await operators.apply(self._batch[place], self._ask, self._now)

@@ -20,14 +20,17 @@ from fairlead.store.port import (
     Accepted,
     Busy,
     Committed,
+    CreateKey,
     Done,
     LineChange,
     Outcome,
     PromoteWaiting,
+    RevokeKey,
     RingTimers,
     Rung,
     Started,
     Transition,
+    UseTicket,
 )
 from fairlead.store.postgres.connect import Backend
 from fairlead.store.postgres.express import recall
@@ -115,10 +118,17 @@ class Doubts:
 
 
 def _key(transition: Transition) -> _Key | None:
-    """Whatever has no job may be applied twice without harm. A sweep finds other jobs the second time, and nobody would
-    be told of those that it moved at first; its moment is its name."""
+    """Most of what has no job may be applied twice without harm. A sweep finds other jobs the second time, and nobody
+    would be told of those that it moved at first; its moment is its name. And whoever uses a ticket, or makes or
+    revokes a key, would be told that somebody had done so before."""
     if isinstance(transition, Submit):
         return Submit, transition.job.id
+    if isinstance(transition, UseTicket):
+        return UseTicket, transition.hash
+    if isinstance(transition, CreateKey):
+        return CreateKey, transition.key.id
+    if isinstance(transition, RevokeKey):
+        return RevokeKey, transition.key_id
     if isinstance(transition, RingTimers | PromoteWaiting):
         return type(transition), repr(transition.now)
     return (type(transition), transition.job_id) if isinstance(transition, Start | Move | Delete) else None

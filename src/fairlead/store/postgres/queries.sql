@@ -102,7 +102,64 @@ SELECT job_id, service, region, until, id, band FROM fairlead.hold
 {rules}
 
 -- name: epochs
-SELECT scope, number, server FROM fairlead.epoch WHERE number > 0
+SELECT scope, number, server, rebuild_asked FROM fairlead.epoch WHERE number > 0
+
+-- name: keys
+SELECT id, role, user_id, name, hash, created_at, revoked_at FROM fairlead.api_key ORDER BY created_at, id
+
+-- name: audit
+-- Newest first. {where} is built by reads.py of the filters given.
+SELECT id, at, who, action, target, details, outcome FROM fairlead.audit WHERE {where} ORDER BY id DESC LIMIT {limit}
+
+-- name: processes
+SELECT name, seen_at, drain_asked, about FROM fairlead.process ORDER BY name
+
+-- name: facts
+-- $1: now, or the server's. What others' sessions do is told only as far as this user may see it.
+WITH clock AS (
+    SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+), oldest_transaction AS (
+    SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age,
+           format('pid %s, user %s, application %s, %s: %s', pid, usename, coalesce(nullif(application_name, ''), '?'),
+                  state, left(query, 100)) AS whose
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+      AND backend_type = 'client backend'
+    ORDER BY xact_start LIMIT 1
+), oldest_xmin AS (
+    SELECT age, what FROM (
+        SELECT age(backend_xmin) AS age, format('the session of pid %s, user %s', pid, usename) AS what
+            FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+            AND (datname = current_database() OR backend_type = 'walsender')
+        UNION ALL
+        SELECT age(coalesce(xmin, catalog_xmin)), format('the replication slot %s', slot_name)
+            FROM pg_replication_slots WHERE coalesce(xmin, catalog_xmin) IS NOT NULL
+        UNION ALL
+        SELECT age(transaction), format('the prepared transaction %s', gid)
+            FROM pg_prepared_xacts WHERE database = current_database()
+    ) AS holders ORDER BY age DESC LIMIT 1
+)
+SELECT
+    current_setting('server_version') AS server_version,
+    clock.now / 1e6::float8 AS clock,
+    pg_database_size(current_database()) AS database_bytes,
+    (SELECT count(*) FROM fairlead.outbox) AS outbox_rows,
+    coalesce((SELECT clock.now - min(written_at) FROM fairlead.outbox), 0) / 1e6::float8 AS outbox_age,
+    coalesce((SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_rows,
+    coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_dead_rows,
+    coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.outbox'::regclass), 0)
+        AS outbox_dead_rows,
+    coalesce((SELECT age FROM oldest_transaction), 0) AS oldest_transaction_age,
+    coalesce((SELECT whose FROM oldest_transaction), '') AS oldest_transaction,
+    coalesce((SELECT age FROM oldest_xmin), 0) AS oldest_xmin_age,
+    coalesce((SELECT what FROM oldest_xmin), '') AS oldest_xmin,
+    current_setting('fsync') AS fsync,
+    current_setting('full_page_writes') AS full_page_writes,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('autovacuum') AS autovacuum,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    current_setting('max_connections')::int AS max_connections
+FROM clock
 
 -- name: ping
 SELECT version FROM fairlead.rules

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import asyncpg
 import orjson
 
+from fairlead.domain.audit import AuditRecord
 from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules
+from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import Unavailable
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, JobFilter, LineChange
+from fairlead.store import operators
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
 from fairlead.store.postgres import rows
 from fairlead.store.postgres.connect import Server, translated
 from fairlead.store.postgres.encode import array
@@ -23,8 +27,9 @@ from fairlead.store.settings import declared_of, rules_of
 class Reads:
     """What `PostgresStore` answers without writing."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:
         self._server = server
+        self._clock = clock
         self._origin = ""
         self._pool: asyncpg.Pool | None = None
 
@@ -117,7 +122,27 @@ class Reads:
         return declared_of(orjson.loads(declared))
 
     async def epochs(self) -> dict[str, Epoch]:
-        return {scope: Epoch(number, server) for scope, number, server in await self._ask(READS["epochs"])}
+        return {
+            scope: Epoch(number, server, asked) for scope, number, server, asked in await self._ask(READS["epochs"])
+        }
+
+    async def keys(self) -> list[Key]:
+        return [operators.key_of(row) for row in await self._ask(READS["keys"])]
+
+    async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
+        given = {"id <": before, "action =": action}
+        parameters = [value for value in given.values() if value is not None]
+        terms = [term for term, value in given.items() if value is not None]
+        condition = " AND ".join(f"{term} ${n}" for n, term in enumerate(terms, 1)) or "TRUE"
+        sql = READS["audit"].replace("{where}", condition).replace("{limit}", f"${len(terms) + 1}")
+        return [operators.audit_of(row) for row in await self._ask(sql, *parameters, limit)]
+
+    async def processes(self) -> list[ProcessRecord]:
+        return [operators.process_of(row) for row in await self._ask(READS["processes"])]
+
+    async def facts(self) -> Facts:
+        now = None if self._clock is None else micros(self._clock())
+        return {"engine": "postgresql", **dict((await self._ask(READS["facts"], now))[0])}
 
 
 def _of_lanes(name: str, lanes: Lanes, *given: Any) -> tuple[str, list[Any]]:

@@ -40,8 +40,7 @@ class PostgresStore(Reads):
         pool_size: int = POOL_SIZE,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(Server.of(url, pool_size))
-        self._clock = clock
+        super().__init__(Server.of(url, pool_size), clock)
         self._dispatch_lock = DispatchLock(self._server)
         self._doubts = Doubts()
         self._scopes: set[str] = set()

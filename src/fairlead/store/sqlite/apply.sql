@@ -42,6 +42,7 @@ BEGIN
     INSERT INTO epoch (scope, number) VALUES (NEW.body ->> 0, 1) ON CONFLICT (scope) DO UPDATE SET number = number + 1;
     INSERT INTO epoch_server (scope, server) VALUES (NEW.body ->> 0, NEW.body ->> 1)
         ON CONFLICT (scope) DO UPDATE SET server = excluded.server;
+    DELETE FROM rebuild_request WHERE scope = NEW.body ->> 0;
     INSERT INTO answer SELECT 'epoch', number FROM epoch WHERE scope = NEW.body ->> 0;
 END;
 

@@ -15,6 +15,7 @@ import orjson
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
+from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Accepted,
     Committed,
@@ -37,6 +38,7 @@ from fairlead.store.port import (
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.settings import rules_of
 from fairlead.store.sqlite import encode
+from fairlead.store.sqlite.operators import OUTCOMES, operator_rows
 from fairlead.store.sweeps import Sweep, moves_of, taken_in
 
 MOVED_ON = Refused("the job moved on or is not there")
@@ -59,6 +61,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (Relayed, encode.relayed_rows),
     (EndHolds, encode.end_holds_rows),
     (Prune, encode.prune_rows),
+    *((kind, operator_rows) for kind in KINDS),
 )
 
 
@@ -118,6 +121,9 @@ class Batch:
         self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
+        for kind, (name, outcome) in OUTCOMES.items():
+            if kind in self._places:
+                self._valued(kind, name, outcome)
         changes += [LineChange(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
         return Committed(self._outcomes, changes)
 

@@ -54,6 +54,13 @@ def identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def size_of_log(path: str) -> int:
+    try:
+        return os.path.getsize(f"{path}-wal")
+    except OSError:
+        return 0  # nobody writes
+
+
 @contextmanager
 def translated(path: str) -> Iterator[None]:
     """SQLite's errors as ours: what passes by itself, what an operator must mend, what cannot be used at all."""

@@ -90,8 +90,31 @@ SELECT json_group_array(json_array(id, job_id, service, region, until, band)) FR
 SELECT {rules}
 
 -- name: epochs
-SELECT json_group_array(json_array(e.scope, e.number, coalesce(s.server, '')))
-FROM epoch AS e LEFT JOIN epoch_server AS s ON s.scope = e.scope
+SELECT json_group_array(json_array(e.scope, e.number, coalesce(s.server, ''), r.scope IS NOT NULL))
+FROM epoch AS e LEFT JOIN epoch_server AS s ON s.scope = e.scope LEFT JOIN rebuild_request AS r ON r.scope = e.scope
+
+-- name: keys
+SELECT json_group_array(json_array(id, role, user_id, name, hash, created_at, revoked_at))
+FROM (SELECT * FROM api_key ORDER BY created_at, id)
+
+-- name: audit
+-- Newest first. {where} is built by reads.py of the filters given.
+SELECT json_group_array(json_array(id, at, who, action, target, details, outcome))
+FROM (SELECT * FROM audit WHERE {where} ORDER BY id DESC LIMIT ?)
+
+-- name: processes
+SELECT json_group_array(json_array(name, seen_at, drain_asked, about)) FROM (SELECT * FROM process ORDER BY name)
+
+-- name: facts
+SELECT json_object(
+    'server_version', sqlite_version(),
+    'page_size', (SELECT page_size FROM pragma_page_size),
+    'pages', (SELECT page_count FROM pragma_page_count),
+    'free_pages', (SELECT freelist_count FROM pragma_freelist_count),
+    'journal_mode', (SELECT journal_mode FROM pragma_journal_mode),
+    'outbox_rows', (SELECT count(*) FROM outbox),
+    'oldest_outbox_row', (SELECT min(written_at) FROM outbox)
+)
 
 -- name: answer
 -- What the last commit left behind, see apply.sql.

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
 
+from fairlead.domain.audit import AuditRecord
 from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules
+from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import Unavailable
-from fairlead.store import rows
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, JobFilter, LineChange
+from fairlead.store import operators, rows
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
 from fairlead.store.queries import without_comments
 from fairlead.store.settings import declared_of, rules_of
 from fairlead.store.sqlite import connect
@@ -28,8 +31,10 @@ READERS = 2  # one may be in a long count while the manager asks for timers
 class Reads:
     """What `SqliteStore` answers without writing."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:
         self._path = path
+        self._clock = clock
+        self._synchronous = synchronous
         self._origin = ""
         self._sql = load("queries.sql")
         self._local = threading.local()
@@ -145,6 +150,35 @@ class Reads:
 
     async def epochs(self) -> dict[str, Epoch]:
         return rows.epochs_of(await self._ask(self._sql["epochs"]))
+
+    async def keys(self) -> list[Key]:
+        return [operators.key_of(row) for row in orjson.loads(await self._ask(self._sql["keys"]))]
+
+    async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
+        given = {"id < ?": before, "action = ?": action}
+        parameters = [value for value in given.values() if value is not None]
+        condition = " AND ".join(term for term, value in given.items() if value is not None) or "TRUE"
+        answer = await self._ask(self._sql["audit"].replace("{where}", condition), *parameters, limit)
+        return [operators.audit_of(row) for row in orjson.loads(answer)]
+
+    async def processes(self) -> list[ProcessRecord]:
+        return [operators.process_of(row) for row in orjson.loads(await self._ask(self._sql["processes"]))]
+
+    async def facts(self) -> Facts:
+        found = orjson.loads(await self._ask(self._sql["facts"]))
+        now, oldest = self._clock(), found["oldest_outbox_row"]
+        return {
+            "engine": "sqlite",
+            "server_version": found["server_version"],
+            "clock": now,
+            "database_bytes": found["pages"] * found["page_size"],
+            "free_bytes": found["free_pages"] * found["page_size"],
+            "wal_bytes": connect.size_of_log(self._path),
+            "outbox_rows": found["outbox_rows"],
+            "outbox_age": 0.0 if oldest is None else now - oldest / 1e6,
+            "journal_mode": found["journal_mode"],
+            "synchronous": self._synchronous,
+        }
 
     def _of_lanes(self, name: str, lanes: Lanes) -> tuple[str, list[Any]]:
         """The query, held to these lanes; for everything it is asked without a condition."""

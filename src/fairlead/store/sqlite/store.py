@@ -40,9 +40,7 @@ class SqliteStore(Reads):
         clock: Callable[[], float] = time.time,
         synchronous: str = "FULL",
     ) -> None:
-        super().__init__(path)
-        self._clock = clock
-        self._synchronous = synchronous
+        super().__init__(path, clock, synchronous)
         self._dispatch_lock = DispatchLock(path)
         self._writer: sqlite3.Connection | None = None
         self._writer_thread: ThreadPoolExecutor | None = None
@@ -100,6 +98,7 @@ class SqliteStore(Reads):
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous)
             self._writer.executescript(script("apply.sql"))
+            self._writer.executescript(script("operators.sql"))
 
     def _close_writer(self) -> None:
         if self._writer is not None:

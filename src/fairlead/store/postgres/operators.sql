@@ -1,0 +1,63 @@
+-- What operators do, one statement for each transition: they are rare, and each must see what the one before it did.
+-- A statement that changed nothing has no row to return, which is a refusal.
+
+-- name: request_rebuild
+-- $1: scope. One that was never built has no row, or only the one that its first start made.
+UPDATE fairlead.epoch SET rebuild_asked = true WHERE scope = $1 AND number > 0 RETURNING 1
+
+-- name: create_key
+INSERT INTO fairlead.api_key (id, role, user_id, name, hash, created_at, revoked_at)
+    VALUES ($1, $2, $3, $4, $5, $6::bigint, $7::bigint) ON CONFLICT DO NOTHING RETURNING 1
+
+-- name: revoke_key
+-- $1: id, $2: now.
+WITH tickets AS (DELETE FROM fairlead.ticket WHERE key_id = $1)
+UPDATE fairlead.api_key SET revoked_at = $2::bigint WHERE id = $1 AND revoked_at IS NULL RETURNING 1
+
+-- name: issue_ticket
+-- $1: hash, $2: key, $3: expires at, $4: now. An expired one that someone else is deleting is left to them.
+WITH expired AS (
+    DELETE FROM fairlead.ticket WHERE hash IN (
+        SELECT hash FROM fairlead.ticket WHERE expires_at <= $4::bigint FOR UPDATE SKIP LOCKED
+    )
+)
+INSERT INTO fairlead.ticket (hash, key_id, expires_at) VALUES ($1, $2, $3::bigint) ON CONFLICT DO NOTHING
+
+-- name: use_ticket
+-- $1: hash, $2: now. Who comes second waits for the first, and then finds nothing to delete.
+WITH used AS (DELETE FROM fairlead.ticket WHERE hash = $1 RETURNING key_id, expires_at)
+SELECT key_id FROM used WHERE expires_at > $2::bigint
+
+-- name: audit_action
+INSERT INTO fairlead.audit (id, at, who, action, target, details, outcome)
+    VALUES ($1, $2::bigint, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
+
+-- name: audit_outcome
+-- $1: id, $2: outcome.
+UPDATE fairlead.audit SET outcome = $2 WHERE id = $1 RETURNING 1
+
+-- name: announce
+-- $1: name, $2: what it says of itself, $3: now.
+INSERT INTO fairlead.process AS p (name, about, seen_at) VALUES ($1, $2, $3::bigint)
+    ON CONFLICT (name) DO UPDATE SET about = excluded.about, seen_at = excluded.seen_at
+    RETURNING p.drain_asked
+
+-- name: farewell
+-- $1: name.
+DELETE FROM fairlead.process WHERE name = $1
+
+-- name: ask_drain
+-- $1: name, $2: on.
+UPDATE fairlead.process SET drain_asked = $2::boolean WHERE name = $1 RETURNING 1
+
+-- name: prune_audit
+-- $1: before, $2: limit. Another manager that prunes at the same moment takes others instead of waiting for these.
+DELETE FROM fairlead.audit WHERE id IN (
+    SELECT id FROM fairlead.audit WHERE at < $1::bigint ORDER BY at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+) RETURNING 1
+
+-- name: prune_processes
+-- $1: not seen since.
+DELETE FROM fairlead.process WHERE name IN (
+    SELECT name FROM fairlead.process WHERE seen_at < $1::bigint FOR UPDATE SKIP LOCKED
+)

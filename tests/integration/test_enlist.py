@@ -21,10 +21,11 @@ from fairlead import Call, Config, Fairlead
 from fairlead.domain.job import Job, Priority
 from fairlead.domain.limits import Lanes
 from fairlead.domain.transitions import Submit, submit
-from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound
+from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound, StoreError
 from fairlead.store.port import JobFilter
 from fairlead.store.postgres import PostgresStore
 from fairlead.store.postgres.enlist import submit_on, submit_on_sync
+from tests import servers
 
 ALL = JobFilter()
 
@@ -184,6 +185,23 @@ async def test_what_is_refused_leaves_the_callers_transaction_good(
         (replayed,) = await submit_on(connection, [job("c", idempotency_key="k", body_hash="h")])
         assert (replayed.job_id, replayed.replayed) == ("old", True)
     assert await store.count(ALL) == 1
+
+
+async def test_a_database_without_the_schema_is_named_and_the_callers_transaction_stays_good(postgres_url: str) -> None:
+    bare = await servers.new_database(postgres_url)
+    try:
+        connection = await asyncpg.connect(bare)
+        await connection.execute("CREATE TABLE thing (name text)")
+        await connection.close()
+        for opened in (with_asyncpg, with_psycopg_async, with_psycopg):
+            async with opened(bare) as connection:
+                with pytest.raises(StoreError, match="fairlead migrate"):
+                    await submit_on(connection, [job("a")])
+        connection = await asyncpg.connect(bare)
+        assert await connection.fetchval("SELECT count(*) FROM thing") == 3
+        await connection.close()
+    finally:
+        await servers.drop_database(bare)
 
 
 async def test_a_synchronous_caller_needs_no_event_loop(store: PostgresStore, database: str) -> None:

@@ -12,41 +12,45 @@ a process that relays finds it there after the commit, since it is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fairlead.domain.transitions import Submit
-from fairlead.errors import RequestError
+from fairlead.errors import RequestError, StoreError
 from fairlead.store.port import Accepted
 from fairlead.store.postgres.submit import Submitted, Talk, submitting
 
 ORIGIN = "enlisted"
 """No process has this name, so every one of them takes these rows for another's, and relays them at once."""
 
+_NO_SCHEMA = frozenset({"3F000", "42P01", "42703"})  # no such schema, table, column
+
 
 async def submit_on(connection: Any, submits: Sequence[Submit]) -> list[Accepted]:
     """All or nothing. Raises what refuses one of them (IdempotencyMismatch, TooManyWaiting), its `details` then say
-    which as `index`; nothing was written then, and the caller's transaction is still good. The schema must be there:
-    open a `PostgresStore` first, or run the migrations."""
+    which as `index`; nothing was written then, and the caller's transaction is still good. StoreError if the
+    schema is not there."""
     driver, how = await _driver_of(connection)
     if how == "psycopg":
         return submit_on_sync(driver, submits)
     talk = _talk(submits)
-    async with driver.transaction():  # a savepoint if one is open
-        try:
-            sql, parameters = next(talk)
-            while True:
-                rows = await (_asyncpg if how == "asyncpg" else _psycopg_async)(driver, sql, parameters)
-                sql, parameters = talk.send(rows)
-        except StopIteration as end:
-            return _accepted(end.value)
+    with _schema_is_there():
+        async with driver.transaction():  # a savepoint if one is open
+            try:
+                sql, parameters = next(talk)
+                while True:
+                    rows = await (_asyncpg if how == "asyncpg" else _psycopg_async)(driver, sql, parameters)
+                    sql, parameters = talk.send(rows)
+            except StopIteration as end:
+                return _accepted(end.value)
 
 
 def submit_on_sync(connection: Any, submits: Sequence[Submit]) -> list[Accepted]:
     """As `submit_on`, for psycopg's and SQLAlchemy's synchronous connections."""
     driver = _sync_driver_of(connection)
     talk = _talk(submits)
-    with driver.transaction():
+    with _schema_is_there(), driver.transaction():
         try:
             sql, parameters = next(talk)
             while True:
@@ -57,6 +61,21 @@ def submit_on_sync(connection: Any, submits: Sequence[Submit]) -> list[Accepted]
 
 def _talk(submits: Sequence[Submit]) -> Talk:
     return submitting(submits, origin=ORIGIN, now=None, all_or_nothing=True)
+
+
+@contextmanager
+def _schema_is_there() -> Iterator[None]:
+    """The caller's connection may lead to a database that Fairlead has never been opened on. All drivers name the
+    server's error the same."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "sqlstate", None) not in _NO_SCHEMA:
+            raise
+        raise StoreError(
+            "the database of this connection has no Fairlead schema, or an older one: is it that of DATABASE_URL? "
+            "`fairlead migrate` makes it, and so does every process that opens the app"
+        ) from error
 
 
 def _accepted(submitted: Submitted) -> list[Accepted]:

@@ -96,17 +96,21 @@ class TooManyWaiting(RequestError):
 
 
 class Unavailable(FairleadError):
+    """`public` is what answers say where the message itself, which is for the log, names an address or a path."""
+
     code = "unavailable"
     status = 503
 
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after: float = 1.0, public: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+        self.public = public or message
 
 
 class StoreError(FairleadError):
     code = "store_unusable"
+    public: ClassVar[str] = "the database cannot be used; the log says why"
 
 
 class AlreadyDispatching(StoreError):
@@ -152,3 +156,8 @@ class Retry(FairleadError):
     def __init__(self, message: str = "the handler asked for another try", *, after: float | None = None):
         super().__init__(message)
         self.after = after
+
+
+def shown(error: BaseException) -> str:
+    """What anybody may be told of an error: where our servers are is nobody's business but the operator's."""
+    return getattr(error, "public", None) or str(error)

@@ -203,6 +203,7 @@ async def test_without_postgres_gateways_say_503_and_a_result_is_kept_until_it_i
         status, answer, headers = await api.post("/api/v1/jobs", {"user_id": "ada", "feature_name": "gpu"})
         assert (status, answer["code"]) == (503, "unavailable")
         assert float(headers["Retry-After"]) > 0
+        assert str(postgres.port) not in answer["detail"]
         await cluster.services.open_gate("g")
         await until_seen(cluster, "the service has answered", lambda seen: seen.services["gpu"]["in_flight"] == 0)
         postgres.start()

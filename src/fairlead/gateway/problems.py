@@ -6,6 +6,7 @@ and `request_id` is what the log line of this request carries. A 500 says nothin
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from fairlead.errors import FairleadError, InvalidInput, NotFound, RequestError
+from fairlead.errors import FairleadError, InvalidInput, NotFound, RequestError, Unavailable
+
+log = logging.getLogger("fairlead.gateway")
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID = "fairlead.request_id"
@@ -120,7 +123,8 @@ TITLES = {
 def problem(error: BaseException, request_id: str | None) -> dict[str, Any]:
     """The body of the answer."""
     known = error if isinstance(error, FairleadError) and error.code in TITLES else Internal("see the log")
-    message = getattr(known, "message", None) or f"the log has the cause, under request_id {request_id}"
+    said = known.public if isinstance(known, Unavailable) else getattr(known, "message", None)
+    message = said or f"the log has the cause, under request_id {request_id}"
     body: dict[str, Any] = {
         "type": f"urn:fairlead:problem:{known.code}",
         "title": TITLES[known.code],
@@ -151,6 +155,8 @@ def _add_where(body: dict[str, Any], error: RequestError) -> None:
 def problem_response(error: BaseException, scope: Scope) -> Response:
     request_id = scope.get(REQUEST_ID)
     body = problem(error, request_id)
+    if isinstance(error, Unavailable) and error.public != error.message:
+        log.info("request %s: %s", request_id, error.message)
     headers = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None and body["retryable"]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from fairlead.errors import shown
+
 
 class Outage:
+    """`reason` is what anybody may be told; the log has all of it."""
+
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log = log
         self._what = what
@@ -14,7 +18,7 @@ class Outage:
     def began(self, error: BaseException) -> None:
         if self.reason is None:
             self._log.warning("%s: %s; trying again", self._what, error)
-        self.reason = str(error)
+        self.reason = shown(error)
 
     def ended(self) -> None:
         if self.reason is not None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Rules
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import FairleadError, Unavailable, shown
 from fairlead.runtime.events import iso
 from fairlead.runtime.line import Line
 from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
+
+log = logging.getLogger(__name__)
 
 BAND_NAMES = {0: "retry", 1: "high", 2: "medium", 3: "low"}
 
@@ -52,7 +55,7 @@ async def _leaders(process: Process) -> dict[str, Any]:
         try:
             found = await line.leadership.leader()
         except Unavailable as error:
-            leaders[name] = {"leader": None, "term": None, "problem": str(error)}
+            leaders[name] = {"leader": None, "term": None, "problem": shown(error)}
             continue
         holder, term = found if found is not None else (None, None)
         leaders[name] = {"leader": holder, "term": term, "problem": None if found else "no manager leads"}
@@ -124,7 +127,8 @@ async def _store(store: Store | None) -> str:
     try:
         await store.ping()
     except FairleadError as error:
-        return str(error)
+        log.info("the store is not ready: %s", error)
+        return shown(error)
     return "ok"
 
 
@@ -134,7 +138,7 @@ async def _dispatcher(line: Line) -> str:
     try:
         states = await line.dispatcher.states(line.rules.scopes)
     except Unavailable as error:
-        return str(error)
+        return shown(error)
     if all(state.open for state in states.values()):
         return "ok"
     rebuild = line.leader.scopes.rebuild if line.leader is not None else None

@@ -33,10 +33,10 @@ def unavailable(error: BaseException) -> Unavailable:
     if isinstance(error, TimeoutError):
         return _from(error, "Redis does not answer")
     text = str(error).partition(" : <")[0]  # what follows are the Sentinels' clients with all their settings
-    return _from(error, f"Redis cannot be used now: {text or type(error).__name__}")
+    return _from(error, f"Redis cannot be used now: {text or type(error).__name__}", "Redis cannot be used now")
 
 
-def _from(error: BaseException, text: str) -> Unavailable:
-    translated = Unavailable(text)
+def _from(error: BaseException, text: str, public: str | None = None) -> Unavailable:
+    translated = Unavailable(text, public=public)
     translated.__cause__ = error
     return translated

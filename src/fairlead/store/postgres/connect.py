@@ -62,19 +62,23 @@ def translated(server: str) -> Iterator[None]:
     try:
         yield
     except _PASSES as error:
-        raise Busy(f"PostgreSQL at {server} is away or busy: {_said(error)}") from error
+        text = f"PostgreSQL at {server} is away or busy: {_said(error)}"
+        raise Busy(text, public="the database is away or busy") from error
     except _AWAY as error:
-        raise Unavailable(f"PostgreSQL at {server} cannot go on: {_said(error)}", retry_after=5.0) from error
+        text = f"PostgreSQL at {server} cannot go on: {_said(error)}"
+        raise Unavailable(text, retry_after=5.0, public="the database cannot go on") from error
     except _UNUSABLE as error:
         raise StoreError(f"the database at {server} cannot be used: {_said(error)}") from error
     except pg.InternalClientError as error:
         # The server ended this session while it was idle, and asyncpg is in the middle of hearing of it.
-        raise Busy(f"a session of PostgreSQL at {server} was ended: {_said(error)}") from error
+        text = f"a session of PostgreSQL at {server} was ended: {_said(error)}"
+        raise Busy(text, public="a session of the database was ended") from error
     except pg.InterfaceError as error:
         # asyncpg has one class for "the connection is closed" and for a parameter of the wrong type.
         if isinstance(error, ValueError) or not any(word in str(error) for word in ("clos", "released")):
             raise
-        raise Busy(f"the connection to PostgreSQL at {server} was lost: {error}") from error
+        text = f"the connection to PostgreSQL at {server} was lost: {error}"
+        raise Busy(text, public="the connection to the database was lost") from error
 
 
 def is_contended(error: Unavailable) -> bool:

@@ -69,9 +69,11 @@ def translated(path: str) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
-            raise Busy(f"another process keeps the database {path} locked: {error}") from error
+            text = f"another process keeps the database {path} locked: {error}"
+            raise Busy(text, public="another process keeps the database locked") from error
         if code in _AWAY:
-            raise Unavailable(f"{_AWAY[code]}: {path} ({error})", retry_after=5.0) from error
+            text = f"{_AWAY[code]}: {path} ({error})"
+            raise Unavailable(text, retry_after=5.0, public=_AWAY[code]) from error
         if code in _BROKEN:
             raise StoreError(f"the database {path} is corrupt: {error}") from error
         raise

@@ -79,11 +79,14 @@ class Reads:
         try:
             there = connect.identity(self._path)
         except FileNotFoundError:
-            raise Unavailable(f"the database {self._path} was deleted while it was open") from None
+            raise self._not_as_it_was("was deleted while it was open") from None
         except OSError as error:
-            raise Unavailable(f"the database {self._path} cannot be looked at: {error.strerror}") from error
+            raise self._not_as_it_was(f"cannot be looked at: {error.strerror}") from error
         if there != self._file:
-            raise Unavailable(f"the database {self._path} was replaced by another file while it was open")
+            raise self._not_as_it_was("was replaced by another file while it was open")
+
+    def _not_as_it_was(self, what: str) -> Unavailable:
+        return Unavailable(f"the database {self._path} {what}", public=f"the database {what}")
 
     async def get(self, job_id: str) -> JobRecord | None:
         answer = await self._ask(self._sql["get"], job_id)

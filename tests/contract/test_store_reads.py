@@ -35,6 +35,7 @@ from tests.contract.stores import ENGINES, Clock, Line
 
 SOON_OVER = Failure("HTTP_503", "busy", retryable=True)
 POLICY = RetryPolicy()
+MANUAL = RetryPolicy(manual=True)
 ALL = JobFilter()
 
 
@@ -118,6 +119,36 @@ async def test_jobs_are_listed_and_counted_by_user_status_and_feature(line: Line
         ({"user_id": "nobody"}, []),
     ]
     for where, expected in cases:
+        assert await _listed(line, **where) == expected, where
+        assert await line.store.count(JobFilter(**where)) == len(expected), where
+
+
+async def test_dead_jobs_are_listed_and_counted_by_service_error_and_moment(line: Line) -> None:
+    began = line.clock.now
+    first = await line.failed()
+    line.clock.forward(10)
+    busy = await line.running(steps=("draw", 'the "scale"'))
+    await line.one(line.done(busy))
+    busy = await line.started(await line.job(busy.id))
+    await line.one(transitions.failed(busy, SOON_OVER, MANUAL, now=line.clock.now, randomness=0.5))
+    busy = await line.job(busy.id)
+    line.clock.forward(10)
+    third = await line.failed()
+    await line.submitted()
+    cases: list[tuple[dict[str, Any], list[Job]]] = [
+        ({"service": "draw"}, [third, first]),
+        ({"service": 'the "scale"'}, [busy]),
+        ({"service": "sca"}, []),
+        ({"error_code": "HTTP_503"}, [busy]),
+        ({"error_code": "X"}, [third, first]),
+        ({"retryable": True}, [busy]),
+        ({"retryable": False}, [third, first]),
+        ({"finished_from": began + 10}, [third, busy]),
+        ({"finished_before": began + 10}, [first]),
+        ({"finished_from": began + 10, "finished_before": began + 20, "user_id": "ann"}, [busy]),
+    ]
+    for where, expected in cases:
+        where = {"statuses": (JobStatus.FAILED,), **where}
         assert await _listed(line, **where) == expected, where
         assert await line.store.count(JobFilter(**where)) == len(expected), where
 

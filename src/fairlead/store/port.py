@@ -299,9 +299,17 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
+    """All that are given must hold. `service` is that of the step the job is at, `error_code` that of its error;
+    `finished_from` counts, `finished_before` does not."""
+
     user_id: str | None = None
     statuses: tuple[JobStatus, ...] = ()
     feature_name: str | None = None
+    service: str | None = None
+    error_code: str | None = None
+    retryable: bool | None = None
+    finished_from: float | None = None
+    finished_before: float | None = None
 
 
 Facts = Mapping[str, float | int | str]

@@ -19,7 +19,7 @@ from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilt
 from fairlead.store.postgres import rows
 from fairlead.store.postgres.connect import Server, translated
 from fairlead.store.postgres.encode import array
-from fairlead.store.postgres.queries import READS
+from fairlead.store.postgres.queries import READS, load
 from fairlead.store.rows import STATUS_CODES, micros, seconds
 from fairlead.store.settings import declared_of, rules_of
 
@@ -173,6 +173,16 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
         given("j.user_id =", where.user_id)
     if where.feature_name is not None:
         given("j.feature_name =", where.feature_name)
+    if where.service is not None:
+        given(f"{load('fragments.sql')['service']} =", where.service)
+    if where.error_code is not None:
+        given("j.error::json ->> 'code' =", where.error_code)
+    if where.retryable is not None:
+        given("j.retryable =", where.retryable)
+    if where.finished_from is not None:
+        given("j.finished_at >=", micros(where.finished_from))
+    if where.finished_before is not None:
+        given("j.finished_at <", micros(where.finished_before))
     if where.statuses:
         terms.append(_has_status(sorted(STATUS_CODES[status] for status in where.statuses)))
     if before_seq is not None:

@@ -201,6 +201,21 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
     if where.feature_name is not None:
         terms.append("j.feature_name = ?")
         parameters.append(where.feature_name)
+    if where.service is not None:
+        terms.append(f"{without_comments(load('fragments.sql')['service'])} = ?")
+        parameters.append(where.service)
+    if where.error_code is not None:
+        terms.append("j.error ->> '$.code' = ?")
+        parameters.append(where.error_code)
+    if where.retryable is not None:
+        terms.append("j.retryable IS ?")
+        parameters.append(where.retryable)
+    if where.finished_from is not None:
+        terms.append("j.finished_at >= ?")
+        parameters.append(rows.micros(where.finished_from))
+    if where.finished_before is not None:
+        terms.append("j.finished_at < ?")
+        parameters.append(rows.micros(where.finished_before))
     if where.statuses:
         codes = sorted(rows.STATUS_CODES[status] for status in where.statuses)
         terms.append(f"j.status IN ({', '.join(map(str, codes))})")

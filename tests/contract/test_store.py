@@ -506,6 +506,32 @@ async def test_a_cancel_of_a_waiting_job_tells_the_line(line: Line) -> None:
     assert job.status is JobStatus.CANCELLED
 
 
+async def test_another_priority_moves_a_waiting_job_and_promises_it_no_promotion(line: Line) -> None:
+    job = await line.submitted(priority=Priority.MEDIUM)
+    line.clock.forward(100)
+    await line.one(transitions.prioritise(job, Priority.LOW, now=line.clock.now, waits={}))
+    lowered = await line.job(job.id)
+    assert lowered == replace(job, priority=Priority.LOW, queued_at=line.clock.now, run=job.run + 1)
+    assert [change.job for change in line.changes] == [lowered]
+
+
+@pytest.mark.parametrize("status", [JobStatus.RUNNING, JobStatus.SCHEDULED])
+async def test_another_priority_of_a_job_that_is_not_in_line_changes_nothing_else(
+    line: Line, status: JobStatus
+) -> None:
+    job = await (line.running() if status is JobStatus.RUNNING else line.submitted(due_at=line.clock.now + 60))
+    line.clock.forward(100)
+    raised = transitions.prioritise(job, Priority.HIGH, now=line.clock.now, waits={})
+    assert await line.one(raised) == Done()
+    assert line.changes == []
+    assert await line.job(job.id) == replace(job, priority=Priority.HIGH, promoted_at=line.clock.now)
+    # Twice is once, and the call's own end is not refused for it.
+    assert await line.one(raised) == Done()
+    if status is JobStatus.RUNNING:
+        assert await line.one(line.done(job)) == Done()
+        assert isinstance(await line.one(raised), Refused)
+
+
 # ---------------------------------------------------------------- progress and delete
 
 

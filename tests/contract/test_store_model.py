@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fairlead.domain import transitions
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.retry import Failure, RetryPolicy
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import WrongState
 from fairlead.store.port import (
     Accepted,
@@ -62,6 +62,17 @@ class Model:
                 if there is None or there.run != run:
                     return Refused
                 self.jobs[job_id] = replace(there, progress=progress, last_progress_at=now)
+                return Done
+            case Prioritise(job_id, run, priority, queued_at, promoted_at):
+                there = self.jobs.get(job_id)
+                if there is None or there.run != run:
+                    return Refused
+                self.jobs[job_id] = replace(
+                    there,
+                    priority=priority,
+                    queued_at=there.queued_at if queued_at is None else queued_at,
+                    promoted_at=there.promoted_at if promoted_at is None else promoted_at,
+                )
                 return Done
             case Delete(job_id):
                 there = self.jobs.get(job_id)
@@ -170,6 +181,7 @@ VERBS: dict[str, Callable[[Job, float], Transition | None]] = {
     "resume": lambda job, now: transitions.resume(job, now=now, waits=WAITS),
     "requeue": lambda job, now: transitions.requeue(job, now=now, waits=WAITS, from_start=True),
     "timer": lambda job, now: transitions.timer_rang(job, now=now, waits=WAITS),
+    "prioritise": lambda job, now: transitions.prioritise(job, Priority.of_band(job.run % 3 + 1), now=now, waits=WAITS),
     "progress": lambda job, now: Progress(job.id, job.run, {"at": now}),
     "delete": lambda job, now: Delete(job.id),
 }

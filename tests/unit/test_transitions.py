@@ -7,6 +7,7 @@ import pytest
 from fairlead.domain import transitions
 from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.retry import Backoff, Failure, RetryPolicy
+from fairlead.domain.transitions import Move, Prioritise
 from fairlead.errors import WrongState
 
 NOW = 1_000.0
@@ -117,6 +118,33 @@ def test_promotion_moves_one_band_up_and_keeps_the_place_in_time() -> None:
     assert (move.priority, move.promoted_at, move.queued_at, move.waiting_since) == (
         Priority.MEDIUM, NOW, None, 900.0,
     )  # fmt: skip
+
+
+def test_another_priority_keeps_a_waiting_job_s_place_in_time() -> None:
+    move = transitions.prioritise(JOB, Priority.HIGH, now=NOW, waits={"a": 500.0})
+    assert isinstance(move, Move)
+    assert (move.status, move.priority, move.promoted_at, move.queued_at, move.waiting_since, move.timer_at) == (
+        JobStatus.PENDING, Priority.HIGH, NOW, None, 900.0, 1_400.0,
+    )  # fmt: skip
+
+
+def test_who_is_put_lower_waits_for_promotion_from_now_on() -> None:
+    move = transitions.prioritise(JOB, Priority.LOW, now=NOW, waits=NO_WAITS)
+    assert (move.priority, move.promoted_at, move.queued_at) == (Priority.LOW, None, NOW)
+
+
+@pytest.mark.parametrize("status", [JobStatus.RUNNING, JobStatus.RETRYING, JobStatus.SCHEDULED])
+def test_another_priority_of_a_job_that_is_not_in_line_raises_no_run(status: JobStatus) -> None:
+    job = replace(RUNNING, status=status)
+    assert transitions.prioritise(job, Priority.HIGH, now=NOW, waits=NO_WAITS) == Prioritise(
+        job.id, job.run, Priority.HIGH, None, NOW
+    )
+
+
+@pytest.mark.parametrize("status", [s for s in JobStatus if s.finished])
+def test_a_finished_job_has_no_priority_to_change(status: JobStatus) -> None:
+    with pytest.raises(WrongState):
+        transitions.prioritise(replace(JOB, status=status), Priority.HIGH, now=NOW, waits=NO_WAITS)
 
 
 @pytest.mark.parametrize("status", [s for s in JobStatus if not s.finished])

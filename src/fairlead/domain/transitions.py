@@ -8,7 +8,8 @@ worker that lost its lease changes nothing, and says so. The reason (`verb`) is 
                                   ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
                                   │               │ ├─fail──▶ FAILED ─resume, requeue─▶ PENDING
                                   └───────────────┘ └─hand_back, recover─▶ PENDING
-    promote, withdraw_claim: PENDING ─▶ PENDING      time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
+    promote, prioritise, withdraw_claim: PENDING ─▶ PENDING
+    time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
 """
 
 from __future__ import annotations
@@ -90,6 +91,18 @@ class Progress:
     job_id: str
     run: int
     progress: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prioritise:
+    """Another priority for a job that is not in line now, which counts when it next is. Not a change of state either:
+    a call under way goes on. None leaves queued_at and promoted_at as they are."""
+
+    job_id: str
+    run: int
+    priority: Priority
+    queued_at: float | None = None
+    promoted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +248,32 @@ def promote(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
         error=job.error,
         priority=job.priority.raised,
         promoted_at=now,
+        keep_waiting=True,
+    )
+
+
+def prioritise(job: Job, priority: Priority, *, now: float, waits: WaitTimeouts) -> Move | Prioritise:
+    """An operator's choice: a waiting step moves to its new band; what runs, is scheduled or backs off waits there when
+    its time comes. Who is put lower is promoted no sooner than one who arrives now, or the next promotion would undo
+    it."""
+    if job.status.finished:
+        raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
+    lowered = priority.band > job.priority.band
+    queued_at = now if lowered and job.queued_at is not None else None
+    promoted_at = now if priority.band < job.priority.band else None
+    if job.status is not JobStatus.PENDING:
+        return Prioritise(job.id, job.run, priority, queued_at, promoted_at)
+    return _enter(
+        job,
+        "prioritise",
+        now,
+        waits,
+        step=job.step,
+        attempt=job.attempt,
+        error=job.error,
+        priority=priority,
+        queued_at=queued_at,
+        promoted_at=promoted_at,
         keep_waiting=True,
     )
 

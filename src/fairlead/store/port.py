@@ -16,7 +16,7 @@ from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit, WaitTimeouts
+from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import Unavailable
 
 RELAYING = "relaying"
@@ -206,6 +206,7 @@ Transition = (
     | Start
     | Move
     | Progress
+    | Prioritise
     | Delete
     | Relayed
     | RingTimers

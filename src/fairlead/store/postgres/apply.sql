@@ -229,6 +229,14 @@ FROM unnest($1::text[], $2::text::int[], $3::text[]) WITH ORDINALITY AS g (job_i
 WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n
 
+-- name: prioritise
+UPDATE fairlead.job AS j SET priority = g.priority, queued_at = coalesce(g.queued_at, j.queued_at),
+    promoted_at = coalesce(g.promoted_at, j.promoted_at)
+FROM unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[]) WITH ORDINALITY
+    AS g (job_id, run, priority, queued_at, promoted_at, n)
+WHERE j.id = g.job_id AND j.run = g.run
+RETURNING g.n
+
 -- name: delete
 -- $1: ids. A job and everything kept beside it. A hold stays: its call may still be computing.
 WITH gone AS (

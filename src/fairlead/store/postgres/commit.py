@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 
 from fairlead.domain.job import Job
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Committed,
@@ -93,6 +93,7 @@ class Commit:
             (Start, self._start),
             (Move, self._move),
             (Progress, self._progress),
+            (Prioritise, self._prioritise),
             (Delete, self._delete),
             # A sweep never waits for a job's row. So it comes when nothing else that follows waits for one: whoever
             # waits for what a sweep has locked waits for the rest of this commit only, and there is no deadlock in it.
@@ -226,6 +227,13 @@ class Commit:
         for place in places:
             self._outcomes[place] = MOVED_ON
         for (n,) in await self._ask("progress", *encode.progress_columns(self._of(places)), self._now):
+            self._outcomes[places[n - 1]] = DONE
+
+    async def _prioritise(self, places: list[int]) -> None:
+        places = self._by_job(places)
+        for place in places:
+            self._outcomes[place] = MOVED_ON
+        for (n,) in await self._ask("prioritise", *encode.prioritise_columns(self._of(places))):
             self._outcomes[places[n - 1]] = DONE
 
     async def _delete(self, places: list[int]) -> None:

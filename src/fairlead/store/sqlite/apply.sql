@@ -258,6 +258,18 @@ BEGIN
         FROM json_each(NEW.body) AS p WHERE job.id = p.value ->> 0 AND job.run = p.value ->> 1;
 END;
 
+-- body: [[job_id, run, band, queued_at, promoted_at], …]
+CREATE TEMP TRIGGER on_prioritise INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prioritise'
+BEGIN
+    INSERT INTO answer
+        SELECT 'prioritised', json_group_array(p.key)
+        FROM json_each(NEW.body) AS p CROSS JOIN job ON job.id = p.value ->> 0 WHERE job.run = p.value ->> 1
+        HAVING count(*) > 0;
+    UPDATE job SET priority = p.value ->> 2, queued_at = coalesce(p.value ->> 3, job.queued_at),
+                   promoted_at = coalesce(p.value ->> 4, job.promoted_at)
+        FROM json_each(NEW.body) AS p WHERE job.id = p.value ->> 0 AND job.run = p.value ->> 1;
+END;
+
 -- body: [job_id, …]
 CREATE TEMP TRIGGER on_delete INSTEAD OF INSERT ON batch WHEN NEW.kind = 'delete'
 BEGIN

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
@@ -57,6 +57,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (Start, encode.start_rows),
     (Move, encode.move_rows),
     (Progress, encode.progress_rows),
+    (Prioritise, encode.prioritise_rows),
     (Delete, encode.delete_rows),
     (Relayed, encode.relayed_rows),
     (EndHolds, encode.end_holds_rows),
@@ -115,6 +116,7 @@ class Batch:
         self._started()
         self._moved()
         self._matched(Progress, "progressed", MOVED_ON)
+        self._matched(Prioritise, "prioritised", MOVED_ON)
         self._matched(Delete, "deleted", NOT_FINISHED)
         self._valued(RaiseEpoch, "epoch", Done)
         self._valued(DeclareServices, "rules", lambda value: Done(rules_of(value)))

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Attempt, Hold
-from fairlead.domain.transitions import Delete, Move, Progress, Start, Submit
+from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
 from fairlead.store.port import DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
 from fairlead.store.rows import STATUS_CODES, json_text, micros, spec_of
@@ -170,6 +170,11 @@ def _moved_row(move: Move) -> tuple[Any, ...]:
 
 def progress_rows(reports: Sequence[Progress]) -> list[Row]:
     return [("progress", _body([(one.job_id, one.run, json_text(one.progress)) for one in reports]))]
+
+
+def prioritise_rows(wishes: Sequence[Prioritise]) -> list[Row]:
+    rows = [(w.job_id, w.run, w.priority.band, micros(w.queued_at), micros(w.promoted_at)) for w in wishes]
+    return [("prioritise", _body(rows))]
 
 
 def delete_rows(deletes: Sequence[Delete]) -> list[Row]:

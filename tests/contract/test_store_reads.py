@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
-from fairlead.domain.limits import Order, Rules, ServiceRules, Share
+from fairlead.domain.limits import Order, Overridden, Rules, ServiceRules, Share
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Delete
 from fairlead.errors import StoreError, Unavailable
@@ -255,13 +255,17 @@ async def test_an_override_wins_until_it_is_lifted_and_survives_a_declaration(li
     declare = DeclareServices((DRAW,), {})
     await line.one(declare)
     assert (await line.one(Override("draw", 1, None))).value.services["draw"] == replace(DRAW, limit=1)
-    assert (await line.one(Override("draw", 1, True))).value.services["draw"] == replace(DRAW, limit=1, paused=True)
+    both = (await line.one(Override("draw", 1, True))).value
+    assert both.services["draw"] == replace(DRAW, limit=1, paused=True)
+    assert both.overrides == {"draw": Overridden(1, True)}
     outcome = await line.one(DeclareServices((replace(DRAW, limit=9),), {}))
     assert outcome.value.services["draw"] == replace(DRAW, limit=1, paused=True)
     lifted = (await line.one(Override("draw", lift_limit=True))).value
     assert lifted.services["draw"] == replace(DRAW, limit=9, paused=True)
+    assert lifted.overrides == {"draw": Overridden(None, True)}
     assert (await line.one(Override("draw", None, False))).value.services["draw"] == replace(DRAW, limit=9)
-    assert (await line.store.rules()).version == 6
+    rules = await line.store.rules()
+    assert (rules.version, rules.overrides) == (6, {})
 
 
 async def test_an_override_that_changes_nothing_does_not_raise_the_version(line: Line) -> None:

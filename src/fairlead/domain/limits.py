@@ -85,13 +85,23 @@ class ServiceRules:
         return next((shard for shard, share in self.shares.items() if band in share.bands), self.shard)
 
 
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """What operators changed of a service while it ran; None: it is as declared."""
+
+    limit: int | None = None
+    paused: bool | None = None
+
+
 @dataclass(frozen=True)
 class Rules:
-    """All services and pools, as one version of the truth says."""
+    """All services and pools, as one version of the truth says. What is in `overrides` is in `services` already, and
+    named there for those who wonder why it is not what the config says."""
 
     services: Mapping[str, ServiceRules]
     pools: Mapping[str, int] = field(default_factory=dict)
     version: int = 0
+    overrides: Mapping[str, Overridden] = field(default_factory=dict)
 
     @property
     def scopes(self) -> frozenset[str]:

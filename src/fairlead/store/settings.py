@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.limits import MAIN_SHARD, Order, Rules, ServiceRules, Share
+from fairlead.domain.limits import MAIN_SHARD, Order, Overridden, Rules, ServiceRules, Share
 from fairlead.store.port import DeclareServices
 
 _FIELDS = frozenset(field.name for field in fields(ServiceRules))
@@ -51,6 +51,7 @@ def rules_of(answer: list[Any]) -> Rules:
     """Reads what the fragment `rules` wrote. Run-time overrides win over what is declared."""
     version, declared, overrides = answer
     services = {service["service"]: _read(service) for service in declared["services"]}
+    in_force: dict[str, Overridden] = {}
     for name, limit, paused in overrides:
         if (rules := services.get(name)) is not None:
             services[name] = replace(
@@ -58,4 +59,7 @@ def rules_of(answer: list[Any]) -> Rules:
                 limit=rules.limit if limit is None else limit,
                 paused=rules.paused if paused is None else bool(paused),
             )
-    return Rules(services, declared["pools"], version)
+            # No config pauses a service: one that was resumed is as declared.
+            if limit is not None or paused:
+                in_force[name] = Overridden(limit, True if paused else None)
+    return Rules(services, declared["pools"], version, in_force)

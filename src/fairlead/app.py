@@ -16,22 +16,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from pydantic import ValidationError
 
 from fairlead import config as configuration
 from fairlead.config import Settings
 from fairlead.domain import transitions
+from fairlead.domain.audit import AuditRecord
 from fairlead.domain.config import Config, ServiceConfig
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
+from fairlead.domain.transitions import Move
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
     AlreadyDispatching,
@@ -45,8 +48,11 @@ from fairlead.errors import (
 from fairlead.executors.assembly import executors_of
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
-from fairlead.runtime import events, status, view
+from fairlead.runtime import dead, events, status, view
+from fairlead.runtime.administration import Administration, ServiceState
+from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
+from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
 from fairlead.runtime.events import Hub, TooSlow
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.process import Process
@@ -55,7 +61,7 @@ from fairlead.runtime.roles import ALL, Roles
 from fairlead.runtime.submission import Submission, check
 from fairlead.runtime.view import JobView
 from fairlead.store.journal import Journal
-from fairlead.store.port import Accepted, Done, JobFilter, LineChange, Outcome, Override, Store
+from fairlead.store.port import Accepted, JobFilter, LineChange, Outcome, Store
 
 if TYPE_CHECKING:
     from fairlead.sync import SyncFairlead
@@ -63,8 +69,9 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Callable[..., Any])
 
 POLL_WHEN_RUNNING = 5.0
-MAX_LIMIT = 1_000_000
 POLL_WHEN_NOT = 0.25
+PYTHON = "python"
+"""Who acted, as the audit has it, unless the caller says more."""
 
 
 class Fairlead:
@@ -159,6 +166,9 @@ class Fairlead:
         self._journal.start()
         self._recorder = Recorder(self._journal, self.hub)
         self._operations = Operations(store, self._journal, self._recorder, self._clock)
+        self._audit = AuditBook(store, self._journal, self._clock)
+        self._dead = DeadLetters(store, self._journal, self._recorder, self._clock, self._audit)
+        self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
@@ -429,17 +439,12 @@ class Fairlead:
         self._opened()
         await self._operations.delete(job_id)
 
-    async def dead(
-        self,
-        *,
-        user_id: str | None = None,
-        feature_name: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[JobView]:
+    # ------------------------------------------------------------ for operators; each leaves a row in the audit
+
+    async def dead(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[DeadFilters]) -> Page[JobView]:
         """The dead letters: FAILED jobs, newest first, each with every attempt's error."""
         store, _ = self._opened()
-        page = await self._operations.page(_dead(user_id, feature_name), limit, cursor)
+        page = await self._operations.page(dead.where_of(where), limit, cursor)
         records = [await store.get(job.id) for job in page.data]
         return Page([view.of_record(record, None) for record in records if record is not None], page.next_cursor)
 
@@ -447,58 +452,98 @@ class Fairlead:
         self,
         *,
         job_ids: Sequence[str] | None = None,
-        user_id: str | None = None,
-        feature_name: str | None = None,
+        all: bool = False,
         from_start: bool = False,
         dry_run: bool = False,
+        who: str = PYTHON,
+        **where: Unpack[DeadFilters],
     ) -> int:
         """Take dead letters up again, at the failed step or from the start; returns how many."""
-        self._opened()
-        dead = self._operations.dead(_dead(user_id, feature_name), job_ids)
         if dry_run:
-            return sum([len(jobs) async for jobs in dead])
-        waits = self.config.wait_timeouts
-        return await self._operations.move_dead(
-            dead, lambda job, now: transitions.requeue(job, now=now, waits=waits, from_start=from_start)
-        )
+            return (await self.preview_requeue(job_ids=job_ids, all=all, from_start=from_start, **where)).count
+        self._opened()
+        which = dead.which_of(job_ids, all, where)
+        return await self._dead.requeue(which, self._revived(from_start), who=who, from_start=from_start)
+
+    async def preview_requeue(
+        self,
+        *,
+        job_ids: Sequence[str] | None = None,
+        all: bool = False,
+        from_start: bool = False,
+        **where: Unpack[DeadFilters],
+    ) -> Preview:
+        """What `requeue` would do: how many, and a few of them."""
+        self._opened()
+        return await self._dead.preview(dead.which_of(job_ids, all, where), self._revived(from_start))
 
     async def purge(
         self,
         *,
         job_ids: Sequence[str] | None = None,
-        user_id: str | None = None,
-        feature_name: str | None = None,
+        all: bool = False,
         dry_run: bool = False,
+        who: str = PYTHON,
+        **where: Unpack[DeadFilters],
     ) -> int:
         """Remove dead letters for good; returns how many."""
-        self._opened()
-        dead = self._operations.dead(_dead(user_id, feature_name), job_ids)
         if dry_run:
-            return sum([len(jobs) async for jobs in dead])
-        return await self._operations.delete_dead(dead)
+            return (await self.preview_purge(job_ids=job_ids, all=all, **where)).count
+        self._opened()
+        return await self._dead.purge(dead.which_of(job_ids, all, where), who=who)
 
-    async def set_limit(self, service: str, limit: int | None) -> None:
+    async def preview_purge(
+        self, *, job_ids: Sequence[str] | None = None, all: bool = False, **where: Unpack[DeadFilters]
+    ) -> Preview:
+        """What `purge` would do: how many, and a few of them."""
+        self._opened()
+        return await self._dead.preview(dead.which_of(job_ids, all, where))
+
+    def _revived(self, from_start: bool) -> Callable[[Job, float], Move]:
+        waits = self.config.wait_timeouts
+        return lambda job, now: transitions.requeue(job, now=now, waits=waits, from_start=from_start)
+
+    async def set_limit(self, service: str, limit: int | None, *, who: str = PYTHON) -> ServiceState:
         """Change a service's limit while running; kept in the truth until lifted with None."""
-        if limit is not None and (type(limit) is not int or not 0 <= limit <= MAX_LIMIT):
-            raise InvalidInput(f"a limit is from 0 to {MAX_LIMIT}", pointer="/limit")
-        if service in self.config.services and self.config.services[service].shards:
-            raise InvalidInput(f"the limit of {service} is stated per shard; change it in the config", pointer="/limit")
-        await self._override(Override(service, limit=limit, lift_limit=limit is None))
+        self._opened()
+        return await self._ruled(service, self._administration.set_limit(service, limit, who=who))
 
-    async def pause(self, service: str) -> None:
+    async def pause(self, service: str, *, who: str = PYTHON) -> ServiceState:
         """Grant nothing from this service's lane until `unpause`; what runs goes on."""
-        await self._override(Override(service, paused=True))
+        self._opened()
+        return await self._ruled(service, self._administration.pause(service, who=who))
 
-    async def unpause(self, service: str) -> None:
-        await self._override(Override(service, paused=False))
+    async def unpause(self, service: str, *, who: str = PYTHON) -> ServiceState:
+        self._opened()
+        return await self._ruled(service, self._administration.unpause(service, who=who))
 
-    async def _override(self, override: Override) -> None:
-        _, journal = self._opened()
-        if override.service not in self.config.services:
-            raise NotFound(f"there is no service {override.service!r}")
-        outcome = await journal.write(override)
-        if self._process is not None and isinstance(outcome, Done):
-            await self._process.apply(outcome.value)
+    async def _ruled(self, service: str, change: Coroutine[Any, Any, Rules]) -> ServiceState:
+        """What is changed holds in this process at once, and in the others when they look next."""
+        rules = await change
+        if self._process is not None:
+            await self._process.apply(rules)
+        return await self._administration.state(service)
+
+    async def set_priority(self, job_id: str, priority: str, *, who: str = PYTHON) -> JobView:
+        """A waiting step moves to its new band; a call under way goes on, and the job's next step waits there."""
+        self._opened()
+        await self._administration.set_priority(job_id, priority, who=who)
+        return await self.get(job_id)
+
+    async def rebuild(self, service: str, *, who: str = PYTHON) -> list[str]:
+        """Have the service's part of the line built anew from the truth, soon; returns the scopes that this is."""
+        self._opened()
+        scopes = await self._administration.rebuild(service, who=who)
+        if self._process is not None:
+            self._process.look_at_scopes()
+        return scopes
+
+    async def audit(
+        self, *, action: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> Page[AuditRecord]:
+        """What operators did, newest first."""
+        self._opened()
+        return await self._audit.page(action=action, limit=limit, cursor=cursor)
 
     # ------------------------------------------------------------ how it is
 
@@ -515,10 +560,6 @@ class Fairlead:
         if self._store is None or self._journal is None:
             raise Unavailable("the app is not open; use `async with app:` or `async with app.running():`")
         return self._store, self._journal
-
-
-def _dead(user_id: str | None, feature_name: str | None) -> JobFilter:
-    return JobFilter(user_id, (JobStatus.FAILED,), feature_name)
 
 
 def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:

@@ -6,7 +6,7 @@
     │   ├── InvalidInput            422  a field is missing, of the wrong type or out of range
     │   │   ├── UnknownFeature      422  no pipeline or service has this name
     │   │   └── IdempotencyMismatch 422  this Idempotency-Key was used with another body
-    │   ├── NotFound                404  no such job
+    │   ├── NotFound                404  no such job, service, key...
     │   ├── WrongState              409  the job's state does not allow it
     │   ├── TooLarge                413  the body is over the limit
     │   └── TooManyWaiting          429  this user has too many jobs waiting

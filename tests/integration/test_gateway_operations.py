@@ -44,7 +44,9 @@ async def test_dead_letters_show_every_attempt_and_come_in_pages(site: Site) -> 
 async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Site) -> None:
     ids = await make_dead(site, 3)
     dry = await site.client.post("/admin/queue-dead/purge", json={"all": True, "dry_run": True})
-    assert dry.json() == {"purged": 3, "dry_run": True}
+    preview = shapes.Purged.model_validate(dry.json())
+    assert (preview.purged, preview.dry_run) == (3, True)
+    assert [job.job_id for job in preview.sample or []] == ids[::-1]
     assert len(await dead_ids(site)) == 3
     named = await site.client.post("/admin/queue-dead/purge", json={"job_ids": ids[:1]})
     assert named.json() == {"purged": 1, "dry_run": False}
@@ -62,7 +64,9 @@ async def test_a_requeue_takes_dead_letters_up_again(site: Site) -> None:
     others = await make_dead(site, 1)
     site.gate.opened.set()
     dry = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "dry_run": True})
-    assert dry.json() == {"requeued": 2, "dry_run": True}
+    preview = shapes.Requeued.model_validate(dry.json())
+    assert (preview.requeued, preview.dry_run) == (2, True)
+    assert [(job.job_id, job.service) for job in preview.sample or []] == [(job_id, "flaky") for job_id in ids[::-1]]
     response = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "from_start": True})
     assert response.json() == {"requeued": 2, "dry_run": False}
     for job_id in ids:

@@ -188,7 +188,7 @@ async def test_attempts_used_up_is_a_dead_letter_that_an_operator_can_requeue(
         with pytest.raises(WrongState):
             await job.resume()
         assert [entry.job_id for entry in (await app.dead()).data] == [job.id]
-        assert await app.requeue(dry_run=True) == 1
+        assert await app.requeue(all=True, dry_run=True) == 1
         broken = False
         assert await app.requeue(job_ids=[job.id]) == 1
         assert await job.result(timeout=PATIENCE) == "mended"

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, health, jobs
+from fairlead.gateway import admin, dead, health, jobs, operators
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
 
 
-ROUTERS = (jobs.router, admin.router, health.router)
+ROUTERS = (jobs.router, admin.router, dead.router, operators.router, health.router)
 
 
 class Express:
@@ -121,7 +121,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "DELETE"],
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID"],
         expose_headers=["Idempotent-Replayed", "Location", "Preference-Applied", "Retry-After", "X-Request-ID"],
     )

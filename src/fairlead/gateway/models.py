@@ -193,16 +193,27 @@ class Job(Shape):
     metadata: dict[str, Any] | None
 
 
-class DeadQuery(Shape):
-    """One page of the dead letters."""
-
-    user_id: str | None = Field(None, max_length=255)
-    feature_name: str | None = Field(None, max_length=255)
+class PageQuery(Shape):
     limit: int = Field(50, ge=1, le=MAX_PAGE)
     cursor: str | None = Field(None, max_length=500, description="`next_cursor` of the page before.")
 
 
-class ListQuery(DeadQuery):
+class JobsQuery(PageQuery):
+    user_id: str | None = Field(None, max_length=255)
+    feature_name: str | None = Field(None, max_length=255)
+
+
+class DeadQuery(JobsQuery):
+    """One page of the dead letters."""
+
+    service: str | None = Field(None, max_length=255, description="Whose step failed.")
+    error_code: str | None = Field(None, max_length=255, description="Of the last error, such as `HTTP_503`.")
+    retryable: bool | None = Field(None, description="Whether its user may resume it.")
+    since: str | None = Field(None, max_length=64, description="Failed at this moment or later: ISO 8601.")
+    until: str | None = Field(None, max_length=64, description="Failed before this moment: ISO 8601.")
+
+
+class ListQuery(JobsQuery):
     """One page of the jobs, newest first."""
 
     status: JobStatus | None = None

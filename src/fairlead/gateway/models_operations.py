@@ -7,7 +7,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr, model_validator
 
-from fairlead.gateway.models import JOB_ID, Shape, example
+from fairlead.gateway.models import JOB_ID, MOMENT, JobError, Shape, example
+from fairlead.runtime.dead import DeadFilters
 
 Text = Annotated[StrictStr, Field(min_length=1, max_length=255)]
 
@@ -18,23 +19,28 @@ class DeadFilter(Shape):
     job_ids: list[UUID] | None = Field(None, max_length=10_000, description="These alone; an empty list is none.")
     user_id: Text | None = None
     feature_name: Text | None = None
+    service: Text | None = Field(None, description="Whose step failed.")
+    error_code: Text | None = Field(None, description="Of the last error, such as `HTTP_503`.")
+    retryable: StrictBool | None = Field(None, description="Whether its user may resume it.")
+    since: Text | None = Field(None, description="Failed at this moment or later: ISO 8601.")
+    until: Text | None = Field(None, description="Failed before this moment: ISO 8601.")
     all: StrictBool = Field(False, description="Every dead job.")
-    dry_run: StrictBool = Field(False, description="Only count.")
+    dry_run: StrictBool = Field(False, description="Only count, and show a few.")
 
     @model_validator(mode="after")
     def _one_way_to_choose(self) -> DeadFilter:
-        if sum((self.job_ids is not None, bool(self.user_id or self.feature_name), self.all)) != 1:
-            raise ValueError('say which: either job_ids, or user_id and feature_name or one of them, or "all": true')
+        filtered = any(value is not None for value in self._filters().values())
+        if sum((self.job_ids is not None, filtered, self.all)) != 1:
+            raise ValueError('say which: either job_ids, or user_id and feature_name or other filters, or "all": true')
         return self
+
+    def _filters(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in DeadFilters.__annotations__}
 
     def chosen(self) -> dict[str, Any]:
         """As the application's arguments."""
-        return {
-            "job_ids": None if self.job_ids is None else [str(job_id) for job_id in self.job_ids],
-            "user_id": self.user_id,
-            "feature_name": self.feature_name,
-            "dry_run": self.dry_run,
-        }
+        job_ids = None if self.job_ids is None else [str(job_id) for job_id in self.job_ids]
+        return {"job_ids": job_ids, "all": self.all, **self._filters()}
 
 
 class PurgeRequest(DeadFilter):
@@ -47,18 +53,43 @@ class RequeueRequest(DeadFilter):
     from_start: StrictBool = Field(False, description="Run all steps again, not only from the failed one on.")
 
 
+class DeadSample(Shape):
+    """One of those that a dry run counted."""
+
+    job_id: str
+    user_id: str
+    feature_name: str
+    service: str
+    finished_at: str
+    error: JobError | None
+
+
+_SAMPLE = [
+    {
+        "job_id": JOB_ID,
+        "user_id": "ada",
+        "feature_name": "full_pipeline",
+        "service": "image_gen",
+        "finished_at": MOMENT,
+        "error": {"code": "HTTP_503", "message": "busy"},
+    }
+]
+
+
 class Requeued(Shape):
-    model_config = example(requeued=12, dry_run=False)
+    model_config = example(requeued=12, dry_run=True, sample=_SAMPLE)
 
     requeued: int
     dry_run: bool
+    sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
 
 
 class Purged(Shape):
-    model_config = example(purged=12, dry_run=True)
+    model_config = example(purged=12, dry_run=False)
 
     purged: int
     dry_run: bool
+    sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
 
 
 class Slot(BaseModel):

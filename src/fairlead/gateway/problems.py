@@ -102,7 +102,7 @@ TITLES = {
     "bad_json": "The body is not JSON",
     "unauthorized": "A key is needed",
     "cross_site": "Refused: the request comes from another site",
-    "not_found": "There is no such job",
+    "not_found": "There is nothing of that name",
     "no_such_route": "There is no such route",
     "method_not_allowed": "This route does not know the method",
     "body_timeout": "The body did not come",

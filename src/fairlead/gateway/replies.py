@@ -19,6 +19,12 @@ def fairlead_of(request: Request) -> Fairlead:
     return app
 
 
+def who_of(request: Request) -> str:
+    """Who acts, as the audit has it: the name of the caller's key."""
+    caller = request.scope.get("fairlead.caller")
+    return str(getattr(caller, "name", None) or "keyless")
+
+
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value, default=str), status, headers, "application/json")
 

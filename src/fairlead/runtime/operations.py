@@ -1,4 +1,4 @@
-"""What users and operators do to jobs that are there: cancel, resume, delete, requeue, purge, list.
+"""What users do to jobs that are there: cancel, resume, delete, list.
 
 None of them knows the job's `run`, so each reads, builds the transition and writes it on condition; when the job
 moved in between, it looks again.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import Job
 from fairlead.domain.transitions import Delete, Move
 from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
 from fairlead.runtime.clock import Clock
@@ -26,7 +25,6 @@ from fairlead.store.port import Done, JobFilter, Store
 T = TypeVar("T")
 
 TRIES = 20
-BATCH = 500
 MAX_PAGE = 500
 
 
@@ -46,62 +44,37 @@ class Operations:
     async def move(self, job_id: str, build: Callable[[Job, float], Move]) -> None:
         """Apply what `build` makes of the job's present state; it raises WrongState if that allows none."""
         for _ in range(TRIES):
-            job = await self._job(job_id)
+            job = await self.job(job_id)
             now = self._clock.now()
             if await self._recorder.record(job, build(job, now), now):
                 return
         raise Unavailable(f"job {job_id} keeps changing; try again")
 
     async def delete(self, job_id: str) -> None:
-        job = await self._job(job_id)
+        job = await self.job(job_id)
         if not isinstance(await self._journal.write(Delete(job.id)), Done):
             raise WrongState(
                 f"only a finished job can be deleted; this one is {job.status}",
                 details={"status": job.status.value},
             )
 
-    async def move_dead(self, dead: AsyncIterator[list[Job]], build: Callable[[Job, float], Move]) -> int:
-        applied = 0
-        async for jobs in dead:
-            now = self._clock.now()
-            moves = []
-            for job in jobs:
-                with contextlib.suppress(WrongState):  # what cannot be taken up again stays where it is
-                    moves.append((job, build(job, now)))
-            applied += len(await self._recorder.record_each(moves, now))
-        return applied
-
-    async def delete_dead(self, dead: AsyncIterator[list[Job]]) -> int:
-        deleted = 0
-        async for jobs in dead:
-            outcomes = await self._journal.write_each([Delete(job.id) for job in jobs])
-            deleted += sum(isinstance(outcome, Done) for outcome in outcomes)
-        return deleted
-
-    async def dead(self, where: JobFilter, job_ids: Sequence[str] | None) -> AsyncIterator[list[Job]]:
-        """FAILED jobs, in batches: those named, or all that match."""
-        if job_ids is not None:
-            jobs = await self._store.get_jobs([check_id(job_id) for job_id in job_ids])
-            yield [job for job in jobs.values() if job.status is JobStatus.FAILED]
-            return
-        before: int | None = None
-        while jobs_page := await self._store.list_jobs(where, before_seq=before, limit=BATCH):
-            yield jobs_page
-            before = jobs_page[-1].seq
-
     async def page(self, where: JobFilter, limit: int, cursor: str | None) -> Page[Job]:
-        if not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}", pointer="/limit")
+        check_limit(limit)
         before = None if cursor is None else read_cursor(cursor, where)
         jobs = await self._store.list_jobs(where, before_seq=before, limit=limit + 1)
         more = len(jobs) > limit
         return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where) if more else None)
 
-    async def _job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> Job:
         jobs = await self._store.get_jobs([check_id(job_id)])
         if job_id not in jobs:
             raise NotFound(f"there is no job {job_id}")
         return jobs[job_id]
+
+
+def check_limit(limit: int) -> None:
+    if not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}", pointer="/limit")
 
 
 def check_id(job_id: str) -> str:

@@ -178,6 +178,12 @@ class Process:
         # Each for itself: one that is away must not keep the others from their new limits.
         await asyncio.gather(*(line.apply(rules) for line in self.lines.values()))
 
+    def look_at_scopes(self) -> None:
+        """A rebuild was asked for: where this process leads, it need not wait to find that out."""
+        for line in self.lines.values():
+            if line.leader is not None:
+                line.leader.manager.wake("scopes", 0.0)
+
     async def drain(self) -> None:
         timeout = self._config.worker.drain_timeout
         await asyncio.gather(*(line.drain(timeout) for line in self.lines.values()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.transitions import Move
+from fairlead.domain.job import Job, JobStatus, Priority
+from fairlead.domain.transitions import Move, Prioritise
 from fairlead.runtime import events
 from fairlead.runtime.events import Event, Hub
 from fairlead.store.journal import Journal
 from fairlead.store.port import Done, PromoteWaiting, RingTimers, Rung
+
+OPERATOR = "moved by an operator"
 
 
 class Recorder:
@@ -47,12 +49,15 @@ class Recorder:
         self.tell_all(outcome.value.moves, now)
         return outcome.value
 
-    def tell_all(self, moves: Sequence[tuple[Job, Move]], now: float) -> None:
+    def tell_all(self, moves: Sequence[tuple[Job, Move | Prioritise]], now: float) -> None:
         """Of moves that were applied already."""
         for job, move in moves:
             self._tell(job, move, now)
 
-    def _tell(self, job: Job, move: Move, now: float) -> None:
+    def _tell(self, job: Job, move: Move | Prioritise, now: float) -> None:
+        if isinstance(move, Prioritise):
+            self._hub.publish(_told_priority(job, move.priority, OPERATOR, now))
+            return
         if move.timer_at is not None:
             self.on_timer(move.timer_at)
         if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "recover"):
@@ -87,9 +92,7 @@ def told(job: Job, move: Move, now: float) -> list[Event]:
             details = {"error": dict(move.error or {}), "attempt": job.attempt, "due_at": due}
             said.append(Event(events.JOB_RETRYING, job.id, now, f"{service} is tried again at {due}", details))
         case JobStatus.PENDING if move.priority is not None:
-            old, new = job.priority.value, move.priority.value
-            text = f"promoted from {old} to {new}"
-            said.append(Event(events.JOB_PROMOTED, job.id, now, text, {"old": old, "new": new}))
+            said.append(_told_priority(job, move.priority, OPERATOR if move.verb == "prioritise" else "promoted", now))
         case JobStatus.PENDING:
             waits_for = job.steps[move.step]
             text = f"waiting for {waits_for} ({move.step + 1}/{total})"
@@ -98,3 +101,8 @@ def told(job: Job, move: Move, now: float) -> list[Event]:
         case _:
             pass
     return said
+
+
+def _told_priority(job: Job, priority: Priority, how: str, now: float) -> Event:
+    old, new = job.priority.value, priority.value
+    return Event(events.JOB_PROMOTED, job.id, now, f"{how} from {old} to {new}", {"old": old, "new": new})

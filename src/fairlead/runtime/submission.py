@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -19,6 +19,7 @@ from fairlead.domain.job import Job, Priority
 from fairlead.domain.transitions import Submit
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
+from fairlead.runtime.moments import moment
 
 MAX_USER_ID = 255
 MAX_KEY = 255
@@ -170,19 +171,6 @@ def _span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days" if seconds % 86400 == 0 else f"{seconds:.0f} seconds"
 
 
-def _moment(value: datetime | str, field: str) -> float:
-    try:
-        value = datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        raise InvalidInput(f"{field} must be an ISO 8601 time, not {str(value)[:50]!r}", pointer=f"/{field}") from None
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"{field} must be an ISO 8601 time", pointer=f"/{field}")
-    try:
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    except (OverflowError, ValueError):
-        raise InvalidInput(f"{field} is out of range", pointer=f"/{field}") from None
-
-
 def _due(wanted: Submission, now: float) -> float | None:
     if wanted.scheduled_at is not None and wanted.delay is not None:
         raise InvalidInput("give scheduled_at or delay, not both", pointer="/delay")
@@ -191,7 +179,7 @@ def _due(wanted: Submission, now: float) -> float | None:
         return now + delay if delay else None
     if wanted.scheduled_at is None:
         return None
-    due_at = _moment(wanted.scheduled_at, "scheduled_at")
+    due_at = moment(wanted.scheduled_at, "scheduled_at")
     if abs(due_at - now) > MAX_DELAY:
         raise InvalidInput(f"scheduled_at is more than {_span(MAX_DELAY)} away", pointer="/scheduled_at")
     return due_at
@@ -201,7 +189,7 @@ def _deadline(value: datetime | str | float | None, now: float, due_at: float | 
     if value is None:
         return None
     if isinstance(value, datetime | str):
-        deadline_at = _moment(value, "deadline")
+        deadline_at = moment(value, "deadline")
         if deadline_at > now + 2 * MAX_DELAY:
             raise InvalidInput(f"deadline is more than {_span(2 * MAX_DELAY)} away", pointer="/deadline")
     else:

@@ -17,7 +17,7 @@ from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
-from fairlead.errors import Unavailable
+from fairlead.errors import InvalidInput, Unavailable
 
 RELAYING = "relaying"
 """The origin of outbox rows whose process relays them itself."""
@@ -311,6 +311,11 @@ class JobFilter:
     retryable: bool | None = None
     finished_from: float | None = None
     finished_before: float | None = None
+
+    def __post_init__(self) -> None:
+        # PostgreSQL has no NUL in a text, and nothing that we keep has one.
+        if "\0" in f"{self.user_id}{self.feature_name}{self.service}{self.error_code}":
+            raise InvalidInput("a name must not contain the character NUL")
 
 
 Facts = Mapping[str, float | int | str]

@@ -1,0 +1,81 @@
+"""For operators: the dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fairlead.errors import InvalidInput
+from fairlead.gateway import models
+from fairlead.gateway import models_operations as shapes
+from fairlead.gateway.bodies import read_model
+from fairlead.gateway.openapi import WITH_BODY, answers, body
+from fairlead.gateway.replies import answer, answer_page, fairlead_of, who_of
+from fairlead.runtime.events import iso
+
+if TYPE_CHECKING:
+    from fairlead.domain.job import Job
+    from fairlead.runtime.dead import Preview
+
+DEAD = "/admin/queue-dead"
+
+router = APIRouter(prefix=DEAD, tags=["operations"])
+
+
+@router.get(
+    "",
+    summary="The dead letters: failed jobs with every attempt's error, newest first",
+    operation_id="list_dead",
+    responses=answers(200, models.JobPage, "One page.", InvalidInput),
+)
+async def list_dead(request: Request, query: Annotated[models.DeadQuery, Query()]) -> Response:
+    return answer_page(await fairlead_of(request).dead(**query.model_dump()))
+
+
+@router.post(
+    "/requeue",
+    summary="Take dead letters up again, at the failed step or from the start",
+    operation_id="requeue_dead",
+    openapi_extra=body(shapes.RequeueRequest),
+    responses=answers(200, shapes.Requeued, "How many.", *WITH_BODY),
+)
+async def requeue_dead(request: Request) -> Response:
+    wanted = await read_model(request, shapes.RequeueRequest)
+    app = fairlead_of(request)
+    if wanted.dry_run:
+        return _previewed("requeued", await app.preview_requeue(**wanted.chosen(), from_start=wanted.from_start))
+    count = await app.requeue(**wanted.chosen(), from_start=wanted.from_start, who=who_of(request))
+    return answer({"requeued": count, "dry_run": False})
+
+
+@router.post(
+    "/purge",
+    summary="Remove dead letters for good",
+    operation_id="purge_dead",
+    openapi_extra=body(shapes.PurgeRequest),
+    responses=answers(200, shapes.Purged, "How many.", *WITH_BODY),
+)
+async def purge_dead(request: Request) -> Response:
+    wanted = await read_model(request, shapes.PurgeRequest)
+    app = fairlead_of(request)
+    if wanted.dry_run:
+        return _previewed("purged", await app.preview_purge(**wanted.chosen()))
+    return answer({"purged": await app.purge(**wanted.chosen(), who=who_of(request)), "dry_run": False})
+
+
+def _previewed(verb: str, preview: Preview) -> Response:
+    return answer({verb: preview.count, "dry_run": True, "sample": [_sampled(job) for job in preview.sample]})
+
+
+def _sampled(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "user_id": job.user_id,
+        "feature_name": job.feature_name,
+        "service": job.service,
+        "finished_at": iso(job.finished_at),
+        "error": job.error,
+    }

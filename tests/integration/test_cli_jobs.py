@@ -238,7 +238,11 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
     assert server.run("watch", first).code == Exit.JOB_FAILED
 
     dry = server.run("dead", "purge", "--user", user, "--dry-run", "--json")
-    assert dry.json == {"purged": 2, "dry_run": True}
+    assert (dry.json["purged"], [job["job_id"] for job in dry.json["sample"]]) == (2, [second, first])
+    mine = ("--user", user, "--service", "broken", "--error", "PERMANENT", "--permanent", "--since", "2000-01-01")
+    assert len(server.run("dead", "list", *mine, "--json").json) == 2
+    assert server.run("dead", "list", *mine, "--until", "2000-01-02", "--json").json == []
+    assert first in server.run("dead", "requeue", *mine, "--dry-run").out
     assert server.run("dead", "requeue", "--all", "--dry-run", "--json").json["requeued"] >= 2
     unsure = server.run("dead", "purge", "--user", user)
     assert unsure.code == Exit.USAGE
@@ -308,3 +312,44 @@ def test_a_url_that_is_none_is_told(tmp_path: Path) -> None:
     done = fairlead("status", cwd=tmp_path, env={"FAIRLEAD_URL": "nonsense"})
     assert done.code == Exit.USAGE
     assert "FAIRLEAD_URL" in done.err
+
+
+# ---------------------------------------------------------------- operators
+
+
+def test_a_service_is_paused_limited_rebuilt_and_the_audit_shows_it(server: Up) -> None:
+    assert server.run("pause", "stuck", "--json").json["paused"] is True
+    changed = server.run("limit", "stuck", "3")
+    assert (changed.code, changed.out.strip()) == (Exit.OK, "stuck  limit 3 (the configuration says 1), paused")
+    assert server.run("limit", "stuck", "--lift", "--json").json["override_limit"] is None
+    assert server.run("unpause", "stuck").out.strip() == "stuck  limit 1"
+    assert server.run("rebuild", "stuck", "--json").json["scopes"] == ["service:stuck"]
+    rows = [row for row in server.run("audit", "--all", "--json").json if row["target"] == "stuck"]
+    actions = ["service.rebuild", "service.resume", "service.lift_limit", "service.limit", "service.pause"]
+    assert [row["action"] for row in rows] == actions
+    shown = server.run("audit", "--action", "service.limit").out
+    assert "limit=3 was=1" in shown
+    assert "service.pause" not in shown
+
+
+def test_a_jobs_priority_is_changed_while_it_waits(server: Up) -> None:
+    job_id = submitted(server, "echo", "--delay", "3600")
+    done = server.run("priority", job_id, "high")
+    assert (done.code, done.out.strip()) == (Exit.OK, f"{job_id}  high, SCHEDULED")
+    assert server.run("priority", job_id, "urgent").code == Exit.REFUSED
+    server.run("cancel", job_id)
+    ended = server.run("priority", job_id, "low", "--json")
+    assert (ended.code, json.loads(ended.err)["code"]) == (Exit.REFUSED, "wrong_state")
+
+
+@pytest.mark.parametrize("arguments", [[], ["2", "--lift"]])
+def test_a_limit_is_a_number_or_lifted(arguments: list[str], tmp_path: Path) -> None:
+    done = fairlead("limit", "echo", *arguments, cwd=tmp_path)
+    assert (done.code, "--lift" in done.err) == (Exit.USAGE, True)
+
+
+def test_an_operators_mistake_is_told_in_words(server: Up) -> None:
+    stopped = server.run("limit", "echo", "0")
+    assert (stopped.code, "pause it instead" in stopped.err) == (Exit.REFUSED, True)
+    unknown = server.run("pause", "none/../echo")
+    assert unknown.code == Exit.REFUSED

@@ -42,6 +42,12 @@ class Gateway:
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
         return self._send("POST", path, json=body, headers=dict(headers or {}))
 
+    def put(self, path: str, body: Any) -> Any:
+        return self._send("PUT", path, json=body)
+
+    def delete(self, path: str) -> Any:
+        return self._send("DELETE", path)
+
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.get(job_path(job_id)))
 

@@ -21,15 +21,32 @@ JobIds = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="These jobs; or select them with the options below.")
 ]
 Every = Annotated[bool, typer.Option("--all", help="All failed jobs.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be, and show a few.")]
+Service = Annotated[str | None, typer.Option("--service", metavar="NAME", help="Only those whose step of it failed.")]
+Error = Annotated[str | None, typer.Option("--error", metavar="CODE", help="Only those that ended so, e.g. HTTP_503.")]
+Retryable = Annotated[
+    bool | None, typer.Option("--retryable/--permanent", help="Only those that their user may, or may not, resume.")
+]
+Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only those that failed then or later.")]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only those that failed before.")]
 
 
 @dead.command("list")
 def list_dead(
-    user: User = None, feature: Feature = None, limit: Limit = 20, everything: All = False, json: Json = False
+    user: User = None,
+    feature: Feature = None,
+    service: Service = None,
+    error: Error = None,
+    retryable: Retryable = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 20,
+    everything: All = False,
+    json: Json = False,
 ) -> None:
     """List failed jobs, newest first, with why."""
-    jobs = list(gateway().pages(PATH, limit=None if everything else limit, user_id=user, feature_name=feature))
+    where = _filters(user, feature, service, error, retryable, since, until)
+    jobs = list(gateway().pages(PATH, limit=None if everything else limit, **where))
     if json:
         print_json(jobs)
     elif jobs:
@@ -43,6 +60,11 @@ def requeue(
     job_ids: JobIds = None,
     user: User = None,
     feature: Feature = None,
+    service: Service = None,
+    error: Error = None,
+    retryable: Retryable = None,
+    since: Since = None,
+    until: Until = None,
     everything: Every = False,
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Run all steps again, not only those from the failed one on.")
@@ -52,8 +74,8 @@ def requeue(
     json: Json = False,
 ) -> None:
     """Put failed jobs back in line, with all their attempts afresh."""
-    which = _selection(job_ids, user, feature, everything)
-    body = {**which, "from_start": from_start}
+    where = _filters(user, feature, service, error, retryable, since, until)
+    body = {**_selection(job_ids, where, everything), "from_start": from_start}
     # Named jobs are meant; a filter may catch more than was thought.
     _act("requeue", body, ask=not job_ids and not yes, dry_run=dry_run, json=json)
 
@@ -63,24 +85,49 @@ def purge(
     job_ids: JobIds = None,
     user: User = None,
     feature: Feature = None,
+    service: Service = None,
+    error: Error = None,
+    retryable: Retryable = None,
+    since: Since = None,
+    until: Until = None,
     everything: Every = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Delete failed jobs and everything kept about them, for good."""
-    _act("purge", _selection(job_ids, user, feature, everything), ask=not yes, dry_run=dry_run, json=json)
+    where = _filters(user, feature, service, error, retryable, since, until)
+    _act("purge", _selection(job_ids, where, everything), ask=not yes, dry_run=dry_run, json=json)
 
 
-def _selection(job_ids: list[str] | None, user: str | None, feature: str | None, everything: bool) -> dict[str, Any]:
-    filters = {"user_id": user, "feature_name": feature}
-    which = {name: value for name, value in filters.items() if value is not None}
-    ways = [bool(job_ids), bool(which), everything]
-    if sum(ways) != 1:
-        raise Failure("say which jobs: ids, or --user and --feature, or --all", Exit.USAGE)
+def _filters(
+    user: str | None,
+    feature: str | None,
+    service: str | None,
+    error: str | None,
+    retryable: bool | None,
+    since: str | None,
+    until: str | None,
+) -> dict[str, Any]:
+    """Those that are given, as the gateway calls them."""
+    given = {
+        "user_id": user,
+        "feature_name": feature,
+        "service": service,
+        "error_code": error,
+        "retryable": retryable,
+        "since": since,
+        "until": until,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _selection(job_ids: list[str] | None, where: dict[str, Any], everything: bool) -> dict[str, Any]:
+    if sum((bool(job_ids), bool(where), everything)) != 1:
+        raise Failure("say which jobs: ids, or filters such as --user and --error, or --all", Exit.USAGE)
     if everything:
         return {"all": True}
-    return {"job_ids": job_ids} if job_ids else which
+    return {"job_ids": job_ids} if job_ids else where
 
 
 def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: bool) -> None:
@@ -96,6 +143,8 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
     else:
         count = answer[f"{verb}d"]
         say(f"{count} job{'s' if count != 1 else ''} {'would be ' if dry_run else ''}{verb}d")
+        if answer.get("sample"):
+            print_table(("ID", "FEATURE", "USER", "SERVICE", "FAILED", "ERROR"), map(_sample_row, answer["sample"]))
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -106,5 +155,16 @@ def _row(job: dict[str, Any]) -> tuple[Any, ...]:
         local_time(job["finished_at"]),
         len(job.get("attempts") or ()),
         "yes" if job.get("retryable") else "no",
+        safe(error_text(job.get("error")), "red"),
+    )
+
+
+def _sample_row(job: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        job["job_id"],
+        job["feature_name"],
+        job["user_id"],
+        job["service"],
+        local_time(job["finished_at"]),
         safe(error_text(job.get("error")), "red"),
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import api, jobs, manager, migrate, status, submit, up, watch, worker
+from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, worker
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.failure import Exit, Failure
@@ -37,6 +37,12 @@ app.command()(jobs.cancel)
 app.command()(jobs.resume)
 app.add_typer(dead, name="dead")
 app.command()(status.status)
+app.command()(operators.pause)
+app.command()(operators.unpause)
+app.command()(operators.limit)
+app.command()(operators.priority)
+app.command()(operators.rebuild)
+app.command()(operators.audit)
 app.command()(migrate.migrate)
 app.add_typer(config, name="config")
 

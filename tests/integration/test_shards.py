@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fairlead import Call, Config, Fairlead, JobStatus
-from fairlead.errors import InvalidInput
+from fairlead.errors import InvalidInput, WrongState
 from tests import redis_servers, servers
 
 PATIENCE = 60.0
@@ -34,6 +36,8 @@ async def shards() -> AsyncIterator[Shards]:
     shards = Shards()
     yield shards
     for server in (shards.main, shards.high):
+        # It ends without an answer, and is not to be asked again and again whether it has.
+        server.set_retry(Retry(NoBackoff(), 0))
         with contextlib.suppress(redis.ConnectionError):
             server.shutdown(nosave=True)
         server.close()
@@ -139,3 +143,32 @@ async def test_critical_work_goes_on_when_the_bulk_redis_is_gone(
         late = await app.submit("send", priority="high", delay=0.1)  # its release is the high shard's leader's work
         assert await late.result(timeout=PATIENCE) == "sent"
         assert {(await job.get()).status for job in bulk} == {JobStatus.PENDING}
+
+
+async def test_another_priority_moves_a_waiting_job_to_its_shard_and_is_refused_to_a_call_elsewhere(
+    make_app: Callable[..., Fairlead], shards: Shards
+) -> None:
+    app = make_app()
+    gate, entered = asyncio.Event(), asyncio.Semaphore(0)
+
+    @app.service()
+    async def send(call: Call) -> str:
+        entered.release()
+        await gate.wait()
+        return "sent"
+
+    async with app.running():
+        running = [await app.submit("send", priority=priority) for priority in ("high", "low", "low")]
+        for _ in running:
+            await asyncio.wait_for(entered.acquire(), PATIENCE)
+        waiting = await app.submit("send", priority="low")
+        await until(lambda: shards.waiting(shards.main) == 1)
+        assert (await app.set_priority(waiting.id, "high")).priority == "high"
+        await until(lambda: (shards.waiting(shards.main), shards.waiting(shards.high)) == (0, 1))
+        # Its slot is on the main shard, where a rebuild would look for it by the job's band.
+        with pytest.raises(WrongState, match="split by priority"):
+            await app.set_priority(running[1].id, "high")
+        assert (await app.set_priority(running[1].id, "medium")).priority == "medium"
+        gate.set()
+        for job in (*running, waiting):
+            assert await job.result(PATIENCE) == "sent"

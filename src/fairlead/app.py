@@ -34,6 +34,7 @@ from fairlead.domain.config import Config, ServiceConfig
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
+from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Move
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
@@ -57,6 +58,7 @@ from fairlead.runtime.events import Hub, TooSlow
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder
+from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, Roles
 from fairlead.runtime.submission import Submission, check
 from fairlead.runtime.view import JobView
@@ -101,6 +103,7 @@ class Fairlead:
         self._store: Store | None = None
         self._journal: Journal | None = None
         self._process: Process | None = None
+        self._bystander: Bystander | None = None
 
     # ------------------------------------------------------------ declaring
 
@@ -169,6 +172,7 @@ class Fairlead:
         self._audit = AuditBook(store, self._journal, self._clock)
         self._dead = DeadLetters(store, self._journal, self._recorder, self._clock, self._audit)
         self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
+        self._registry = Registry(store, self._audit)
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
@@ -210,23 +214,29 @@ class Fairlead:
 
     async def _start(self, roles: Roles) -> None:
         store, journal = self._opened()
+        name = new_name()
         if self.settings.redis_url is None:
             if not (roles.worker and roles.manager):
                 if roles.worker or roles.manager:
                     raise ConfigError(["REDIS_URL: a worker or a manager of its own needs Redis; set it, or use `up`"])
-                return  # the process that dispatches from memory finds in the outbox what this one accepts
+                # The process that dispatches from memory finds in the outbox what this one accepts.
+                about = introduction(name, roles, self.config, (), self._clock.now())
+                self._bystander = Bystander(Presence(about, journal, self._clock), self._clock)
+                await self._bystander.start()
+                return
             await store.lock_dispatch()
         elif roles.manager:
             await store.lock_dispatch(shared=True)
         servers: set[str] = set()
         executors = executors_of(self.config, self._handlers, roles.services) if roles.worker else {}
         process = Process(
+            name,
             self.config,
             roles,
             store=store,
             journal=journal,
             recorder=self._recorder,
-            shards=shards_of(self.settings, self.config, servers, self._clock.steady),
+            shards=shards_of(self.settings, self.config, name, servers, self._clock.steady),
             servers=servers,
             bus=bus_of(self.settings),
             executors=executors,
@@ -238,8 +248,11 @@ class Fairlead:
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
+        bystander, self._bystander = self._bystander, None
         if process is not None:
             await process.stop()
+        if bystander is not None:
+            await bystander.stop()
 
     @property
     def broken(self) -> BaseException | None:
@@ -545,7 +558,27 @@ class Fairlead:
         self._opened()
         return await self._audit.page(action=action, limit=limit, cursor=cursor)
 
+    async def drain_worker(self, name: str, *, who: str = "python") -> ProcessRecord:
+        """Let a worker claim no more, wherever it runs: its calls finish within `worker.drain_timeout`, the rest is
+        handed back. Its process goes on; it claims again when told so, or after a restart."""
+        return await self._ask_drain(name, on=True, who=who)
+
+    async def undrain_worker(self, name: str, *, who: str = "python") -> ProcessRecord:
+        return await self._ask_drain(name, on=False, who=who)
+
+    async def _ask_drain(self, name: str, *, on: bool, who: str) -> ProcessRecord:
+        self._opened()
+        record = await self._registry.drain(name, on=on, who=who)
+        if self._process is not None and self._process.name == name:
+            self._process.announce_soon()
+        return record
+
     # ------------------------------------------------------------ how it is
+
+    async def processes(self) -> list[ProcessRecord]:
+        """Every gateway, worker and manager that announced itself, and did not end well since."""
+        store, _ = self._opened()
+        return await store.processes()
 
     async def status(self) -> dict[str, Any]:
         """Services with their slots and lines, pools, and counts of jobs."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -49,17 +46,17 @@ async def submit_on(database_url: str, connection: Any, submits: Sequence[Submit
     return await enlist.submit_on(connection, submits)
 
 
-def shards_of(settings: Settings, config: Config, servers: Set[str], clock: Callable[[], float]) -> list[Shard]:
-    """The dispatchers of a process. `servers` are those on which the line was built, as the truth says at any moment:
-    no other Redis is asked for work, however complete it looks."""
+def shards_of(
+    settings: Settings, config: Config, process: str, servers: Set[str], clock: Callable[[], float]
+) -> list[Shard]:
+    """The dispatchers of a process, which leads under its own name. `servers` are those on which the line was built, as
+    the truth says at any moment: no other Redis is asked for work, however complete it looks."""
     if settings.redis_url is None:
         dispatcher = MemoryDispatcher(clock)
         return [Shard(MAIN_SHARD, dispatcher, dispatcher)]
     from fairlead.dispatch.redis import RedisDispatcher
     from fairlead.dispatch.redis.leadership import RedisLeadership
 
-    # A container's process is number 1, and so may be its neighbour's: the name must be one's own.
-    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     shards = []
     for name, url in {MAIN_SHARD: settings.redis_url, **settings.shards}.items():
         prefix = PREFIX if name == MAIN_SHARD else f"{PREFIX}.{name}"
@@ -68,7 +65,7 @@ def shards_of(settings: Settings, config: Config, servers: Set[str], clock: Call
                 name,
                 RedisDispatcher(url, prefix=prefix, admit=servers.__contains__),
                 RedisDispatcher(url, prefix=prefix),
-                RedisLeadership(url, prefix=prefix, holder=holder, ttl=config.manager.leader_ttl),
+                RedisLeadership(url, prefix=prefix, holder=process, ttl=config.manager.leader_ttl),
             )
         )
     return shards

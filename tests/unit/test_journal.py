@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 
 from fairlead.domain.job import Job
+from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Delete, Progress, Submit
 from fairlead.errors import IdempotencyMismatch, StoreError, TooManyWaiting, Unavailable
 from fairlead.store.journal import COMPANY, Journal
-from fairlead.store.port import Accepted, Busy, Committed, Done, LineChange, Relayed, Transition
+from fairlead.store.port import (
+    Accepted,
+    Announce,
+    Busy,
+    Committed,
+    Done,
+    Farewell,
+    LineChange,
+    Relayed,
+    Transition,
+)
 
 
 class FakeStore:
@@ -113,6 +124,20 @@ async def test_transitions_of_one_job_go_in_separate_batches_in_their_order(stor
         store.gate.set()
         await asyncio.gather(first, *callers)
         assert store.batches[1:] == [[submit("a"), touch("b", 1)], [touch("a", 1), touch("b", 2)], [touch("a", 2)]]
+
+
+async def test_a_process_is_not_announced_after_its_farewell(store: FakeStore) -> None:
+    announce, farewell = Announce(ProcessRecord("p", (), (), (), 0, "h", 1, "v", 0.0)), Farewell("p")
+    async with journal_of(store, writers=2) as journal:
+        store.gate.clear()
+        store.entered.clear()
+        announcing = asyncio.ensure_future(journal.write(announce))
+        await store.entered.wait()
+        rest = asyncio.gather(journal.write(farewell), journal.write(Farewell("other")))
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.gather(announcing, rest)
+    assert store.batches == [[announce], [Farewell("other")], [farewell]]
 
 
 async def test_a_batch_is_no_larger_than_allowed(store: FakeStore) -> None:

@@ -29,6 +29,8 @@ REBUILD = "service.rebuild"
 PRIORITY = "job.priority"
 REQUEUE = "dead.requeue"
 PURGE = "dead.purge"
+DRAIN = "worker.drain"
+UNDRAIN = "worker.undrain"
 LONGEST = 255
 
 

@@ -55,6 +55,7 @@ class Line:
         config: Config,
         roles: Roles,
         *,
+        process: str,
         store: Store,
         journal: Journal,
         recorder: Recorder,
@@ -87,6 +88,7 @@ class Line:
         self._outage = Outage(log, f"telling the dispatcher {shard.name} its limits")
         if roles.worker:
             self.worker = Worker(
+                process,
                 config,
                 dispatcher=shard.dispatcher,
                 journal=journal,
@@ -202,6 +204,11 @@ class Line:
                 await self.relay.settled()
                 return await self.desk.places_if_cheap(job_ids)
         return {}
+
+    @property
+    def blocked_times(self) -> int:
+        """How often a handler was seen to block the event loop."""
+        return 0 if self._heartbeat is None else self._heartbeat.blocked_times
 
     # ------------------------------------------------------------ stopping
 

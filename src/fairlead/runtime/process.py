@@ -23,6 +23,7 @@ from fairlead.runtime.loops.rules import RulesLoop
 from fairlead.runtime.loops.stops import StopsLoop
 from fairlead.runtime.manager import Loop, Manager
 from fairlead.runtime.record import Recorder
+from fairlead.runtime.registry import Condition, Presence, introduction
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from fairlead.runtime.worker import Worker
@@ -37,6 +38,7 @@ LOOK_FOR_LEADERS_EVERY = 5.0
 class Process:
     def __init__(
         self,
+        name: str,
         config: Config,
         roles: Roles,
         *,
@@ -50,8 +52,10 @@ class Process:
         hub: Hub,
         clock: Clock,
     ) -> None:
+        self.name = name
         self.rules = Rules({})
         self.roles = roles
+        self.leaving = False
         self._config = config
         self._store = store
         self._journal = journal
@@ -64,12 +68,15 @@ class Process:
             tuple(service.rules(name) for name, service in config.services.items()), config.pools
         )
         self._task: asyncio.Task[None] | None = None
+        self._drain_asked = False
+        self._draining: asyncio.Task[None] | None = None
         room = Room(roles.concurrency or config.worker.concurrency)
         self.lines = {
             shard.name: Line(
                 shard,
                 config,
                 roles,
+                process=name,
                 store=store,
                 journal=journal,
                 recorder=recorder,
@@ -81,7 +88,9 @@ class Process:
             for shard in shards
         }
         self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
-        loops: list[Loop] = [RulesLoop(self._follow_the_truth)]
+        about = introduction(name, roles, config, executors, clock.now())
+        self._presence = Presence(about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
+        loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence]
         if roles.api:
             loops.append(PositionsLoop(self.places, hub))
         if bus is not None and roles.worker:
@@ -115,6 +124,7 @@ class Process:
         if self._crossing is not None:
             self._recorder.on_ended = self._crossing.ended
             await self._crossing.start()
+        await self._presence.announce()  # before it has a lease that somebody may wonder about
         for line in self.lines.values():
             await line.start()
         self._task = asyncio.get_running_loop().create_task(self._loops.run(), name="fairlead-process")
@@ -185,19 +195,58 @@ class Process:
                 line.leader.manager.wake("scopes", 0.0)
 
     async def drain(self) -> None:
+        """On the way out: nobody can ask it to claim again."""
+        self.leaving = True
+        self.announce_soon()
+        await self._drain_lines()
+
+    async def _drain_lines(self) -> None:
         timeout = self._config.worker.drain_timeout
         await asyncio.gather(*(line.drain(timeout) for line in self.lines.values()))
 
+    def _asked_to_drain(self, drain: bool) -> None:
+        """An operator's wish, as the truth has it: it holds until it is taken back or this process ends."""
+        if drain == self._drain_asked or self.leaving or not self.workers:
+            return
+        self._drain_asked = drain
+        if drain:
+            log.warning("asked to drain: no new call starts here until `fairlead workers drain %s --undo`", self.name)
+            self._draining = asyncio.get_running_loop().create_task(self._drain_lines(), name="fairlead-drain")
+        else:
+            log.warning("no longer asked to drain: claiming again")
+            if self._draining is not None:
+                self._draining.cancel()
+            for worker in self.workers:
+                worker.claim_again()
+        self.announce_soon()
+
+    def announce_soon(self) -> None:
+        """Also to hear soon what was asked of this process."""
+        self._loops.wake(self._presence.name, 0.0)
+
+    def _condition(self) -> Condition:
+        workers = self.workers
+        details: dict[str, Any] = {
+            "event_loop_blocked": sum(line.blocked_times for line in self.lines.values()),
+            "late_results": sum(worker.late_results for worker in workers),
+        }
+        if problem := next((worker.outage.reason for worker in workers if worker.outage.reason), None):
+            details["problem"] = problem
+        running = sum(worker.running for worker in workers)
+        return Condition(self.draining or self._drain_asked, running, details)
+
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._draining) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(line.stop() for line in self.lines.values()))
         if self._crossing is not None:
             await self._crossing.close()
         for executor in self._executors.values():
             with contextlib.suppress(Exception):
                 await executor.close()
+        await self._presence.farewell()
 
     # ------------------------------------------------------------ what happened, and who must know
 

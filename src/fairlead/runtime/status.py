@@ -38,7 +38,7 @@ async def describe(store: Store, process: Process | None) -> dict[str, Any]:
             for name, limit in rules.pools.items()
         },
         "jobs": {status.value: await store.count(JobFilter(statuses=(status,))) for status in JobStatus},
-        "worker": process.workers[0].name if process is not None and process.workers else None,
+        "worker": process.name if process is not None and process.workers else None,
         "draining": process.draining if process is not None else False,
         "leaders": await _leaders(process) if process is not None else {},
         "loops": process.counts() if process is not None else {},
@@ -106,7 +106,7 @@ async def readiness(store: Store | None, process: Process | None) -> dict[str, A
             needed = list(checks)
         if process.workers:
             checks["worker"] = _worker(process)
-            if process.draining:
+            if process.leaving:
                 needed.append("worker")
     return {"ready": all(checks[name] == "ok" for name in needed), "checks": checks}
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from uuid_utils import uuid4
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain import transitions
@@ -77,6 +73,7 @@ class Running:
 class Worker:
     def __init__(
         self,
+        name: str,
         config: Config,
         *,
         dispatcher: Dispatcher,
@@ -89,7 +86,7 @@ class Worker:
         services: Callable[[], frozenset[str]],
         bands: frozenset[int] | None = None,
     ) -> None:
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{str(uuid4())[:8]}"
+        self.name = name
         self._config = config
         self._dispatcher = dispatcher
         self._journal = journal
@@ -445,6 +442,15 @@ class Worker:
         for running in list(self._running.values()):
             self._stop(running, DRAINED)
         await self._emptied(STUBBORN_AFTER + 2.0)
+
+    def claim_again(self) -> None:
+        self.draining = False
+        self._bell.set()
+
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return len(self._running)
 
     async def _emptied(self, timeout: float) -> bool:
         try:

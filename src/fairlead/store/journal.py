@@ -3,7 +3,8 @@
 While a commit is under way, new transitions queue up; when it ends, they are the next batch. So an idle system
 commits at once, and a busy one commits hundreds of transitions per fsync, with no timer to tune. The rules:
 
-- At most one transition of a job is in a batch; later ones of the same job wait for a later batch, in their order.
+- At most one transition of a job is in a batch; later ones of the same job wait for a later batch, in their order. So
+  do a process's announcements and its farewell.
 - With several `writers`, so many commits are under way at once, and never two with the same job. That is for a store
   behind a network: while the server works on one batch, the next is made up and the last one's callers are told.
 - A batch that fails is tried again in halves, so that only the guilty caller fails.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
 from fairlead.store.port import Busy, Committed, LineChange, Outcome, Store, Transition
-from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole, job_id_of
+from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole, job_id_of, subject_of
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +212,7 @@ class Journal:
                 unit.fail(gone)
 
     def _begin(self, units: list[Unit]) -> None:
-        jobs = {job for unit in units for job in map(job_id_of, unit.transitions) if job is not None}
+        jobs = {job for unit in units for job in map(subject_of, unit.transitions) if job is not None}
         self._under_way |= jobs
         commit = self._loop.create_task(self._commit(units))
         self._commits.add(commit)
@@ -282,7 +283,7 @@ def _conflicts(unit: Unit, jobs: set[str]) -> bool:
     """Is one of its jobs among those that this batch has seen? Notes its jobs either way, so that order is kept."""
     conflicts = False
     for transition in unit.transitions:
-        job = job_id_of(transition)
+        job = subject_of(transition)
         if job is not None:
             conflicts = conflicts or job in jobs
             jobs.add(job)

@@ -356,6 +356,10 @@ class Store(Protocol):
 
     async def ping(self) -> None: ...
 
+    async def now(self) -> float:
+        """The database's clock, which is the one that commits are stamped with."""
+        ...
+
     # Reads of jobs
     async def get(self, job_id: str) -> JobRecord | None: ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import RequestError
-from fairlead.store.port import Outcome, Transition
+from fairlead.store.port import Announce, Farewell, Outcome, Transition
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,15 @@ def job_id_of(transition: Any) -> str | None:
         job_id: str = transition.job_id
         return job_id
     return transition.job.id if kind is Submit else None
+
+
+def subject_of(transition: Any) -> str | None:
+    """Whose transitions must keep their order: a job's, or a process's, which is not to be announced after its
+    farewell."""
+    kind = type(transition)
+    if kind is Announce:
+        return f"process {transition.record.name}"
+    return f"process {transition.name}" if kind is Farewell else job_id_of(transition)
 
 
 class Unit:

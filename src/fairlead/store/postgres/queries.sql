@@ -104,6 +104,9 @@ SELECT job_id, service, region, until, id, band FROM fairlead.hold
 -- name: epochs
 SELECT scope, number, server, rebuild_asked FROM fairlead.epoch WHERE number > 0
 
+-- name: now
+SELECT extract(epoch FROM now())::float8
+
 -- name: keys
 SELECT id, role, user_id, name, hash, created_at, revoked_at FROM fairlead.api_key ORDER BY created_at, id
 

@@ -126,6 +126,12 @@ class Reads:
             scope: Epoch(number, server, asked) for scope, number, server, asked in await self._ask(READS["epochs"])
         }
 
+    async def now(self) -> float:
+        if self._clock is not None:
+            return self._clock()
+        ((moment,),) = await self._ask(READS["now"])
+        return float(moment)
+
     async def keys(self) -> list[Key]:
         return [operators.key_of(row) for row in await self._ask(READS["keys"])]
 

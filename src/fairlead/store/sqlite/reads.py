@@ -154,6 +154,9 @@ class Reads:
     async def epochs(self) -> dict[str, Epoch]:
         return rows.epochs_of(await self._ask(self._sql["epochs"]))
 
+    async def now(self) -> float:
+        return self._clock()
+
     async def keys(self) -> list[Key]:
         return [operators.key_of(row) for row in orjson.loads(await self._ask(self._sql["keys"]))]
 

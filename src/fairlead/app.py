@@ -49,7 +49,7 @@ from fairlead.errors import (
 from fairlead.executors.assembly import executors_of
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
-from fairlead.runtime import dead, events, status, view
+from fairlead.runtime import dead, events, stats, status, view
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
@@ -574,6 +574,16 @@ class Fairlead:
         return record
 
     # ------------------------------------------------------------ how it is
+
+    async def runtime_stats(self) -> dict[str, Any]:
+        """Queues, slots by region and band, who leads what, every process and what it runs."""
+        store, _ = self._opened()
+        return await stats.runtime_stats(store, self._process)
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Every worker with its last announcement and what it runs."""
+        store, _ = self._opened()
+        return await stats.workers(store, self._process)
 
     async def processes(self) -> list[ProcessRecord]:
         """Every gateway, worker and manager that announced itself, and did not end well since."""

@@ -42,6 +42,7 @@ def test_every_route_is_documented(method: str, path: str) -> None:
 @pytest.mark.parametrize("path", sorted({path for _, path in ROUTES}))
 def test_every_route_has_an_example_that_can_be_typed(path: str) -> None:
     typed = re.escape(path).replace(r"\{job_id\}", r"[0-9a-f-]{36}")
+    typed = re.sub(r"\\\{\w+\\\}", r"[^/\\s{}]+", typed)
     assert re.search(rf"curl [^`]*http://127\.0\.0\.1:8000{typed}(?=['\s?])", TEXT)
 
 

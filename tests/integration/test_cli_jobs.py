@@ -258,6 +258,28 @@ def test_dead_commands_want_to_know_exactly_which(arguments: list[str], tmp_path
     assert "say which jobs" in done.err
 
 
+def test_status_shows_the_workers_the_managers_and_what_was_overridden(server: Up) -> None:
+    httpx2.put(f"{server.url}/admin/services/echo/limit", json={"limit": 7}, trust_env=False).raise_for_status()
+    (worker,) = server.run("workers", "--json").json
+    shown = server.run("status").out
+    assert worker["name"] in shown
+    assert f"manager {worker['name']}: leads main" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("echo")]
+    assert "limit 7 by an operator" in line
+    httpx2.delete(f"{server.url}/admin/services/echo/limit", trust_env=False).raise_for_status()
+
+
+def test_a_worker_is_listed_drained_and_let_claim_again(server: Up) -> None:
+    (worker,) = httpx2.get(f"{server.url}/admin/workers", trust_env=False).json()["data"]
+    assert worker["name"] in server.run("workers", "list").out
+    asked = server.run("workers", "drain", worker["name"])
+    assert (asked.code, worker["name"] in asked.out) == (Exit.OK, True)
+    undone = server.run("workers", "drain", worker["name"], "--undo", "--json")
+    assert (undone.code, undone.json["drain_asked"]) == (Exit.OK, False)
+    assert server.run("workers", "drain", "nobody").code == Exit.REFUSED
+    assert server.run("submit", "echo", "{}", "--wait").code == Exit.OK
+
+
 def test_status_shows_slots_and_who_waits(server: Up, gate: Path) -> None:
     running = submitted(server, "gate", gated(gate))
     until_entered(gate)

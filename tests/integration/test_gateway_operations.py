@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead.errors import Unavailable
-from fairlead.gateway import models
+from fairlead.gateway import models, models_runtime
 from fairlead.gateway import models_operations as shapes
 from tests.integration.gateway_site import Site, client_of
 
@@ -93,7 +93,7 @@ async def test_the_queue_status_shows_slots_waiting_and_who_holds_them(site: Sit
 async def test_the_runtime_stats_are_the_sizes_of_the_queues(site: Site) -> None:
     await make_dead(site, 1)
     await site.submit(delay=3600)
-    stats = shapes.RuntimeStats.model_validate((await site.client.get("/admin/runtime/stats")).json())
+    stats = models_runtime.RuntimeStats.model_validate((await site.client.get("/admin/runtime/stats")).json())
     assert stats.queues.model_dump() == {"main": 0, "retry": 0, "dead": 1, "scheduled": 1, "running": 0}
     assert stats.slots["limit"] > 0
     assert stats.draining is False

@@ -16,6 +16,7 @@ from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
+from fairlead.cli.workers import workers
 from fairlead.errors import ConfigError, FairleadError
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.command()(operators.limit)
 app.command()(operators.priority)
 app.command()(operators.rebuild)
 app.command()(operators.audit)
+app.add_typer(workers, name="workers")
 app.command()(migrate.migrate)
 app.add_typer(config, name="config")
 

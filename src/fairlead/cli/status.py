@@ -1,10 +1,12 @@
-"""status: lanes, slots, and who waits in which band."""
+"""status: lanes, slots, who waits in which band, and which processes there are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fairlead.cli.client import gateway
+from fairlead.cli import workers
+from fairlead.cli.client import Gateway, gateway
+from fairlead.cli.failure import Failure
 from fairlead.cli.options import Json
 from fairlead.cli.output import note, print_json, print_table, safe, say, seconds
 
@@ -12,10 +14,12 @@ BANDS = ("retry", "high", "medium", "low")
 
 
 def status(json: Json = False) -> None:
-    """Show every service: slots in use, jobs waiting per band, and what runs now."""
-    stats = gateway().get("/queue/status")
+    """Show every service: slots in use, jobs waiting per band, what was overridden; and the workers and managers."""
+    target = gateway()
+    stats = target.get("/queue/status")
+    processes = _processes(target)
     if json:
-        print_json(stats)
+        print_json({**stats, **processes})
         return
     if stats["services"]:
         columns = ("SERVICE", "SLOTS", "HELD", "ORDER", "POOL", *(band.upper() for band in BANDS), "MEAN", "")
@@ -25,6 +29,12 @@ def status(json: Json = False) -> None:
     for name, pool in stats.get("pools", {}).items():
         say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
+    if processes.get("workers"):
+        print_table(workers.COLUMNS, map(workers.row, processes["workers"]))
+    elif processes:
+        note("no workers: nothing is called until one is started", style="red")
+    for manager in processes.get("managers", ()):
+        say(_manager_line(manager))
     for shard, leader in stats.get("leaders", {}).items():
         if leader["problem"]:
             note(f"{shard}: {leader['problem']}; nothing is granted there: see `fairlead manager`", style="red")
@@ -32,6 +42,29 @@ def status(json: Json = False) -> None:
         note(f"slots and lines are not known here: {stats['unknown']}", style="yellow")
     if stats.get("draining"):
         note("draining: running jobs finish, no new ones start", style="yellow")
+
+
+def _processes(target: Gateway) -> dict[str, Any]:
+    """For admins only: others are shown the services alone."""
+    try:
+        stats = target.get("/admin/runtime/stats")
+    except Failure as refused:
+        if refused.problem.get("status") not in (401, 403, 404):
+            raise
+        return {}
+    return {"workers": stats["workers"], "managers": stats["managers"]}
+
+
+def _manager_line(manager: dict[str, Any]) -> str:
+    leads = f"leads {', '.join(manager['leads'])}" if manager["leads"] else "stands by"
+    return f"manager {manager['name']}: {leads if manager['alive'] else 'gone'}, seen {workers.seen(manager)}"
+
+
+def _override(service: dict[str, Any]) -> str:
+    """What is not as the configuration says."""
+    override = service.get("override") or {}
+    said = [f"limit {override['limit']} by an operator"] if override.get("limit") is not None else []
+    return ", ".join([*(["paused"] if service.get("paused") else []), *said])
 
 
 def _service_row(service: dict[str, Any]) -> tuple[Any, ...]:
@@ -46,5 +79,5 @@ def _service_row(service: dict[str, Any]) -> tuple[Any, ...]:
         service.get("pool"),
         *(waiting.get(band, 0) for band in BANDS),
         "" if mean is None else seconds(mean),
-        safe("paused", "yellow") if service.get("paused") else "",
+        safe(_override(service), "yellow"),
     )

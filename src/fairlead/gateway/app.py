@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, health, jobs, operators
+from fairlead.gateway import admin, dead, health, jobs, operators, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
 
 
-ROUTERS = (jobs.router, admin.router, dead.router, operators.router, health.router)
+ROUTERS = (jobs.router, admin.router, dead.router, operators.router, workers.router, health.router)
 
 
 class Express:

@@ -104,12 +104,20 @@ class Slot(BaseModel):
     lease_expires_at: str
 
 
+class Override(BaseModel):
+    """What operators changed while it runs; null: it is as the configuration says."""
+
+    limit: int | None
+    paused: bool | None
+
+
 class ServiceStatus(BaseModel):
     service: str
     limit: int
     in_use: int
     held: int
     paused: bool
+    override: Override | None
     order: str
     pool: str | None
     shards: list[str] = Field(description="Where its line is: one shard, or several if it is split by priority.")
@@ -146,28 +154,6 @@ class QueueStatus(BaseModel):
     leaders: dict[str, Leader] = Field(description="By shard; empty when one process dispatches from its memory.")
     loops: dict[str, dict[str, LoopCounts]] = Field(description="Of this process's manager: by shard and loop.")
     unknown: str | None = Field(description="Why slots and lines are not known to this process, if they are not.")
-
-
-class QueueSizes(Shape):
-    main: int = Field(description="Waiting in line.")
-    retry: int = Field(description="Waiting for another try.")
-    dead: int = Field(description="Failed: GET /admin/queue-dead.")
-    scheduled: int
-    running: int
-
-
-class RuntimeStats(Shape):
-    model_config = example(
-        queues={"main": 120, "retry": 2, "dead": 7, "scheduled": 4, "running": 11},
-        slots={"limit": 11, "in_use": 11, "held": 0},
-        worker="gpu-host-1:4242",
-        draining=False,
-    )
-
-    queues: QueueSizes
-    slots: dict[str, int]
-    worker: str | None
-    draining: bool
 
 
 class Alive(Shape):

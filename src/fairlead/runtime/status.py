@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
@@ -20,13 +21,28 @@ log = logging.getLogger(__name__)
 BAND_NAMES = {0: "retry", 1: "high", 2: "medium", 3: "low"}
 
 
-async def describe(store: Store, process: Process | None) -> dict[str, Any]:
-    rules = process.rules if process is not None else await store.rules()
-    by_shard = await process.snapshots() if process is not None else {}
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What this process sees of the line at one moment: the rules, and of each service what its shards say."""
+
+    rules: Rules
+    snapshots: Mapping[str, Sequence[ServiceSnapshot]]
+
+
+async def look(store: Store, process: Process | None) -> Sight:
+    """Without a line in this process, the slots and lines are another's."""
+    if process is None:
+        return Sight(await store.rules(), {})
     snapshots: dict[str, list[ServiceSnapshot]] = {}
-    for found in by_shard.values():
+    for found in (await process.snapshots()).values():
         for snapshot in found:
             snapshots.setdefault(snapshot.service, []).append(snapshot)
+    return Sight(process.rules, snapshots)
+
+
+async def describe(store: Store, process: Process | None, sight: Sight | None = None) -> dict[str, Any]:
+    sight = sight or await look(store, process)
+    rules, snapshots = sight.rules, sight.snapshots
     services = [_service(name, rules, snapshots.get(name, [])) for name in sorted(rules.services)]
     return {
         "services": services,
@@ -64,7 +80,7 @@ async def _leaders(process: Process) -> dict[str, Any]:
 
 def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
     """A service that is split over shards is shown as one: its slots and lines are summed."""
-    service = rules.services[name]
+    service, override = rules.services[name], rules.overrides.get(name)
     waiting = {label: sum(each.waiting.get(band, 0) for each in snapshots) for band, label in BAND_NAMES.items()}
     means = [each.mean_duration for each in snapshots if each.mean_duration is not None]
     return {
@@ -73,16 +89,17 @@ def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> d
         "in_use": sum(each.in_use for each in snapshots),
         "held": sum(each.held for each in snapshots),
         "paused": service.paused,
+        "override": None if override is None else {"limit": override.limit, "paused": override.paused},
         "order": service.order.value,
         "pool": service.pool,
         "shards": sorted(service.shares) or [service.shard],
         "waiting": waiting,
-        "running": [_lease(lease) for each in snapshots for lease in each.leases],
+        "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
     }
 
 
-def _lease(lease: Lease) -> dict[str, Any]:
+def lease_dict(lease: Lease) -> dict[str, Any]:
     return {
         "job_id": lease.job_id,
         "user_id": lease.user_id,

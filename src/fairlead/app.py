@@ -535,7 +535,7 @@ class Fairlead:
         rules = await change
         if self._process is not None:
             await self._process.apply(rules)
-        return await self._administration.state(service)
+        return await self._administration.state(service, rules)
 
     async def set_priority(self, job_id: str, priority: str, *, who: str = PYTHON) -> JobView:
         """A waiting step moves to its new band; a call under way goes on, and the job's next step waits there."""

@@ -46,6 +46,8 @@ def list_dead(
 ) -> None:
     """List failed jobs, newest first, with why."""
     where = _filters(user, feature, service, error, retryable, since, until)
+    if retryable is not None:
+        where["retryable"] = "true" if retryable else "false"
     jobs = list(gateway().pages(PATH, limit=None if everything else limit, **where))
     if json:
         print_json(jobs)

@@ -32,7 +32,8 @@ router = APIRouter(prefix=DEAD, tags=["operations"])
     responses=answers(200, models.JobPage, "One page.", InvalidInput),
 )
 async def list_dead(request: Request, query: Annotated[models.DeadQuery, Query()]) -> Response:
-    return answer_page(await fairlead_of(request).dead(**query.model_dump()))
+    retryable = None if query.retryable is None else query.retryable == "true"
+    return answer_page(await fairlead_of(request).dead(**{**query.model_dump(), "retryable": retryable}))
 
 
 @router.post(

@@ -5,7 +5,7 @@ The hot routes neither parse nor answer through these models; a test holds that 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -208,7 +208,8 @@ class DeadQuery(JobsQuery):
 
     service: str | None = Field(None, max_length=255, description="Whose step failed.")
     error_code: str | None = Field(None, max_length=255, description="Of the last error, such as `HTTP_503`.")
-    retryable: bool | None = Field(None, description="Whether its user may resume it.")
+    # Not a bool: pydantic takes "on", "1" and more for one.
+    retryable: Literal["true", "false"] | None = Field(None, description="Whether its user may resume it.")
     since: str | None = Field(None, max_length=64, description="Failed at this moment or later: ISO 8601.")
     until: str | None = Field(None, max_length=64, description="Failed before this moment: ISO 8601.")
 

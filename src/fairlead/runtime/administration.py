@@ -59,12 +59,12 @@ class Administration:
         details = {"limit": limit, "was": before.limit}
         return await self._override(Override(service, limit=limit), Act(who, audit.LIMIT, service, details))
 
-    async def state(self, service: str) -> ServiceState:
-        rules, declared = await self._store.rules(), await self._store.declared()
-        now = rules.services[service]
-        override = rules.overrides.get(service)
-        written = next(one.limit for one in declared.services if one.service == service)
-        return ServiceState(service, now.limit, now.paused, written, override.limit if override is not None else None)
+    async def state(self, service: str, rules: Rules) -> ServiceState:
+        """By the rules that a change of this service resulted in."""
+        now, override = rules.services[service], rules.overrides.get(service)
+        declared = {one.service: one.limit for one in (await self._store.declared()).services}
+        said = override.limit if override is not None else None
+        return ServiceState(service, now.limit, now.paused, declared.get(service, now.limit), said)
 
     async def rebuild(self, service: str, *, who: str) -> list[str]:
         """Asks the leader to build the service's part of the line anew; returns the scopes that this is."""

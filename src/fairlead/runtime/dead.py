@@ -101,7 +101,10 @@ class DeadLetters:
         self._book = book
 
     async def preview(self, which: Which, build: Build | None = None) -> Preview:
-        """Of those alone that `build` can take up again."""
+        """Of those alone that `build` can take up again, if it is given."""
+        if build is None and which.job_ids is None:
+            few = await self._store.list_jobs(which.where, before_seq=None, limit=SAMPLE)
+            return Preview(await self._store.count(which.where), few)
         count, sample = 0, list[Job]()
         async for jobs in self._found(which):
             able = jobs if build is None else [job for job, _ in self._built(jobs, build, self._clock.now())]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairlead.domain.job import Job
 from fairlead.errors import InvalidInput, NotFound
 from fairlead.gateway import models, models_admin
 from fairlead.gateway import models_operations as shapes
@@ -320,6 +322,26 @@ async def test_an_action_that_fails_midway_says_so_and_how_far_it_came(
     await journal.flush()
     [row] = (await site.app.audit()).data
     assert row.outcome == {"status": "failed", "reason": "no more", "purged": 0}
+
+
+async def test_what_was_refused_because_the_job_moved_on_is_no_deed_in_the_audit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await site.submit(delay=3600)
+    operations = site.app._operations
+    look, looks = operations.job, 0
+
+    async def late(job_id: str) -> Job:
+        nonlocal looks
+        looks += 1
+        job = await look(job_id)
+        return replace(job, run=job.run + 1) if looks == 1 else job
+
+    monkeypatch.setattr(operations, "job", late)
+    assert (await site.app.set_priority(job_id, "high")).priority == "high"
+    done, refused = (await site.app.audit()).data
+    assert done.outcome == {"status": "done"}
+    assert (refused.outcome or {})["status"] == "refused"
 
 
 async def test_who_acts_must_have_a_name(site: Site) -> None:

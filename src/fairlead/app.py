@@ -56,6 +56,7 @@ from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
 from fairlead.runtime.events import Hub, TooSlow
 from fairlead.runtime.operations import Operations, Page, check_id
+from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from fairlead.sync import SyncFairlead
 
 H = TypeVar("H", bound=Callable[..., Any])
+P = TypeVar("P", bound=PriorityHook)
 
 POLL_WHEN_RUNNING = 5.0
 POLL_WHEN_NOT = 0.25
@@ -100,6 +102,7 @@ class Fairlead:
         self.hub = Hub()
         self._clock = clock or SystemClock()
         self._handlers: dict[str, Handler] = {}
+        self._priority_hook: PriorityHook | None = None
         self._store: Store | None = None
         self._journal: Journal | None = None
         self._process: Process | None = None
@@ -134,6 +137,12 @@ class Fairlead:
             self.config = Config.model_validate({**dict(self.config), "pipelines": declared})
         except ValidationError as error:
             raise ConfigError(configuration.explained(error, f"app.pipeline({name!r})", "pipelines")) from None
+
+    def priority(self, hook: P) -> P:
+        """Declare the function that says who goes first (docs/priority.md). It gets a `user_id`; it returns a priority,
+        a mapping with `priority`, `weight` or `plan`, or None to leave it to the config and the priority service."""
+        self._priority_hook = hook
+        return hook
 
     def check(self) -> list[str]:
         """Everything that is wrong with the configuration, each with where and what is allowed."""
@@ -173,6 +182,7 @@ class Fairlead:
         self._dead = DeadLetters(store, self._journal, self._recorder, self._clock, self._audit)
         self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
         self._registry = Registry(store, self._audit)
+        self._priorities = Priorities(self.config, self._priority_hook, self._clock)
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
@@ -183,6 +193,7 @@ class Fairlead:
         journal, store = self._journal, self._store
         self._journal = self._store = None
         if journal is not None:
+            await self._priorities.close()
             await journal.close()
         if store is not None:
             await store.close()
@@ -317,8 +328,10 @@ class Fairlead:
         idempotency_key: str | None = None,
         body_hash: str | None = None,
         connection: Any = None,
+        lowers_only: bool = False,
     ) -> list[Receipt]:
-        """All or nothing, in one commit. An error of many has the item's `index` in its details."""
+        """All or nothing, in one commit. An error of many has the item's `index` in its details. `lowers_only`: a given
+        priority counts only below the one that the user would get without it."""
         _, journal = self._opened()
         now = self._clock.now()
         submits = []
@@ -332,6 +345,8 @@ class Fairlead:
                 if len(submissions) > 1:
                     error.details["index"] = index
                 raise
+        if self._priorities.needed or lowers_only:
+            submits = await self._priorities.settle(submits, lowers_only=lowers_only)
         outcomes: Sequence[Outcome]
         if connection is not None:
             outcomes = await submit_on(self.settings.database_url, connection, submits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import tomllib
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fairlead.addresses import engine_problems, resolved
-from fairlead.domain.config import MEANING, Config, contradictions, too_many_ways
+from fairlead.domain.config import MEANING, Config, contradictions, too_many_ways, unknown_plans
 from fairlead.errors import ConfigError
 
 DEFAULT_FILE = "fairlead.toml"
@@ -24,6 +25,7 @@ BACKOFF = "should be a table such as { base = 2, factor = 2, max = 60, jitter = 
 
 # Names that the seeds' users have in their environments already.
 ALIASES = {
+    "PRIORITY_API_URL": ("priority", "url"),
     "PROMOTE_LOW_TO_MEDIUM_AFTER": ("promotion", "low_to_medium_after"),
     "PROMOTE_MEDIUM_TO_HIGH_AFTER": ("promotion", "medium_to_high_after"),
 }
@@ -79,14 +81,17 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
 def problems_of(config: Config, source: str) -> list[str]:
     """What contradicts itself, and what the environment lacks; asked once all services are known, code's included."""
     problems = [f"{source}: {key}: {text}" for key, text in config.contradictions()]
-    for name, service in config.services.items():
-        for header, value in service.headers.items():
+    sent = {f"services.{name}": service.headers for name, service in config.services.items()}
+    for section, headers in {**sent, "priority": config.priority.headers}.items():
+        for header, value in headers.items():
             variable = value.removeprefix("env:")
             if value.startswith("env:") and variable not in os.environ:
                 problems.append(
-                    f"{source}: services.{name}.headers.{header}: the environment has no {variable}; "
+                    f"{source}: {section}.headers.{header}: the environment has no {variable}; "
                     f"set it, or write the value itself"
                 )
+    if config.priority.url is not None and importlib.util.find_spec("aiohttp") is None:
+        problems.append(f"{source}: priority.url: it needs an HTTP client: pip install 'fairlead[server]'")
     return problems
 
 
@@ -149,6 +154,7 @@ def _contradictions(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Those of a file that has other mistakes too, so that all are told at once."""
     services = _section(raw, "services")
     yield from contradictions(services, *(_section(raw, name) for name in ("pipelines", "pools", "shards")))
+    yield from unknown_plans(_section(raw, "users"), _section(raw, "plans"))
     # The service's own check is only made when all its values are valid.
     for name, said in services.items():
         if isinstance(said, dict) and (problem := too_many_ways(said)):

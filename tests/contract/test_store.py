@@ -54,6 +54,7 @@ async def test_a_submitted_job_can_be_read_back_with_everything_given(line: Line
         weight=0.1,
         region="eu",
         allowed_regions=("eu", "us"),
+        priority_source="service",
         input_json='{"prompt":"ein \\"Hund\\" 🐕\\u0000"}',
         metadata_json='{"tag":"x"}',
     )

@@ -12,13 +12,23 @@ from pydantic import BaseModel
 
 from fairlead.addresses import REDIS_SCHEMES
 from fairlead.config import ALIASES, DEFAULT_DATABASE_URL, DEFAULT_FILE, PREFIX, load
-from fairlead.domain.config import BackoffConfig, Config, RegionConfig, ServiceConfig, ShareConfig
+from fairlead.domain.config import (
+    BackoffConfig,
+    Config,
+    PlanConfig,
+    RegionConfig,
+    ServiceConfig,
+    ShareConfig,
+    UserConfig,
+)
+from fairlead.domain.job import Priority
+from fairlead.domain.standing import Standing
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "users"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -61,6 +71,21 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
     assert {key: cells[0] for key, cells in rows("services.NAME").items()} == expected
 
 
+@pytest.mark.parametrize(("section", "model"), [("plans.NAME", PlanConfig), ("users.ID", UserConfig)])
+def test_every_key_of_plans_and_users_is_documented_with_its_default(section: str, model: type[BaseModel]) -> None:
+    assert {key: cells[0] for key, cells in rows(section).items()} == defaults_of(model)
+
+
+def test_the_table_of_the_guide_on_priorities_is_valid(tmp_path: Path) -> None:
+    block = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "priority.md").read_text(encoding="utf-8"), re.S)
+    assert block is not None
+    file = tmp_path / "fairlead.toml"
+    file.write_text(block[1], encoding="utf-8")
+    config = load(file, {}).config
+    assert list(config.contradictions()) == []
+    assert config.user_standings["team-7@example.com"] == Standing(Priority.LOW, 2.0)
+
+
 def test_every_section_is_documented() -> None:
     sections = {title.partition(".")[0] for title in SECTIONS}
     assert sections == set(Config.model_fields)
@@ -70,7 +95,7 @@ def test_every_section_is_documented() -> None:
 
 def test_every_environment_variable_that_the_code_names_is_documented() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    named = set(re.findall(r"""["']((?:FAIRLEAD_[A-Z_]*[A-Z]|[A-Z]+_URL|PROMOTE_[A-Z_]+))["']""", source))
+    named = set(re.findall(r"""["']((?:FAIRLEAD_[A-Z_]*[A-Z]|[A-Z_]+_URL|PROMOTE_[A-Z_]+))["']""", source))
     assert named >= {"DATABASE_URL", "REDIS_URL", "FAIRLEAD_ADMIN_KEY", "FAIRLEAD_URL", *ALIASES}
     assert [name for name in sorted(named) if f"`{name}`" not in DOCS] == []
 

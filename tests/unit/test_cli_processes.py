@@ -159,3 +159,10 @@ def test_settings_are_shown_without_passwords() -> None:
     assert shown["shards"] == {"redis_high": "redis://ada:***@fast:6379/0"}
     named = Settings(Config.model_validate({"shards": {"redis_high": "env:FAST_REDIS"}}))
     assert shown_settings(named)["shards"] == {"redis_high": "env:FAST_REDIS"}
+
+
+def test_the_priority_service_is_shown_without_what_opens_it() -> None:
+    said = {"url": "http://ada:s3cret@priorities/", "headers": {"Authorization": "Bearer s3cret", "X-Key": "env:KEY"}}
+    shown = shown_settings(Settings(Config.model_validate({"priority": said})))["priority"]
+    assert shown["url"] == "http://ada:***@priorities/"
+    assert shown["headers"] == {"Authorization": "***", "X-Key": "env:KEY"}

@@ -299,3 +299,47 @@ def test_a_function_that_cannot_be_imported_and_an_unknown_database_are_problems
     assert len(problems) == 2
     assert "pw" not in problems[0]
     assert "services.draw.function: 'nowhere:draw' cannot be imported" in problems[1]
+
+
+# ---------------------------------------------------------------- priorities
+
+
+def test_the_priority_service_is_known_by_the_name_that_the_seeds_users_have() -> None:
+    config = load(None, {"PRIORITY_API_URL": "http://priorities:8000/"}).config
+    assert config.priority.template == "http://priorities:8000/users/{user_id}/priority"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://{user_id}.example/priority", "not in the host"),
+        ("http://{user_id}@example/{user_id}", "not in the host"),
+        ("http://example/#{user_id}", "never sent"),
+        ("http://example/?token=1", "write the whole URL"),
+        ("ftp://example", "must begin with http://"),
+        ("http://[::1/", "no URL"),
+    ],
+)
+def test_where_the_priority_service_is_must_be_the_operators_choice(url: str, problem: str) -> None:
+    [said] = problems("", {"PRIORITY_API_URL": url})
+    assert said.startswith("PRIORITY_API_URL: priority.url: ")
+    assert problem in said
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "1001", "inf", "nan"])
+def test_a_weight_is_above_0_and_at_most_1000(weight: str) -> None:
+    assert "users.ada.weight" in problems(f"[users.ada]\nweight = {weight}\n")[0]
+
+
+def test_a_plan_that_is_not_there_is_named_also_beside_other_mistakes() -> None:
+    file = '[plans.free]\n[users.ada]\nplan = "gold"\n'
+    expected = "fairlead.toml: users.ada.plan: no plan is called 'gold'; known are: free"
+    config = load(written(file), NOTHING).config
+    assert problems_of(config, "fairlead.toml") == [expected]
+    assert expected in problems(file + "[server]\nport = 'x'\n")
+
+
+def test_a_credential_for_the_priority_service_that_the_environment_lacks_is_named() -> None:
+    config = Config.model_validate({"priority": {"headers": {"Authorization": "env:NO_SUCH_TOKEN"}}})
+    [said] = problems_of(config, "fairlead.toml")
+    assert said.startswith("fairlead.toml: priority.headers.Authorization: the environment has no NO_SUCH_TOKEN")

@@ -32,13 +32,16 @@ def without_secrets(url: str) -> str:
 def shown_settings(settings: Settings) -> dict[str, Any]:
     """The effective settings as plain data, fit for a screen or a bug report."""
     config = settings.config.model_dump(mode="json", exclude_none=True)
-    for service in config["services"].values():
-        for header, value in service["headers"].items():
+    services = config["services"].values()
+    for called in (*services, config["priority"]):
+        for header, value in called["headers"].items():
             # `env:TOKEN` names a secret and is none.
-            service["headers"][header] = value if value.startswith("env:") else HIDDEN
-        for place in (service, *service["regions"].values()):
-            if "url" in place:
-                place["url"] = without_secrets(place["url"])
+            called["headers"][header] = value if value.startswith("env:") else HIDDEN
+    for place in (*services, *(region for service in services for region in service["regions"].values())):
+        if "url" in place:
+            place["url"] = without_secrets(place["url"])
+    if "url" in config["priority"]:
+        config["priority"]["url"] = without_secrets(config["priority"]["url"])
     for name, said in config["shards"].items():
         config["shards"][name] = said if said.startswith("env:") else without_secrets(said)
     return {

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from fairlead.domain import sharding
 from fairlead.domain.job import Priority
 from fairlead.domain.limits import MAIN_SHARD, Order, ServiceRules, Share
 from fairlead.domain.retry import Backoff, RetryPolicy
+from fairlead.domain.standing import MAX_WEIGHT, UNKNOWN, Standing
 
 NAME = r"^[a-z_][a-z0-9_]{0,62}$"
 URL = r"^https?://[^\s/]+\S*$"
@@ -29,6 +31,19 @@ Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)
 MAX_STEPS = 100
 Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000)]
 WAYS = ("url", "function", "regions")
+USER_ID = "{user_id}"
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
+UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+def _headers(said: dict[str, str]) -> dict[str, str]:
+    for name, text in said.items():
+        if not name or any(c in name + text for c in "\r\n\0") or not name.isascii():
+            raise ValueError(f"{name!r} is not a valid header")
+    return said
+
+
+Headers = Annotated[dict[str, str], AfterValidator(_headers)]
 
 
 class Section(BaseModel):
@@ -75,7 +90,7 @@ class ServiceConfig(Section):
     shard: Name | None = None
     shards: dict[Name, ShareConfig] = {}
     cost: Seconds | None = None
-    headers: dict[str, str] = {}
+    headers: Headers = {}
     format: Literal["envelope", "raw"] = "envelope"
     run_in: Literal["thread", "process"] = "thread"
 
@@ -95,14 +110,6 @@ class ServiceConfig(Section):
     def _backoff_is_not_empty(cls, value: BackoffConfig | list[float]) -> BackoffConfig | list[float]:
         if value == []:
             raise ValueError("a list of delays needs at least one entry, for example [60, 120, 180]")
-        return value
-
-    @field_validator("headers")
-    @classmethod
-    def _headers_are_headers(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, text in value.items():
-            if not name or any(c in name + text for c in "\r\n\0") or not name.isascii():
-                raise ValueError(f"{name!r} is not a valid header")
         return value
 
     @model_validator(mode="after")
@@ -180,11 +187,53 @@ class ManagerConfig(Section):
     leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
 
 
+class PriorityConfig(Section):
+    """The service that says who goes first. `url` is where it is (`/users/{user_id}/priority` is added), or a whole URL
+    with `{user_id}` in it."""
+
+    url: Url | None = None
+    headers: Headers = {}
+    timeout: Annotated[float, Field(gt=0, le=30)] = 0.5
+    cache: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    breaker_after: Annotated[int, Field(ge=1, le=1000)] = 5
+    breaker_rest: Annotated[float, Field(gt=0, le=3600)] = 10.0
+
+    @field_validator("url")
+    @classmethod
+    def _only_path_or_query_name_the_user(cls, value: str | None) -> str | None:
+        if value is not None and (problem := _priority_url_problem(value)):
+            raise ValueError(problem)
+        return value
+
+    @property
+    def template(self) -> str | None:
+        """The whole URL, with `{user_id}` in it."""
+        if self.url is None or USER_ID in self.url:
+            return self.url
+        return f"{self.url.rstrip('/')}/users/{USER_ID}/priority"
+
+
+class PlanConfig(Section):
+    """What users have in common who pay the same."""
+
+    priority: Priority | None = None
+    weight: Weight | None = None
+
+
+class UserConfig(PlanConfig):
+    """One user. What is said here wins over the plan."""
+
+    plan: Name | None = None
+
+
 class Config(Section):
     services: dict[Name, ServiceConfig] = {}
     pipelines: dict[Name, list[Name]] = {}
     pools: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = {}
     shards: dict[Name, Annotated[str, StringConstraints(min_length=1, max_length=2000)]] = {}
+    priority: PriorityConfig = PriorityConfig()
+    plans: dict[Name, PlanConfig] = {}
+    users: dict[UserId, UserConfig] = {}
     promotion: PromotionConfig = PromotionConfig()
     retention: RetentionConfig = RetentionConfig()
     server: ServerConfig = ServerConfig()
@@ -203,9 +252,23 @@ class Config(Section):
             name: service.wait_timeout for name, service in self.services.items() if service.wait_timeout is not None
         }
 
+    @cached_property
+    def plan_standings(self) -> dict[str, Standing]:
+        return {name: Standing(plan.priority, plan.weight) for name, plan in self.plans.items()}
+
+    @cached_property
+    def user_standings(self) -> dict[str, Standing]:
+        """By user, the plan included."""
+        return {
+            user_id: Standing(user.priority, user.weight).or_else(self.plan_standings.get(user.plan or "", UNKNOWN))
+            for user_id, user in self.users.items()
+        }
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         services = {name: service.model_dump() for name, service in self.services.items()}
-        return contradictions(services, self.pipelines, self.pools, self.shards)
+        users = {user_id: user.model_dump() for user_id, user in self.users.items()}
+        yield from contradictions(services, self.pipelines, self.pools, self.shards)
+        yield from unknown_plans(users, self.plans)
 
 
 def contradictions(
@@ -229,6 +292,31 @@ def contradictions(
         if pool is not None and pool not in pools:
             yield f"services.{name}.pool", f"no pool is called {pool!r}; {known(pools)}"
     yield from sharding.contradictions(services, shards)
+
+
+def unknown_plans(users: Mapping[str, Any], plans: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong), as `contradictions`."""
+    for user_id, said in users.items():
+        plan = said.get("plan") if isinstance(said, dict) else None
+        if plan is not None and plan not in plans:
+            yield f"users.{user_id}.plan", f"no plan is called {plan!r}; {known(plans)}"
+
+
+def _priority_url_problem(url: str) -> str | None:
+    """Whoever a user is, the host is the operator's choice."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "this is no URL; for example http://priorities:8000"
+    if USER_ID not in url:
+        if "?" in url or "#" in url:
+            return f"with a query, write the whole URL, with {USER_ID} where the user's id goes"
+        return None
+    if USER_ID in parts.netloc:
+        return f"{USER_ID} may stand in the path or the query, not in the host"
+    if USER_ID not in parts.path + parts.query:
+        return f"{USER_ID} must stand in the path or the query: what follows # is never sent"
+    return None
 
 
 def too_many_ways(service: Mapping[str, Any]) -> str | None:

@@ -51,6 +51,17 @@ class Priority(StrEnum):
         return _BY_BAND[band]
 
 
+class PrioritySource(StrEnum):
+    """Who said which priority a job has."""
+
+    GIVEN = "given"
+    HOOK = "hook"
+    CONFIG = "config"
+    SERVICE = "service"
+    FALLBACK = "fallback"
+    DEFAULT = "default"
+
+
 _BANDS = {Priority.HIGH: 1, Priority.MEDIUM: 2, Priority.LOW: 3}
 _BY_BAND = {band: priority for priority, band in _BANDS.items()}
 

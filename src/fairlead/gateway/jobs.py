@@ -116,7 +116,7 @@ async def submit_jobs(request: Request) -> Response:
     return answer({"jobs": await _receipts(app, receipts)}, 202, headers)
 
 
-def _bulk_key(key: str | None, raw: dict[str, Any]) -> dict[str, str]:
+def _bulk_key(key: str | None, raw: dict[str, Any]) -> dict[str, Any]:
     """The key of a bulk stands for its whole body: a longer or shorter list with the same key is another request, not a
     few new jobs. The application makes each item's key from it, for which there must be room."""
     if key is None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.job import JobStatus, Priority, PrioritySource
 from fairlead.runtime.operations import MAX_PAGE
 
 JOB_ID = "01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f"
@@ -38,7 +38,9 @@ class SubmitRequest(Shape):
     )
     feature_name: str = Field(max_length=63, description="A pipeline, or a single service.")
     input_data: dict[str, Any] | None = Field(None, description="What the services get as params. Absent: {}.")
-    priority: Priority | None = Field(None, description="Absent: medium.")
+    priority: Priority | None = Field(
+        None, description="Absent: as the hook, the config or the priority service say; else medium."
+    )
     scheduled_at: str | None = Field(
         None, description="Not before this moment: ISO 8601; UTC unless it says otherwise. At most 366 days away."
     )
@@ -137,6 +139,7 @@ class Job(Shape):
         status="COMPLETED",
         priority="medium",
         original_priority="low",
+        priority_source="service",
         created_at=MOMENT,
         queued_at=MOMENT,
         scheduled_at=None,
@@ -171,6 +174,7 @@ class Job(Shape):
     status: JobStatus
     priority: Priority
     original_priority: Priority
+    priority_source: PrioritySource | None = Field(description="Who said so; null for jobs from before it was kept.")
     created_at: str
     queued_at: str | None
     scheduled_at: str | None

@@ -15,7 +15,7 @@ from uuid_utils import uuid7
 
 from fairlead.domain import transitions
 from fairlead.domain.config import Config, known
-from fairlead.domain.job import Job, Priority
+from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.transitions import Submit
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
@@ -26,6 +26,7 @@ MAX_KEY = 255
 MAX_METADATA = 16384
 MAX_DELAY = 366 * 86400.0
 MAX_COST = 1_000_000.0
+_GIVEN, _DEFAULT = PrioritySource.GIVEN.value, PrioritySource.DEFAULT.value
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _JSON_TYPES = {
     type(None): "null",
@@ -103,6 +104,7 @@ def check(
         timer_at=first.timer_at,
         deadline_at=deadline_at,
         cost=cost,
+        priority_source=_DEFAULT if wanted.priority is None else _GIVEN,
     )
     return Submit(job, input_json, metadata_json, idempotency_key, body_hash, config.server.max_waiting_per_user)
 

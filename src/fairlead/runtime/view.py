@@ -27,6 +27,7 @@ class JobView:
     status: JobStatus
     priority: Priority
     original_priority: Priority
+    priority_source: str | None
     created_at: float
     queued_at: float | None
     scheduled_at: float | None
@@ -105,6 +106,7 @@ def _view(job: Job, place: Place | None, **beside: Any) -> JobView:
         status=job.status,
         priority=job.priority,
         original_priority=job.original_priority,
+        priority_source=job.priority_source,
         created_at=job.created_at,
         queued_at=job.queued_at,
         scheduled_at=job.scheduled_at,

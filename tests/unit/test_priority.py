@@ -1,0 +1,384 @@
+"""Who decides a job's priority and weight, what is remembered, and what happens when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from fairlead.domain.config import Config
+from fairlead.domain.job import Job
+from fairlead.runtime.clock import SystemClock
+from fairlead.runtime.priority import Priorities, PriorityHook, decide
+from fairlead.runtime.priority.hook import MOST_THREADS
+from fairlead.runtime.submission import Submission, check
+
+PATIENCE = 30.0
+TABLE = {
+    "plans": {"enterprise": {"priority": "high", "weight": 4}, "free": {"priority": "low"}, "heavy": {"weight": 7}},
+    "users": {
+        "ada": {"plan": "enterprise"},
+        "bob": {"plan": "free", "weight": 2},
+        "cleo": {"plan": "enterprise", "priority": "medium"},
+        "dan": {"plan": "heavy"},
+    },
+}
+
+
+class FakeClock(SystemClock):
+    """Moves only when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 1000.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+Make = Callable[..., "Desk"]
+
+
+class Desk:
+    """Short words for what is asked of `Priorities`."""
+
+    def __init__(self, hook: PriorityHook | None, said: dict[str, Any]) -> None:
+        self.config = Config.model_validate({"services": {"echo": {"limit": 1}}, **said})
+        self.clock = FakeClock()
+        self.priorities = Priorities(self.config, hook, self.clock)
+
+    async def settle(self, *submissions: Submission, lowers_only: bool = False) -> list[Job]:
+        submits = [check(each, self.config, now=1.0) for each in submissions]
+        return [each.job for each in await self.priorities.settle(submits, lowers_only=lowers_only)]
+
+    async def of(self, user_id: str, priority: str | None = None, *, lowers_only: bool = False) -> tuple[Any, ...]:
+        wanted = Submission("echo", user_id=user_id, priority=priority)
+        [job] = await self.settle(wanted, lowers_only=lowers_only)
+        assert job.original_priority is job.priority
+        return job.priority.value, job.weight, job.priority_source
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(hook: PriorityHook | None = None, **said: Any) -> Desk:
+            priority = {"timeout": PATIENCE, **said.pop("priority", {})}
+            desk = Desk(hook, {"priority": priority, **said})
+            stack.push_async_callback(desk.priorities.close)
+            return desk
+
+        yield make
+
+
+# ---------------------------------------------------------------- who decides
+
+
+async def test_without_hook_table_and_service_it_is_medium_and_nothing_needs_settling(make: Make) -> None:
+    desk = make()
+    assert not desk.priorities.needed
+    assert await desk.of("ada") == ("medium", 1.0, "default")
+
+
+@pytest.mark.parametrize(
+    ("user_id", "expected"),
+    [
+        ("ada", ("high", 4.0, "config")),
+        ("bob", ("low", 2.0, "config")),
+        ("cleo", ("medium", 4.0, "config")),
+        ("dan", ("medium", 7.0, "default")),
+        ("eve", ("medium", 1.0, "default")),
+    ],
+)
+async def test_the_table_knows_users_and_their_plans(make: Make, user_id: str, expected: tuple[Any, ...]) -> None:
+    desk = make(**TABLE)
+    assert desk.priorities.needed
+    assert await desk.of(user_id) == expected
+
+
+async def test_a_given_priority_counts_and_the_tables_weight_with_it(make: Make) -> None:
+    def hook(user_id: str) -> str:
+        raise AssertionError("nobody is asked when the priority is given")
+
+    desk = make(hook, **TABLE)
+    assert await desk.of("ada", "low") == ("low", 4.0, "given")
+    assert await desk.of("eve", "high") == ("high", 1.0, "given")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("low", ("low", 4.0, "hook")),
+        ({"priority": "low"}, ("low", 4.0, "hook")),
+        ({"priority": "low", "weight": 9}, ("low", 9.0, "hook")),
+        ({"plan": "free"}, ("low", 4.0, "hook")),
+        ({"plan": "heavy"}, ("high", 7.0, "config")),
+        ({"plan": "free", "priority": "medium", "weight": 0.5}, ("medium", 0.5, "hook")),
+        ({"weight": 3}, ("high", 3.0, "config")),
+        (None, ("high", 4.0, "config")),
+    ],
+)
+async def test_the_hook_comes_before_the_table_and_leaves_open_what_it_does_not_say(
+    make: Make, said: Any, expected: tuple[Any, ...]
+) -> None:
+    async def hook(user_id: str) -> Any:
+        return said
+
+    assert await make(hook, **TABLE).of("ada") == expected
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "urgent", "HIGH", "", 1, True, ["high"], {}, {"tier": "gold"}, {"priority": 1}, {"priority": ["high"]},
+        {"plan": "gold"}, {"plan": {}}, {"weight": 0}, {"weight": -1}, {"weight": 1000.5}, {"weight": True},
+        {"weight": float("nan")}, {"weight": float("inf")}, {"weight": "2"}, {"weight": 10**400}, object(),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_says_nothing_sensible_is_a_fallback_with_the_tables_weight(make: Make, said: Any) -> None:
+    assert await make(lambda user_id: said, **TABLE).of("ada") == ("medium", 4.0, "fallback")
+
+
+async def test_a_hook_that_raises_is_a_fallback_and_is_asked_again(make: Make) -> None:
+    asked = []
+
+    async def hook(user_id: str) -> str:
+        asked.append(user_id)
+        raise KeyError(user_id)
+
+    desk = make(hook, priority={"breaker_after": 2})
+    for user_id in ("ada", "ada", "bob", "cleo"):
+        assert await desk.of(user_id) == ("medium", 1.0, "fallback")
+    assert asked == ["ada", "ada", "bob", "cleo"], "what is wrong with one user must not cost the others theirs"
+
+
+async def test_a_plain_function_runs_in_a_thread_and_may_return_something_to_await(make: Make) -> None:
+    threads = []
+
+    async def later() -> str:
+        return "high"
+
+    def hook(user_id: str) -> Awaitable[str]:
+        threads.append(threading.current_thread())
+        return later()
+
+    assert await make(hook).of("ada") == ("high", 1.0, "hook")
+    assert threads != [threading.current_thread()]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), asyncio.CancelledError()])
+async def test_no_exception_of_a_hook_in_a_thread_reaches_whoever_submits(make: Make, error: BaseException) -> None:
+    def hook(user_id: str) -> str:
+        raise error
+
+    assert await make(hook).of("ada") == ("medium", 1.0, "fallback")
+
+
+async def test_hooks_that_hang_take_only_so_many_threads(make: Make) -> None:
+    go_on = threading.Event()
+    running = []
+
+    def hook(user_id: str) -> str:
+        running.append(user_id)
+        go_on.wait(PATIENCE)
+        return "high"
+
+    desk = make(hook, priority={"timeout": 0.2, "breaker_after": 1000})
+    try:
+        users = [Submission("echo", user_id=f"u{n}") for n in range(3 * MOST_THREADS)]
+        jobs = await asyncio.gather(*(desk.settle(each) for each in users))
+        assert {job.priority_source for [job] in jobs} == {"fallback"}
+        assert len(running) <= MOST_THREADS
+    finally:
+        go_on.set()
+
+
+# ---------------------------------------------------------------- a user's own wish
+
+
+@pytest.mark.parametrize(
+    ("user_id", "wish", "expected"),
+    [
+        ("ada", "low", ("low", 4.0, "given")),
+        ("ada", "medium", ("medium", 4.0, "given")),
+        ("ada", "high", ("high", 4.0, "config")),
+        ("bob", "high", ("low", 2.0, "config")),
+        ("eve", "high", ("medium", 1.0, "default")),
+        ("eve", "low", ("low", 1.0, "given")),
+        ("eve", None, ("medium", 1.0, "default")),
+    ],
+)
+async def test_a_user_can_only_lower(make: Make, user_id: str, wish: str | None, expected: tuple[Any, ...]) -> None:
+    assert await make(**TABLE).of(user_id, wish, lowers_only=True) == expected
+
+
+async def test_a_user_cannot_raise_where_nothing_is_configured_either(make: Make) -> None:
+    assert await make().of("ada", "high", lowers_only=True) == ("medium", 1.0, "default")
+
+
+# ---------------------------------------------------------------- remembering
+
+
+class Counting:
+    """A hook that counts its questions."""
+
+    def __init__(self, answer: Any = "high") -> None:
+        self.asked: list[str] = []
+        self.answer = answer
+
+    async def __call__(self, user_id: str) -> Any:
+        self.asked.append(user_id)
+        return self.answer
+
+
+async def test_an_answer_is_remembered_for_as_long_as_the_config_says(make: Make) -> None:
+    hook = Counting()
+    desk = make(hook, priority={"cache": 60})
+    await desk.of("ada")
+    desk.clock.time += 59
+    hook.answer = "low"
+    assert await desk.of("ada") == ("high", 1.0, "hook")
+    desk.clock.time += 1
+    assert await desk.of("ada") == ("low", 1.0, "hook")
+    assert hook.asked == ["ada", "ada"]
+
+
+async def test_with_a_cache_of_0_nothing_is_remembered(make: Make) -> None:
+    hook = Counting()
+    desk = make(hook, priority={"cache": 0})
+    await desk.of("ada")
+    await desk.of("ada")
+    assert hook.asked == ["ada", "ada"]
+
+
+async def test_an_answer_that_cannot_be_used_is_remembered_too(make: Make) -> None:
+    hook = Counting("urgent")
+    desk = make(hook)
+    await desk.of("ada")
+    assert await desk.of("ada") == ("medium", 1.0, "fallback")
+    assert hook.asked == ["ada"]
+
+
+async def test_only_the_users_seen_last_are_remembered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "MOST_REMEMBERED", 2)
+    hook = Counting()
+    desk = make(hook)
+    for user_id in ("ada", "bob", "ada", "cleo", "ada", "bob"):
+        await desk.of(user_id)
+    assert hook.asked == ["ada", "bob", "cleo", "bob"]
+
+
+async def test_those_who_wait_for_the_same_user_share_one_question(make: Make) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+    hook = Counting()
+
+    async def slow(user_id: str) -> Any:
+        asked.set()
+        await answer.wait()
+        return await hook(user_id)
+
+    desk = make(slow, priority={"cache": 0})
+    waiting = [asyncio.create_task(desk.of("ada")) for _ in range(50)]
+    await asked.wait()
+    waiting[0].cancel()  # whoever asked first gives up; the others still get their answer
+    await asyncio.wait([waiting[0]])
+    answer.set()
+    assert set(await asyncio.gather(*waiting[1:])) == {("high", 1.0, "hook")}
+    assert hook.asked == ["ada"]
+
+
+async def test_of_a_bulk_every_user_is_asked_about_once_and_several_at_a_time(make: Make) -> None:
+    inside = most = 0
+    all_in = asyncio.Event()
+    asked = []
+
+    async def hook(user_id: str) -> str:
+        nonlocal inside, most
+        asked.append(user_id)
+        inside += 1
+        most = max(most, inside)
+        if inside == decide.AT_ONCE:
+            all_in.set()
+        await all_in.wait()
+        inside -= 1
+        return "high"
+
+    desk = make(hook)
+    wanted = [Submission("echo", user_id=f"u{n % 100}") for n in range(300)]
+    jobs = await desk.settle(*wanted, Submission("echo", user_id="given", priority="low"))
+    assert sorted(asked) == sorted({each.user_id for each in wanted})
+    assert most == decide.AT_ONCE
+    assert [job.user_id for job in jobs] == [*(each.user_id for each in wanted), "given"]
+    assert [job.priority_source for job in jobs] == ["hook"] * 300 + ["given"]
+
+
+async def test_a_bulk_waits_only_so_long(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "BULK_PATIENCE", 0.01)
+
+    async def hook(user_id: str) -> str:
+        if user_id == "quick":
+            return "high"
+        await asyncio.Event().wait()
+        return "high"
+
+    desk = make(hook, priority={"timeout": 0.5})
+    assert await desk.of("quick") == ("high", 1.0, "hook")
+    jobs = await desk.settle(*(Submission("echo", user_id=user_id) for user_id in ("quick", "a", "b")))
+    assert [job.priority_source for job in jobs] == ["hook", "fallback", "fallback"]
+
+
+# ---------------------------------------------------------------- the breaker
+
+
+async def test_who_does_not_answer_in_time_is_left_alone_for_a_while_and_then_probed_once(make: Make) -> None:
+    asked: list[str] = []
+    works = False
+
+    async def hook(user_id: str) -> str:
+        asked.append(user_id)
+        if not works:
+            raise TimeoutError
+        return "high"
+
+    desk = make(hook, priority={"breaker_after": 3, "breaker_rest": 10, "cache": 0})
+    for user_id in "abcde":
+        assert await desk.of(user_id) == ("medium", 1.0, "fallback")
+    assert asked == ["a", "b", "c"]
+    assert desk.priorities.resting == ["hook"]
+
+    desk.clock.time += 10
+    await asyncio.gather(desk.of("f"), desk.of("g"), desk.of("h"))
+    assert asked == ["a", "b", "c", "f"], "one probe, and it failed"
+
+    desk.clock.time += 9
+    await desk.of("i")
+    assert asked == ["a", "b", "c", "f"]
+
+    desk.clock.time += 1
+    works = True
+    assert await desk.of("j") == ("high", 1.0, "hook")
+    assert await desk.of("k") == ("high", 1.0, "hook")
+    assert desk.priorities.resting == []
+
+
+async def test_only_failures_in_a_row_open_the_breaker(make: Make) -> None:
+    async def hook(user_id: str) -> str:
+        if user_id.startswith("slow"):
+            raise TimeoutError
+        return "high"
+
+    desk = make(hook, priority={"breaker_after": 2, "cache": 0})
+    for n in range(5):
+        assert await desk.of(f"slow{n}") == ("medium", 1.0, "fallback")
+        assert await desk.of("ada") == ("high", 1.0, "hook")
+
+
+async def test_decisions_are_counted_by_who_made_them(make: Make) -> None:
+    desk = make(**TABLE)
+    await desk.settle(*(Submission("echo", user_id=user_id) for user_id in ("ada", "bob", "eve")))
+    await desk.of("ada", "low")
+    assert desk.priorities.decided == {"config": 2, "default": 1, "given": 1}

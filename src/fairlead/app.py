@@ -49,7 +49,7 @@ from fairlead.errors import (
 from fairlead.executors.assembly import executors_of
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
-from fairlead.runtime import dead, events, stats, status, view
+from fairlead.runtime import dead, events, readings, stats, status, view
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
@@ -58,6 +58,7 @@ from fairlead.runtime.events import Hub, TooSlow
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.process import Process
+from fairlead.runtime.readings import Readings
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, Roles
@@ -355,11 +356,14 @@ class Fairlead:
         else:
             outcomes = await journal.write_all(submits)
         receipts = []
+        accepted = self._recorder.observations.accepted
         for submit, outcome in zip(submits, outcomes, strict=True):
             assert isinstance(outcome, Accepted)
             job = submit.job
             if job.timer_at is not None:
                 self._recorder.on_timer(job.timer_at)
+            if connection is None and not outcome.replayed:  # nobody knows yet whether the caller commits
+                accepted[job.feature_name, job.priority] += 1
             receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, job.scheduled_at))
         return receipts
 
@@ -609,6 +613,13 @@ class Fairlead:
         """Services with their slots and lines, pools, and counts of jobs."""
         store, _ = self._opened()
         return await status.describe(store, self._process)
+
+    async def readings(self) -> Readings:
+        """What `/metrics` tells, as plain numbers."""
+        store, journal = self._opened()
+        return await readings.take(
+            store, journal, self._recorder.observations, self._priorities, self.hub, self._process, self._clock
+        )
 
     async def readiness(self) -> dict[str, Any]:
         """Can it do its work? Names what cannot."""

@@ -191,6 +191,19 @@ async def test_the_next_promotion_is_that_of_the_one_whose_time_is_up_first(line
     assert await next_promotion() == start + 100 + 1800
 
 
+async def test_the_oldest_waiting_is_told_by_band_and_of_those_in_line_alone(line: Line) -> None:
+    start = line.clock.now
+    assert await line.store.oldest_waiting() == {}
+    await line.submitted(due_at=start + 1000)
+    await line.running()
+    line.clock.forward(10)
+    await line.submitted(priority=Priority.LOW)
+    line.clock.forward(10)
+    await line.submitted(priority=Priority.LOW)
+    await line.submitted(priority=Priority.HIGH)
+    assert await line.store.oldest_waiting() == {3: start + 10, 1: start + 20}
+
+
 async def test_waiting_yields_all_pending_jobs_in_batches(line: Line) -> None:
     pending = [await line.submitted(priority=priority) for priority in (Priority.LOW, *[Priority.HIGH] * 4)]
     await line.running()

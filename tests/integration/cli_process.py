@@ -95,7 +95,8 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("FAIRLEAD_", "PROMOTE_")) and name not in ("DATABASE_URL", "REDIS_URL", "PORT", "SCALE")
+        if not name.startswith(("FAIRLEAD_", "PROMOTE_"))
+        and name not in ("DATABASE_URL", "REDIS_URL", "PRIORITY_API_URL", "PORT", "SCALE")
     }
     return {**kept, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
 

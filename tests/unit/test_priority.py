@@ -348,7 +348,7 @@ async def test_who_does_not_answer_in_time_is_left_alone_for_a_while_and_then_pr
     for user_id in "abcde":
         assert await desk.of(user_id) == ("medium", 1.0, "fallback")
     assert asked == ["a", "b", "c"]
-    assert desk.priorities.resting == ["hook"]
+    assert desk.priorities.resting == {"hook": True}
 
     desk.clock.time += 10
     await asyncio.gather(desk.of("f"), desk.of("g"), desk.of("h"))
@@ -362,7 +362,7 @@ async def test_who_does_not_answer_in_time_is_left_alone_for_a_while_and_then_pr
     works = True
     assert await desk.of("j") == ("high", 1.0, "hook")
     assert await desk.of("k") == ("high", 1.0, "hook")
-    assert desk.priorities.resting == []
+    assert desk.priorities.resting == {"hook": False}
 
 
 async def test_only_failures_in_a_row_open_the_breaker(make: Make) -> None:

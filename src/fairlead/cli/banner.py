@@ -124,6 +124,8 @@ def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
         key = "needs the key of FAIRLEAD_ADMIN_KEY" if said["key_needed"] else "no key needed: loopback only"
         rows.append(("gateway", f"{', '.join(urls['gateway'])}  ({key})"))
         rows.append(("API", f"{urls['jobs']}  ({urls['openapi']})"))
+    if "metrics" in said:
+        rows.append(("metrics", said["metrics"]))
     return rows
 
 

@@ -11,7 +11,7 @@ from fairlead.cli.failure import Exit, Failure
 BACKLOG = 2048
 
 
-def bind(host: str, port: int, *, has_key: bool) -> list[socket.socket]:
+def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list[socket.socket]:
     """One socket per address of `host`. Beyond loopback everyone on the network may ask, so a key must guard it."""
     addresses = _resolve(host, port)
     if not has_key and not all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in addresses):
@@ -29,7 +29,7 @@ def bind(host: str, port: int, *, has_key: bool) -> list[socket.socket]:
     except OSError as error:
         for opened in sockets:
             opened.close()
-        raise Failure(_explain(error, host, port)) from None
+        raise Failure(_explain(error, host, port, option)) from None
     return sockets
 
 
@@ -70,11 +70,11 @@ def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> sock
     return opened
 
 
-def _explain(error: OSError, host: str, port: int) -> str:
+def _explain(error: OSError, host: str, port: int, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with --port, or stop what listens there"
+        return f"port {port} on {host} is in use; choose another with {option}, or stop what listens there"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has; choose one above 1023 with --port"
+        return f"port {port} needs more rights than this user has; choose one above 1023 with {option}"
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 

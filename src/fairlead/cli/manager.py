@@ -5,13 +5,15 @@ from __future__ import annotations
 import typer
 
 from fairlead.cli import process
-from fairlead.cli.options import AppPath, ConfigFile, Json, LogLevel
+from fairlead.cli.options import AppPath, ConfigFile, Json, LogLevel, MetricsHost, MetricsPort
 
 
 def manager(
     context: typer.Context,
     app_path: AppPath = None,
     config: ConfigFile = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = process.LOOPBACK,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -19,4 +21,5 @@ def manager(
     from fairlead.runtime.roles import Roles
 
     app = process.prepare("manager", context, app_path, config, log_level, needs_redis=True)
-    process.run("manager", app, Roles(api=False, worker=False), [], json=json)
+    roles = Roles(api=False, worker=False)
+    process.run("manager", app, roles, [], process.bind_metrics(metrics_host, metrics_port), json=json)

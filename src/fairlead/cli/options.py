@@ -31,6 +31,15 @@ LogLevel = Annotated[
     str | None,
     typer.Option("--log-level", metavar="LEVEL", help=f"What is logged to stderr: {', '.join(LOG_LEVELS)}."),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", min=0, max=65535, metavar="PORT", help="Tell Prometheus here, under /metrics; 0: any port."
+    ),
+]
+MetricsHost = Annotated[
+    str, typer.Option("--metrics-host", metavar="HOST", help="Where --metrics-port listens; it asks for no key.")
+]
 Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Listen here; server.host if not given.")]
 Port = Annotated[
     int | None,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fairlead.runtime.roles import Roles
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def prepare(
     command: str,
     context: typer.Context,
@@ -52,14 +55,30 @@ def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socke
     )
 
 
-def run(command: str, app: Fairlead, roles: Roles, sockets: list[socket.socket], *, json: bool) -> None:
+def bind_metrics(host: str, port: int | None) -> list[socket.socket]:
+    """None unless told. Metrics hold nothing of any user, so whoever says where may have them there without a key."""
+    return [] if port is None else listen.bind(host, port, has_key=True, option="--metrics-port")
+
+
+def run(
+    command: str,
+    app: Fairlead,
+    roles: Roles,
+    sockets: list[socket.socket],
+    metrics: list[socket.socket] | None = None,
+    *,
+    json: bool,
+) -> None:
     """Does not return."""
     from fairlead.cli import banner, serve
 
+    metrics = metrics or []
     said = banner.facts(command, app, roles, [listen.url_of(each) for each in sockets])
+    if metrics:
+        said["metrics"] = f"{listen.url_of(metrics[0])}/metrics"
     try:
-        code = serve.run(app, roles, sockets, on_up=lambda: banner.show(said, json=json))
+        code = serve.run(app, roles, sockets, metrics, on_up=lambda: banner.show(said, json=json))
     finally:
-        for each in sockets:
+        for each in (*sockets, *metrics):
             each.close()
     serve.leave(code)

@@ -17,16 +17,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from fairlead.app import Fairlead
 from fairlead.cli.failure import Exit
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.metrics import metrics_app
 from fairlead.runtime.roles import Roles
 
 log = logging.getLogger("fairlead.process")
@@ -46,10 +48,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(app: Fairlead, roles: Roles, sockets: list[socket.socket], on_up: Callable[[], None]) -> Exit:
+def run(
+    app: Fairlead,
+    roles: Roles,
+    sockets: list[socket.socket],
+    metrics: list[socket.socket],
+    on_up: Callable[[], None],
+) -> Exit:
     """Until a signal. `on_up` is called when everything runs, just before the first request is answered."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(_serve(app, roles, sockets, on_up))
+        code = runner.run(_serve(app, roles, sockets, metrics, on_up))
         # The runner waits for every task to end, and a handler that ignores its cancellation never does.
         last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (code,))
         last_resort.daemon = True
@@ -73,9 +81,15 @@ def _collect_less_often() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def _serve(app: Fairlead, roles: Roles, sockets: list[socket.socket], on_up: Callable[[], None]) -> Exit:
+async def _serve(
+    app: Fairlead,
+    roles: Roles,
+    sockets: list[socket.socket],
+    metrics: list[socket.socket],
+    on_up: Callable[[], None],
+) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
-    async with app.running(roles):
+    async with app.running(roles), _metrics_told(app, metrics):
         _collect_less_often()
         on_up()
         if not sockets:
@@ -85,8 +99,23 @@ async def _serve(app: Fairlead, roles: Roles, sockets: list[socket.socket], on_u
         return Exit.OK if app.broken is None else Exit.REFUSED
 
 
+@asynccontextmanager
+async def _metrics_told(app: Fairlead, sockets: list[socket.socket]) -> AsyncIterator[None]:
+    """To the end, drain included: that is when somebody looks."""
+    if not sockets:
+        yield
+        return
+    server = _Server(_uvicorn_config(metrics_app(app)))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
 async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Event) -> None:
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(create_gateway(app)))
     serving = asyncio.create_task(server.serve(sockets=sockets))
     stopping = asyncio.create_task(_until_told_or_broken(app, stop))
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -118,9 +147,9 @@ async def _drain(app: Fairlead) -> None:
     log.info("drained; closing")
 
 
-def _uvicorn_config(app: Fairlead) -> uvicorn.Config:
+def _uvicorn_config(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        create_gateway(app),
+        application,
         http="auto",
         ws="none",
         # The app runs around the server, not inside it: it must outlive the last request.

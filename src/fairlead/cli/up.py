@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fairlead.cli import process
-from fairlead.cli.options import AppPath, ConfigFile, Host, Json, LogLevel, Port
+from fairlead.cli.options import AppPath, ConfigFile, Host, Json, LogLevel, MetricsHost, MetricsPort, Port
 
 
 def up(
@@ -14,6 +14,8 @@ def up(
     config: ConfigFile = None,
     host: Host = None,
     port: Port = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = process.LOOPBACK,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -21,4 +23,5 @@ def up(
     from fairlead.runtime.roles import Roles
 
     app = process.prepare("up", context, app_path, config, log_level)
-    process.run("up", app, Roles(), process.bind(app, host, port), json=json)
+    sockets = process.bind(app, host, port)
+    process.run("up", app, Roles(), sockets, process.bind_metrics(metrics_host, metrics_port), json=json)

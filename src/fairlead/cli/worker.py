@@ -1,4 +1,5 @@
-"""worker: runs steps, and listens on no port. It may be bound to some services and bands."""
+"""worker: runs steps, and listens on no port but, if told one, that of its metrics. It may be bound to some services
+and bands."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import typer
 
 from fairlead.cli import process
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.options import AppPath, ConfigFile, Json, LogLevel
+from fairlead.cli.options import AppPath, ConfigFile, Json, LogLevel, MetricsHost, MetricsPort
 from fairlead.domain.job import Priority
 
 
@@ -32,6 +33,8 @@ def worker(
             "--concurrency", min=1, metavar="N", help="Calls at once in this process; worker.concurrency if not given."
         ),
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = process.LOOPBACK,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -46,7 +49,7 @@ def worker(
             "this worker knows no services: give a MODULE:APP, or add [services.NAME] to fairlead.toml", Exit.USAGE
         )
     roles = Roles(api=False, manager=False, services=wanted_services, bands=wanted_bands, concurrency=concurrency)
-    process.run("worker", app, roles, [], json=json)
+    process.run("worker", app, roles, [], process.bind_metrics(metrics_host, metrics_port), json=json)
 
 
 def services_of(text: str | None, known: Mapping[str, Any]) -> frozenset[str] | None:

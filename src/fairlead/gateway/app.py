@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, health, jobs, operators, workers
+from fairlead.gateway import admin, dead, health, jobs, metrics, operators, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
 
 
-ROUTERS = (jobs.router, admin.router, dead.router, operators.router, workers.router, health.router)
+ROUTERS = (jobs.router, admin.router, dead.router, operators.router, workers.router, metrics.router, health.router)
 
 
 class Express:
@@ -59,6 +59,7 @@ class Gateway(FastAPI):
     def __init__(self, fairlead: Fairlead, **options: Any) -> None:
         super().__init__(**options)
         self.state.fairlead = fairlead
+        self.state.metrics = metrics.Metrics(fairlead)
 
     def build_middleware_stack(self) -> ASGIApp:
         fairlead: Fairlead = self.state.fairlead

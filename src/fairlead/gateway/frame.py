@@ -17,7 +17,7 @@ log = logging.getLogger("fairlead.gateway")
 
 HEADERS = "fairlead.headers"
 CLIENT_GONE = 499
-QUIET = frozenset({"/livez", "/readyz"})
+QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 # Answers are data and never pages: nothing may sniff, store, frame or run them.
 _SAFE_HEADERS = [

@@ -100,6 +100,11 @@ class Hub:
     def watched_here(self) -> list[str]:
         return list(self._readers)
 
+    @property
+    def readers(self) -> int:
+        """How many watch, in this process."""
+        return sum(map(len, self._readers.values()))
+
     def is_watched_here(self, job_id: str) -> bool:
         return job_id in self._readers
 

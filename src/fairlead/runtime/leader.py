@@ -48,6 +48,7 @@ class Leader:
         self.scopes = scopes
         self.manager = manager
         self.term: int | None = None
+        self.leading = leadership is None
 
     async def run(self) -> None:
         if self._leadership is None:
@@ -81,12 +82,15 @@ class Leader:
 
     async def _reign(self, leadership: Leadership) -> None:
         log.info("leading %s, term %d", self._shard, self.term)
+        self.leading = True
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep(leadership))
                 group.create_task(self._manage())
         except* Deposed as deposed:
             log.warning("no longer leading %s: %s", self._shard, deposed.exceptions[0])
+        finally:
+            self.leading = False
         self.term = None
 
     async def _keep(self, leadership: Leadership) -> None:

@@ -8,6 +8,7 @@ from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.transitions import Move, Prioritise
 from fairlead.runtime import events
 from fairlead.runtime.events import Event, Hub
+from fairlead.runtime.observations import Observations
 from fairlead.store.journal import Journal
 from fairlead.store.port import Done, PromoteWaiting, RingTimers, Rung
 
@@ -20,6 +21,7 @@ class Recorder:
     def __init__(self, journal: Journal, hub: Hub) -> None:
         self._journal = journal
         self._hub = hub
+        self.observations = Observations()
         self.on_timer: Callable[[float], None] = lambda moment: None
         self.on_stopped: Callable[[str, int], None] = lambda job_id, run: None
         self.on_ended: Callable[[str], None] = lambda job_id: None
@@ -58,6 +60,7 @@ class Recorder:
         if isinstance(move, Prioritise):
             self._hub.publish(_told_priority(job, move.priority, OPERATOR, now))
             return
+        self.observations.moved(job, move)
         if move.timer_at is not None:
             self.on_timer(move.timer_at)
         if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "recover"):

@@ -91,6 +91,7 @@ class Worker:
         self._dispatcher = dispatcher
         self._journal = journal
         self._recorder = recorder
+        self._observations = recorder.observations
         self._executors = executors
         self._hub = hub
         self._clock = clock
@@ -114,6 +115,11 @@ class Worker:
         self.outage = Outage(log, "claiming")
         self._writing = Outage(log, "writing how calls ended (their results are kept)")
         self.late_results = 0
+
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return len(self._running)
 
     # ------------------------------------------------------------ the loop
 
@@ -199,6 +205,7 @@ class Worker:
                 continue
             self._trust = MANY
             if isinstance(outcome, Started):
+                self._observations.started(outcome.job)
                 running = Running(lease, outcome.job)
                 self._running[lease.job_id] = running
                 running.task = self._spawn(self._carry_out(running, outcome))
@@ -212,6 +219,7 @@ class Worker:
         begun = self._clock.monotonic()
         outcome = await self._perform(running, call)
         elapsed = self._clock.monotonic() - begun
+        self._observations.ran(job, elapsed)
         if running.progress_due is not None:
             running.progress_due.cancel()
         if not running.abandoned:

@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from fairlead.domain.histogram import Histogram
 from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
 from fairlead.store.port import Busy, Committed, LineChange, Outcome, Store, Transition
@@ -33,6 +34,8 @@ COMPANY = 8
 """What is lazy joins no smaller batch than this: on an idle system somebody waits for that one, and its statement alone
 is a quicker commit."""
 RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class Journal:
@@ -63,6 +66,9 @@ class Journal:
         self._sleeping: asyncio.Future[None] | None = None
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        self.commit_sizes = Histogram(SIZES)
+        self.commit_seconds = Histogram(SECONDS)
+        self.commits_failed = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,6 +82,11 @@ class Journal:
         self._lazy_is_due()
         self._wake()
         await self._task
+
+    @property
+    def pending(self) -> int:
+        """Transitions that wait for their commit."""
+        return self._size
 
     @property
     def full(self) -> bool:
@@ -228,6 +239,7 @@ class Journal:
         try:
             committed = await self._attempt(units)
         except (Unavailable, StoreError) as error:
+            self.commits_failed += not isinstance(error, Busy)
             for unit in units:
                 unit.fail(error)
         except Exception as error:
@@ -245,11 +257,17 @@ class Journal:
         if not transitions:
             return Committed((), ())
         for delay in (*self._retry_delays, None):
+            began = self._loop.time()
             try:
                 if units[0].alone:
-                    return await self._store.commit(transitions, all_or_nothing=True)
-                return await self._store.commit(transitions)
+                    committed = await self._store.commit(transitions, all_or_nothing=True)
+                else:
+                    committed = await self._store.commit(transitions)
+                self.commit_seconds.observe(self._loop.time() - began)
+                self.commit_sizes.observe(len(transitions))
+                return committed
             except Busy:
+                self.commits_failed += 1
                 if delay is None:
                     raise
                 await asyncio.sleep(delay)

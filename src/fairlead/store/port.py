@@ -381,6 +381,10 @@ class Store(Protocol):
 
     async def next_timer(self) -> float | None: ...
 
+    async def oldest_waiting(self) -> dict[int, float]:
+        """By band: when the PENDING job that waits longest was queued. Bands in which nobody waits are absent."""
+        ...
+
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         """When the next waiting job is to be promoted, if nothing changes."""
         ...

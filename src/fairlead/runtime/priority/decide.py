@@ -66,10 +66,10 @@ class Priorities:
         return Source(asked, breaker, Outage(log, f"asking {asked.name} (jobs get medium)"))
 
     @property
-    def resting(self) -> list[str]:
-        """Those who failed so often that they are not asked for a while."""
+    def resting(self) -> dict[str, bool]:
+        """Who failed so often that it is not asked for a while?"""
         now = self._clock.monotonic()
-        return [each.asked.source.value for each in self._sources() if each.breaker.resting(now)]
+        return {each.asked.source.value: each.breaker.resting(now) for each in self._sources()}
 
     def _sources(self) -> list[Source]:
         return [each for each in (self._hook, self._service) if each is not None]

@@ -68,6 +68,15 @@ ORDER BY o.id
 -- name: next_timer
 SELECT min(timer_at) FROM fairlead.job WHERE timer_at IS NOT NULL
 
+-- name: oldest_waiting
+SELECT
+    (SELECT queued_at FROM fairlead.job WHERE ended IS NULL AND priority = 1 AND queued_at IS NOT NULL AND status = 1
+        ORDER BY queued_at LIMIT 1),
+    (SELECT queued_at FROM fairlead.job WHERE ended IS NULL AND priority = 2 AND queued_at IS NOT NULL AND status = 1
+        ORDER BY queued_at LIMIT 1),
+    (SELECT queued_at FROM fairlead.job WHERE ended IS NULL AND priority = 3 AND queued_at IS NOT NULL AND status = 1
+        ORDER BY queued_at LIMIT 1)
+
 -- name: next_promotion
 -- When the longest waiting low and medium job were queued.
 SELECT

@@ -81,6 +81,10 @@ class Reads:
         ((moment,),) = await self._ask(READS["next_timer"])
         return seconds(moment)
 
+    async def oldest_waiting(self) -> dict[int, float]:
+        (found,) = await self._ask(READS["oldest_waiting"])
+        return {band: moment / 1e6 for band, moment in enumerate(found, 1) if moment is not None}
+
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         ((low, medium),) = await self._ask(READS["next_promotion"])
         moments = [

@@ -55,6 +55,13 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     AND j.id NOT IN (SELECT value FROM json_each(?)) ORDER BY j.queued_at LIMIT ?
 )
 
+-- name: oldest_waiting
+SELECT json_array(
+    (SELECT min(queued_at) FROM job WHERE status < 4 AND status = 1 AND priority = 1),
+    (SELECT min(queued_at) FROM job WHERE status < 4 AND status = 1 AND priority = 2),
+    (SELECT min(queued_at) FROM job WHERE status < 4 AND status = 1 AND priority = 3)
+)
+
 -- name: next_promotion
 -- When the longest waiting low and medium job were queued.
 SELECT json_array(

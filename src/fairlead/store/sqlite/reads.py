@@ -113,6 +113,10 @@ class Reads:
     async def next_timer(self) -> float | None:
         return rows.seconds(await self._ask(self._sql["next_timer"]))
 
+    async def oldest_waiting(self) -> dict[int, float]:
+        found = orjson.loads(await self._ask(self._sql["oldest_waiting"]))
+        return {band: moment / 1e6 for band, moment in enumerate(found, 1) if moment is not None}
+
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         low, medium = orjson.loads(await self._ask(self._sql["next_promotion"]))
         moments = [

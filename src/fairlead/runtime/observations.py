@@ -1,0 +1,89 @@
+"""What this process has seen since it was opened, as plain numbers. Whoever wants to know reads them (`readings.py`);
+nobody is told."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from fairlead.domain import retry
+from fairlead.domain.histogram import Histogram
+from fairlead.domain.job import Job, JobStatus, Priority
+from fairlead.domain.transitions import Move
+
+SECONDS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+)
+
+CODES = frozenset(
+    {
+        *(value for name, value in vars(retry).items() if name.isupper() and isinstance(value, str)),
+        *(f"HTTP_{status}" for status in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)),
+    }
+)
+OTHER = "OTHER"
+
+Lane = tuple[str, Priority]
+"""A service and a band."""
+
+
+class Observations:
+    def __init__(self) -> None:
+        self.accepted: Counter[tuple[str, Priority]] = Counter()
+        self.ended: Counter[tuple[str, JobStatus]] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.promotions: Counter[Priority] = Counter()
+        self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
+        self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
+
+    def started(self, job: Job) -> None:
+        """`job` as its start was written: with when the step entered the line, and when its call began."""
+        if job.waiting_since is not None and job.call_started_at is not None:
+            self.waits[job.service, job.priority].observe(max(0.0, job.call_started_at - job.waiting_since))
+
+    def ran(self, job: Job, seconds: float) -> None:
+        self.runs[job.service, job.priority].observe(seconds)
+
+    def moved(self, job: Job, move: Move) -> None:
+        """`job` as it was before."""
+        status = move.status
+        if status.finished:
+            self.ended[job.feature_name, status] += 1
+        elif status is JobStatus.RETRYING:
+            self.retries[job.service] += 1
+        elif move.priority is not None:
+            self.promotions[move.priority] += 1
+        # An error that is only carried along, of an earlier call, is none of this move.
+        if move.failed is not None or (status is JobStatus.FAILED and move.error is not None):
+            self.failures[job.service, _code(move)] += 1
+
+
+def _histogram() -> Histogram:
+    return Histogram(SECONDS)
+
+
+def _code(move: Move) -> str:
+    """One of a few: an endpoint may answer with any number it likes."""
+    error = move.failed.error if move.failed is not None else move.error or {}
+    code = str(error.get("code"))
+    if code in CODES:
+        return code
+    family = code.removeprefix("HTTP_")[:1]
+    return f"HTTP_{family}xx" if code.startswith("HTTP_") and family in ("3", "4", "5") else OTHER

@@ -79,6 +79,7 @@ USED = {
     "outbox": (READS["outbox"], "outbox_pkey"),
     "outbox of lanes": (READS["outbox_of_lanes"], "outbox_lane"),
     "next_promotion": (READS["next_promotion"], "job_open"),
+    "oldest_waiting": (READS["oldest_waiting"], "job_open"),
     "waiting": (of("waiting", EVERYTHING), r"job_open\w*"),
     "waiting of lanes": (of("waiting", SOME), r"job_open\w*"),
     "count_waiting": (of("count_waiting", EVERYTHING), r"job_open\w*"),

@@ -212,11 +212,6 @@ class Line:
 
     # ------------------------------------------------------------ stopping
 
-    @property
-    def blocked_times(self) -> int:
-        """How often something kept the event loop from turning."""
-        return 0 if self._heartbeat is None else self._heartbeat.blocked_times
-
     async def drain(self, timeout: float) -> None:
         if self.worker is not None:
             await self.worker.drain(timeout)

@@ -455,11 +455,6 @@ class Worker:
         self.draining = False
         self._bell.set()
 
-    @property
-    def running(self) -> int:
-        """Calls under way."""
-        return len(self._running)
-
     async def _emptied(self, timeout: float) -> bool:
         try:
             async with asyncio.timeout(timeout):

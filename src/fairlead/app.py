@@ -32,6 +32,7 @@ from fairlead.domain import transitions
 from fairlead.domain.audit import AuditRecord
 from fairlead.domain.config import Config, ServiceConfig
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.keys import Key, Role
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
 from fairlead.domain.processes import ProcessRecord
@@ -55,6 +56,7 @@ from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
 from fairlead.runtime.events import Hub, TooSlow
+from fairlead.runtime.keys import Keys, NewKey
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.process import Process
@@ -184,6 +186,7 @@ class Fairlead:
         self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
         self._registry = Registry(store, self._audit)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
+        self._keys = Keys(store, self._journal, self._clock, has_admin=self.settings.admin_key is not None)
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
@@ -376,6 +379,12 @@ class Fairlead:
             raise NotFound(f"there is no job {job_id}")
         places = await self.places([job_id]) if record.job.status is JobStatus.PENDING else {}
         return view.of_record(record, places.get(job_id))
+
+    async def owner_of(self, job_id: str) -> str | None:
+        """Whose job it is. None: there is no such job."""
+        store, _ = self._opened()
+        jobs = await store.get_jobs([check_id(job_id)])
+        return jobs[job_id].user_id if job_id in jobs else None
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these jobs stand; empty in a process that does not know the line."""
@@ -591,6 +600,34 @@ class Fairlead:
         if self._process is not None and self._process.name == name:
             self._process.announce_soon()
         return record
+
+    # ------------------------------------------------------------ keys
+
+    async def keys(self) -> list[Key]:
+        """All that were made, revoked ones too, oldest first."""
+        store, _ = self._opened()
+        return await store.keys()
+
+    async def create_key(
+        self, role: Role | str, *, user_id: str | None = None, name: str | None = None, who: str = "python"
+    ) -> NewKey:
+        """From the first key on, which must be an admin's, every request to a gateway needs one."""
+        self._opened()
+        return await self._keys.create(role, user_id, name, who=who)
+
+    async def revoke_key(self, key_id: str, *, who: str = "python") -> None:
+        """Within about a second no gateway takes it any more."""
+        self._opened()
+        await self._keys.revoke(key_id, who=who)
+
+    async def issue_ticket(self, grant: str) -> str:
+        """A secret that tells `grant` once to whoever uses it, in whichever process, within a minute."""
+        self._opened()
+        return await self._keys.issue_ticket(grant)
+
+    async def use_ticket(self, ticket: str) -> str | None:
+        self._opened()
+        return await self._keys.use_ticket(ticket)
 
     # ------------------------------------------------------------ how it is
 

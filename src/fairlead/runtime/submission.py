@@ -66,8 +66,8 @@ def check(
     body_hash: str | None = None,
 ) -> Submit:
     """The transition that stores this job, or an error that names the field."""
-    user_id = _text(wanted.user_id, "user_id", MAX_USER_ID)
-    steps = config.steps_of(_text(wanted.feature_name, "feature_name", 63))
+    user_id = check_text(wanted.user_id, "user_id", MAX_USER_ID)
+    steps = config.steps_of(check_text(wanted.feature_name, "feature_name", 63))
     if steps is None:
         raise UnknownFeature(
             f"no pipeline or service is called {wanted.feature_name!r}; "
@@ -85,7 +85,7 @@ def check(
     if metadata_json is not None and len(metadata_json) > MAX_METADATA:
         raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
     if idempotency_key is not None:
-        _text(idempotency_key, "Idempotency-Key", MAX_KEY)
+        check_text(idempotency_key, "Idempotency-Key", MAX_KEY)
         body_hash = body_hash or fingerprint(wanted, input_json, metadata_json)
     waits = config.wait_timeouts
     first = transitions.first_state(steps[0], now=now, due_at=due_at, deadline_at=deadline_at, waits=waits)
@@ -125,7 +125,7 @@ def fingerprint(wanted: Submission, input_json: str, metadata_json: str | None) 
     return hashlib.sha256(orjson.dumps(said)).hexdigest()
 
 
-def _text(value: Any, field: str, longest: int) -> str:
+def check_text(value: Any, field: str, longest: int) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"{field} must be text, not {_type(value)}", pointer=f"/{field}")
     if not value or value.isspace():

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, health, jobs, metrics, operators, workers
+from fairlead.gateway import admin, dead, health, jobs, keys, metrics, operators, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -32,12 +32,22 @@ from fairlead.gateway.problems import (
     of_http_exception,
     problem_response,
 )
+from fairlead.gateway.rates import SubmitRate
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
 
 
-ROUTERS = (jobs.router, admin.router, dead.router, operators.router, workers.router, metrics.router, health.router)
+ROUTERS = (
+    jobs.router,
+    admin.router,
+    dead.router,
+    operators.router,
+    workers.router,
+    keys.router,
+    metrics.router,
+    health.router,
+)
 
 
 class Express:
@@ -60,17 +70,16 @@ class Gateway(FastAPI):
         super().__init__(**options)
         self.state.fairlead = fairlead
         self.state.metrics = metrics.Metrics(fairlead)
+        per_minute = fairlead.config.server.submits_per_minute
+        self.state.submit_rate = SubmitRate(per_minute) if per_minute else None
 
     def build_middleware_stack(self) -> ASGIApp:
         fairlead: Fairlead = self.state.fairlead
         server = fairlead.config.server
         app: ASGIApp = Express(super().build_middleware_stack())
         app = BodyLimit(app, max_body=server.max_body)
-        app = Guard(
-            app,
-            admin_key=fairlead.settings.admin_key,
-            host=server.host,
-            allowed_origins=server.allowed_origins,
+        app = self.state.guard = Guard(
+            app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )
         app = Frame(app)
         return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
@@ -124,5 +133,13 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID"],
-        expose_headers=["Idempotent-Replayed", "Location", "Preference-Applied", "Retry-After", "X-Request-ID"],
+        expose_headers=[
+            "Idempotent-Replayed",
+            "Location",
+            "Preference-Applied",
+            "RateLimit",
+            "RateLimit-Policy",
+            "Retry-After",
+            "X-Request-ID",
+        ],
     )

@@ -1,74 +1,325 @@
-"""Who may ask.
+"""Who asks, and may they?
 
-With `FAIRLEAD_ADMIN_KEY` every request but the probes' needs it. Without one we listen on loopback only, where the
-danger is the user's own browser: a page from elsewhere that posts to us, or whose name was re-pointed to 127.0.0.1
-(DNS rebinding). So without a key the Host must be ours, and an Origin must be the same host or an allowed one.
+A key comes as `Authorization: Bearer`, and never in a URL, where proxies and browsers keep it; WebSockets and event
+streams of browsers, which cannot send headers, take a ticket that is good once. While there is no key at all, neither
+in the truth nor as `FAIRLEAD_ADMIN_KEY`, we listen on loopback only, where the danger is the user's own browser: a page
+from elsewhere that posts to us, or whose name was re-pointed to 127.0.0.1 (DNS rebinding). So then the connection must
+have come in on loopback, the Host must be ours, and an Origin must be the same host or an allowed one. A WebSocket's
+Origin is always checked: browsers open them to anywhere.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 from hmac import compare_digest
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
+from uuid import UUID
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlead.errors import RequestError
+from fairlead.domain import keytext
+from fairlead.domain.keys import Key, Role
+from fairlead.errors import InvalidInput, RequestError, Unavailable
+from fairlead.gateway.access import (
+    CALLER,
+    KEYLESS,
+    WEBSOCKET,
+    Access,
+    Caller,
+    all_routes,
+    check_job_in_reach,
+    is_stream,
+    rule_of,
+)
 from fairlead.gateway.frame import headers_of
-from fairlead.gateway.problems import CrossSite, Unauthorized, WrongHost, problem_response
+from fairlead.gateway.keyring import Keyring
+from fairlead.gateway.problems import CrossSite, Forbidden, Unauthorized, WrongHost, problem_response
 
-OPEN_TO_ALL = frozenset({"/livez", "/readyz"})
+if TYPE_CHECKING:
+    from fairlead.app import Fairlead
+
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
+MANY = 100
+
+# What a WebSocket that is refused is closed with, where the server cannot answer with an HTTP status.
+CLOSE_CODES = {401: 4401, 403: 4403, 404: 4404, 421: 4403, 422: 4422, 503: 1013}
+
+
+class Target(NamedTuple):
+    """A route, as far as the guard is concerned. `access` None: it has no rule, and nobody may."""
+
+    access: Access | None
+    stream: bool
+    params: dict[str, Any]
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, *, admin_key: str | None, host: str, allowed_origins: Sequence[str]) -> None:
+    """`routes` are those behind it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        fairlead: Fairlead,
+        routes: Sequence[BaseRoute],
+        host: str,
+        allowed_origins: Sequence[str],
+    ) -> None:
         self.app = app
-        self._key = admin_key.encode() if admin_key else None
+        self._fairlead = fairlead
+        self._admin_key = fairlead.settings.admin_key.encode() if fairlead.settings.admin_key else None
+        self._routes = list(all_routes(list(routes)))
+        # Most requests are for paths without parameters, and these need no search.
+        self._plain = {
+            (method, path): self._search(method, _bare(method, path))
+            for methods, path, _ in self._routes
+            for method in methods
+            if "{" not in path
+        }
         self._hosts = LOOPBACK_HOSTS | {host.lower().strip("[]")}
         self._origins = frozenset(allowed_origins)
         # Host headers that passed; clients repeat the same few, and parsing one costs more than all other checks.
-        self._passed: set[bytes] = set()
+        self._passed: set[tuple[bytes, str | None]] = set()
+        self.ring = Keyring(fairlead.keys, self._is_live)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await problem_response(refusal, scope)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            target = self._target(scope)
+            caller = await self._admitted(scope, target)
+        except (RequestError, Unavailable) as error:
+            await _refuse(error, scope, receive, send)
+            return
+        if caller is not None:
+            scope[CALLER] = caller
+        if caller is not None and target is not None and target.stream:
+            await self._stream(caller, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> RequestError | None:
-        headers = headers_of(scope)
-        if self._key is not None:
-            if scope["path"] in OPEN_TO_ALL or self._has_key(headers.get(b"authorization", b"")):
-                return None
-            return Unauthorized("send the key as 'Authorization: Bearer <key>'")
-        return self._wrong_host(headers.get(b"host", b"")) or self._cross_site(headers)
+    # ------------------------------------------------------------ may they?
 
-    def _has_key(self, authorization: bytes) -> bool:
-        scheme, _, key = authorization.partition(b" ")
-        # compare_digest first: how long the check takes must not tell how much of a key was right.
-        return compare_digest(key.strip(), self._key or b"") and scheme.lower() == b"bearer"
+    def _target(self, scope: Scope) -> Target | None:
+        """The route that the router will choose. None: there is none, and the router says so."""
+        method = scope["method"] if scope["type"] == "http" else WEBSOCKET
+        if not scope.get("root_path"):
+            found = self._plain.get((method, scope["path"]))
+            if found is not None:
+                return found
+        return self._search(method, scope)
 
-    def _wrong_host(self, host: bytes) -> RequestError | None:
-        if host in self._passed:
-            return None
-        if _hostname(f"//{host.decode('latin-1')}") not in self._hosts:
-            return WrongHost("without a key this server answers only to its own host name, such as localhost")
-        if len(self._passed) < 100:
-            self._passed.add(host)
+    def _search(self, method: str, scope: Scope) -> Target | None:
+        for _, path, route in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                return Target(rule_of(method, path), is_stream(method, path), child.get("path_params", {}))
         return None
 
-    def _cross_site(self, headers: dict[bytes, bytes]) -> RequestError | None:
+    async def _admitted(self, scope: Scope, target: Target | None) -> Caller | None:
+        """None: anybody, and it does not matter who."""
+        headers = headers_of(scope)
+        if target is not None and target.access is Access.OPEN:
+            # Probes do not wait for the truth. Without keys they too are for this machine only.
+            if self._admin_key is None and self.ring.empty:
+                self._check_local(scope, headers)
+                self._check_origin(headers)
+            return None
+        if self._admin_key is None and self.ring.old:
+            await self.ring.renew()
+        if scope["query_string"]:
+            _refuse_key_in_url(scope["query_string"])
+        caller = await self._caller(scope, headers, target)
+        if scope["type"] == "websocket":
+            self._check_origin(headers)
+        if target is not None:
+            await self._check_may(caller, target)
+        return caller
+
+    async def _check_may(self, caller: Caller, target: Target) -> None:
+        if target.access is None:
+            raise Forbidden("this route has no rule that says who may use it")
+        if not target.access.admits(caller.role):
+            raise Forbidden(f"this needs {_NEEDED[target.access]}; yours is of the role {caller.role}")
+        if caller.role is Role.USER and "job_id" in target.params:
+            await check_job_in_reach(self._fairlead, caller, _job_id(target.params["job_id"]))
+
+    # ------------------------------------------------------------ who?
+
+    async def _caller(self, scope: Scope, headers: dict[bytes, bytes], target: Target | None) -> Caller:
+        authorization = headers.get(b"authorization")
+        # One of our keys counts although we know of none yet: a user's must not pass for the keyless, who may do all.
+        if self._admin_key is None and self.ring.empty and b"fl_" not in (authorization or b""):
+            self._check_local(scope, headers)
+            self._check_origin(headers)
+            return KEYLESS
+        if authorization is not None:
+            return await self._of_key(authorization)
+        if target is not None and target.stream and b"ticket=" in scope["query_string"]:
+            return await self._of_ticket(scope["query_string"])
+        raise Unauthorized("send the key as 'Authorization: Bearer <key>'")
+
+    async def _of_key(self, authorization: bytes) -> Caller:
+        scheme, _, given = authorization.partition(b" ")
+        given = given.strip()
+        # compare_digest first: how long the check takes must not tell how much of a key was right.
+        if self._admin_key is not None and compare_digest(given, self._admin_key) and scheme.lower() == b"bearer":
+            return ENVIRONMENT
+        if scheme.lower() == b"bearer":
+            if self.ring.old:
+                await self.ring.renew()
+            key = await self.ring.find(given.decode("latin-1"))
+            if key is not None:
+                return _caller(key)
+        raise Unauthorized("this key is not known, or was revoked; send one as 'Authorization: Bearer <key>'")
+
+    async def _of_ticket(self, query: bytes) -> Caller:
+        given = parse_qs(query.decode("latin-1")).get("ticket", [])
+        grant = await self._fairlead.use_ticket(given[0]) if len(given) == 1 else None
+        caller = await self._of_grant(grant) if grant is not None else None
+        if caller is None:
+            raise Unauthorized("this ticket is not known, was used, or is older than a minute; get another")
+        return caller
+
+    async def _of_grant(self, grant: str) -> Caller | None:
+        """See `grant_of`. None: its key was revoked since."""
+        key_id, _, user_id = grant.partition(":")
+        if key_id == ENVIRONMENT.key_id:
+            caller = ENVIRONMENT if self._admin_key is not None else None
+        else:
+            if self.ring.old:
+                await self.ring.renew()
+            key = self.ring.get(key_id)
+            caller = _caller(key) if key is not None and key.revoked_at is None else None
+        if caller is not None and user_id:
+            return replace(caller, role=Role.USER, user_id=user_id)
+        return caller
+
+    def _is_live(self, key_id: str | None) -> bool:
+        if key_id is None:
+            return self.ring.empty
+        if key_id == ENVIRONMENT.key_id:
+            return True
+        key = self.ring.get(key_id)
+        return key is not None and key.revoked_at is None
+
+    # ------------------------------------------------------------ where from?
+
+    def _check_local(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"")
+        server = scope.get("server")
+        # A socket in the file system has no port, and is of this machine.
+        address = server[0] if server is not None and server[1] is not None else None
+        if (host, address) in self._passed:
+            return
+        if address is not None and not _is_loopback(address):
+            raise Unauthorized("without keys only this machine is served; make one with: fairlead keys create")
+        if _hostname(f"//{host.decode('latin-1')}") not in self._hosts:
+            raise WrongHost("without a key this server answers only to its own host name, such as localhost")
+        if len(self._passed) < MANY:
+            self._passed.add((host, address))
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         origin = headers.get(b"origin")
         if origin is None or "*" in self._origins:
-            return None
+            return
         text = origin.decode("latin-1")
         own_host = headers.get(b"host", b"").decode("latin-1").lower()
-        if text in self._origins or text.lower().partition("://")[2] == own_host:
-            return None
-        return CrossSite("pages of this origin may not use this server; see server.allowed_origins")
+        if text not in self._origins and text.lower().partition("://")[2] != own_host:
+            raise CrossSite("pages of this origin may not use this server; see server.allowed_origins")
+
+    # ------------------------------------------------------------ streams
+
+    async def _stream(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ends with its key."""
+        began = False
+
+        async def noted(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(None) as until:
+                with self.ring.ends(until, caller.key_id):
+                    await self.app(scope, receive, noted)
+        except TimeoutError:
+            if not until.expired():
+                raise
+            revoked = Unauthorized("the key was revoked")
+            # The client may have gone meanwhile, and then there is nobody to tell.
+            with contextlib.suppress(Exception):
+                if not began:
+                    await _refuse(revoked, scope, receive, send)
+                elif scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": CLOSE_CODES[401], "reason": revoked.message})
+                else:
+                    await send({"type": "http.response.body", "body": b": ended, unauthorized\n\n", "more_body": False})
+
+
+_NEEDED = {
+    Access.ANY: "a key",
+    Access.SERVICE: "a service's or an admin's key",
+    Access.ADMIN: "an admin's key",
+}
+
+
+def guard_of(connection: HTTPConnection) -> Guard:
+    guard: Guard = connection.app.state.guard
+    return guard
+
+
+def grant_of(caller: Caller, user_id: str | None) -> str:
+    """What a ticket stands for: a key, or a key that acts for one user only. One that is made without keys opens
+    nothing later; as long as there are none, nobody looks at it."""
+    key_id = caller.key_id or caller.name
+    return key_id if user_id is None else f"{key_id}:{user_id}"
+
+
+def _caller(key: Key) -> Caller:
+    return Caller(key.role, key.user_id, key.name, key.id)
+
+
+async def _refuse(error: RequestError | Unavailable, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
+        await problem_response(error, scope)(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": CLOSE_CODES.get(error.status, 1008), "reason": error.code})
+
+
+def _refuse_key_in_url(query: bytes) -> None:
+    if keytext.KEY.search(unquote_to_bytes(query).decode("latin-1")):
+        raise Unauthorized("a key must not be in a URL, where it is logged: revoke it, and send keys as a header")
+
+
+def _bare(method: str, path: str) -> Scope:
+    """As little of a request as the router needs to find a route."""
+    kind = "websocket" if method == WEBSOCKET else "http"
+    return {"type": kind, "method": method, "path": path, "root_path": "", "headers": []}
+
+
+def _job_id(text: Any) -> str:
+    """The way the routes read it: a form that only one of us understood would pass unseen."""
+    try:
+        return str(UUID(str(text)))
+    except ValueError:
+        raise InvalidInput("job_id: should be a valid UUID", pointer="/job_id") from None
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _hostname(url: str) -> str | None:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from fairlead.domain.config import Config
 from fairlead.errors import InvalidInput, RequestError
 from fairlead.gateway.frame import headers_of
-from fairlead.gateway.problems import BadJson, ManyInvalid, UnsupportedMediaType, of_validation, pointer
+from fairlead.gateway.problems import BadJson, Forbidden, ManyInvalid, UnsupportedMediaType, of_validation, pointer
 from fairlead.runtime.submission import MAX_KEY, Submission, check
 
 FIELDS = frozenset(field.name for field in fields(Submission))
@@ -113,6 +113,31 @@ def _has_large_integer(value: Any) -> bool:
 
 
 # ---------------------------------------------------------------- submissions
+
+
+def as_own(raw: Any, user_id: str | None) -> Any:
+    """A job that is submitted with the key of this user: it need not say whose it is, and may not say another's."""
+    if not isinstance(raw, dict):
+        return raw
+    if "user_id" not in raw:
+        return {**raw, "user_id": user_id}
+    if isinstance(raw["user_id"], str) and raw["user_id"] != user_id:
+        raise Forbidden("a user's key submits that user's own jobs; leave user_id out", pointer="/user_id")
+    return raw
+
+
+def all_as_own(raw: Any, user_id: str | None) -> Any:
+    """The same for a bulk."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("jobs"), list):
+        return raw
+    items = []
+    for index, item in enumerate(raw["jobs"]):
+        try:
+            items.append(as_own(item, user_id))
+        except Forbidden as error:
+            error.pointer = f"/jobs/{index}{error.pointer}"
+            raise
+    return {**raw, "jobs": items}
 
 
 def read_submission(raw: Any) -> Submission:

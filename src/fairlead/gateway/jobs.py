@@ -15,11 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fairlead.domain.job import JobStatus
+from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
 from fairlead.gateway import bodies, models
-from fairlead.gateway.openapi import ONE_JOB, SUBMIT, answers, body, header
-from fairlead.gateway.problems import ManyInvalid
-from fairlead.gateway.replies import answer, answer_page, fairlead_of
+from fairlead.gateway.access import caller_of, user_in_reach
+from fairlead.gateway.openapi import ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
+from fairlead.gateway.problems import ManyInvalid, RateLimited
+from fairlead.gateway.replies import answer, answer_page, fairlead_of, submit_rate_of
 from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
 from fairlead.runtime.events import iso
 
@@ -41,7 +43,7 @@ _KEY = header(
     maxLength=255,
 )
 _PREFER = header("Prefer", "`wait=N`: wait up to N seconds (at most 60) for the job's end.", examples=["wait=30"])
-_REPLAYED = {"Idempotent-Replayed": "`true` when the key was seen before."}
+_REPLAYED = {"Idempotent-Replayed": "`true` when the key was seen before.", **RATE_HEADERS}
 _ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was applied.", **_REPLAYED}
 
 
@@ -62,6 +64,7 @@ _ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was ap
             *SUBMIT,
             IdempotencyMismatch,
             TooManyWaiting,
+            RateLimited,
             headers=_ACCEPTED,
         ),
         **answers(200, models.Job, "With `Prefer: wait=N`: the job, which has ended.", headers=_ACCEPTED),
@@ -69,10 +72,15 @@ _ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was ap
 )
 async def submit_job(request: Request) -> Response:
     app = fairlead_of(request)
-    wanted = bodies.read_submission(await bodies.read_json(request))
-    receipts = await app.accept([wanted], idempotency_key=bodies.idempotency_key(request))
+    raw = await bodies.read_json(request)
+    caller = caller_of(request)
+    is_user = caller.role is Role.USER
+    wanted = bodies.read_submission(bodies.as_own(raw, caller.user_id) if is_user else raw)
+    rate = submit_rate_of(request)
+    counted = rate.take([wanted]) if rate is not None else {}
+    receipts = await app.accept([wanted], idempotency_key=bodies.idempotency_key(request), lowers_only=is_user)
     receipt = receipts[0]
-    headers = {"Location": f"{JOBS}/{receipt.job_id}"}
+    headers = {"Location": f"{JOBS}/{receipt.job_id}", **counted}
     if receipt.replayed:
         headers["Idempotent-Replayed"] = "true"
     seconds = bodies.preferred_wait(request)
@@ -99,20 +107,28 @@ async def submit_job(request: Request) -> Response:
         *SUBMIT,
         IdempotencyMismatch,
         TooManyWaiting,
+        RateLimited,
         headers=_REPLAYED,
     ),
 )
 async def submit_jobs(request: Request) -> Response:
     app = fairlead_of(request)
     raw = await bodies.read_json(request)
+    caller = caller_of(request)
+    is_user = caller.role is Role.USER
+    if is_user:
+        raw = bodies.all_as_own(raw, caller.user_id)
     wanted = bodies.read_bulk(raw, app.config)
     key = bodies.idempotency_key(request)
+    rate = submit_rate_of(request)
+    headers = rate.take(wanted) if rate is not None else {}
     try:
-        receipts = await app.accept(wanted, **_bulk_key(key, raw))
+        receipts = await app.accept(wanted, **_bulk_key(key, raw), lowers_only=is_user)
     except RequestError as error:
         _name_items(error, raw["jobs"], app)
         raise
-    headers = {"Idempotent-Replayed": "true"} if all(receipt.replayed for receipt in receipts) else None
+    if all(receipt.replayed for receipt in receipts):
+        headers["Idempotent-Replayed"] = "true"
     return answer({"jobs": await _receipts(app, receipts)}, 202, headers)
 
 
@@ -185,11 +201,12 @@ def _shown(job: Receipt | JobView, position: int | None, wait: tuple[float, floa
     "",
     summary="List jobs, newest first",
     operation_id="list_jobs",
+    description="A user's key lists its own jobs, whether it says `user_id` or not.",
     responses=answers(200, models.JobPage, "One page.", InvalidInput),
 )
 async def list_jobs(request: Request, query: Annotated[models.ListQuery, Query()]) -> Response:
     page = await fairlead_of(request).list_jobs(
-        user_id=query.user_id,
+        user_id=user_in_reach(caller_of(request), query.user_id),
         status=query.status,
         feature_name=query.feature_name,
         limit=query.limit,

@@ -16,14 +16,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from fairlead.errors import FairleadError, InvalidInput, NotFound, TooLarge, Unavailable, UnknownFeature
-from fairlead.gateway import models, models_admin, models_operations, models_runtime
+from fairlead.gateway import models, models_access, models_admin, models_operations, models_runtime
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
     TITLES,
     BadJson,
     BodyTimeout,
     CrossSite,
+    Forbidden,
     Internal,
+    RateLimited,
     Unauthorized,
     UnsupportedMediaType,
     WrongHost,
@@ -32,13 +34,19 @@ from fairlead.gateway.problems import (
 Responses = dict[int | str, dict[str, Any]]
 Error = type[FairleadError]
 
-ANY_ROUTE: tuple[Error, ...] = (Unauthorized, CrossSite, WrongHost, Internal, Unavailable)
+ANY_ROUTE: tuple[Error, ...] = (Unauthorized, Forbidden, CrossSite, WrongHost, Internal, Unavailable)
 WITH_BODY: tuple[Error, ...] = (BadJson, BodyTimeout, TooLarge, UnsupportedMediaType, InvalidInput)
 SUBMIT: tuple[Error, ...] = (*WITH_BODY, UnknownFeature)
 ONE_JOB: tuple[Error, ...] = (InvalidInput, NotFound)
 
+RATE_HEADERS = {
+    "RateLimit-Policy": "With `server.submits_per_minute`: how many jobs in how many seconds.",
+    "RateLimit": "With `server.submits_per_minute`: how many are left, and when all are there again.",
+}
+
 TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
+    {"name": "keys", "description": "Who may do what."},
     {"name": "operations", "description": "Queues, slots, dead letters; what operators do, and the audit of it."},
     {"name": "health", "description": "For probes; these two never need a key."},
 ]
@@ -46,6 +54,8 @@ TAGS = [
 _DETAILS = {
     "bad_json": ("the body is not JSON: unexpected end of data: line 1 column 1 (char 0)", None),
     "unauthorized": ("send the key as 'Authorization: Bearer <key>'", None),
+    "forbidden": ("this needs an admin's key; yours is of the role user", None),
+    "rate_limited": ("more than 60 jobs in a minute (server.submits_per_minute)", None),
     "not_found": (f"there is no job {models.JOB_ID}", None),
     "wrong_state": ("a job that is COMPLETED cannot be cancelled", None),
     "too_large": ("the body is over 1048576 bytes (server.max_body)", None),
@@ -59,9 +69,9 @@ _DETAILS = {
 }
 
 
-def body(model: type[BaseModel]) -> dict[str, Any]:
+def body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": _ref(model)}}}}
 
 
 def header(name: str, description: str, **schema: Any) -> dict[str, Any]:
@@ -73,6 +83,10 @@ def header(name: str, description: str, **schema: Any) -> dict[str, Any]:
         "description": description,
         "schema": {"type": "string", **schema},
     }
+
+
+def headers_of(said: Mapping[str, str]) -> dict[str, Any]:
+    return {name: {"description": text, "schema": {"type": "string"}} for name, text in said.items()}
 
 
 def answers(
@@ -87,9 +101,7 @@ def answers(
     if model is not None:
         answer["content"] = {"application/json": {"schema": _ref(model)}}
     if headers:
-        answer["headers"] = {
-            name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()
-        }
+        answer["headers"] = headers_of(headers)
     return {status: answer, **_errors((*errors, *ANY_ROUTE))}
 
 
@@ -103,6 +115,8 @@ def _errors(errors: tuple[Error, ...]) -> Responses:
         content["examples"][error.code] = {"value": _example(error)}
         if error.status in (429, 503):
             answer["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+        if error is RateLimited:
+            answer["headers"] |= headers_of(RATE_HEADERS)
     return found
 
 
@@ -139,7 +153,7 @@ def document(gateway: FastAPI) -> dict[str, Any]:
         )
         shapes = [
             (shape, "validation")
-            for module in (models, models_admin, models_operations, models_runtime)
+            for module in (models, models_access, models_admin, models_operations, models_runtime)
             for shape in vars(module).values()
             if isinstance(shape, type) and issubclass(shape, BaseModel) and shape.__module__ == module.__name__
         ]
@@ -147,7 +161,7 @@ def document(gateway: FastAPI) -> dict[str, Any]:
         components = schema.setdefault("components", {})
         components.setdefault("schemas", {}).update(_named(definitions["$defs"], schema["paths"]))
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        # Without FAIRLEAD_ADMIN_KEY no key is needed.
+        # As long as there are no keys, none is needed.
         schema["security"] = [{"key": []}, {}]
         gateway.openapi_schema = schema
     return gateway.openapi_schema

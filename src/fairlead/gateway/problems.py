@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -42,6 +42,11 @@ class CrossSite(RequestError):
     status = 403
 
 
+class Forbidden(RequestError):
+    code = "forbidden"
+    status = 403
+
+
 class NoSuchRoute(NotFound):
     code = "no_such_route"
 
@@ -68,6 +73,16 @@ class UnsupportedMediaType(RequestError):
 class WrongHost(RequestError):
     code = "wrong_host"
     status = 421
+
+
+class RateLimited(RequestError):
+    code = "rate_limited"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: float, headers: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.headers = dict(headers)
 
 
 class ManyInvalid(InvalidInput):
@@ -101,6 +116,7 @@ TITLES = {
     "bad_request": "The request cannot be understood",
     "bad_json": "The body is not JSON",
     "unauthorized": "A key is needed",
+    "forbidden": "This key may not do that",
     "cross_site": "Refused: the request comes from another site",
     "not_found": "There is nothing of that name",
     "no_such_route": "There is no such route",
@@ -113,6 +129,7 @@ TITLES = {
     "invalid_input": "The request is not valid",
     "unknown_feature": "No pipeline or service has this name",
     "idempotency_mismatch": "The Idempotency-Key was used with another body",
+    "rate_limited": "This user submits too fast",
     "too_many_waiting": "This user has too many jobs waiting",
     "internal_error": "Something went wrong on our side",
     "unavailable": "Not now: try again",
@@ -157,7 +174,7 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     body = problem(error, request_id)
     if isinstance(error, Unavailable) and error.public != error.message:
         log.info("request %s: %s", request_id, error.message)
-    headers = {}
+    headers = dict(error.headers) if isinstance(error, RateLimited) else {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None and body["retryable"]:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after)))

@@ -1,0 +1,147 @@
+"""Who may use which route, and whose jobs a caller may see.
+
+Every route has a line in `RULES`; one without is refused to everybody. A route of rule ANY whose path has a `{job_id}`
+is answered to a user key with 404 for a job of somebody else: the `Guard` looks, so no route can forget to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Scope
+
+from fairlead.domain.keys import Role
+from fairlead.errors import NotFound
+from fairlead.gateway.problems import Forbidden
+
+if TYPE_CHECKING:
+    from fairlead.app import Fairlead
+
+CALLER = "fairlead.caller"
+WEBSOCKET = "WS"
+
+
+class Access(Enum):
+    """Who may: everybody; any key; a service or an admin; an admin."""
+
+    OPEN = "open"
+    ANY = "any"
+    SERVICE = "service"
+    ADMIN = "admin"
+
+    def admits(self, role: Role) -> bool:
+        return role in _ROLES[self]
+
+
+_ROLES = {
+    Access.OPEN: frozenset(Role),
+    Access.ANY: frozenset(Role),
+    Access.SERVICE: frozenset({Role.SERVICE, Role.ADMIN}),
+    Access.ADMIN: frozenset({Role.ADMIN}),
+}
+
+# By method (WS for a WebSocket) and path; HEAD goes with GET.
+RULES: dict[tuple[str, str], Access] = {
+    ("GET", "/livez"): Access.OPEN,
+    ("GET", "/readyz"): Access.OPEN,
+    ("GET", "/openapi.json"): Access.ANY,
+    ("POST", "/api/v1/tickets"): Access.ANY,
+    ("POST", "/api/v1/jobs"): Access.ANY,
+    ("POST", "/api/v1/jobs/bulk"): Access.ANY,
+    ("GET", "/api/v1/jobs"): Access.ANY,
+    ("GET", "/api/v1/jobs/{job_id}"): Access.ANY,
+    ("DELETE", "/api/v1/jobs/{job_id}"): Access.ANY,
+    ("GET", "/api/v1/jobs/{job_id}/events"): Access.ANY,
+    ("GET", "/api/v1/jobs/{job_id}/why"): Access.ANY,
+    ("POST", "/api/v1/jobs/{job_id}/cancel"): Access.ANY,
+    ("POST", "/api/v1/jobs/{job_id}/resume"): Access.ANY,
+    (WEBSOCKET, "/ws"): Access.ANY,
+    (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
+    ("GET", "/metrics"): Access.SERVICE,
+    ("GET", "/queue/status"): Access.SERVICE,
+    ("GET", "/admin/runtime/stats"): Access.ADMIN,
+    ("GET", "/admin/queue-dead"): Access.ADMIN,
+    ("POST", "/admin/queue-dead/requeue"): Access.ADMIN,
+    ("POST", "/admin/queue-dead/purge"): Access.ADMIN,
+    ("GET", "/admin/keys"): Access.ADMIN,
+    ("POST", "/admin/keys"): Access.ADMIN,
+    ("DELETE", "/admin/keys/{key_id}"): Access.ADMIN,
+}
+
+# Answers that do not end by themselves. A browser opens them with a ticket, and they end when their key is revoked.
+STREAMS = frozenset({("GET", "/api/v1/jobs/{job_id}/events")})
+
+
+def rule_of(method: str, path: str) -> Access | None:
+    return RULES.get(("GET" if method == "HEAD" else method, path))
+
+
+def is_stream(method: str, path: str) -> bool:
+    return method == WEBSOCKET or (method, path) in STREAMS
+
+
+# ---------------------------------------------------------------- routes
+
+
+def all_routes(routes: list[BaseRoute]) -> Iterator[tuple[frozenset[str], str, Route | WebSocketRoute]]:
+    """(methods, path, route) of every route, those of included routers too. What it does not know it cannot guard."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)  # how newer versions of FastAPI include a router
+        if inner is not None:
+            yield from all_routes(inner.routes)
+        elif isinstance(route, WebSocketRoute):
+            yield frozenset({WEBSOCKET}), route.path, route
+        elif isinstance(route, Route) and route.methods:
+            yield frozenset(route.methods), route.path, route
+        else:
+            raise TypeError(f"{route!r} is no route with a path and methods: gateway/access.py has no rule for such")
+
+
+# ---------------------------------------------------------------- callers
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `user_id` is that of a user's key, and None for all others; `name` is what the audit says; `key_id` is
+    None without keys."""
+
+    role: Role
+    user_id: str | None
+    name: str
+    key_id: str | None
+
+    def __post_init__(self) -> None:
+        # A user of nobody would be taken for one who may see everybody.
+        if (self.role is Role.USER) != (self.user_id is not None):
+            raise ValueError(f"a key of the role {self.role} with user_id {self.user_id!r}")
+
+
+KEYLESS = Caller(Role.ADMIN, None, "keyless", None)
+
+
+def caller_of(connection: HTTPConnection | Scope) -> Caller:
+    """Of a request, a WebSocket, or a scope that has passed the `Guard`."""
+    scope: Any = connection.scope if isinstance(connection, HTTPConnection) else connection
+    caller: Caller = scope[CALLER]
+    return caller
+
+
+def user_in_reach(caller: Caller, asked: str | None) -> str | None:
+    """Whose jobs a list or a stream is about: those of the user that was asked for, None for all. A user key's are
+    its own, asked for or not."""
+    if caller.role is not Role.USER:
+        return asked
+    if asked is not None and asked != caller.user_id:
+        raise Forbidden("a user's key sees its own jobs only; leave user_id out", pointer="/user_id")
+    return caller.user_id
+
+
+async def check_job_in_reach(fairlead: Fairlead, caller: Caller, job_id: str) -> None:
+    """A job of somebody else is not there, as far as a user key can tell."""
+    if caller.role is Role.USER and await fairlead.owner_of(job_id) != caller.user_id:
+        raise NotFound(f"there is no job {job_id}")

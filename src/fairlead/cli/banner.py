@@ -121,7 +121,7 @@ def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
     if said["process"] == "worker":
         rows.append(("runs", f"{', '.join(said['bands'])}; {said['concurrency']} calls at once"))
     if urls := said.get("urls"):
-        key = "needs the key of FAIRLEAD_ADMIN_KEY" if said["key_needed"] else "no key needed: loopback only"
+        key = "needs a key" if said["key_needed"] else "no key needed: loopback only"
         rows.append(("gateway", f"{', '.join(urls['gateway'])}  ({key})"))
         rows.append(("API", f"{urls['jobs']}  ({urls['openapi']})"))
     if "metrics" in said:

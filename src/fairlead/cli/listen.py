@@ -10,14 +10,22 @@ from fairlead.cli.failure import Exit, Failure
 
 BACKLOG = 2048
 
+Address = tuple[socket.AddressFamily, tuple[str | int, ...]]
+
+
+def is_local(host: str, port: int) -> bool:
+    """Whether only this machine can reach it."""
+    return _all_loopback(_resolve(host, port))
+
 
 def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list[socket.socket]:
     """One socket per address of `host`. Beyond loopback everyone on the network may ask, so a key must guard it."""
     addresses = _resolve(host, port)
-    if not has_key and not all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in addresses):
+    if not has_key and not _all_loopback(addresses):
         raise Failure(
             f"will not listen on {host} without a key: anyone who can reach this machine could submit and read jobs. "
-            f"Set FAIRLEAD_ADMIN_KEY, or listen on 127.0.0.1",
+            "Make an admin's key with `fairlead keys create --role admin` (or set FAIRLEAD_ADMIN_KEY), "
+            "or listen on 127.0.0.1",
             Exit.USAGE,
         )
     sockets: list[socket.socket] = []
@@ -33,12 +41,16 @@ def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list
     return sockets
 
 
-def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str | int, ...]]]:
+def _all_loopback(addresses: list[Address]) -> bool:
+    return all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in addresses)
+
+
+def _resolve(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise Failure(f"cannot listen on {host}: {error}", Exit.USAGE) from None
-    known: dict[tuple[socket.AddressFamily, tuple[str | int, ...]], None] = {}
+    known: dict[Address, None] = {}
     for family, _, _, _, address in found:
         known[family, (str(address[0]), *(int(part) for part in address[1:]))] = None
     # A name like localhost may stand for an IPv6 address that this machine does not have.

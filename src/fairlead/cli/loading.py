@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fairlead.app import Fairlead
 from fairlead.cli.failure import Exit, Failure
+from fairlead.config import Settings, sqlite_options
+from fairlead.domain.config import Config
+from fairlead.engines import POSTGRES
+from fairlead.runtime.keys import is_live_admin
 
 
 def load_app(app_path: str | None, config: Path | None) -> Fairlead:
@@ -20,6 +26,25 @@ def load_app(app_path: str | None, config: Path | None) -> Fairlead:
     if config is not None:
         raise Failure(f"{app_path} has its own configuration; --config is for when no app is given", Exit.USAGE)
     return _imported(app_path)
+
+
+def database_of(settings: Settings) -> Fairlead:
+    """An app that knows where the database is, and nothing else: neither services nor a dispatcher."""
+    return Fairlead(replace(settings, config=Config(), redis_url=None))
+
+
+def has_admin_key(settings: Settings) -> bool:
+    """Whether an admin's key guards the gateways of this database. One that is not there yet is not made."""
+    if settings.admin_key is not None:
+        return True
+    if not settings.database_url.startswith(POSTGRES) and not Path(sqlite_options(settings.database_url)[0]).exists():
+        return False
+
+    async def look() -> bool:
+        async with database_of(settings) as app:
+            return any(map(is_live_admin, await app.keys()))
+
+    return asyncio.run(look())
 
 
 def _imported(app_path: str) -> Fairlead:

@@ -8,10 +8,15 @@ import sys
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import LOG_LEVELS
 from fairlead.cli.output import clean
+from fairlead.cli.redact import without_keys
 
 
 class OneLine(logging.Formatter):
-    """What a job said may be part of a message; it must not begin a line of its own. Tracebacks keep their lines."""
+    """What a job said may be part of a message; it must not begin a line of its own. Tracebacks keep their lines.
+    No key and no ticket is written, however it got into a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_keys(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = clean(record.message)

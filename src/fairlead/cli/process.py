@@ -47,12 +47,11 @@ def prepare(
 
 
 def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socket]:
+    from fairlead.cli.loading import has_admin_key
+
     server = app.config.server
-    return listen.bind(
-        host or server.host,
-        server.port if port is None else port,
-        has_key=app.settings.admin_key is not None,
-    )
+    host, port = host or server.host, server.port if port is None else port
+    return listen.bind(host, port, has_key=not listen.is_local(host, port) and has_admin_key(app.settings))
 
 
 def bind_metrics(host: str, port: int | None) -> list[socket.socket]:
@@ -76,8 +75,14 @@ def run(
     said = banner.facts(command, app, roles, [listen.url_of(each) for each in sockets])
     if metrics:
         said["metrics"] = f"{listen.url_of(metrics[0])}/metrics"
+
+    async def show() -> None:
+        if sockets and not said["key_needed"]:
+            said["key_needed"] = bool(await app.keys())
+        banner.show(said, json=json)
+
     try:
-        code = serve.run(app, roles, sockets, metrics, on_up=lambda: banner.show(said, json=json))
+        code = serve.run(app, roles, sockets, metrics, on_up=show)
     finally:
         for each in (*sockets, *metrics):
             each.close()

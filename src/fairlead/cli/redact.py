@@ -1,4 +1,4 @@
-"""What may be shown of a configuration: where things are, never what opens them."""
+"""What may be shown of a configuration or written to a log: where things are, never what opens them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fairlead.config import Settings
+from fairlead.domain import keytext
 
 HIDDEN = "***"
+
+
+def without_keys(text: str) -> str:
+    """The text with every key and ticket in it cut down to what names it."""
+    return keytext.SECRET.sub(rf"\g<1>{HIDDEN}", text) if "fl" in text else text
 
 
 def without_secrets(url: str) -> str:

@@ -13,6 +13,7 @@ from fairlead.cli import api, jobs, manager, migrate, operators, status, submit,
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.keys import keys
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
@@ -45,6 +46,7 @@ app.command()(operators.priority)
 app.command()(operators.rebuild)
 app.command()(operators.audit)
 app.add_typer(workers, name="workers")
+app.add_typer(keys, name="keys")
 app.command()(migrate.migrate)
 app.add_typer(config, name="config")
 

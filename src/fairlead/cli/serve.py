@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
@@ -53,9 +53,9 @@ def run(
     roles: Roles,
     sockets: list[socket.socket],
     metrics: list[socket.socket],
-    on_up: Callable[[], None],
+    on_up: Callable[[], Awaitable[None]],
 ) -> Exit:
-    """Until a signal. `on_up` is called when everything runs, just before the first request is answered."""
+    """Until a signal. `on_up` is awaited when everything runs, just before the first request is answered."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(_serve(app, roles, sockets, metrics, on_up))
         # The runner waits for every task to end, and a handler that ignores its cancellation never does.
@@ -86,12 +86,12 @@ async def _serve(
     roles: Roles,
     sockets: list[socket.socket],
     metrics: list[socket.socket],
-    on_up: Callable[[], None],
+    on_up: Callable[[], Awaitable[None]],
 ) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
     async with app.running(roles), _metrics_told(app, metrics):
         _collect_less_often()
-        on_up()
+        await on_up()
         if not sockets:
             await _work(app, stop)
         else:

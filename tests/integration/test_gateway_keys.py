@@ -153,9 +153,9 @@ async def test_every_change_of_keys_leaves_an_audit_row_with_who(still_site: Sit
     assert app._store is not None
     rows = await app._store.audit(limit=10)
     assert [(row.who, row.action, row.target) for row in rows] == [
-        ("ops", "revoke_key", made["id"]),
-        ("ops", "create_key", made["id"]),
-        ("cli", "create_key", first.key.id),
+        ("ops", "key.revoke", made["id"]),
+        ("ops", "key.create", made["id"]),
+        ("cli", "key.create", first.key.id),
     ]
     assert rows[1].details == {"role": "user", "user_id": "ada", "name": "ada"}
     assert made["key"] not in repr(rows)

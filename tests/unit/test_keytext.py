@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from fairlead.cli.logs import OneLine
+from fairlead.cli.logs import OneLine, log_to_stderr
 from fairlead.cli.redact import without_keys
 from fairlead.domain import keytext
 
@@ -54,3 +54,16 @@ def test_the_log_shows_no_key_not_even_in_a_traceback() -> None:
     assert "fl_3f9c0a1b2c3d_***" in line
     assert "flt_***" in line
     assert "000102" not in line
+
+
+def test_a_refused_websocket_is_no_error_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    log_to_stderr("info")
+    said = [
+        bool(logger.filter(logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, text, (), None)))
+        for text in ("ASGI callable returned without completing handshake.", "Exception in ASGI application\n")
+    ]
+    assert said == [False, True]

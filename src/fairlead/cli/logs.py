@@ -30,4 +30,12 @@ def log_to_stderr(level: str) -> None:
     handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Uvicorn's own talk of starting and stopping says less than ours.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.getLogger().level, logging.WARNING))
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.setLevel(max(logging.getLogger().level, logging.WARNING))
+    uvicorn.addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Uvicorn takes a WebSocket that was refused with an HTTP status for an application that failed: anybody without a
+    key could fill the log with errors."""
+    return "without completing handshake" not in record.getMessage()

@@ -20,6 +20,8 @@ from fairlead.store.port import Audit, CreateKey, Done, IssueTicket, RevokeKey, 
 
 MAX_NAME = 100
 TICKET_LIFE_S = 60
+CREATE = "key.create"
+REVOKE = "key.revoke"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,7 @@ class Keys:
         key_id = secrets.token_hex(keytext.ID_BYTES)
         text = keytext.key_text(key_id, secrets.token_bytes(keytext.SECRET_BYTES))
         key = Key(key_id, role, user_id, name[:MAX_NAME], keytext.hash_of(text), now)
-        said = {"role": role.value, "user_id": user_id, "name": key.name}
-        record = AuditRecord(str(uuid7()), now, who, "create_key", key_id, said)
-        outcomes = await self._journal.write_all([CreateKey(key), Audit(record)])
+        outcomes = await self._journal.write_all([CreateKey(key), _audit(who, CREATE, key, now)])
         if not isinstance(outcomes[0], Done):
             raise Unavailable("another key has this id by chance; try again")
         return NewKey(key, text)
@@ -67,10 +67,8 @@ class Keys:
         if key_id not in known:
             raise NotFound(f"there is no key {key_id[:50]}")
         key, now = known[key_id], self._clock.now()
-        said = {"role": key.role.value, "user_id": key.user_id, "name": key.name}
-        record = AuditRecord(str(uuid7()), now, who, "revoke_key", key_id, said)
         if key.revoked_at is None:
-            outcomes = await self._journal.write_all([RevokeKey(key_id, now), Audit(record)])
+            outcomes = await self._journal.write_all([RevokeKey(key_id, now), _audit(who, REVOKE, key, now)])
             if isinstance(outcomes[0], Done):
                 return
         raise WrongState(f"the key {key_id} is revoked already")
@@ -103,6 +101,11 @@ def shown(key: Key) -> dict[str, Any]:
 
 def is_live_admin(key: Key) -> bool:
     return key.role is Role.ADMIN and key.revoked_at is None
+
+
+def _audit(who: str, action: str, key: Key, now: float) -> Audit:
+    said = {"role": key.role.value, "user_id": key.user_id, "name": key.name}
+    return Audit(AuditRecord(str(uuid7()), now, who, action, key.id, said, {"status": "done"}))
 
 
 def _role(value: Role | str) -> Role:

@@ -138,30 +138,25 @@ class Guard:
             await self.ring.renew()
         if scope["query_string"]:
             _refuse_key_in_url(scope["query_string"])
-        caller = await self._caller(scope, headers, target)
+        # One of our keys counts although we know of none yet: a user's must not pass for the keyless, who may do all.
+        if self._admin_key is None and self.ring.empty and b"fl_" not in headers.get(b"authorization", b""):
+            self._check_local(scope, headers)
+            self._check_origin(headers)
+            caller = KEYLESS
+        else:
+            caller = await self._caller(scope, headers, target)
         if scope["type"] == "websocket":
             self._check_origin(headers)
         if target is not None:
-            await self._check_may(caller, target)
+            _check_role(caller, target.access)
+            if caller.role is Role.USER and "job_id" in target.params:
+                await check_job_in_reach(self._fairlead, caller, _job_id(target.params["job_id"]))
         return caller
-
-    async def _check_may(self, caller: Caller, target: Target) -> None:
-        if target.access is None:
-            raise Forbidden("this route has no rule that says who may use it")
-        if not target.access.admits(caller.role):
-            raise Forbidden(f"this needs {_NEEDED[target.access]}; yours is of the role {caller.role}")
-        if caller.role is Role.USER and "job_id" in target.params:
-            await check_job_in_reach(self._fairlead, caller, _job_id(target.params["job_id"]))
 
     # ------------------------------------------------------------ who?
 
     async def _caller(self, scope: Scope, headers: dict[bytes, bytes], target: Target | None) -> Caller:
         authorization = headers.get(b"authorization")
-        # One of our keys counts although we know of none yet: a user's must not pass for the keyless, who may do all.
-        if self._admin_key is None and self.ring.empty and b"fl_" not in (authorization or b""):
-            self._check_local(scope, headers)
-            self._check_origin(headers)
-            return KEYLESS
         if authorization is not None:
             return await self._of_key(authorization)
         if target is not None and target.stream and b"ticket=" in scope["query_string"]:
@@ -271,6 +266,13 @@ _NEEDED = {
     Access.SERVICE: "a service's or an admin's key",
     Access.ADMIN: "an admin's key",
 }
+
+
+def _check_role(caller: Caller, access: Access | None) -> None:
+    if access is None:
+        raise Forbidden("this route has no rule that says who may use it")
+    if caller.role is not Role.ADMIN and not access.admits(caller.role):
+        raise Forbidden(f"this needs {_NEEDED[access]}; yours is of the role {caller.role}")
 
 
 def guard_of(connection: HTTPConnection) -> Guard:

@@ -31,7 +31,7 @@ from fairlead.config import Settings
 from fairlead.domain import transitions
 from fairlead.domain.audit import AuditRecord
 from fairlead.domain.config import Config, ServiceConfig
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.keys import Key, Role
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
@@ -55,13 +55,15 @@ from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
-from fairlead.runtime.events import Hub, TooSlow
+from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
+from fairlead.runtime.feed import Allowed, Feed
 from fairlead.runtime.keys import Keys, NewKey
+from fairlead.runtime.lookout import Lookout
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.process import Process
 from fairlead.runtime.readings import Readings
-from fairlead.runtime.record import Recorder
+from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, Roles
 from fairlead.runtime.submission import Submission, check
@@ -75,10 +77,10 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Callable[..., Any])
 P = TypeVar("P", bound=PriorityHook)
 
-POLL_WHEN_RUNNING = 5.0
-POLL_WHEN_NOT = 0.25
 PYTHON = "python"
 """Who acted, as the audit has it, unless the caller says more."""
+MOST_IN_A_SNAPSHOT = 100
+LOOK_AT_ONCE = 16
 
 
 class Fairlead:
@@ -110,6 +112,7 @@ class Fairlead:
         self._journal: Journal | None = None
         self._process: Process | None = None
         self._bystander: Bystander | None = None
+        self._lookout: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ declaring
 
@@ -187,6 +190,9 @@ class Fairlead:
         self._registry = Registry(store, self._audit)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
         self._keys = Keys(store, self._journal, self._clock, has_admin=self.settings.admin_key is not None)
+        self._turns = asyncio.Semaphore(LOOK_AT_ONCE)
+        lookout = Lookout(store, self.hub, self._clock, deaf=lambda: self._process is None)
+        self._lookout = asyncio.get_running_loop().create_task(lookout.run(), name="fairlead-lookout")
 
     def _committed(self, changes: Sequence[LineChange]) -> None:
         # Without a line in this process, the outbox keeps the changes for the process that has it.
@@ -194,8 +200,11 @@ class Fairlead:
             self._process.committed(changes)
 
     async def close(self) -> None:
-        journal, store = self._journal, self._store
-        self._journal = self._store = None
+        journal, store, lookout = self._journal, self._store, self._lookout
+        self._journal = self._store = self._lookout = None
+        if lookout is not None:
+            lookout.cancel()
+            await asyncio.gather(lookout, return_exceptions=True)
         if journal is not None:
             await self._priorities.close()
             await journal.close()
@@ -359,15 +368,18 @@ class Fairlead:
         else:
             outcomes = await journal.write_all(submits)
         receipts = []
-        accepted = self._recorder.observations.accepted
+        count = self._recorder.observations.accepted
         for submit, outcome in zip(submits, outcomes, strict=True):
             assert isinstance(outcome, Accepted)
             job = submit.job
             if job.timer_at is not None:
                 self._recorder.on_timer(job.timer_at)
             if connection is None and not outcome.replayed:  # nobody knows yet whether the caller commits
-                accepted[job.feature_name, job.priority] += 1
+                count[job.feature_name, job.priority] += 1
             receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, job.scheduled_at))
+            # Nobody knows its id yet, but its user may be followed. In a caller's transaction it is not there yet.
+            if connection is None and not outcome.replayed and self.hub.follows(job.user_id):
+                self.hub.publish(accepted(job, now), job.user_id)
         return receipts
 
     # ------------------------------------------------------------ looking
@@ -414,52 +426,44 @@ class Fairlead:
         """The job when it has ended, or as it is after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
-        with self.hub.subscribe(check_id(job_id)) as subscription:
-            while True:
+        check_id(job_id)
+        while True:
+            with self.hub.subscribe(job_id) as subscription:
                 job = await self.get(job_id)
                 rest = None if until is None else until - loop.time()
                 if job.status.finished or (rest is not None and rest <= 0):
                     return job
-                # Events tell of what happens in this process; a look now and then sees what others did.
-                poll = POLL_WHEN_RUNNING if self._process is not None else POLL_WHEN_NOT
-                await self._until_terminal(subscription, poll if rest is None else min(poll, rest))
-
-    async def _until_terminal(self, subscription: events.Subscription, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError, TooSlow):
-            async with asyncio.timeout(timeout):
-                while True:
-                    event = await subscription.next()
-                    if event is not None and (event.type in events.TERMINAL or event.type == events.ENDED):
-                        return
+                try:
+                    await _until_terminal(subscription, rest)
+                except Dismissed:
+                    return await self.get(job_id)
 
     async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
         """A snapshot, then what happens, until the job ends. None after `heartbeat` seconds without news."""
-        with self.hub.subscribe(check_id(job_id)) as subscription:
-            job = await self.get(job_id)
-            yield {
-                "type": events.SNAPSHOT,
-                "job_id": job_id,
-                "at": events.iso(self._clock.now()),
-                "message": f"the job is {job.status}",
-                "job": job.as_dict(),
-            }
-            clock = asyncio.get_running_loop().time
-            quiet_until = clock() + heartbeat
-            while not job.status.finished:
-                # Another process may have ended it, and its terminal event may never be heard here.
-                poll = POLL_WHEN_RUNNING if self._process is not None else POLL_WHEN_NOT
-                event = await subscription.next(min(poll, max(0.0, quiet_until - clock())))
-                if event is None or event.type == events.ENDED:
-                    if clock() >= quiet_until:
-                        yield None
-                        quiet_until = clock() + heartbeat
-                    job = await self.get(job_id)
-                    continue
-                quiet_until = clock() + heartbeat
-                yield event.as_dict()
-                if event.type in events.TERMINAL:
-                    return
-            yield view.ending(job, self._clock.now())
+        with contextlib.closing(self.feed()) as feed:
+            yield await feed.watch(check_id(job_id))
+            while not feed.follows_nothing:
+                yield await feed.next(heartbeat)
+
+    async def watch_user(self, user_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
+        """A snapshot of a user's open jobs, then what happens to any job of theirs, without end."""
+        with contextlib.closing(self.feed()) as feed:
+            yield await feed.follow(user_id)
+            while True:
+                yield await feed.next(heartbeat)
+
+    def feed(self, allowed: Allowed = lambda job: True) -> Feed:
+        """For one reader of any jobs; whoever takes it closes it."""
+        self._opened()
+        return Feed(self.hub, self, self._clock.now, self._turns, allowed)
+
+    async def open_jobs(self, user_id: str) -> tuple[list[JobView], bool]:
+        """A user's jobs that have not ended, newest first, at most a hundred; and whether there are more."""
+        store, _ = self._opened()
+        found = await store.list_jobs(JobFilter(user_id, OPEN), before_seq=None, limit=MOST_IN_A_SNAPSHOT + 1)
+        jobs = found[:MOST_IN_A_SNAPSHOT]
+        places = await self.places([job.id for job in jobs if job.status is JobStatus.PENDING])
+        return [view.of_job(job, places.get(job.id)) for job in jobs], len(found) > len(jobs)
 
     # ------------------------------------------------------------ acting
 
@@ -675,3 +679,13 @@ def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:
     except ConfigError as error:
         return error.problems
     return ()
+
+
+async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:
+    """What this process did is told; what others did, the lookout sees. A reader that was too slow looks as well."""
+    with contextlib.suppress(TimeoutError, TooSlow):
+        async with asyncio.timeout(timeout):
+            while True:
+                event = await subscription.next()
+                if event is not None and (event.type in events.TERMINAL or event.type == events.ENDED):
+                    return

@@ -138,10 +138,10 @@ async def test_a_watcher_that_leaves_is_forgotten(site: Site, monkeypatch: pytes
     async with served(site.gateway) as port:
         async with watching(port, job_id) as (_, events):
             await anext(events)
-            assert site.app.hub.watched(job_id)
+            assert site.app.hub.watched(job_id, "ada")
         async with asyncio.timeout(5):
             await left.wait()
-    assert not site.app.hub.watched(job_id)
+    assert not site.app.hub.watched(job_id, "ada")
 
 
 async def test_a_job_that_is_not_there_is_a_404_and_no_stream(site: Site) -> None:

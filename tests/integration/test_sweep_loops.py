@@ -35,10 +35,10 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def watched(self, job_id: str) -> bool:
+    def watched(self, job_id: str, user_id: str) -> bool:
         return True
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: Event, user_id: str) -> None:
         self.events.append(event)
 
 

@@ -1,7 +1,7 @@
 """What crosses between processes: events of watched jobs, ends, and stops."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -26,9 +26,9 @@ class OnWire:
         self.channels: set[str] = set()
         wire.buses.append(self)
 
-    async def start(self, channels: Sequence[str], heard: Heard) -> None:
+    async def start(self, channels: Sequence[str], heard: Heard, began: Callable[[], None] | None = None) -> None:
         self.channels.update(channels)
-        self.heard = heard
+        self.heard, self.began = heard, began
 
     def listen(self, channel: str) -> None:
         self.channels.add(channel)
@@ -69,9 +69,9 @@ def said(kind: str, job_id: str, **details: Any) -> Event:
 async def test_an_event_reaches_the_watchers_of_another_process_once_each() -> None:
     here, there = await two(Wire())
     with there.hub.subscribe("j") as far, here.hub.subscribe("j") as near:
-        assert here.hub.watched("j")
+        assert here.hub.watched("j", "ada")
         event = said(events.PROGRESS, "j", fraction=0.5)
-        here.hub.publish(event)
+        here.hub.publish(event, "ada")
         assert await far.next(1) == event
         assert await near.next(1) == event
         assert await near.next(0.01) is None
@@ -82,8 +82,8 @@ async def test_an_event_reaches_the_watchers_of_another_process_once_each() -> N
 async def test_what_nobody_watches_is_not_sent() -> None:
     wire = Wire()
     here, there = await two(wire)
-    assert not here.hub.watched("j")
-    here.hub.publish(said(events.PROGRESS, "j"))
+    assert not here.hub.watched("j", "ada")
+    here.hub.publish(said(events.PROGRESS, "j"), "ada")
     assert wire.sent == []
     await here.crossing.close()
     await there.crossing.close()
@@ -117,7 +117,7 @@ async def test_nonsense_on_a_channel_stops_nobody() -> None:
     with there.hub.subscribe("j") as far:
         for channel in ("ws:j", "fairlead:stop"):
             wire.buses[0].send(channel, b"\xff{")
-        here.hub.publish(said(events.PROGRESS, "j"))
+        here.hub.publish(said(events.PROGRESS, "j"), "ada")
         heard = await far.next(5)
         assert heard is not None
     await here.crossing.close()
@@ -129,7 +129,7 @@ async def test_who_listens_is_learnt_from_the_server_itself(monkeypatch: Any) ->
     wire = Wire()
     here, there = await two(wire)
     OnWire(wire).channels.add("ws:outsider")
-    while not here.hub.watched("outsider"):
+    while not here.hub.watched("outsider", "ada"):
         await asyncio.sleep(0.01)
     await here.crossing.close()
     await there.crossing.close()

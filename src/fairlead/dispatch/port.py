@@ -253,8 +253,9 @@ Heard = Callable[[str, bytes], None]
 class Bus(Protocol):
     """Short messages between processes. They may be lost: whatever must not be missed is in the truth."""
 
-    async def start(self, channels: Sequence[str], heard: Heard) -> None:
-        """Listen to these from now on. Returns at once, also when the server is away."""
+    async def start(self, channels: Sequence[str], heard: Heard, began: Callable[[], None] | None = None) -> None:
+        """Listen to these from now on. Returns at once, also when the server is away. `began` is called whenever a
+        connection stands: what was said before was missed."""
         ...
 
     def listen(self, channel: str) -> None: ...

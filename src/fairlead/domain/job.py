@@ -29,6 +29,7 @@ class JobStatus(StrEnum):
 
 
 FINISHED = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED})
+OPEN = tuple(status for status in JobStatus if status not in FINISHED)
 
 
 class Priority(StrEnum):

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from fairlead.domain.job import FINISHED
 from fairlead.errors import FairleadError
-from fairlead.runtime.events import SNAPSHOT, TERMINAL, TooSlow
+from fairlead.runtime.events import SNAPSHOT, TERMINAL, Dismissed, TooSlow
 
 HEARTBEAT_S = 15.0
 RETRY_MS = 2000
@@ -43,6 +43,8 @@ async def frames(first: dict[str, Any] | None, events: Events) -> AsyncGenerator
             yield frame(number, event)
     except TooSlow:
         yield b": too slow, reconnect for the present state\n\n"
+    except Dismissed:
+        yield b": closing, reconnect for the present state\n\n"
     except FairleadError as error:
         # The status line is long gone: all that is left is to end, and the client's next try hears the error itself.
         yield f": ended, {error.code}\n\n".encode()

@@ -1,8 +1,9 @@
 """Between processes: events of watched jobs, that a job has ended, and that a handler is to stop.
 
-A job's events travel on the channel `ws:{job_id}`, and only while somebody listens to it, here or anywhere. That a job
-has ended is told to all, many jobs in one message: whoever waits for one looks it up. Any message may be lost; readers
-look at the truth now and then.
+A job's events travel on the channel `ws:{job_id}` for those who watch it, and on `ws:user:{user_id}` for those who
+follow its user, and only while somebody listens there, here or anywhere. That a job has ended is told to all, many jobs
+in one message: whoever waits for one looks it up. Any message may be lost: what was lost with a connection is looked up
+when the next one stands, and the `Lookout` looks at the truth now and then.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import orjson
 
 from fairlead.dispatch.port import Bus
 from fairlead.errors import Unavailable
-from fairlead.runtime import events
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
 
 log = logging.getLogger(__name__)
 
-JOB = "ws:"
+TOPIC = "ws:"
 WATCHING, ENDED, STOP = "fairlead:watching", "fairlead:ended", "fairlead:stop"
 LOOK_EVERY = 1.0
+# Many thousand channels take a while to list: that may have this share of the event loop's time.
+SHARE = 0.02
+TOPICS_A_MESSAGE = 500
 
 
 class Crossing:
@@ -36,22 +39,24 @@ class Crossing:
         self._stop_job = stop_job
         self._process = uuid4().hex
         self._ended: list[str] = []
+        self._new: set[str] = set()
+        """Topics that were heard of while the server was asked for all of them."""
         self._looker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._bus.start([WATCHING, ENDED, STOP], self._heard)
+        await self._bus.start([WATCHING, ENDED, STOP], self._heard, self._began)
         self._hub.on_event = self._send
         self._hub.on_watch = self._watch
-        self._hub.on_unwatch = lambda job_id: self._bus.unlisten(JOB + job_id)
-        for job_id in self._hub.watched_here():
-            self._watch(job_id)
+        self._hub.on_unwatch = lambda topic: self._bus.unlisten(TOPIC + topic)
+        for topic in self._hub.topics_here():
+            self._watch(topic)
         self._looker = asyncio.get_running_loop().create_task(self._look(), name="fairlead-watched")
 
     async def close(self) -> None:
         if self._looker is not None:
             self._looker.cancel()
-        self._hub.on_event = lambda event: None
-        self._hub.on_watch = self._hub.on_unwatch = lambda job_id: None
+        self._hub.on_event = lambda topic, event: None
+        self._hub.on_watch = self._hub.on_unwatch = lambda topic: None
         await self._bus.close()
 
     # ------------------------------------------------------------ said
@@ -68,22 +73,34 @@ class Crossing:
         ended, self._ended = self._ended, []
         self._bus.send(ENDED, " ".join(ended).encode())
 
-    def _send(self, event: Event) -> None:
-        self._bus.send(JOB + event.job_id, orjson.dumps({**event.as_dict(), "process": self._process}))
+    def _send(self, topic: str, event: Event) -> None:
+        self._bus.send(TOPIC + topic, orjson.dumps({**event.as_dict(), "process": self._process}))
 
-    def _watch(self, job_id: str) -> None:
-        self._bus.listen(JOB + job_id)
-        self._bus.send(WATCHING, job_id.encode())
+    def _watch(self, topic: str) -> None:
+        self._bus.listen(TOPIC + topic)
+        self._bus.send(WATCHING, topic.encode())
+
+    def _began(self) -> None:
+        """A connection stands: nobody sent what nobody seemed to listen to, and what was sent was not heard."""
+        topics, now = self._hub.topics_here(), self._clock.now()
+        for begin in range(0, len(topics), TOPICS_A_MESSAGE):
+            self._bus.send(WATCHING, "\n".join(topics[begin : begin + TOPICS_A_MESSAGE]).encode())
+        for topic in topics:
+            self._hub.missed(topic, now)
 
     async def _look(self) -> None:
         """Who listens, as the server itself knows it: forgets those who are gone, finds those who were not heard."""
+        timer = asyncio.get_running_loop().time
+        pause = LOOK_EVERY
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(pause)
+            begun, self._new = timer(), set()
             try:
-                channels = await self._bus.listened(JOB + "*")
+                channels = await self._bus.listened(TOPIC + "*")
             except Unavailable:
                 continue
-            self._hub.elsewhere = {channel.removeprefix(JOB) for channel in channels}
+            self._hub.elsewhere = self._new.union(channel.removeprefix(TOPIC) for channel in channels)
+            pause = max(LOOK_EVERY, (timer() - begun) / SHARE)
 
     # ------------------------------------------------------------ heard
 
@@ -96,13 +113,15 @@ class Crossing:
     def _take(self, channel: str, message: bytes) -> None:
         if channel == ENDED:
             for job_id in filter(self._hub.is_watched_here, message.decode().split()):
-                self._hub.tell(Event(events.ENDED, job_id, self._clock.now(), "the job has ended"))
+                self._hub.ended(job_id, self._clock.now())
         elif channel == STOP:
             job_id, run = message.decode().split()
             self._stop_job(job_id, int(run))
         elif channel == WATCHING:
-            self._hub.elsewhere.add(message.decode())
+            topics = message.decode().split("\n")
+            self._hub.elsewhere.update(topics)
+            self._new.update(topics)
         else:
             said: dict[str, Any] = orjson.loads(message)
             if said.pop("process", None) != self._process:
-                self._hub.tell(Event.of_dict(said))
+                self._hub.tell_on(channel.removeprefix(TOPIC), Event.of_dict(said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.transitions import Move, Prioritise
@@ -58,7 +59,7 @@ class Recorder:
 
     def _tell(self, job: Job, move: Move | Prioritise, now: float) -> None:
         if isinstance(move, Prioritise):
-            self._hub.publish(_told_priority(job, move.priority, OPERATOR, now))
+            self._hub.publish(_told_priority(job, move.priority, OPERATOR, now), job.user_id)
             return
         self.observations.moved(job, move)
         if move.timer_at is not None:
@@ -67,9 +68,19 @@ class Recorder:
             self.on_stopped(job.id, job.run)
         if move.status.finished:
             self.on_ended(job.id)
-        if self._hub.watched(job.id):
+        if self._hub.watched(job.id, job.user_id):
             for event in told(job, move, now):
-                self._hub.publish(event)
+                self._hub.publish(event, job.user_id)
+
+
+def accepted(job: Job, now: float) -> Event:
+    """What a follower of its user hears of a new job."""
+    total = len(job.steps)
+    details: dict[str, Any] = {"service": job.service, "step": 1, "total": total, "feature_name": job.feature_name}
+    if job.status is JobStatus.SCHEDULED:
+        due = events.iso(job.scheduled_at)
+        return Event(events.WAITING, job.id, now, f"accepted, due at {due}", {**details, "scheduled_at": due})
+    return Event(events.WAITING, job.id, now, f"accepted, waiting for {job.service} (1/{total})", details)
 
 
 def told(job: Job, move: Move, now: float) -> list[Event]:

@@ -344,11 +344,11 @@ class Worker:
         )
 
     def _announce(self, job: Job) -> None:
-        if self._hub.watched(job.id):
+        if self._hub.watched(job.id, job.user_id):
             step, total = job.step + 1, len(job.steps)
             text = f"running {job.service} ({step}/{total})"
             details = {"service": job.service, "step": step, "total": total, "attempt": job.attempt}
-            self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details))
+            self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
 
     # ------------------------------------------------------------ progress
 
@@ -366,9 +366,9 @@ class Worker:
             return
         job = running.job
         running.progress = {**said, "service": job.service, "step": job.step}
-        if self._hub.watched(job.id):
+        if self._hub.watched(job.id, job.user_id):
             text = str(said.get("message", f"{job.service} is at {said.get('fraction', 0):.0%}"))
-            self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, running.progress))
+            self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, running.progress), job.user_id)
         if running.progress_due is None:
             loop = asyncio.get_running_loop()
             running.progress_due = loop.call_later(PROGRESS_EVERY, self._keep_progress, running)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairlead.dispatch.port import Heard
 from fairlead.dispatch.redis.connection import Connection
@@ -33,8 +33,8 @@ class RedisBus:
         self.dropped = 0
         self.listening = self._subscriber.listening
 
-    async def start(self, channels: Sequence[str], heard: Heard) -> None:
-        self._heard = heard
+    async def start(self, channels: Sequence[str], heard: Heard, began: Callable[[], None] | None = None) -> None:
+        self._heard, self._subscriber.began = heard, began
         for channel in channels:
             self._subscriber.listen(channel)
         self._subscriber.start()
@@ -77,7 +77,8 @@ class RedisBus:
 
     async def listened(self, pattern: str) -> frozenset[str]:
         answers = await self._connection.on_each("PUBSUB", "CHANNELS", pattern)
-        return frozenset(channel.decode() for answer in answers for channel in answer)
+        # Whoever shares the server may give channels any name at all.
+        return frozenset(channel.decode(errors="replace") for answer in answers for channel in answer)
 
     async def close(self) -> None:
         """What was sent before still goes, if that takes no longer than a moment."""

@@ -26,7 +26,7 @@ class Subscriber:
     def __init__(self, connection: Connection, heard: Heard, began: Callable[[], None] | None = None) -> None:
         self._connection = connection
         self._heard = heard
-        self._began = began
+        self.began = began
         self._wanted: set[str] = set()
         self._changed = asyncio.Event()
         self._answered_at = 0.0
@@ -125,8 +125,8 @@ class Subscriber:
 
     def _now_listening(self) -> None:
         self.listening.set()
-        if self._began is not None:
-            self._began()
+        if self.began is not None:
+            self.began()
 
     def _hear(self, channel: str, message: bytes) -> None:
         try:

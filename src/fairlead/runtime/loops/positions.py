@@ -12,6 +12,12 @@ from fairlead.runtime.events import Event, Hub
 EVERY = 1.0
 # With a hundred thousand users in line one pass takes a while: it may have this share of the event loop's time.
 SHARE = 0.05
+# One grant moves everybody behind it. Who watches among thousands is told less often, so that telling is not all we do.
+MOST_A_SECOND = 2000
+AT_ONCE = 50
+"""So many are told before others have their turn."""
+NOTABLE = 0.2
+NOTABLE_S = 1.0
 
 
 class PositionsLoop:
@@ -20,20 +26,34 @@ class PositionsLoop:
     def __init__(self, places: Callable[[Sequence[str]], Awaitable[dict[str, Place]]], hub: Hub) -> None:
         self._places = places
         self._hub = hub
-        self._told: dict[str, int] = {}
+        self._told: dict[str, tuple[int, float]] = {}
 
     async def tick(self, now: float) -> float:
         timer = asyncio.get_running_loop().time
         begun = timer()
-        watched = self._hub.watched_here()
+        watched = self._hub.jobs_here()
         places = await self._places(watched) if watched else {}
-        for job_id, place in places.items():
-            if self._told.get(job_id) == place.position:
-                continue
-            low, high = place.estimated_wait()
-            wait = {"low": round(low, 3), "high": round(high, 3)}
-            details = {"position": place.position, "estimated_wait": wait}
-            text = f"number {place.position} in line"
-            self._hub.tell(Event(events.POSITION, job_id, now, text, details))
-        self._told = {job_id: place.position for job_id, place in places.items()}
-        return now + max(EVERY, (timer() - begun) / SHARE)
+        took = timer() - begun
+        self._told = {job_id: told for job_id, told in self._told.items() if job_id in places}
+        moved = [job_id for job_id, place in places.items() if self._is_news(job_id, place)]
+        for number, job_id in enumerate(moved, 1):
+            self._tell(job_id, places[job_id], now)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return now + max(EVERY, took / SHARE, len(moved) / MOST_A_SECOND)
+
+    def _is_news(self, job_id: str, place: Place) -> bool:
+        """Its position, or an estimate that changed notably while the position did not: a slow call, another limit."""
+        if job_id not in self._told:
+            return True
+        position, wait = self._told[job_id]
+        _, high = place.estimated_wait()
+        return position != place.position or abs(high - wait) > max(NOTABLE_S, NOTABLE * wait)
+
+    def _tell(self, job_id: str, place: Place, now: float) -> None:
+        low, high = place.estimated_wait()
+        self._told[job_id] = (place.position, high)
+        wait = {"low": round(low, 3), "high": round(high, 3)}
+        details = {"position": place.position, "estimated_wait": wait}
+        event = Event(events.POSITION, job_id, now, f"number {place.position} in line", details)
+        self._hub.tell(event, self._hub.user_of(job_id))

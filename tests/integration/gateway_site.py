@@ -20,6 +20,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import Permanent
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.transport import websocket_options
 
 
 @dataclass
@@ -122,7 +123,14 @@ class _Server(uvicorn.Server):
 async def served(gateway: FastAPI) -> AsyncIterator[int]:
     """The gateway behind a real server on a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(gateway, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            gateway,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            **websocket_options(),
+        )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()

@@ -6,7 +6,9 @@ from __future__ import annotations
 import sys
 
 NEEDS_EXTRA = "the command line needs: pip install 'fairlead[server]'"
-_OURS = frozenset({"aiohttp", "fastapi", "httptools", "httpx2", "rich", "starlette", "typer", "uvicorn", "uvloop"})
+_OURS = frozenset(
+    {"aiohttp", "fastapi", "httptools", "httpx2", "rich", "starlette", "typer", "uvicorn", "uvloop", "websockets"}
+)
 
 
 def main() -> None:

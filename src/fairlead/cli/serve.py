@@ -29,11 +29,12 @@ from fairlead.app import Fairlead
 from fairlead.cli.failure import Exit
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.metrics import metrics_app
+from fairlead.gateway.transport import websocket_options
 from fairlead.runtime.roles import Roles
 
 log = logging.getLogger("fairlead.process")
 
-# Open event streams do not end by themselves; their readers reconnect.
+# What is under way by then is broken off.
 CLOSE_STREAMS_AFTER_S = 1
 LEAVE_AFTER_S = 3
 LOOK_EVERY_S = 1.0
@@ -122,6 +123,8 @@ async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Eve
     stopping.cancel()
     if not serving.done():
         await _drain(app)
+    # Whoever watches is told to go on elsewhere: these do not end by themselves.
+    app.hub.dismiss()
     server.should_exit = True
     await serving
 
@@ -151,7 +154,6 @@ def _uvicorn_config(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http="auto",
-        ws="none",
         # The app runs around the server, not inside it: it must outlive the last request.
         lifespan="off",
         log_config=None,
@@ -159,6 +161,7 @@ def _uvicorn_config(application: ASGIApp) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_STREAMS_AFTER_S,
+        **websocket_options(),
     )
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, health, jobs, keys, metrics, operators, workers
+from fairlead.gateway import admin, dead, health, jobs, keys, metrics, operators, sockets, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     jobs.router,
+    sockets.router,
     admin.router,
     dead.router,
     operators.router,

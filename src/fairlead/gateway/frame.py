@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from time import perf_counter
@@ -41,6 +42,9 @@ class Frame:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._carry(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -65,7 +69,39 @@ class Frame:
             if not status:
                 await problem_response(error, scope)(scope, receive, send_framed)
         finally:
-            _write_log(scope, status, perf_counter() - began)
+            _write_log(scope["method"], scope, status, perf_counter() - began)
+
+    async def _carry(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: its line is written when it ends, with the code that it was closed with."""
+        began = perf_counter()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        code = 0
+
+        async def receive_framed() -> Message:
+            nonlocal code
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                code = code or message.get("code", 1005)
+            return message
+
+        async def send_framed(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "websocket.http.response.start":
+                code = message["status"]
+                message["headers"] = [*message["headers"], *_SAFE_HEADERS, (b"x-request-id", request_id.encode())]
+            elif message["type"] == "websocket.close":
+                code = code or message.get("code", 1000)
+            await send(message)
+
+        try:
+            await self.app(scope, receive_framed, send_framed)
+        except Exception:
+            log.exception("request %s: WS %s failed", request_id, _shown(scope["path"]))
+            if not code:
+                with contextlib.suppress(Exception):
+                    await send_framed({"type": "websocket.close", "code": 1011})
+        finally:
+            _write_log("WS", scope, code, perf_counter() - began)
 
 
 def _request_id(scope: Scope) -> str:
@@ -76,7 +112,7 @@ def _request_id(scope: Scope) -> str:
     return uuid7().hex
 
 
-def _write_log(scope: Scope, status: int, seconds: float) -> None:
+def _write_log(method: str, scope: Scope, status: int, seconds: float) -> None:
     # The query and the body stay out: they hold what users typed.
     path = scope["path"]
     level = logging.DEBUG if path in QUIET else logging.INFO
@@ -84,7 +120,7 @@ def _write_log(scope: Scope, status: int, seconds: float) -> None:
         log.log(
             level,
             "%s %s %d %.1f ms request_id=%s",
-            scope["method"],
+            method,
             _shown(path),
             status,
             seconds * 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fairlead.runtime.view import JobView
 
 
-def fairlead_of(request: Request) -> Fairlead:
+def fairlead_of(request: HTTPConnection) -> Fairlead:
     app: Fairlead = request.app.state.fairlead
     return app
 

@@ -46,7 +46,7 @@ class Feed:
     ) -> None:
         self._hub = hub
         self._truth = truth
-        self._now = now
+        self.now = now
         self._turns = turns
         self._allowed = allowed
         self._reader = Subscription()
@@ -71,7 +71,7 @@ class Feed:
             self.unwatch(job_id)
             raise
         if job.status.finished:
-            self._reader.put(Event(events.ENDED, job_id, self._now(), "the job has ended"))
+            self._reader.put(Event(events.ENDED, job_id, self.now(), "the job has ended"))
         elif job.user_id == self._user_id:
             self.unwatch(job_id)  # all that happens to it is told already
         return self._snapshot(job)
@@ -104,14 +104,14 @@ class Feed:
 
     def refuse(self, code: str, message: str) -> None:
         """Answer with an error, in its turn."""
-        self._reader.put(Event(_REFUSE, "", self._now(), message, {"code": code}))
+        self._reader.put(Event(_REFUSE, "", self.now(), message, {"code": code}))
 
     def leave(self) -> None:
         """Whoever awaits `next` hears `Left`."""
         self._reader.end(Left())
 
     def _ask(self, what: str, job_id: str) -> None:
-        self._reader.put(Event(what, job_id, self._now(), ""))
+        self._reader.put(Event(what, job_id, self.now(), ""))
 
     # ------------------------------------------------------------ telling
 
@@ -146,23 +146,23 @@ class Feed:
 
     async def _answer(self, event: Event) -> dict[str, Any] | None:
         if event.type == _REFUSE:
-            return self._error(event.message, event.details["code"])
+            return self.error(event.message, event.details["code"])
         if event.type == _UNWATCH:
             self.unwatch(event.job_id)
             return None
         if len(self._jobs) >= MOST_WATCHED and event.job_id not in self._jobs:
-            return self._error(f"at most {MOST_WATCHED} jobs over one socket", "too_many_watched", event.job_id)
+            return self.error(f"at most {MOST_WATCHED} jobs over one socket", "too_many_watched", event.job_id)
         try:
             return await self.watch(event.job_id)
         except RequestError as error:
-            return self._error(error.message, error.code, event.job_id)
+            return self.error(error.message, error.code, event.job_id)
 
     async def _ending(self, job_id: str) -> dict[str, Any] | None:
         job = await self._turn(lambda: self._read_again(job_id))
         if not job.status.finished:
             return None
         self.unwatch(job_id)
-        return view.ending(job, self._now())
+        return view.ending(job, self.now())
 
     async def _look_again(self, topic: str) -> dict[str, Any] | None:
         if topic in self._jobs:
@@ -170,7 +170,7 @@ class Feed:
             job = await self._turn(lambda: self._read_again(topic))
             if job.status.finished:
                 self.unwatch(topic)
-                return view.ending(job, self._now())
+                return view.ending(job, self.now())
             return self._snapshot(job) if before is None or before != _state(job) else None
         user_id = self._user_id
         if user_id is None or topic != topic_of(user_id):
@@ -204,7 +204,7 @@ class Feed:
         return {
             "type": events.SNAPSHOT,
             "job_id": job.job_id,
-            "at": events.iso(self._now()),
+            "at": events.iso(self.now()),
             "message": f"the job is {job.status}",
             "job": job.as_dict(),
         }
@@ -221,15 +221,15 @@ class Feed:
         return {
             "type": events.SNAPSHOT,
             "user_id": user_id,
-            "at": events.iso(self._now()),
-            "message": f"the newest {len(jobs)} open jobs" if cut else f"{len(jobs)} open jobs",
+            "at": events.iso(self.now()),
+            "message": f"open jobs: {len(jobs)}" + (", the newest" if cut else ""),
             "jobs": [job.as_dict() for job in jobs],
             "cut": cut,
         }
 
-    def _error(self, message: str, code: str, job_id: str | None = None) -> dict[str, Any]:
+    def error(self, message: str, code: str, job_id: str | None = None) -> dict[str, Any]:
         which = {"job_id": job_id} if job_id is not None else {}
-        return {"type": ERROR, **which, "at": events.iso(self._now()), "message": message, "code": code}
+        return {"type": ERROR, **which, "at": events.iso(self.now()), "message": message, "code": code}
 
 
 def _state(job: JobView) -> object:

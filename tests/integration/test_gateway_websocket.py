@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect as connect_sync
 
 from fairlead import app as app_module
-from fairlead.gateway import sockets, transport
+from fairlead.gateway import sockets, stream, transport
 from fairlead.runtime import events, feed
 from fairlead.runtime.events import Event
+from tests.integration.cli_process import up
 from tests.integration.gateway_site import Site, served
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -353,22 +358,32 @@ async def test_a_frame_that_is_too_large_closes_the_socket(site: Site, port: int
 # ---------------------------------------------------------------- readers that do not read, servers that stop
 
 
+SOCKET = (
+    "GET /ws/{job_id} HTTP/1.1",
+    "Host: 127.0.0.1",
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+)
+STREAM = ("GET /api/v1/jobs/{job_id}/events HTTP/1.1", "Host: 127.0.0.1")
+
+
+@pytest.mark.parametrize("request_", [SOCKET, STREAM], ids=["WebSocket", "SSE"])
 async def test_a_client_that_reads_nothing_is_dropped_and_others_are_not(
-    site: Site, port: int, monkeypatch: pytest.MonkeyPatch
+    request_: tuple[str, ...], site: Site, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "SEND_WITHIN_S", 0.2)
     monkeypatch.setattr(sockets, "CLOSE_WITHIN_S", 0.1)
     monkeypatch.setattr(transport, "FLUSH_WITHIN_S", 0.1)
+    monkeypatch.setattr(stream, "SEND_WITHIN_S", 0.2)
     slow, quick = await site.submit(delay=3600), await site.submit(delay=3600)
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     small.setblocking(False)
     await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", port))
-    handshake = (
-        f"GET /ws/{slow} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
-    await asyncio.get_running_loop().sock_sendall(small, handshake.encode())
+    lines = [line.format(job_id=slow) for line in request_]
+    await asyncio.get_running_loop().sock_sendall(small, "\r\n".join([*lines, "", ""]).encode())
     hub = site.app.hub
     async with watching(port, f"/ws/{quick}") as client:
         await heard(client)
@@ -409,6 +424,27 @@ async def test_a_server_that_stops_closes_its_sockets(site: Site) -> None:
             await heard(client)
         assert (await until_closed(client))[1] == 1012
     assert site.app.hub.topics_here() == []
+
+
+def test_fairlead_up_stops_soon_whoever_watches(tmp_path: Path) -> None:
+    with up(tmp_path) as server, contextlib.ExitStack() as open_:
+        for _ in range(3):
+            body = {"user_id": "ada", "feature_name": "echo", "delay": 3600}
+            job_id = httpx2.post(f"{server.url}/api/v1/jobs", json=body, timeout=PATIENCE).json()["job_id"]
+            client = open_.enter_context(connect_sync(f"{server.url.replace('http', 'ws')}/ws/{job_id}"))
+            client.recv()
+        stream_ = open_.enter_context(
+            httpx2.stream("GET", f"{server.url}/api/v1/jobs/{job_id}/events", timeout=PATIENCE)
+        )
+        assert stream_.status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+        assert ": closing" in stream_.read().decode()
+        assert not any("Traceback" in line or "ERROR" in line for line in server.heard)
 
 
 # ---------------------------------------------------------------- whose jobs

@@ -9,7 +9,7 @@ from fairlead.dispatch.port import Heard
 from fairlead.runtime import events
 from fairlead.runtime.clock import SystemClock
 from fairlead.runtime.crossing import Crossing
-from fairlead.runtime.events import Event, Hub
+from fairlead.runtime.events import Event, Hub, Subscription, topic_of
 
 
 class Wire:
@@ -52,7 +52,8 @@ class Process:
     def __init__(self, wire: Wire) -> None:
         self.hub = Hub()
         self.stopped: list[tuple[str, int]] = []
-        self.crossing = Crossing(OnWire(wire), self.hub, SystemClock(), lambda *job: self.stopped.append(job))
+        self.bus = OnWire(wire)
+        self.crossing = Crossing(self.bus, self.hub, SystemClock(), lambda *job: self.stopped.append(job))
 
 
 async def two(wire: Wire) -> tuple[Process, Process]:
@@ -85,6 +86,43 @@ async def test_what_nobody_watches_is_not_sent() -> None:
     assert not here.hub.watched("j", "ada")
     here.hub.publish(said(events.PROGRESS, "j"), "ada")
     assert wire.sent == []
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_the_followers_of_a_user_hear_of_that_user_elsewhere_and_of_no_other() -> None:
+    wire = Wire()
+    here, there = await two(wire)
+    follower = Subscription()
+    there.hub.follow(topic_of("ada"), follower)
+    with there.hub.subscribe("j1") as watcher:
+        for number, user_id in enumerate(("grace", "ada", "ada")):
+            here.hub.publish(said(events.WAITING, f"j{number}"), user_id)
+        assert [event.job_id for event in follower.waiting()] == ["j1", "j2"]
+        assert [event.job_id for event in watcher.waiting()] == ["j1"]
+    assert wire.sent.count("ws:user:ada") == 2
+    assert "ws:user:grace" not in wire.sent
+    here.crossing.ended("j2")
+    await asyncio.sleep(0)
+    assert [event.type for event in follower.waiting()][-1] == events.ENDED
+    there.hub.unfollow(topic_of("ada"), follower)
+    assert there.bus.channels.isdisjoint({"ws:user:ada", "ws:j1"})
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_after_a_lost_connection_all_hear_who_listens_and_watchers_look_twice(monkeypatch: Any) -> None:
+    monkeypatch.setattr("fairlead.runtime.crossing.SETTLED_AFTER", 0.01)
+    here, there = await two(Wire())
+    with there.hub.subscribe("j") as watcher:
+        here.hub.elsewhere.clear()
+        assert there.bus.began is not None
+        there.bus.began()
+        assert here.hub.elsewhere == {"j"}
+        for _ in range(2):
+            heard = await watcher.next(10)
+            assert heard is not None
+            assert (heard.type, heard.job_id) == (events.MISSED, "j")
     await here.crossing.close()
     await there.crossing.close()
 

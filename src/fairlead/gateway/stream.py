@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fairlead.domain.job import FINISHED
 from fairlead.errors import FairleadError
 from fairlead.runtime.events import SNAPSHOT, TERMINAL, Dismissed, TooSlow
 
 HEARTBEAT_S = 15.0
+SEND_WITHIN_S = 10.0
 RETRY_MS = 2000
 END = "-end"
 
@@ -21,15 +24,22 @@ Events = AsyncIterator[dict[str, Any] | None]
 
 
 class EventStream(StreamingResponse):
-    """Closes what it reads from, however it ends: a reader that left must not stay subscribed."""
+    """Closes what it reads from, however it ends: a reader that left must not stay subscribed. One that takes nothing
+    for a while is left."""
 
     def __init__(self, first: dict[str, Any] | None, events: Events) -> None:
         self._frames = frames(first, events)
         super().__init__(self._frames, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_WITHIN_S):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            raise ClientDisconnect from None
         finally:
             await self._frames.aclose()
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 TOPIC = "ws:"
 WATCHING, ENDED, STOP = "fairlead:watching", "fairlead:ended", "fairlead:stop"
 LOOK_EVERY = 1.0
+SETTLED_AFTER = 3.0
 # Many thousand channels take a while to list: that may have this share of the event loop's time.
 SHARE = 0.02
 TOPICS_A_MESSAGE = 500
@@ -42,6 +43,7 @@ class Crossing:
         self._new: set[str] = set()
         """Topics that were heard of while the server was asked for all of them."""
         self._looker: asyncio.Task[None] | None = None
+        self._settled: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         await self._bus.start([WATCHING, ENDED, STOP], self._heard, self._began)
@@ -55,6 +57,8 @@ class Crossing:
     async def close(self) -> None:
         if self._looker is not None:
             self._looker.cancel()
+        if self._settled is not None:
+            self._settled.cancel()
         self._hub.on_event = lambda topic, event: None
         self._hub.on_watch = self._hub.on_unwatch = lambda topic: None
         await self._bus.close()
@@ -82,11 +86,18 @@ class Crossing:
 
     def _began(self) -> None:
         """A connection stands: nobody sent what nobody seemed to listen to, and what was sent was not heard."""
-        topics, now = self._hub.topics_here(), self._clock.now()
+        topics = self._hub.topics_here()
         for begin in range(0, len(topics), TOPICS_A_MESSAGE):
             self._bus.send(WATCHING, "\n".join(topics[begin : begin + TOPICS_A_MESSAGE]).encode())
-        for topic in topics:
-            self._hub.missed(topic, now)
+        self._missed()
+        # Others may have lost their connection too, and tell us nothing until they know that we listen again.
+        if self._settled is not None:
+            self._settled.cancel()
+        self._settled = asyncio.get_running_loop().call_later(SETTLED_AFTER, self._missed)
+
+    def _missed(self) -> None:
+        for topic in self._hub.topics_here():
+            self._hub.missed(topic, self._clock.now())
 
     async def _look(self) -> None:
         """Who listens, as the server itself knows it: forgets those who are gone, finds those who were not heard."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 from fastapi.routing import APIRoute
+from starlette.routing import WebSocketRoute
 
 import fairlead.errors
 from fairlead.errors import FairleadError
@@ -37,6 +38,15 @@ CODES = sorted({error.code for module in (fairlead.errors, problems) for error i
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_is_documented(method: str, path: str) -> None:
     assert f"`{method} {path}" in TEXT
+
+
+@pytest.mark.parametrize(
+    "path", sorted(route.path for router in ROUTERS for route in router.routes if isinstance(route, WebSocketRoute))
+)
+def test_every_socket_is_documented_with_an_example_that_can_be_typed(path: str) -> None:
+    assert f"`GET {path}" in TEXT
+    typed = re.escape(path).replace(r"\{job_id\}", r"[0-9a-f-]{36}")
+    assert re.search(rf"python -m websockets '?ws://127\.0\.0\.1:8000{typed}(?=['\s?])", TEXT)
 
 
 @pytest.mark.parametrize("path", sorted({path for _, path in ROUTES}))

@@ -165,6 +165,7 @@ class Hub:
     def readers(self) -> int:
         """How many watch, in this process."""
         return sum(map(len, self._readers.values()))
+
     def users_here(self) -> list[str]:
         return list(self._followed)
 

@@ -240,7 +240,7 @@ async def test_a_grant_is_charged_by_the_users_mean_duration_else_by_the_service
     await line.run_first("bob", 16.0)
     await line.offer("c", "cleo", cost=2.0)
     charged = {lease.job_id: lease.charged for lease in await line.claim(9)}
-    assert charged == {"a1": 8 * SECOND, "b": 16 * SECOND, "c": 9 * SECOND}, "the service: 8 + (16 - 8) / 8"
+    assert charged == {"a1": 8 * SECOND, "b": 16 * SECOND, "c": 12 * SECOND}, "the service: (8 + 16) / 2"
 
 
 @pytest.mark.parametrize(("seconds", "weight"), [(5.0, 1.0), (0.25, 1.0), (7.0, 3.0), (0.0, 2.0)])

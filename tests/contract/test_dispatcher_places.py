@@ -100,6 +100,88 @@ async def test_a_pools_limit_bounds_the_slots_of_a_place(line: Line) -> None:
     assert (await line.dispatcher.places(["a"]))["a"].slots == 3
 
 
+async def test_a_place_says_who_is_ahead(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1, retries_first=True))
+    await line.offer_all(["r0", "r1"], "ann", rank=RANK_RETRY)
+    await line.offer_all(["h0", "h1", "h2"], "bob", band=1)
+    await line.offer_all(["c0", "c1"], "cleo")
+    await line.offer_all(["d0", "d1"], "dan")
+    await line.offer("low", "bob", band=3)
+    place = (await line.dispatcher.places(["d1"]))["d1"]
+    assert (place.service, place.band) == ("s", 2)
+    assert (place.ahead_retries, place.ahead_bands, place.ahead_own) == (2, 3, 1)
+    assert place.position == 9
+    assert place.ahead_users == 2
+    first = (await line.dispatcher.places(["r1"]))["r1"]
+    assert (first.band, first.ahead_retries, first.ahead_bands, first.ahead_own, first.position) == (0, 0, 0, 1, 2)
+
+
+async def test_a_place_in_a_fifo_line_says_who_is_ahead(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1, order=Order.FIFO, retries_first=True))
+    await line.offer("h0", "bob", band=1)
+    await line.offer("a0", "ann", band=3)
+    await line.offer("r0", "bob", rank=RANK_RETRY)
+    await line.offer("a1", "ann", band=3)
+    place = (await line.dispatcher.places(["a1"]))["a1"]
+    assert (place.position, place.ahead_retries, place.ahead_bands, place.ahead_own) == (4, 1, 0, 1)
+    assert (place.ahead_users, place.newcomer) == (1, False)
+
+
+async def test_a_newcomers_first_step_is_told_from_the_others(line: Line) -> None:
+    await line.open(FAIR)
+    await line.offer_all(["a0", "a1"], "ann")
+    places = await line.dispatcher.places(["a0", "a1"])
+    assert [places[job].newcomer for job in ("a0", "a1")] == [True, False]
+    await line.take()
+    assert not (await line.dispatcher.places(["a1"]))["a1"].newcomer
+
+
+async def test_a_place_says_how_many_slots_nobody_has(line: Line) -> None:
+    async def free(job: str) -> int:
+        return (await line.dispatcher.places([job]))[job].free
+
+    await line.open(ServiceRules("s", limit=3))
+    await line.offer_all("abc")
+    assert await free("c") == 3
+    await line.take()
+    await line.hold("held", 8.0)
+    assert await free("c") == 1
+    await line.change("s", paused=True)
+    assert await free("c") == 0, "a paused lane grants nothing"
+    await line.change("s", paused=False)
+    line.clock.advance(8.0)
+    assert await free("c") == 2, "a hold that is over counts no more"
+
+
+async def test_a_pools_free_slots_bound_those_of_a_place(line: Line) -> None:
+    await open_pool(line, 3, "x", "y")
+    await line.offer_all(["x0", "x1"], service="x")
+    await line.offer("y0", service="y")
+    await line.claim(2, "x")
+    place = (await line.dispatcher.places(["y0"]))["y0"]
+    assert (place.slots, place.free) == (3, 1)
+
+
+async def test_a_bound_steps_slots_are_its_regions(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 2, "us": 3}, cost=4.0))
+    await line.offer("e0", region="eu")
+    await line.take()
+    await line.hold("held", 8.0, region="eu")
+    await line.offer_all(["e1"], region="eu")
+    await line.offer_all(["u1"], region="us")
+    await line.offer("any")
+    places = await line.dispatcher.places(["e1", "u1", "any"])
+    assert [(places[job].slots, places[job].free) for job in ("e1", "u1", "any")] == [(2, 0), (3, 3), (5, 3)]
+    assert [places[job].work_ahead for job in ("e1", "u1")] == [4.0, 0.0], "what runs elsewhere is not ahead of it"
+
+
+async def test_a_services_mean_is_of_all_its_calls_until_it_forgets_the_oldest(line: Line) -> None:
+    await line.open(FAIR)
+    for seconds in (1.0, 2.0, 6.0):
+        await line.run_first("ann", seconds)
+    assert (await line.see()).mean_duration == 3.0
+
+
 async def test_a_snapshot_shows_a_service(line: Line) -> None:
     await line.open(ServiceRules("s", limit=3), ServiceRules("t", limit=1))
     await line.offer_all(["a0", "a1", "a2"], "ann", weight=2.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fairlead.dispatch.port import Lease, Offer
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.limits import Order, ServiceRules
-from fairlead.domain.order import DEFAULT_COST, charge, micros, smoothed
+from fairlead.domain.order import DEFAULT_COST, averaged, charge, micros, smoothed
 
 BANDS = (0, 1, 2, 3)
 
@@ -97,6 +97,7 @@ class ReferenceService:
     weights: dict[str, float] = field(default_factory=dict)
     means: dict[str, int] = field(default_factory=dict)
     mean: int | None = None
+    measured: int = 0
 
     @property
     def fifo(self) -> bool:
@@ -208,7 +209,7 @@ class ReferenceService:
         real = None if refund else micros(now - lease.granted_at)
         if real is not None:
             self.means[lease.user_id] = smoothed(self.means.get(lease.user_id), real)
-            self.mean = smoothed(self.mean, real)
+            self.mean, self.measured = averaged(self.mean, real, self.measured)
         if not self.fifo:
             used = 0 if real is None else charge(real, lease.weight)
             self.bands[lease.band].settle(lease.user_id, used - lease.charged)
@@ -238,7 +239,7 @@ class ReferenceService:
         self.epoch += 1
         self.open = False
         self.bands = [Band() for _ in BANDS]
-        self.means, self.mean, self.weights, self.waiting = {}, None, {}, []
+        self.means, self.mean, self.measured, self.weights, self.waiting = {}, None, 0, {}, []
         expires_at = now + self.rules.lease_ttl
         self.leases = [(replace(lease, charged=0, expires_at=expires_at), 0) for lease in leases]
         for lease in leases:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.domain.order import SECOND, Place, charge, micros, served_before, smoothed
+from fairlead.domain.order import SECOND, Place, averaged, charge, micros, served_before, smoothed
 
 COSTS = st.integers(0, 10**12)
 WEIGHTS = st.floats(0.001, 1000)
@@ -75,3 +77,29 @@ def test_served_before_counts_the_starts_that_come_first(
 def test_the_estimated_wait_is_shared_by_the_slots() -> None:
     assert Place(position=3, work_ahead=12.0, slots=4, mean=5.0).estimated_wait() == (3.0, 8.0)
     assert Place(position=3, work_ahead=12.0, slots=0, mean=5.0).estimated_wait() == (12.0, 17.0)
+
+
+def test_an_average_is_of_all_until_it_forgets_the_oldest() -> None:
+    mean, count = None, 0
+    for measured in (10, 20, 60):
+        mean, count = averaged(mean, measured, count)
+    assert (mean, count) == (30, 3)
+    for _ in range(1000):
+        mean, count = averaged(mean, 10, count)
+    assert (mean, count) == (10, 64)
+
+
+def test_a_step_with_a_free_slot_for_it_does_not_wait() -> None:
+    place = Place(2, 30.0, 4, 10.0, free=2)
+    assert place.plain_wait == 0.0
+    assert place.estimated_wait() == (0.0, 0.0)
+    assert Place(3, 30.0, 4, 10.0, free=2).plain_wait == 7.5
+
+
+def test_an_estimate_follows_what_came_true_before() -> None:
+    place = Place(9, 80.0, 4, 10.0)
+    assert place.surprise_of(20.0) == 1.0
+    learned = replace(place, surprise=(1.2, 2.0))
+    low, high = learned.estimated_wait()
+    assert (learned.surprise_of(low), learned.surprise_of(high)) == pytest.approx((1.2, 2.0))
+    assert replace(place, work_ahead=0.0, surprise=(0.1, 0.5)).estimated_wait() == (0.0, 0.0), "no wait is negative"

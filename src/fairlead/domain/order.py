@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SECOND = 1_000_000
 DEFAULT_COST = SECOND
 _SMOOTHING = 8
+_REMEMBERED = 64
 
 
 def micros(seconds: float) -> int:
@@ -31,6 +32,13 @@ def smoothed(mean: int | None, measured: int) -> int:
     return mean + (measured - mean) // _SMOOTHING
 
 
+def averaged(mean: int | None, measured: int, count: int) -> tuple[int, int]:
+    """The mean of all of a service's calls, until so many are remembered that it forgets the oldest slowly; and the
+    new count. Waits add up many calls, so it has to be steadier than one user's."""
+    count = min(count + 1, _REMEMBERED)
+    return (measured if mean is None else mean + (measured - mean) // count), count
+
+
 def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark: int, marked_user: str) -> int:
     """How many of a user's `count` waiting steps start before the step that `marked_user` starts at tag `mark`.
 
@@ -46,14 +54,53 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiting step stands: 1 is next. `work_ahead` is the estimated slot time, in seconds, before its turn."""
+    """Where a waiting step stands: 1 is next. `work_ahead` is the estimated slot time, in seconds, before its turn.
+
+    `slots` are those that it could have, `free` those of them that nobody has. `band` is the one that it waits in; a
+    `newcomer` goes before all others of its band, and nobody who comes later overtakes it. Of the steps ahead,
+    `ahead_retries` go before every priority, `ahead_bands` are of higher priority, `ahead_own` are its user's own, and
+    the rest are other users' whose turn is earlier.
+
+    `surprise` is by how much waits like this one came out longer than `plain_wait` said, of late: the lower and the
+    upper quarter, or None when too little is known.
+    """
 
     position: int
     work_ahead: float
     slots: int
     mean: float
+    free: int = 0
+    service: str = ""
+    band: int = 0
+    newcomer: bool = False
+    ahead_retries: int = 0
+    ahead_bands: int = 0
+    ahead_own: int = 0
+    surprise: tuple[float, float] | None = None
+
+    @property
+    def ahead_users(self) -> int:
+        return self.position - 1 - self.ahead_retries - self.ahead_bands - self.ahead_own
+
+    @property
+    def plain_wait(self) -> float:
+        """In seconds, if nobody comes any more and every call takes as long as those before it."""
+        return 0.0 if self.position <= self.free else self.work_ahead / max(1, self.slots)
+
+    @property
+    def pace(self) -> float:
+        """The seconds from one grant to the next while all slots are busy: no wait is known better than this."""
+        return self.mean / max(1, self.slots)
 
     def estimated_wait(self) -> tuple[float, float]:
-        """A range, in seconds: from every slot being about to free up, to every one having just begun."""
-        shared = self.work_ahead / max(1, self.slots)
-        return (shared, shared + self.mean)
+        """A range, in seconds: half of the waits like this one ended within it. While too few of them are known, it is
+        from every slot being about to free up, to every one having just begun."""
+        plain, pace = self.plain_wait, self.pace
+        if self.surprise is None:
+            return (plain, plain + (0.0 if self.position <= self.free else self.mean))
+        low, high = self.surprise
+        return (max(0.0, (plain + pace) * low - pace), max(0.0, (plain + pace) * high - pace))
+
+    def surprise_of(self, waited: float) -> float:
+        """What came true as a share of what was thought; of a wait that is next to nothing it says little."""
+        return (waited + self.pace) / (self.plain_wait + self.pace)

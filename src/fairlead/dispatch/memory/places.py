@@ -16,16 +16,30 @@ from fairlead.dispatch.memory.lines import COST, JOB, KEY, USER, Entry, FairBand
 from fairlead.dispatch.memory.service import Service
 from fairlead.domain.order import SECOND, Place, charge, micros
 
+FIRST_PRIORITY = 1
+"""The band before it has the retries that go first."""
+
 Waiting: TypeAlias = tuple[str, int, int, int]
 """One user's steps in the lanes looked at: user id, how many, the estimate for one of them, and its charge."""
 
 
 class Mark(NamedTuple):
-    """The virtual time at which a step that is asked about starts."""
+    """The virtual time at which a step that is asked about starts; `own` steps of its user come before it."""
 
     tag: int
     user_id: str
     job_id: str
+    own: int
+
+
+class Ahead(NamedTuple):
+    """What comes before one step: how many steps, how much work, and of the steps how many are the user's own."""
+
+    job_id: str
+    steps: int
+    work: int
+    own: int
+    newcomer: bool = False
 
 
 def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, Place]:
@@ -33,27 +47,64 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
     groups: dict[tuple[int, str | None], list[Entry]] = {}
     for entry in entries:
         groups.setdefault(service.where(entry), []).append(entry)
-    running = _running_work(service, now)
     found: dict[str, Place] = {}
     for (band, region), group in groups.items():
-        ahead = _fifo_ahead if service.fifo else _fair_ahead
-        for job_id, count, work in ahead(service, band, region, group):
-            found[job_id] = _place(service, count + 1, work + running)
+        running = _running_work(service, region, now)
+        slots, free = _slots(service, region), _free(service, region, now)
+        mean = _mean(service) / SECOND
+        retries, retry_work = _all_of(service, range(min(band, FIRST_PRIORITY)), region)
+        higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region)
+        before, work_before = retries + higher, retry_work + higher_work + running
+        for ahead in (_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group):
+            found[ahead.job_id] = Place(
+                before + ahead.steps + 1, (work_before + ahead.work) / SECOND, slots, mean, free, service.name, band,
+                ahead.newcomer, retries, higher, ahead.own,
+            )  # fmt: skip
     return found
 
 
-def _place(service: Service, position: int, work: int) -> Place:
-    slots = service.rules.limit if service.pool is None else min(service.rules.limit, service.pool.limit)
-    return Place(position, work / SECOND, slots, _mean(service) / SECOND)
+def _slots(service: Service, region: str | None) -> int:
+    """How many of them this step could ever have."""
+    rules = service.rules
+    slots = rules.limit if service.pool is None else min(rules.limit, service.pool.limit)
+    if not rules.regions:
+        return slots
+    return min(slots, sum(rules.regions.values()) if region is None else rules.regions.get(region, 0))
+
+
+def _free(service: Service, region: str | None, now: float) -> int:
+    """How many of them nobody has now; none of a lane that grants nothing. Holds that are over count no more."""
+    rules = service.rules
+    if rules.paused or not service.scope.open:
+        return 0
+    free = rules.limit - _in_use(service, now)
+    if service.pool is not None:
+        free = min(free, service.pool.limit - sum(_in_use(each, now) for each in service.pool.services))
+    if rules.regions:
+        free = min(free, sum(_free_in(service, each, now) for each in rules.regions if region in (None, each)))
+    return max(0, free)
+
+
+def _in_use(service: Service, now: float) -> int:
+    return len(service.leases) + sum(hold.until > now for hold in service.holds.values())
+
+
+def _free_in(service: Service, region: str, now: float) -> int:
+    over = sum(hold.region == region and hold.until <= now for hold in service.holds.values())
+    return max(0, service.region_free(region) + over)
 
 
 def _mean(service: Service) -> int:
     return service.default_cost if service.mean is None else service.mean
 
 
-def _running_work(service: Service, now: float) -> int:
-    """What is left to do of the steps that run."""
-    return sum(max(0, estimate - micros(now - lease.granted_at)) for lease, estimate in service.leases.values())
+def _running_work(service: Service, region: str | None, now: float) -> int:
+    """What is left to do of the steps that run: all of them, or those in one region."""
+    return sum(
+        max(0, estimate - micros(now - lease.granted_at))
+        for lease, estimate in service.leases.values()
+        if region is None or lease.region == region
+    )
 
 
 def _lanes_ahead(service: Service, band: int, region: str | None) -> list[Lane]:
@@ -67,20 +118,16 @@ def _lanes_ahead(service: Service, band: int, region: str | None) -> list[Lane]:
     return [lane for name in (None, region) if (lane := lanes.get(name)) is not None]
 
 
-def _fifo_ahead(
-    service: Service, band: int, region: str | None, entries: list[Entry]
-) -> Iterator[tuple[str, int, int]]:
+def _fifo_ahead(service: Service, band: int, region: str | None, entries: list[Entry]) -> Iterator[Ahead]:
     mean = _mean(service)
-    higher = sum(len(lane.keys) for above in range(band) for lane in _lanes_ahead(service, above, region))
     lanes = _lanes_ahead(service, band, region)
     for entry in entries:
-        count = higher + sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
-        yield entry[JOB], count, count * mean
+        count = sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
+        own = sum(before(lane.lines[entry[USER]], entry) for lane in lanes if entry[USER] in lane.lines)
+        yield Ahead(entry[JOB], count, count * mean, own)
 
 
-def _fair_ahead(
-    service: Service, band: int, region: str | None, entries: list[Entry]
-) -> Iterator[tuple[str, int, int]]:
+def _fair_ahead(service: Service, band: int, region: str | None, entries: list[Entry]) -> Iterator[Ahead]:
     fair = service.bands[band]
     assert isinstance(fair, FairBand)
     lanes = _lanes_ahead(service, band, region)
@@ -92,9 +139,8 @@ def _fair_ahead(
             tally.add(fair.new[user_id], (user_id, 1, estimate, step_charge))
             tag, waiting = tag + step_charge, (user_id, steps - 1, estimate, step_charge)
         tally.add(tag, waiting)
-    higher, higher_work = _all_of_higher_bands(service, band, region)
     for mark, count, work in tally.totals():
-        yield mark.job_id, higher + count, higher_work + work
+        yield Ahead(mark.job_id, count, work, mark.own, mark.own == 0 and mark.user_id in fair.new)
 
 
 class _Tally:
@@ -134,13 +180,20 @@ class _Tally:
             yield mark, count + self.just_here[i], work + self.just_here_work[i]
 
 
-def _all_of_higher_bands(service: Service, band: int, region: str | None) -> tuple[int, int]:
+def _all_of(service: Service, bands: range, region: str | None) -> tuple[int, int]:
+    """All steps of these bands that this lane's steps wait behind, and their work."""
     count = work = 0
-    for above in range(band):
-        if service.bands[above].waiting:
-            for _, steps, estimate, _ in _waiting(service, _lanes_ahead(service, above, region)):
-                count += steps
-                work += steps * estimate
+    for band in bands:
+        if not service.bands[band].waiting:
+            continue
+        lanes = _lanes_ahead(service, band, region)
+        if service.fifo:
+            steps = sum(len(lane.keys) for lane in lanes)
+            count, work = count + steps, work + steps * _mean(service)
+            continue
+        for _, steps, estimate, _ in _waiting(service, lanes):
+            count += steps
+            work += steps * estimate
     return count, work
 
 
@@ -149,9 +202,9 @@ def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> 
     lines = [lane.lines[user_id] for lane in lanes if user_id in lane.lines]
     index = sum(before(line, entry) for line in lines)
     if index == 0 and user_id in band.new:
-        return Mark(band.new[user_id], user_id, entry[JOB])
+        return Mark(band.new[user_id], user_id, entry[JOB], 0)
     _, _, _, step_charge = _of_user(service, user_id, lines)
-    return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB])
+    return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB], index)
 
 
 def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:

@@ -9,7 +9,7 @@ from fairlead.dispatch.memory.lines import BAND, COST, RANK, REGION, USER, Entry
 from fairlead.dispatch.port import Lease
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.limits import Order, ServiceRules
-from fairlead.domain.order import DEFAULT_COST, charge, micros, smoothed
+from fairlead.domain.order import DEFAULT_COST, averaged, charge, micros, smoothed
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.pool import Pool
@@ -65,7 +65,7 @@ class Service:
     """A lane with its regions. Slots in use are the leases and holds it has, counted, never a counter."""
 
     __slots__ = (
-        "bands", "default_cost", "fifo", "holds", "leases", "mean", "name", "parked", "pool", "ready",
+        "bands", "default_cost", "fifo", "holds", "leases", "mean", "measured", "name", "parked", "pool", "ready",
         "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
@@ -86,6 +86,8 @@ class Service:
         self.users: dict[str, User] = {}
         self.parked: set[str] = set()
         self.mean: int | None = None
+        self.measured = 0
+        """How many calls the mean is of, up to as many as it remembers."""
         self.leases: dict[str, Granted] = {}
         self.holds: dict[str, Hold] = {}
         self.region_slots: dict[str | None, set[str]] = {}
@@ -276,7 +278,7 @@ class Service:
         if real is not None:
             used = charge(real, lease.weight)
             user.mean = smoothed(user.mean, real)
-            self.mean = smoothed(self.mean, real)
+            self.mean, self.measured = averaged(self.mean, real, self.measured)
         self.bands[lease.band].settle(lease.user_id, used - lease.charged)
         if self.pool is not None:
             self.pool.settle(lease.band, self.name, estimate, real)

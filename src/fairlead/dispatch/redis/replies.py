@@ -137,8 +137,10 @@ def states(answer: Sequence[Any], scopes: Sequence[str]) -> dict[str, ScopeState
 
 def places(values: Sequence[Any]) -> dict[str, Place]:
     return {
-        job_id.decode(): Place(position, work / SECOND, slots, mean / SECOND)
-        for job_id, position, work, slots, mean in _rows(values, 5)
+        job_id.decode(): Place(
+            position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), *ahead
+        )
+        for job_id, position, work, slots, mean, free, service, band, newcomer, *ahead in _rows(values, 12)
     }
 
 

@@ -3,8 +3,9 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          jobs
 --
--- Returns {0}, then five values each: job, position, work ahead in µs, slots, mean in µs. Jobs not in line here are
--- absent.
+-- Returns {0}, then twelve values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
+-- 1 for a newcomer's first step, and of the steps ahead: retries that go first, those of higher bands, the user's own.
+-- Jobs not in line here are absent.
 --
 -- FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at tag + n * charge, so the steps
 -- before a given one can be counted per user, in one pass over the users for all steps asked about. The first step of a
@@ -39,19 +40,30 @@ local function mean_of(service)
   return service.mean or service.cost
 end
 
+-- How many of the user's own steps in these lanes come before this one.
+local function own_before(service, lanes, entry)
+  local own, key = 0, order_key(service, entry.rank, entry.seq) .. entry.job
+  for _, lane in ipairs(lanes) do
+    local line = line_of(lane, entry.user)
+    own = own + call('ZLEXCOUNT', service.keys.line, '[' .. line, '(' .. line .. key)
+  end
+  return own
+end
+
 local function fifo_ahead(service, band, lane, asked, answer)
-  local seqs, higher = service.keys.seqs, 0
-  for above = 0, band - 1 do
+  local seqs, retries = service.keys.seqs, 0
+  for above = 0, band - 1 do -- of a FIFO service, retries that go first are the only other band
     for _, other in ipairs(lanes_ahead(seqs, above, lane)) do
-      higher = higher + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
+      retries = retries + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
     end
   end
+  local lanes = lanes_ahead(seqs, band, lane)
   for _, entry in ipairs(asked) do
-    local count = higher
-    for _, other in ipairs(lanes_ahead(seqs, band, lane)) do
+    local count = retries
+    for _, other in ipairs(lanes) do
       count = count + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\0' .. sortable(entry.seq))
     end
-    answer(entry.job, count, count * mean_of(service))
+    answer(entry.job, count, count * mean_of(service), false, retries, 0, own_before(service, lanes, entry))
   end
 end
 
@@ -78,17 +90,12 @@ local function standing_of(service, user, lanes)
 end
 
 local function mark_of(service, band, lanes, entry)
-  local user, index = read_user(service, entry.user), 0
-  local key = order_key(service, entry.rank, entry.seq) .. entry.job
-  for _, lane in ipairs(lanes) do
-    local line = line_of(lane, user[ID])
-    index = index + call('ZLEXCOUNT', service.keys.line, '[' .. line, '(' .. line .. key)
-  end
+  local user, own = read_user(service, entry.user), own_before(service, lanes, entry)
   local _, _, each = standing_of(service, user, lanes)
-  if index == 0 and user[NEW + band] then
-    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job }
+  if own == 0 and user[NEW + band] then
+    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job, own = 0, newcomer = true }
   end
-  return { tag = user[TAG + band] + index * each, user = user[ID], job = entry.job }
+  return { tag = user[TAG + band] + own * each, user = user[ID], job = entry.job, own = own, newcomer = false }
 end
 
 -- How many of a user's steps start before the mark; equal tags go by user id.
@@ -117,9 +124,9 @@ local function first_after(marks, tag)
 end
 
 local function fair_ahead(service, band, lane, asked, users, answer)
-  local count, work, lanes, above = 0, 0, lanes_ahead(service.keys.line, band, lane), {}
+  local work, lanes, above, in_band = 0, lanes_ahead(service.keys.line, band, lane), {}, {}
   for higher = 0, band - 1 do
-    above[#above + 1] = lanes_ahead(service.keys.line, higher, lane)
+    above[higher], in_band[higher] = lanes_ahead(service.keys.line, higher, lane), 0
   end
   local marks = {}
   for i, entry in ipairs(asked) do
@@ -142,10 +149,10 @@ local function fair_ahead(service, band, lane, asked, users, answer)
     end
   end
   for _, user in ipairs(users) do
-    for _, higher in ipairs(above) do
-      local steps, estimate = standing_of(service, user, higher)
+    for higher = 0, band - 1 do
+      local steps, estimate = standing_of(service, user, above[higher])
       if steps > 0 then
-        count, work = count + steps, work + steps * estimate
+        in_band[higher], work = in_band[higher] + steps, work + steps * estimate
       end
     end
     local steps, estimate, each = standing_of(service, user, lanes)
@@ -156,19 +163,63 @@ local function fair_ahead(service, band, lane, asked, users, answer)
     end
     add(tag, user[ID], each, steps, estimate)
   end
+  local retries, higher = in_band[0] or 0, (in_band[1] or 0) + (in_band[2] or 0)
+  local count = retries + higher
   for i, mark in ipairs(marks) do
     count, work = count + counts[i], work + works[i]
-    answer(mark.job, count + more[i], work + more_work[i])
+    answer(mark.job, count + more[i], work + more_work[i], mark.newcomer, retries, higher, mark.own)
   end
 end
 
-local function running_work(service)
+-- What is left to do of the steps that run: all of them, or those in one region.
+local function running_work(service, region)
   local left = 0
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
-    local _, _, _, _, _, granted, _, _, _, _, estimate = unpack_of(stored)
-    left = left + math.max(0, estimate - math.max(0, now - granted))
+    local _, _, _, _, _, granted, where_it_runs, _, _, _, estimate = unpack_of(stored)
+    if not region or where_it_runs == region then
+      left = left + math.max(0, estimate - math.max(0, now - granted))
+    end
   end
   return left
+end
+
+-- Slots kept by holds that are over, and that nobody has ended yet: all of them, and by region.
+local function over_holds(service)
+  local over = service.held > 0 and call('ZRANGEBYSCORE', service.keys.ends, '-inf', format('%d', now)) or NONE
+  local by_region = {}
+  for _, key in ipairs(over) do
+    local region = unpack_of(call('HGET', service.keys.holds, key))[2]
+    if region then
+      by_region[region] = (by_region[region] or 0) + 1
+    end
+  end
+  return #over, by_region
+end
+
+-- How many slots a step of this lane could ever have, and how many of them nobody has now; none of a lane that grants
+-- nothing.
+local function slots_of(service, region)
+  local slots, free, in_regions, free_in_regions = service.limit, service.limit, 0, 0
+  local over, over_in = over_holds(service)
+  free = free - service.leased - service.held + over
+  if scope.pool_limit then
+    local pool_free = scope.pool_limit
+    for _, other in ipairs(pooled) do
+      pool_free = pool_free - other.leased - other.held + (other == service and over or over_holds(other))
+    end
+    slots, free = math.min(slots, scope.pool_limit), math.min(free, pool_free)
+  end
+  if service.regional then
+    for i = 1, #service.regions, 2 do
+      local name, limit = service.regions[i], service.regions[i + 1]
+      if not region or name == region then
+        in_regions = in_regions + limit
+        free_in_regions = free_in_regions + math.max(0, limit - service.taken[name] + (over_in[name] or 0))
+      end
+    end
+    slots, free = math.min(slots, in_regions), math.min(free, free_in_regions)
+  end
+  return slots, (service.paused or not scope.open) and 0 or math.max(0, free)
 end
 
 local function all_users(service)
@@ -194,15 +245,16 @@ for i, stored in ipairs(read_many(ENTRIES, jobs)) do
   end
 end
 for service, lanes in pairs(asked) do
-  local running, users = running_work(service), not service.fifo and all_users(service)
-  local slots = scope.pool_limit and math.min(service.limit, scope.pool_limit) or service.limit
-  local function answer(job, count, work)
-    local n = #rows
-    rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
-    rows[n + 5] = mean_of(service)
-  end
+  local users = not service.fifo and all_users(service)
   for lane, entries in pairs(lanes) do
-    local band = tonumber(sub(lane, 1, 1))
+    local band, region = tonumber(sub(lane, 1, 1)), sub(lane, 2, 2) == '=' and sub(lane, 3)
+    local running, slots, free = running_work(service, region), slots_of(service, region)
+    local function answer(job, count, work, newcomer, retries, higher, own)
+      local n = #rows
+      rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
+      rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
+      rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
+    end
     if service.fifo then
       fifo_ahead(service, band, lane, entries, answer)
     else

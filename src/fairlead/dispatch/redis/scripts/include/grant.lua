@@ -141,7 +141,7 @@ local function give_back(service, name, refund, job, _, _, user_id, _, granted, 
     real = now > granted and now - granted or 0
     used = charge(real, weight)
     user[MEAN] = smoothed(user[MEAN], real)
-    service.mean = smoothed(service.mean, real)
+    average(service, real)
   end
   if not service.fifo and used ~= charged then
     user[TAG + band] = (user[TAG + band] or 0) + used - charged

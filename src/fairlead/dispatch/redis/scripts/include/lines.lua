@@ -314,6 +314,12 @@ local function smoothed(mean, measured)
   return mean and mean + floor((measured - mean) / 8) or measured
 end
 
+-- The mean of all of a service's calls, until so many are remembered that it forgets the oldest slowly.
+local function average(service, measured)
+  service.measured = math.min(service.measured + 1, 64)
+  service.mean = service.mean and service.mean + floor((measured - service.mean) / service.measured) or measured
+end
+
 -- How long a step is thought to take, in microseconds.
 local function estimate_of(service, user, cost)
   return user[MEAN] or service.mean or cost or service.cost

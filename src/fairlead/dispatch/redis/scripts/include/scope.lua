@@ -114,23 +114,25 @@ local function take_rules(service, limit, fifo, paused, retries_first, ttl, cost
 end
 
 -- A service's state: mean, virtual times of bands 0 to 3, waiting by offered band 1 to 3, ready, runnable, a time
--- before which no lease expires (false: there was none), and how many newcomers there were.
+-- before which no lease expires (false: there was none), how many newcomers there were, and how many calls the mean is
+-- of (absent in what an older version stored).
 local function take_state(
-  service, mean, vt0, vt1, vt2, vt3, waiting1, waiting2, waiting3, ready, runnable, due, arrivals
+  service, mean, vt0, vt1, vt2, vt3, waiting1, waiting2, waiting3, ready, runnable, due, arrivals, measured
 )
   service.mean, service.ready, service.runnable, service.due, service.arrivals = mean, ready, runnable, due, arrivals
+  service.measured = measured or 0
   service.vt = { [0] = vt0, vt1, vt2, vt3 }
   service.waiting = { waiting1, waiting2, waiting3 }
 end
 
 local function take_new_state(service)
-  take_state(service, false, 0, 0, 0, 0, 0, 0, 0, false, false, false, 0)
+  take_state(service, false, 0, 0, 0, 0, 0, 0, 0, false, false, false, 0, 0)
 end
 
 local function stored_state(service)
   local vt, waiting = service.vt, service.waiting
   return pack(service.mean, vt[0], vt[1], vt[2], vt[3], waiting[1], waiting[2], waiting[3], service.ready,
-    service.runnable, service.due, service.arrivals)
+    service.runnable, service.due, service.arrivals, service.measured)
 end
 
 local function expires_by(service, time)
@@ -165,7 +167,7 @@ local function new_service(name, base)
     joining = {}, joining_seqs = {}, new_leases = {}, new_slots = {}, gone = {},
     limit = 0, fifo = false, paused = false, retries_first = false, ttl = 15000000, cost = 1000000, user_limit = false,
     regional = false, regions = NONE, leased = 0, held = 0, taken = NONE,
-    mean = false, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
+    mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end
 

@@ -662,6 +662,10 @@ class Fairlead:
             store, journal, self._recorder.observations, self._priorities, self.hub, self._process, self._clock
         )
 
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """How good the estimated waits were that this process gave at submit, per service."""
+        return self._process.scores.report() if self._process is not None else {}
+
     async def readiness(self) -> dict[str, Any]:
         """Can it do its work? Names what cannot."""
         return await status.readiness(self._store, self._process)

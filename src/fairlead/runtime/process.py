@@ -20,12 +20,14 @@ from fairlead.runtime.events import Hub
 from fairlead.runtime.line import Line
 from fairlead.runtime.loops.positions import PositionsLoop
 from fairlead.runtime.loops.rules import RulesLoop
+from fairlead.runtime.loops.scores import ScoresLoop
 from fairlead.runtime.loops.stops import StopsLoop
 from fairlead.runtime.manager import Loop, Manager
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Condition, Presence, introduction
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
+from fairlead.runtime.scores import Scores
 from fairlead.runtime.worker import Worker
 from fairlead.store.journal import Journal
 from fairlead.store.port import DeclareServices, Done, LineChange, Store
@@ -87,12 +89,13 @@ class Process:
             )
             for shard in shards
         }
+        self.scores = Scores()
         self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
         about = introduction(name, roles, config, executors, clock.now())
         self._presence = Presence(about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
         loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence]
         if roles.api:
-            loops.append(PositionsLoop(self.places, hub))
+            loops += [PositionsLoop(self.places, hub), ScoresLoop(store, self.scores)]
         if bus is not None and roles.worker:
             loops.append(StopsLoop(store, lambda: self.workers))
         self._loops = Manager(loops, clock)
@@ -284,11 +287,17 @@ class Process:
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these stand. A line that does not answer soon is left out."""
-        return _joined(await asyncio.gather(*(line.desk.places(job_ids) for line in self.lines.values())))
+        found = await asyncio.gather(*(line.desk.places(job_ids) for line in self.lines.values()))
+        return self.scores.learned(_joined(found))
 
     async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """The same of jobs that this process has just committed; nothing while that is dear."""
-        return _joined(await asyncio.gather(*(line.places_of_new(job_ids) for line in self.lines.values())))
+        found = await asyncio.gather(*(line.places_of_new(job_ids) for line in self.lines.values()))
+        places, now = self.scores.learned(_joined(found)), self._clock.now()
+        if self.roles.api:
+            for job_id, place in places.items():
+                self.scores.remember(job_id, place, now)
+        return places
 
     async def snapshots(self) -> dict[str, list[ServiceSnapshot]]:
         """By shard; those that cannot be asked now are absent."""

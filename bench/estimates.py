@@ -1,0 +1,212 @@
+"""Estimated waits against the waits that came true, on a replay of a real trace in virtual time.
+
+    python -m bench.estimates TRACE.csv.gz         the whole table, in about half a minute
+    python -m bench.estimates                      the excerpt that the tests use
+
+TRACE has the columns TIMESTAMP, ContextTokens and GeneratedTokens, as Azure's public LLM inference traces have. A
+simulated service takes half a second per call, and a second per 8,000 tokens read and per 33 tokens written. The
+trace's own pauses and bursts are stretched so that its work fills the slots to the load that is said. It names no
+users: each request is given one by chance, by Zipf's law, so that a few users send most. The dispatcher is the one in
+memory, the clock moves from event to event, and what is learned from waits that came true is learned as the gateway
+does it.
+
+Every job that had to wait is scored by the estimate it was given on arrival:
+
+    range     what came true lies within the range
+    close     or misses its nearest end by at most 25 % of what came true, or by a second
+    strict    the same without the second
+    middle    the middle of the range misses what came true by at most 25 %
+    width     the range's upper end by its lower one, median
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import heapq
+import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.port import Claim, Lease, Offer, Release
+from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.runtime.scores import CLOSE, Scores, score
+
+EXCERPT = Path(__file__).parent.parent / "tests" / "data" / "azure-llm-trace-code-2023-excerpt.csv.gz"
+SERVICE = "llm"
+LIMITS = (1, 4, 16)
+LOADS = (0.3, 0.5, 0.8)
+USERS = (20, 200, 1000)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """When it comes, in seconds since the first, and how long its call takes."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An estimate given on arrival, and what came true."""
+
+    low: float
+    high: float
+    waited: float
+
+
+def read(path: Path) -> list[Request]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    moments = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
+    return [
+        Request((moment - moments[0]).total_seconds(), _seconds(int(row["ContextTokens"]), int(row["GeneratedTokens"])))
+        for moment, row in zip(moments, rows, strict=True)
+    ]
+
+
+def _seconds(context: int, generated: int) -> float:
+    return 0.5 + context / 8000 + generated * 0.03
+
+
+def users_of(count: int, users: int, seed: int) -> list[str]:
+    """Whose each request is: the n-th user sends 1/n of what the first one does."""
+    shares = [1 / (n + 1) for n in range(users)]
+    return random.Random(seed).choices([f"user-{n:04}" for n in range(users)], shares, k=count)
+
+
+class Replay:
+    """One service under a trace, from event to event."""
+
+    def __init__(
+        self, trace: Sequence[Request], users: Sequence[str], *, limit: int, load: float, order: Order
+    ) -> None:
+        self.trace = trace
+        self.users = users
+        self.now = 0.0
+        self.stretch = sum(each.seconds for each in trace) / (load * limit) / trace[-1].at
+        self.dispatcher = MemoryDispatcher(lambda: self.now)
+        self.scores = Scores()
+        self.claim = Claim("worker", limit, frozenset([SERVICE]))
+        self.estimates: dict[str, tuple[float, float, float]] = {}
+        self.ends: list[tuple[float, int, Lease]] = []
+        self.waits: list[Wait] = []
+        rules = ServiceRules(SERVICE, limit=limit, order=order)
+        now(self.dispatcher.configure(Rules({SERVICE: rules}, version=1)))
+        now(self.dispatcher.close_scope(rules.scope, 1))
+        now(self.dispatcher.open_scope(rules.scope, 1))
+
+    def run(self) -> list[Wait]:
+        for number, request in enumerate(self.trace):
+            comes = request.at * self.stretch
+            while self.ends and self.ends[0][0] < comes:
+                self._end()
+            self.now = comes
+            self._arrive(number)
+        while self.ends:
+            self._end()
+        return self.waits
+
+    def _arrive(self, number: int) -> None:
+        job_id = str(number)
+        now(self.dispatcher.offer([Offer(job_id, number, SERVICE, self.users[number], 2, 2, 0, 1)]))
+        place = self.scores.learned(now(self.dispatcher.places([job_id])))[job_id]
+        self.estimates[job_id] = (*place.estimated_wait(), self.now)
+        self.scores.remember(job_id, place, self.now)
+        self._start(now(self.dispatcher.exchange(self.claim)))
+
+    def _end(self) -> None:
+        self.now, _, lease = heapq.heappop(self.ends)
+        self._start(now(self.dispatcher.exchange(self.claim, [Release(lease.name, SERVICE)])))
+
+    def _start(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            low, high, given = self.estimates.pop(lease.job_id)
+            waited = self.now - given
+            self.scores.came_true(lease.job_id, waited)
+            if waited > 0:
+                self.waits.append(Wait(low, high, waited))
+            number = int(lease.job_id)
+            heapq.heappush(self.ends, (self.now + self.trace[number].seconds, number, lease))
+
+
+def now(operation: Coroutine[Any, Any, T]) -> T:
+    """The dispatcher in memory waits for nothing, so that it needs no event loop: it answers at once."""
+    try:
+        operation.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+    raise RuntimeError("it waits for something")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    jobs: int
+    waited: int
+    median_wait: float
+    within: float
+    close: float
+    strict: float
+    middle: float
+    width: float
+
+
+def outcome(jobs: int, waits: Sequence[Wait]) -> Outcome:
+    scores = [score(each.low, each.high, each.waited) for each in waits]
+    count = max(1, len(waits))
+    strict = [max(0.0, each.low - each.waited, each.waited - each.high) <= CLOSE * each.waited for each in waits]
+    middle = [abs((each.low + each.high) / 2 - each.waited) <= CLOSE * each.waited for each in waits]
+    return Outcome(
+        jobs=jobs,
+        waited=len(waits),
+        median_wait=median([each.waited for each in waits] or [0.0]),
+        within=sum(each.within for each in scores) / count,
+        close=sum(each.close for each in scores) / count,
+        strict=sum(strict) / count,
+        middle=sum(middle) / count,
+        width=median([each.high / each.low for each in waits if each.low > 0] or [1.0]),
+    )
+
+
+def replayed(
+    trace: Sequence[Request], *, limit: int, load: float, order: Order, users: int = 200, seed: int = 1
+) -> Outcome:
+    replay = Replay(trace, users_of(len(trace), users, seed), limit=limit, load=load, order=order)
+    return outcome(len(trace), replay.run())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.estimates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", nargs="?", type=Path, default=EXCERPT)
+    trace = read(parser.parse_args().trace)
+    print("| order | users | limit | load | waited | median wait | range | close | strict | middle | width |")
+    print("| --- " * 11 + "|")
+    worst = 1.0
+    for order, users in [(Order.FIFO, 200), *((Order.FAIR, users) for users in USERS)]:
+        for limit in LIMITS:
+            for load in LOADS:
+                said = replayed(trace, limit=limit, load=load, order=order, users=users)
+                worst = min(worst, said.close)
+                print(
+                    f"| {order.value} | {users} | {limit} | {load:.0%} | {said.waited / said.jobs:.0%} "
+                    f"| {said.median_wait:.1f} s | {said.within:.0%} | {said.close:.0%} | {said.strict:.0%} "
+                    f"| {said.middle:.0%} | {said.width:.1f} |",
+                    flush=True,
+                )
+    print(f"\nclose in the worst case: {worst:.0%} of those that waited")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What is learned from waits that came true, and how estimates are scored against them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from bench.estimates import EXCERPT, read, replayed
+
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import Order
+from fairlead.domain.order import Place
+from fairlead.runtime.loops import scores as loop
+from fairlead.runtime.loops.scores import ScoresLoop
+from fairlead.runtime.scores import FEWEST, SAMPLE, Scores, score
+from fairlead.store.port import Store
+
+PLACE = Place(9, 40.0, 4, 5.0, service="llm", band=2)
+"""Ten seconds, as far as is known."""
+
+
+@pytest.mark.parametrize("limit", [1, 4, 16])
+@pytest.mark.parametrize(("order", "least"), [(Order.FIFO, 0.8), (Order.FAIR, 0.6)])
+def test_estimates_come_true_on_a_replay_of_a_real_trace(order: Order, least: float, limit: int) -> None:
+    """`python -m bench.estimates` shows more of it. All is by the seed, so these figures never change by themselves."""
+    said = replayed(read(EXCERPT), limit=limit, load=0.5, order=order)
+    assert said.waited > said.jobs / 2, "else there was nothing to estimate"
+    assert said.close >= least
+    assert said.strict >= 0.5, "half of them within 25 % of what came true, without the second's grace"
+    assert said.width < 3, "a range that says anything"
+
+
+@pytest.mark.parametrize(
+    ("waited", "within", "close"),
+    [(10.0, True, True), (25.0, False, True), (27.0, False, False), (8.1, False, True), (7.0, False, False)],
+)
+def test_an_estimate_is_close_within_a_quarter_of_what_came_true(waited: float, within: bool, close: bool) -> None:
+    said = score(10.0, 20.0, waited)
+    assert (said.within, said.close) == (within, close)
+
+
+def test_a_second_more_or_less_is_no_error() -> None:
+    assert score(0.0, 0.0, 0.9).close
+    assert not score(0.0, 0.0, 1.1).close
+
+
+def test_waits_that_came_out_longer_make_the_next_estimates_longer() -> None:
+    scores = Scores()
+    for n in range(FEWEST):
+        assert scores.learned({"x": PLACE})["x"].surprise is None, "too little is known"
+        scores.remember(f"job-{n}", PLACE, 0.0)
+        scores.came_true(f"job-{n}", 20.0 + n)
+    low, high = scores.learned({"x": PLACE})["x"].estimated_wait()
+    assert (low, high) == pytest.approx((22.0, 26.0)), "the middle half"
+    for other in (replace(PLACE, newcomer=True), replace(PLACE, band=3), replace(PLACE, service="tts")):
+        assert scores.learned({"x": other})["x"].surprise is None, "of another kind nothing is known"
+
+
+def test_the_sample_is_bounded_and_does_not_prefer_those_that_wait_long() -> None:
+    scores = Scores()
+    for n in range(20 * SAMPLE):
+        scores.remember(f"job-{n}", PLACE, float(n))
+    assert SAMPLE / 4 < len(scores.given) <= SAMPLE
+    kept = [given.at for given in scores.given.values()]
+    assert 0.3 < sum(at < 10 * SAMPLE for at in kept) / len(kept) < 0.7, "old and new alike"
+
+
+def test_a_report_says_how_good_the_estimates_of_each_service_were() -> None:
+    scores = Scores()
+    assert scores.report() == {}
+    for n, waited in enumerate([11.0, 14.0, 17.0, 40.0]):
+        scores.remember(f"job-{n}", PLACE, 0.0)  # from 10 to 15 seconds
+        scores.came_true(f"job-{n}", waited)
+    scores.remember("never", PLACE, 0.0)
+    scores.forget("never")
+    report = scores.report()["llm"]
+    assert (report["count"], report["scored"], report["within_range"], report["close"]) == (4, 4, 0.5, 0.75)
+    assert 0.13 < report["median_error"] < 0.28
+
+
+class Truth:
+    """A store that knows these jobs, and counts how many it was asked for."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.asked = 0
+
+    async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        self.asked += len(job_ids)
+        return {job_id: self.jobs[job_id] for job_id in job_ids if job_id in self.jobs}
+
+
+async def test_the_loop_finds_out_what_came_true() -> None:
+    truth, scores = Truth(), Scores()
+    looking = ScoresLoop(cast("Store", truth), scores)
+    job = Job("started", "llm", "ada", ("llm",), status=JobStatus.COMPLETED, started_at=112.0)
+    truth.jobs = {
+        "started": job,
+        "waits": replace(job, id="waits", status=JobStatus.PENDING, started_at=None),
+        "cancelled": replace(job, id="cancelled", status=JobStatus.CANCELLED, started_at=None),
+        "under way": replace(job, id="under way", status=JobStatus.PENDING, started_at=20.0),
+    }
+    for job_id in [*truth.jobs, "deleted"]:
+        scores.remember(job_id, PLACE, 100.0)
+    assert await looking.tick(100.5) > 100.5
+    assert truth.asked == 0, "nothing is asked at once"
+    await looking.tick(120.0)
+    assert list(scores.given) == ["waits"]
+    assert scores.report()["llm"] == {"count": 1, "scored": 1, "within_range": 1.0, "close": 1.0, "median_error": 0.042}
+    asked = truth.asked
+    await looking.tick(121.0)
+    assert truth.asked == asked, "who has waited long is looked at seldom"
+    truth.jobs["waits"] = replace(job, id="waits", started_at=124.0)
+    await looking.tick(125.0)
+    assert not scores.given
+    assert scores.report()["llm"]["count"] == 2
+
+
+async def test_one_look_asks_for_few_jobs() -> None:
+    truth, scores = Truth(), Scores()
+    for n in range(SAMPLE):
+        scores.remember(f"job-{n}", PLACE, 0.0)
+    await ScoresLoop(cast("Store", truth), scores).tick(100.0)
+    assert truth.asked == loop.AT_ONCE

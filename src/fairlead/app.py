@@ -47,14 +47,16 @@ from fairlead.errors import (
     RequestError,
     Unavailable,
 )
+from fairlead.examination import sources_of
 from fairlead.executors.assembly import executors_of
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
-from fairlead.runtime import dead, events, readings, stats, status, view
+from fairlead.runtime import dead, doctor, events, readings, stats, status, view
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
+from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
 from fairlead.runtime.feed import Allowed, Feed
 from fairlead.runtime.keys import Keys, NewKey
@@ -105,6 +107,8 @@ class Fairlead:
         )
         self.config = settings.config
         self.hub = Hub()
+        self.listens_on: Sequence[str] = ()
+        """URLs where a gateway of this app can be reached, as far as whoever serves it says."""
         self._clock = clock or SystemClock()
         self._handlers: dict[str, Handler] = {}
         self._priority_hook: PriorityHook | None = None
@@ -669,6 +673,21 @@ class Fairlead:
     async def readiness(self) -> dict[str, Any]:
         """Can it do its work? Names what cannot."""
         return await status.readiness(self._store, self._process)
+
+    async def doctor(self, *, outside: bool = False) -> list[Finding]:
+        """What is wrong with this line, how one can tell, and what mends it. An app that is not open knows less, and
+        one that looks from `outside` may have another configuration than the line."""
+        sources = sources_of(
+            self.settings,
+            self.config,
+            self._clock,
+            problems=() if self._store is not None else self.check(),
+            store=self._store,
+            process=self._process,
+            listens_on=self.listens_on,
+            outside=outside,
+        )
+        return await doctor.consult(sources)
 
     def _opened(self) -> tuple[Store, Journal]:
         if self._store is None or self._journal is None:

@@ -95,4 +95,13 @@ def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
+    return _url(host, port)
+
+
+def bound_to(listening: socket.socket) -> str:
+    """The address itself: 0.0.0.0 is that of everybody."""
+    return _url(*listening.getsockname()[:2])
+
+
+def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

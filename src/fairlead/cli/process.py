@@ -51,7 +51,9 @@ def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socke
 
     server = app.config.server
     host, port = host or server.host, server.port if port is None else port
-    return listen.bind(host, port, has_key=not listen.is_local(host, port) and has_admin_key(app.settings))
+    sockets = listen.bind(host, port, has_key=not listen.is_local(host, port) and has_admin_key(app.settings))
+    app.listens_on = [listen.bound_to(each) for each in sockets]
+    return sockets
 
 
 def bind_metrics(host: str, port: int | None) -> list[socket.socket]:

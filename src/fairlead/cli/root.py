@@ -12,6 +12,7 @@ from fairlead import __version__
 from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, worker
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
+from fairlead.cli.doctor import doctor
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.keys import keys
 from fairlead.cli.logs import log_to_stderr
@@ -47,6 +48,7 @@ app.command()(operators.rebuild)
 app.command()(operators.audit)
 app.add_typer(workers, name="workers")
 app.add_typer(keys, name="keys")
+app.command()(doctor)
 app.command()(migrate.migrate)
 app.add_typer(config, name="config")
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, health, jobs, keys, metrics, operators, sockets, workers
+from fairlead.gateway import admin, dead, doctor, health, jobs, keys, metrics, operators, sockets, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -45,6 +45,7 @@ ROUTERS = (
     dead.router,
     operators.router,
     workers.router,
+    doctor.router,
     keys.router,
     metrics.router,
     health.router,

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from fairlead.errors import FairleadError, InvalidInput, NotFound, TooLarge, Unavailable, UnknownFeature
-from fairlead.gateway import models, models_access, models_admin, models_operations, models_runtime
+from fairlead.gateway import models, models_access, models_admin, models_doctor, models_operations, models_runtime
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
     TITLES,
@@ -153,7 +153,7 @@ def document(gateway: FastAPI) -> dict[str, Any]:
         )
         shapes = [
             (shape, "validation")
-            for module in (models, models_access, models_admin, models_operations, models_runtime)
+            for module in (models, models_access, models_admin, models_doctor, models_operations, models_runtime)
             for shape in vars(module).values()
             if isinstance(shape, type) and issubclass(shape, BaseModel) and shape.__module__ == module.__name__
         ]

@@ -9,6 +9,7 @@ when the next one stands, and the `Lookout` looks at the truth now and then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,13 @@ log = logging.getLogger(__name__)
 
 TOPIC = "ws:"
 WATCHING, ENDED, STOP = "fairlead:watching", "fairlead:ended", "fairlead:stop"
+ECHO = "fairlead:echo:"
 LOOK_EVERY = 1.0
 SETTLED_AFTER = 3.0
 # Many thousand channels take a while to list: that may have this share of the event loop's time.
 SHARE = 0.02
 TOPICS_A_MESSAGE = 500
+ECHO_EVERY = 0.1
 
 
 class Crossing:
@@ -44,6 +47,7 @@ class Crossing:
         """Topics that were heard of while the server was asked for all of them."""
         self._looker: asyncio.Task[None] | None = None
         self._settled: asyncio.TimerHandle | None = None
+        self._echoed = asyncio.Event()
 
     async def start(self) -> None:
         await self._bus.start([WATCHING, ENDED, STOP], self._heard, self._began)
@@ -72,6 +76,23 @@ class Crossing:
 
     def stop(self, job_id: str, run: int) -> None:
         self._bus.send(STOP, f"{job_id} {run}".encode())
+
+    async def echo(self) -> float:
+        """Seconds until this process heard what it says to itself. Whoever calls has a limit to its patience."""
+        loop, channel = asyncio.get_running_loop(), ECHO + self._process
+        began = loop.time()
+        self._echoed.clear()
+        self._bus.listen(channel)
+        try:
+            while not self._echoed.is_set():
+                # Again and again: the first may be said before the server knows that we listen.
+                self._bus.send(channel, b"")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ECHO_EVERY):
+                        await self._echoed.wait()
+        finally:
+            self._bus.unlisten(channel)
+        return loop.time() - began
 
     def _tell_ended(self) -> None:
         ended, self._ended = self._ended, []
@@ -116,6 +137,9 @@ class Crossing:
     # ------------------------------------------------------------ heard
 
     def _heard(self, channel: str, message: bytes) -> None:
+        if channel.startswith(ECHO):
+            self._echoed.set()
+            return
         try:
             self._take(channel, message)
         except Exception:

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
+from typing import Any
 
 from fairlead.dispatch.port import Dispatcher
 from fairlead.errors import Unavailable
@@ -43,6 +44,15 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="fairlead-heartbeat", daemon=True)
         self._outage = Outage(log, f"renewing the leases of {worker}")
         self.blocked_times = 0
+        self._blocked: tuple[float, str] | None = None
+
+    @property
+    def blocked(self) -> dict[str, Any] | None:
+        """When a handler blocked the event loop last, in seconds ago, and where it was."""
+        if self._blocked is None:
+            return None
+        at, where = self._blocked
+        return {"ago": round(time.monotonic() - at, 1), "where": where}
 
     def start(self) -> None:
         self._thread.start()
@@ -95,6 +105,8 @@ class Heartbeat:
     def _name_the_blocker(self, seconds: float) -> None:
         self.blocked_times += 1
         frame = sys._current_frames().get(self._loop_thread)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
+        self._blocked = (time.monotonic(), place)
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else "unknown\n"
         log.warning(
             "the event loop has been blocked for %.1f s; leases are still renewed, but nothing else moves. "

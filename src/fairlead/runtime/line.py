@@ -206,6 +206,11 @@ class Line:
         return {}
 
     @property
+    def blocked(self) -> dict[str, Any] | None:
+        """When and where a handler blocked the event loop last."""
+        return None if self._heartbeat is None else self._heartbeat.blocked
+
+    @property
     def blocked_times(self) -> int:
         """How often a handler was seen to block the event loop."""
         return 0 if self._heartbeat is None else self._heartbeat.blocked_times

@@ -233,6 +233,8 @@ class Process:
             "event_loop_blocked": sum(line.blocked_times for line in self.lines.values()),
             "late_results": sum(worker.late_results for worker in workers),
         }
+        if blocked := next((line.blocked for line in self.lines.values() if line.blocked), None):
+            details["blocked"] = blocked
         if problem := next((worker.outage.reason for worker in workers if worker.outage.reason), None):
             details["problem"] = problem
         running = sum(worker.running for worker in workers)
@@ -306,6 +308,10 @@ class Process:
             with contextlib.suppress(Unavailable):
                 found[name] = await line.dispatcher.snapshot()
         return found
+
+    async def echo(self) -> float | None:
+        """Seconds that a message to ourselves takes; None if there is nobody else to send any to."""
+        return None if self._crossing is None else await self._crossing.echo()
 
     def counts(self) -> dict[str, Any]:
         """What this process's managers did: per shard and loop, how much was looked at, moved, and failed."""

@@ -11,7 +11,7 @@ from asyncpg import exceptions as pg
 
 from fairlead.errors import StoreError
 from fairlead.store.migrate import migrations
-from fairlead.store.postgres.connect import OLDEST_SERVER, Server
+from fairlead.store.postgres.connect import OLDEST_SERVER, Server, translated
 from fairlead.store.postgres.queries import READS
 
 MIGRATION_LOCK = 0x4641_4952_4D49_4752  # "FAIRMIGR"
@@ -70,3 +70,14 @@ async def version_of(connection: asyncpg.Connection) -> int | None:
     if await connection.fetchval(READS["schema"]) is None:
         return None
     return int(await connection.fetchval(READS["schema_version"]))
+
+
+async def found_version(url: str) -> int | None:
+    """Of the database at this URL, on a connection of its own. Nothing is created or changed."""
+    server = Server.of(url, pool_size=1)
+    with translated(server.shown):
+        connection = await server.connection("fairlead doctor")
+        try:
+            return await version_of(connection)
+        finally:
+            await connection.close()

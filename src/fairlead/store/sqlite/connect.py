@@ -48,6 +48,22 @@ def version_of(path: str) -> int:
         return 0  # there is none, or none that can be opened, which `prepare` says
 
 
+def found_version(path: str) -> int | None:
+    """Of a database that others may be using: then the newest version may be in the log only. None: there is none.
+    Nothing is created or changed."""
+    if not os.path.exists(path):
+        return None
+    if not _in_use(path):
+        return version_of(path)
+    with translated(path):
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return int(version)
+        finally:
+            connection.close()
+
+
 def identity(path: str) -> tuple[int, int]:
     """Which file it is, whatever it is called."""
     found = os.stat(path)

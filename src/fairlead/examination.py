@@ -1,0 +1,109 @@
+"""What the doctor asks of concrete engines: it knows the ports, and `engines.py` which engine is behind an address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Sequence
+
+from fairlead.config import Settings, sqlite_options
+from fairlead.domain.config import Config
+from fairlead.domain.limits import MAIN_SHARD
+from fairlead.engines import POSTGRES, PREFIX
+from fairlead.errors import Unavailable
+from fairlead.runtime.clock import Clock
+from fairlead.runtime.doctor.access import is_loopback
+from fairlead.runtime.doctor.facts import LineFacts, RedisFacts, RedisNode, Schema
+from fairlead.runtime.doctor.gather import ANSWERS_WITHIN, Sources, led
+from fairlead.runtime.process import Process
+from fairlead.store.port import Store
+
+
+def sources_of(
+    settings: Settings,
+    config: Config,
+    clock: Clock,
+    *,
+    problems: Sequence[str],
+    store: Store | None,
+    process: Process | None,
+    listens_on: Sequence[str],
+    outside: bool,
+) -> Sources:
+    without_line = settings.redis_url is not None and process is None
+    return Sources(
+        settings,
+        config,
+        clock,
+        schema=lambda: schema_of(settings.database_url),
+        redis=lambda: _redis_of(settings, clock.now),
+        disk=lambda: _disk_of(settings.database_url),
+        problems=problems,
+        store=store,
+        process=process,
+        leaders=(lambda: _leaders_of(settings)) if without_line else None,
+        listens_on=listens_on,
+        outside=outside,
+    )
+
+
+async def schema_of(database_url: str) -> Schema:
+    """Raises Unavailable or StoreError if it cannot be asked; changes nothing."""
+    if database_url.startswith(POSTGRES):
+        from fairlead.store.postgres import schema
+
+        return Schema(await schema.found_version(database_url), schema.known_version())
+    from fairlead.store.sqlite import connect
+
+    path, _ = sqlite_options(database_url)
+    return Schema(connect.found_version(path), connect.known_version())
+
+
+def _disk_of(database_url: str) -> tuple[int, int] | None:
+    """(free, total) bytes where the database's file is; None if it is another machine's matter."""
+    if database_url.startswith(POSTGRES):
+        return None
+    path, _ = sqlite_options(database_url)
+    try:
+        usage = shutil.disk_usage(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return None
+    return usage.free, usage.total
+
+
+async def _redis_of(settings: Settings, clock: Callable[[], float]) -> dict[str, RedisFacts]:
+    """By shard. One that does not answer is there with its problem."""
+    return {name: await _one_redis(url, clock) for name, url in _redis_urls(settings).items()}
+
+
+async def _one_redis(url: str, clock: Callable[[], float]) -> RedisFacts:
+    from fairlead.dispatch.redis import facts
+
+    hosts = facts.hosts_of(url)
+    shown = ", ".join(hosts) or "a socket of this machine"
+    on_loopback, has_login = all(map(is_loopback, hosts)), facts.has_login(url)
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            nodes = [RedisNode(info, time, asked_at) for info, time, asked_at in await facts.ask(url, clock)]
+    except (Unavailable, TimeoutError) as error:
+        problem = str(error) or f"it does not answer within {ANSWERS_WITHIN:g} s"
+        return RedisFacts(shown, problem, (), on_loopback, has_login)
+    return RedisFacts(shown, None, nodes, on_loopback, has_login)
+
+
+async def _leaders_of(settings: Settings) -> dict[str, LineFacts]:
+    """By shard: who leads, asked by somebody who does not stand for election."""
+    from fairlead.dispatch.redis.leadership import RedisLeadership
+
+    found = {}
+    for name, url in _redis_urls(settings).items():
+        prefix = PREFIX if name == MAIN_SHARD else f"{PREFIX}.{name}"
+        leadership = RedisLeadership(url, prefix=prefix, holder="nobody")
+        found[name] = await led(leadership)
+        await leadership.close()
+    return found
+
+
+def _redis_urls(settings: Settings) -> dict[str, str]:
+    return {} if settings.redis_url is None else {MAIN_SHARD: settings.redis_url, **settings.shards}

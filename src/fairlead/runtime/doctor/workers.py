@@ -1,0 +1,217 @@
+"""Who runs the steps: is there a worker for every band of every service, and can it work?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fairlead.domain.job import Priority
+from fairlead.domain.limits import BANDS
+from fairlead.domain.processes import ProcessRecord
+from fairlead.runtime.doctor.facts import MANAGER, WORKER, Facts
+from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted, shown
+
+BLOCKED_LATELY = 600.0
+"""Seconds for which an event loop that stood still is worth telling."""
+RECOVERED_WITHIN = 5.0
+"""Seconds after its expiry in which a lease is taken back, if a manager leads."""
+
+NO_WORKER = Kind("no-worker", Severity.ERROR, "no worker takes the jobs of a service")
+NO_WORKER_FOR_BAND = Kind("no-worker-for-band", Severity.ERROR, "no worker takes one of the priorities of a service")
+WORKER_DRAINING = Kind("worker-draining", Severity.WARNING, "a worker was told to drain, and takes nothing new")
+WORKER_CANNOT_CLAIM = Kind("worker-cannot-claim", Severity.ERROR, "a worker cannot ask for work", passing=True)
+WORKER_GONE = Kind("worker-gone", Severity.WARNING, "slots are held by workers that are gone", passing=True)
+LOOP_BLOCKED = Kind("event-loop-blocked", Severity.WARNING, "a handler blocks its worker's event loop")
+VERSIONS_DIFFER = Kind("versions-differ", Severity.NOTE, "processes of different versions run side by side")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    if not facts.truth_is_known:
+        return
+    yield from _takers(facts)
+    yield from _draining(facts)
+    yield from _outages(facts)
+    yield from _gone(facts)
+    yield from _blocked(facts)
+    yield from _versions(facts)
+
+
+def takers(facts: Facts, service: str) -> list[ProcessRecord]:
+    """The live workers that may claim steps of this service."""
+    return [each for each in facts.having(WORKER) if service in each.services and not _drains(each)]
+
+
+def _drains(process: ProcessRecord) -> bool:
+    return process.draining or process.drain_asked
+
+
+def _start(facts: Facts, service: str, bands: str = "") -> str:
+    """The command that would start what is missing."""
+    if not facts.distributed:
+        return "`fairlead up`"
+    return f"`fairlead worker --services {service}{f' --bands {bands}' if bands else ''}`"
+
+
+def _takers(facts: Facts) -> Iterator[Finding]:
+    for service in sorted(facts.rules.services):
+        waiting = facts.waiting(service)
+        total = sum(waiting.values())
+        found = takers(facts, service)
+        if not found:
+            yield _none(facts, service, total)
+            continue
+        taken = {Priority(band).band for process in found for band in process.bands}
+        for band in BANDS:
+            if band not in taken:
+                name = Priority.of_band(band).value
+                yield NO_WORKER_FOR_BAND.found(
+                    f"{counted(len(found), 'worker')} of {service} run, none of them for {name} jobs",
+                    fix=f"start one: {_start(facts, service, name)}",
+                    about=f"{service} {name}",
+                    severity=_by_waiting(waiting.get(band, 0)),
+                    service=service,
+                    band=name,
+                    waiting=waiting.get(band, 0),
+                    workers={process.name: list(process.bands) for process in found},
+                )
+
+
+def _by_waiting(waiting: int) -> Severity:
+    return Severity.ERROR if waiting else Severity.WARNING
+
+
+def _none(facts: Facts, service: str, waiting: int) -> Finding:
+    draining = [each.name for each in facts.having(WORKER) if service in each.services]
+    silent = [each.name for each in facts.processes if service in each.services and not each.alive(facts.now)]
+    if draining:
+        cause = f"all workers of {service} are draining"
+        fix = f"let one claim again: `fairlead workers drain {draining[0]} --undo`; or start one: "
+    else:
+        cause = f"no live worker serves {service}" + (f"; {', '.join(silent)} fell silent" if silent else "")
+        fix = "start one: "
+    return NO_WORKER.found(
+        cause,
+        fix=fix + _start(facts, service),
+        about=service,
+        severity=_by_waiting(waiting),
+        service=service,
+        waiting=waiting,
+        draining=draining,
+        silent=silent,
+        workers=[each.name for each in facts.having(WORKER)],
+    )
+
+
+def _draining(facts: Facts) -> Iterator[Finding]:
+    for process in facts.having(WORKER):
+        if process.drain_asked:
+            yield WORKER_DRAINING.found(
+                f"an operator told {process.name} to drain: what it runs ends, nothing new begins there",
+                fix=f"let it claim again: `fairlead workers drain {process.name} --undo`; or restart it",
+                about=process.name,
+                host=process.host,
+                pid=process.pid,
+                running=process.running,
+                services=list(process.services),
+            )
+
+
+def _outages(facts: Facts) -> Iterator[Finding]:
+    for process in facts.having(WORKER):
+        if reason := process.details.get("problem"):
+            yield WORKER_CANNOT_CLAIM.found(
+                f"{process.name} cannot reach the line: {reason}",
+                fix=f"see that {process.host} reaches the REDIS_URL that all others have, "
+                "then restart it: `fairlead worker`",
+                about=process.name,
+                host=process.host,
+                pid=process.pid,
+                reason=reason,
+            )
+
+
+def _gone(facts: Facts) -> Iterator[Finding]:
+    known = {process.name for process in facts.alive}
+    for shard, line in facts.lines.items():
+        for service, snapshot in line.snapshots.items():
+            leases = [lease for lease in snapshot.leases if lease.worker and lease.worker not in known]
+            if not leases:
+                continue
+            late = max(line.now - lease.expires_at for lease in leases)
+            stuck = late > RECOVERED_WITHIN
+            if stuck:
+                cause = "their leases have expired, and no manager takes them back"
+                fix = f"start one: `fairlead {MANAGER if facts.distributed else 'up'}`"
+            else:
+                cause = f"their worker died or is cut off; the leader takes the slots back within {shown(-late)}"
+                fix = f"wait {shown(max(0.0, -late) + RECOVERED_WITHIN)}; and start another: {_start(facts, service)}"
+            yield WORKER_GONE.found(
+                f"{counted(len(leases), 'slot')} of {service}: {cause}",
+                fix=fix,
+                about=service,
+                severity=Severity.ERROR if stuck else None,
+                service=service,
+                shard=shard,
+                workers=sorted({lease.worker for lease in leases}),
+                jobs=[lease.job_id for lease in leases[:10]],
+                expires_in=round(-late, 1),
+            )
+
+
+def _blocked(facts: Facts) -> Iterator[Finding]:
+    """Told by the process itself once its loop turns again; while it does not, by its leases: a thread renews them,
+    though the process has fallen silent."""
+    for process in facts.processes:
+        silent = facts.now - process.seen_at
+        blocked = process.details.get("blocked")
+        if not process.alive(facts.now):
+            if _renews(facts, process):
+                yield _is_blocked(
+                    process, f"its event loop stands still since {shown(silent)}, though it lives", silent
+                )
+        elif blocked and blocked["ago"] <= BLOCKED_LATELY:
+            cause = f"its event loop stood still for more than a second, {shown(blocked['ago'])} ago"
+            yield _is_blocked(process, cause, blocked["ago"], where=blocked["where"])
+
+
+def _renews(facts: Facts, process: ProcessRecord) -> bool:
+    """A lease of it that was granted before it fell silent, and would have expired since."""
+    return any(
+        lease.worker == process.name
+        and lease.expires_at > line.now
+        and _ttl(facts, service) < facts.now - process.seen_at
+        for line in facts.lines.values()
+        for service, snapshot in line.snapshots.items()
+        for lease in snapshot.leases
+    )
+
+
+def _ttl(facts: Facts, service: str) -> float:
+    rules = facts.rules.services.get(service)
+    return rules.lease_ttl if rules is not None else float("inf")
+
+
+def _is_blocked(process: ProcessRecord, cause: str, seconds: float, **evidence: Any) -> Finding:
+    return LOOP_BLOCKED.found(
+        f"{process.name}: {cause}; nothing else of it runs meanwhile",
+        fix="an async handler must not compute or call blocking code: make it a plain `def`, which runs in a thread, "
+        'or set `run_in = "process"` for its service; then restart the worker: `fairlead worker`',
+        about=process.name,
+        host=process.host,
+        pid=process.pid,
+        seconds=round(seconds, 1),
+        services=list(process.services),
+        **evidence,
+    )
+
+
+def _versions(facts: Facts) -> Iterator[Finding]:
+    by_version: dict[str, list[str]] = {}
+    for process in facts.alive:
+        by_version.setdefault(process.version, []).append(process.name)
+    if len(by_version) > 1:
+        yield VERSIONS_DIFFER.found(
+            "an upgrade is under way, or was left half done",
+            fix="restart the older ones with the newer version: `fairlead worker`, `fairlead manager`, `fairlead api`",
+            versions=by_version,
+        )

@@ -1,0 +1,159 @@
+"""A line that a test makes ill, the doctor who looks at it, and whoever does what the doctor says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+import redis
+import typer.main
+from typer.testing import CliRunner, Result
+
+from fairlead import Fairlead
+from fairlead.cli.root import app as command_line
+from fairlead.cli.worker import bands_of, services_of
+from fairlead.gateway.app import create_gateway
+from fairlead.runtime.doctor.finding import Finding
+from fairlead.runtime.roles import ALL, Roles
+from tests.chaos.waiting import until
+from tests.integration.gateway_site import served
+
+API = Roles(worker=False, manager=False)
+MANAGER = Roles(api=False, worker=False)
+WORKER = Roles(api=False, manager=False)
+COMMANDS = typer.main.get_command(command_line).commands  # type: ignore[attr-defined]
+
+
+def provokes(*codes: str) -> Callable[[Any], Any]:
+    """The findings that a test provokes; test_doctor.py sees that none is left out."""
+
+    def mark(test: Any) -> Any:
+        test.provoked_codes = codes
+        return test
+
+    return mark
+
+
+async def found(app: Fairlead) -> dict[str, Finding]:
+    """By code; of several of one kind the first."""
+    findings: dict[str, Finding] = {}
+    for finding in await app.doctor():
+        findings.setdefault(finding.code, finding)
+    return findings
+
+
+async def ill(app: Fairlead, *codes: str) -> dict[str, Finding]:
+    """The findings, once all of these are among them."""
+
+    async def looked() -> dict[str, Finding] | None:
+        seen = await found(app)
+        return seen if seen.keys() >= set(codes) else None
+
+    seen = await until(f"the doctor finds {codes}", looked, patience=30)
+    assert seen is not None
+    for code in codes:
+        assert seen[code].cause
+        assert seen[code].fix
+    return seen
+
+
+async def well(app: Fairlead, *codes: str) -> None:
+    """Waits until none of these is found any more."""
+
+    async def looked() -> bool:
+        return not (await found(app)).keys() & set(codes)
+
+    await until(f"the doctor finds {codes} no more", looked, patience=30)
+
+
+def commands_in(fix: str) -> list[list[str]]:
+    return [shlex.split(command) for command in re.findall(r"`([^`]+)`", fix)]
+
+
+def named(finding: Finding, *beginning: str) -> list[str]:
+    """The command that this fix names, whole; the first that begins so."""
+    for command in commands_in(finding.fix):
+        if command[: len(beginning)] == list(beginning):
+            return command
+    raise AssertionError(f"{finding.fix!r} names no {' '.join(beginning)}")
+
+
+async def run(arguments: list[str]) -> Result:
+    """The command line in a thread of this process, which is much faster than a process of its own."""
+    opened: list[httpx2.Client] = []
+
+    class Closed(httpx2.Client):
+        """A command's connections end with its process; here they would outlive it."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            opened.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairlead.cli.client.httpx2.Client", Closed)
+        patch.setattr("fairlead.cli.root.log_to_stderr", lambda level: None)
+        ended = await asyncio.to_thread(CliRunner().invoke, command_line, arguments)
+    for client in opened:
+        client.close()
+    return ended
+
+
+class Hands:
+    """Does what a fix says, as an operator would type it: `fairlead` by its command line, `redis-cli` and `psql` by a
+    connection to the server."""
+
+    def __init__(self, environment: pytest.MonkeyPatch) -> None:
+        self._environment = environment
+        self._stack = AsyncExitStack()
+
+    async def serve(self, app: Fairlead) -> None:
+        """The gateway that `fairlead` then speaks to."""
+        port = await self._stack.enter_async_context(served(create_gateway(app)))
+        self._environment.setenv("FAIRLEAD_URL", f"http://127.0.0.1:{port}")
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def fairlead(self, command: list[str]) -> str:
+        assert command[0] == "fairlead"
+        if command[1] not in COMMANDS:
+            pytest.skip(f"fairlead {command[1]} is not there; tests/docs/test_doctor_docs.py says so too")
+        ended = await run(command[1:])
+        assert ended.exit_code == 0, (command, ended.output, ended.exception)
+        return ended.output
+
+    @asynccontextmanager
+    async def started(self, app: Fairlead, command: list[str]) -> AsyncIterator[Fairlead]:
+        """`fairlead up`, `worker` or `manager`, as part of this process."""
+        options = dict(zip(command[2::2], command[3::2], strict=True))
+        roles = {"up": ALL, "api": API, "manager": MANAGER, "worker": WORKER}[command[1]]
+        if command[1] == "worker":
+            services = services_of(options.get("--services"), app.config.services)
+            roles = Roles(api=False, manager=False, services=services, bands=bands_of(options.get("--bands")))
+        async with app.running(roles):
+            yield app
+
+
+async def redis_cli(client: redis.Redis, command: list[str], **names: str) -> None:
+    assert command[0] == "redis-cli"
+    await asyncio.to_thread(client.execute_command, *(names.get(word, word) for word in command[1:]))
+
+
+async def psql(url: str, command: list[str], names: Mapping[str, str] | None = None) -> None:
+    """Every `-c` of it; `names` are what the reader must fill in."""
+    assert command[0] == "psql"
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in command[2::2]:
+            for name, value in (names or {}).items():
+                statement = statement.replace(name, value)
+            await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -1,0 +1,437 @@
+"""Each finding of the doctor provoked for real, and gone after what it said was done: here in one process, on SQLite
+and memory. test_doctor_distributed.py and test_doctor_engines.py do the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections import namedtuple
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from fairlead import Call, Config, Fairlead, JobStatus, Permanent
+from fairlead.config import Settings
+from fairlead.dispatch.port import Withdrawal
+from fairlead.runtime import doctor
+from fairlead.runtime.doctor import KINDS, gather
+from fairlead.runtime.doctor.finding import Severity
+from tests.integration import clinic, test_doctor_distributed, test_doctor_engines
+from tests.integration.clinic import API, Hands, ill, named, provokes, well
+from tests.integration.gateway_site import served
+
+Make = Callable[..., Fairlead]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.opened, self.entered = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def pass_through(self, call: Call) -> str:
+        self.entered.release()
+        await self.opened.wait()
+        return "through"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here takes longer to pass; and a job that waits may be expected in line at once."""
+    monkeypatch.setattr(doctor, "SECOND_LOOK", 0.2)
+    monkeypatch.setattr(gather, "SETTLED", 0.0)
+
+
+@pytest.fixture
+async def hands(monkeypatch: pytest.MonkeyPatch, make: Make) -> AsyncIterator[Hands]:
+    hands = Hands(monkeypatch)
+    yield hands
+    await hands.close()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def make(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """An app on this test's file, with a service `gpu` of two slots whose calls wait at the gate."""
+    url = f"sqlite:///{tmp_path}/fairlead.db"
+    monkeypatch.setenv("DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+
+    def made(*, options: str = "", gpu: bool = True, admin_key: str | None = None, **config: Any) -> Fairlead:
+        app = Fairlead(Settings(Config.model_validate(config), url + options, admin_key))
+        if gpu:
+            app.service("gpu", limit=2)(gate.pass_through)
+        return app
+
+    return made
+
+
+async def running(app: Fairlead, gate: Gate, count: int) -> list[str]:
+    jobs = [(await app.submit("gpu")).id for _ in range(count)]
+    for _ in jobs:
+        async with asyncio.timeout(30):
+            await gate.entered.acquire()
+    return jobs
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def test_every_finding_is_provoked_by_a_test() -> None:
+    modules = (globals(), vars(test_doctor_distributed), vars(test_doctor_engines))
+    provoked = {code for module in modules for test in module.values() for code in getattr(test, "provoked_codes", ())}
+    assert provoked == KINDS.keys()
+
+
+async def test_a_line_that_is_well_is_found_well_over_http_and_on_the_command_line(make: Make, hands: Hands) -> None:
+    app = make()
+    async with app.running():
+        await hands.serve(app)
+        findings = await app.doctor()
+        assert [each for each in findings if each.severity is not Severity.NOTE] == []
+        shown = await hands.fairlead(["fairlead", "doctor"])
+        assert "all is well" in shown
+        assert "no-keys" in shown
+
+
+# ---------------------------------------------------------------- lines and slots
+
+
+@provokes("service-paused")
+async def test_a_paused_service(make: Make, hands: Hands) -> None:
+    app = make()
+    async with app.running():
+        await hands.serve(app)
+        await app.pause("gpu")
+        await app.submit("gpu")
+        seen = await ill(app, "service-paused")
+        await hands.fairlead(named(seen["service-paused"], "fairlead", "unpause"))
+        await well(app, "service-paused")
+
+
+@provokes("limit-overridden", "above-limit")
+async def test_a_limit_that_was_lowered_below_what_runs(make: Make, hands: Hands, gate: Gate) -> None:
+    app = make()
+    async with app.running():
+        await hands.serve(app)
+        await running(app, gate, 2)
+        await app.set_limit("gpu", 1)
+        seen = await ill(app, "limit-overridden", "above-limit")
+        assert seen["above-limit"].evidence["open"] == 2
+        lift = named(seen["above-limit"], "fairlead", "limit")
+        assert lift == named(seen["limit-overridden"], "fairlead", "limit")
+        await hands.fairlead(lift)
+        await well(app, "limit-overridden", "above-limit")
+        gate.opened.set()
+
+
+@provokes("held-full")
+async def test_holds_that_keep_a_service_full(make: Make, hands: Hands) -> None:
+    endpoint, entered = FastAPI(), asyncio.Event()
+
+    @endpoint.post("/")
+    async def compute() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with served(endpoint) as port:
+        gpu = {"limit": 1, "url": f"http://127.0.0.1:{port}/"}
+        app = make(gpu=False, worker={"drain_timeout": 0}, services={"gpu": gpu})
+        async with app.running():
+            await hands.serve(app)
+            await app.submit("gpu")
+            await entered.wait()
+            # The call is handed back, and the endpoint goes on computing it.
+            await app.drain_worker((await app.processes())[0].name)
+            seen = await ill(app, "held-full")
+            assert seen["held-full"].evidence["held"] == 1
+            await hands.fairlead(named(seen["held-full"], "fairlead", "limit"))
+            await well(app, "held-full")
+
+
+@provokes("workers-full")
+async def test_workers_that_are_full_while_slots_are_free(make: Make, gate: Gate) -> None:
+    async with make(worker={"concurrency": 1}).running() as app:
+        await running(app, gate, 1)
+        await app.submit("gpu")
+        await ill(app, "workers-full")
+    async with make(worker={"concurrency": 2}).running() as app:
+        await well(app, "workers-full")
+        gate.opened.set()
+
+
+@provokes("not-in-line")
+async def test_a_job_that_the_line_lost(make: Make, hands: Hands, gate: Gate) -> None:
+    app = make()
+    async with app.running():
+        await hands.serve(app)
+        await running(app, gate, 2)
+        lost = await app.submit("gpu")
+        process = app._process
+        assert process is not None
+        await process.lines["main"].relay.settled()
+        assert await process.lines["main"].dispatcher.withdraw([Withdrawal(lost.id, "gpu", 1_000)])
+        seen = await ill(app, "not-in-line")
+        assert seen["not-in-line"].evidence["jobs"] == [lost.id]
+        await hands.fairlead(named(seen["not-in-line"], "fairlead", "rebuild"))
+        await well(app, "not-in-line")
+        gate.opened.set()
+        assert (await app.wait(lost.id, 30)).status is JobStatus.COMPLETED
+
+
+@provokes("service-undeclared")
+async def test_jobs_of_a_service_that_is_declared_no_more(make: Make, hands: Hands) -> None:
+    async with make().running() as app:
+        await app.pause("gpu")
+        await app.submit("gpu")
+    other = make(gpu=False)
+    other.service("cpu", limit=1)(lambda call: None)
+    async with other.running():
+        seen = await ill(other, "service-undeclared")
+        assert (seen["service-undeclared"].about, seen["service-undeclared"].evidence["waiting"]) == ("gpu", 1)
+    async with hands.started(make(), named(seen["service-undeclared"], "fairlead", "up")) as app:
+        await well(app, "service-undeclared")
+
+
+@provokes("service-not-configured")
+async def test_a_gateway_that_does_not_know_a_service(make: Make) -> None:
+    async with make().running():
+        async with make(gpu=False).running(API) as gateway:
+            seen = await ill(gateway, "service-not-configured")
+            assert seen["service-not-configured"].about == "gpu"
+        async with make().running(API) as gateway:
+            await well(gateway, "service-not-configured")
+
+
+# ---------------------------------------------------------------- workers
+
+
+@provokes("worker-draining")
+async def test_a_worker_that_drains(make: Make, hands: Hands) -> None:
+    app = make()
+    async with app.running():
+        await hands.serve(app)
+        await app.drain_worker((await app.processes())[0].name)
+        seen = await ill(app, "worker-draining", "no-worker")
+        await hands.fairlead(named(seen["worker-draining"], "fairlead", "workers", "drain"))
+        await well(app, "worker-draining", "no-worker")
+
+
+@provokes("event-loop-blocked")
+async def test_a_handler_that_blocks_the_event_loop(make: Make) -> None:
+    async def blocks(call: Call) -> None:
+        time.sleep(1.7)  # noqa: ASYNC251
+
+    def in_a_thread(call: Call) -> None:
+        time.sleep(1.7)
+
+    app = make(gpu=False)
+    # The shorter a lease is, the more often its heartbeat looks at the loop.
+    app.service("slow", limit=1, lease_ttl=1.5)(blocks)
+    async with app.running():
+        await app.wait((await app.submit("slow")).id, 30)
+        seen = await ill(app, "event-loop-blocked")
+        assert "in blocks" in seen["event-loop-blocked"].evidence["where"]
+    app = make(gpu=False)
+    app.service("slow", limit=1, lease_ttl=1.5)(in_a_thread)
+    async with app.running():
+        await app.wait((await app.submit("slow")).id, 30)
+        await well(app, "event-loop-blocked")
+
+
+@provokes("versions-differ")
+async def test_processes_of_two_versions(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make().running() as app:
+        with monkeypatch.context() as older:
+            older.setattr("fairlead.__version__", "0.0.1")
+            async with make().running(API):
+                await ill(app, "versions-differ")
+        async with make().running(API):
+            await well(app, "versions-differ")
+
+
+# ---------------------------------------------------------------- settings
+
+
+@provokes("lease-ttl-short", "promotion-slow", "any-origin", "commit-not-durable")
+@pytest.mark.parametrize(
+    ("code", "bad", "good"),
+    [
+        ("lease-ttl-short", {"lease_ttl": 2}, {"lease_ttl": 15}),
+        ("promotion-slow", {"promotion": {"low_to_medium_after": 100_000}}, {}),
+        ("any-origin", {"server": {"allowed_origins": ["*"]}}, {"server": {"allowed_origins": ["https://a.example"]}}),
+        ("commit-not-durable", {"options": "?synchronous=normal"}, {}),
+    ],
+)
+async def test_a_setting_that_will_not_go_well(
+    make: Make, code: str, bad: dict[str, Any], good: dict[str, Any]
+) -> None:
+    def made(*, lease_ttl: float = 15, **settings: Any) -> Fairlead:
+        app = make(gpu=False, **settings)
+        app.service("gpu", limit=2, lease_ttl=lease_ttl)(lambda call: None)
+        return app
+
+    async with made(**bad).running() as app:
+        await ill(app, code)
+    async with made(**good).running() as app:
+        await well(app, code)
+
+
+@provokes("drain-timeout-short", "timeout-far-above-calls")
+async def test_times_that_do_not_fit_what_calls_take(make: Make) -> None:
+    endpoint = FastAPI()
+
+    @endpoint.post("/")
+    async def compute() -> dict[str, int]:
+        return {"data": 1}
+
+    async with served(endpoint) as port:
+        for timeout, drain, ills in ((3600, 0, True), (30, 30, False)):
+            gpu = {"limit": 1, "url": f"http://127.0.0.1:{port}/", "timeout": timeout}
+            app = make(gpu=False, worker={"drain_timeout": drain}, services={"gpu": gpu})
+            async with app.running():
+                assert (await app.wait((await app.submit("gpu")).id, 30)).status is JobStatus.COMPLETED
+                look = ill if ills else well
+                await look(app, "drain-timeout-short", "timeout-far-above-calls")
+
+
+@provokes("dead-letters-growing")
+async def test_dead_letters_that_pile_up(make: Make, hands: Hands) -> None:
+    app = make(gpu=False)
+
+    @app.service(limit=10)
+    async def broken(call: Call) -> None:
+        raise Permanent("never")
+
+    async with app.running():
+        await hands.serve(app)
+        for job in [await app.submit("broken") for _ in range(12)]:
+            await app.wait(job.id, 30)
+        seen = await ill(app, "dead-letters-growing")
+        await hands.fairlead(named(seen["dead-letters-growing"], "fairlead", "dead", "list"))
+        await hands.fairlead(named(seen["dead-letters-growing"], "fairlead", "dead", "purge"))
+        await well(app, "dead-letters-growing")
+
+
+# ---------------------------------------------------------------- who may ask
+
+
+@provokes("no-keys", "only-admin-keys")
+async def test_keys_are_made_as_the_doctor_says(make: Make, hands: Hands) -> None:
+    async with make().running() as app:
+        seen = await ill(app, "no-keys")
+        await hands.fairlead(named(seen["no-keys"], "fairlead", "keys", "create"))
+        await well(app, "no-keys")
+        seen = await ill(app, "only-admin-keys")
+        await hands.fairlead(named(seen["only-admin-keys"], "fairlead", "keys", "create"))
+        await well(app, "only-admin-keys")
+
+
+@provokes("bound-publicly")
+async def test_a_gateway_that_listens_on_the_network(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairlead.cli import process
+
+    app = make(admin_key="secret")
+    async with app.running():
+        for host, look in (("0.0.0.0", ill), ("127.0.0.1", well)):
+            sockets = process.bind(app, host, 0)
+            await look(app, "bound-publicly")
+            for each in sockets:
+                each.close()
+
+
+@provokes("gateway-unreachable", "gateway-refuses")
+async def test_a_gateway_that_cannot_be_asked(make: Make, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_URL", "http://127.0.0.1:1")
+    assert codes_of(await looked()) >= {"gateway-unreachable", "database-older"}
+    app = make(admin_key="secret")
+    async with app.running():
+        await hands.serve(app)
+        refused = codes_of(await looked())
+        assert "gateway-refuses" in refused
+        assert "gateway-unreachable" not in refused
+        monkeypatch.setenv("FAIRLEAD_API_KEY", "secret")
+        asked = await looked()
+        assert not codes_of(asked) & {"gateway-unreachable", "gateway-refuses"}
+        assert asked["asked"]
+
+
+async def looked() -> dict[str, Any]:
+    """`fairlead doctor --json`, whatever it finds."""
+    ended = await clinic.run(["doctor", "--json"])
+    report: dict[str, Any] = json.loads(ended.stdout)
+    assert ended.exit_code == (0 if report["well"] else 1)
+    return report
+
+
+def codes_of(report: dict[str, Any]) -> set[str]:
+    return {finding["code"] for finding in report["findings"]}
+
+
+async def test_the_route_answers_what_its_document_says(make: Make, hands: Hands) -> None:
+    app = make()
+    async with app.running():
+        await app.pause("gpu")
+        await hands.serve(app)
+        async with httpx2.AsyncClient(base_url=os.environ["FAIRLEAD_URL"]) as client:
+            said = (await client.get("/admin/doctor")).json()
+            document = (await client.get("/openapi.json")).json()
+        assert said["well"] is False
+        assert said["findings"][0]["code"] == "service-paused"
+        shape = document["components"]["schemas"]["DoctorFinding"]
+        assert set(said["findings"][0]) == set(shape["properties"])
+
+
+# ---------------------------------------------------------------- the database, and what is seen without a gateway
+
+
+@provokes("config-invalid")
+async def test_a_configuration_that_is_wrong(make: Make, tmp_path: Path, hands: Hands) -> None:
+    file = tmp_path / "fairlead.toml"
+    file.write_text("[server]\nport = 'eight'\n")
+    assert "config-invalid" in codes_of(await looked())
+    file.write_text("[server]\nport = 8080\n")
+    assert "config-invalid" not in codes_of(await looked())
+    await hands.fairlead(["fairlead", "config", "check"])
+
+
+@provokes("database-older", "database-newer")
+async def test_a_database_of_another_version(make: Make, tmp_path: Path, hands: Hands) -> None:
+    async with make():
+        pass
+
+    def set_version(number: int) -> None:
+        with sqlite3.connect(tmp_path / "fairlead.db") as connection:
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.close()
+
+    set_version(99)
+    assert "database-newer" in codes_of(await looked())
+    (tmp_path / "fairlead.db").unlink()
+    seen = await looked()
+    assert {finding["severity"] for finding in seen["findings"] if finding["code"] == "database-older"} == {"note"}
+    assert not (tmp_path / "fairlead.db").exists(), "the doctor makes nothing"
+    await hands.fairlead(["fairlead", "migrate"])
+    assert not codes_of(await looked()) & {"database-older", "database-newer"}
+    assert "no-manager" in codes_of(await looked()), "it can be read now"
+
+
+@provokes("disk-nearly-full")
+async def test_a_disk_that_is_nearly_full(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one thing that is not provoked for real: a test should not fill the disk of whoever runs it."""
+    usage = namedtuple("usage", "total used free")
+    async with make().running() as app:
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
+            await ill(app, "disk-nearly-full")
+        await well(app, "disk-nearly-full")

@@ -1,0 +1,243 @@
+"""The CAO seed's system in virtual time: its four services, their endpoints, its workers, and a watcher.
+
+Everything is real but the clock and the network: the gateway, the line, the workers' calls, the embedded engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+
+from fairlead import app as app_module
+from fairlead.app import Fairlead
+from fairlead.config import Settings
+from fairlead.dispatch.port import Shard
+from fairlead.domain.config import Config
+from fairlead.domain.limits import MAIN_SHARD
+from fairlead.executors import http
+from fairlead.executors.assembly import executors_of
+from fairlead.executors.port import Call
+from fairlead.gateway.app import create_gateway
+from fairlead.runtime import line
+from fairlead.runtime.line import Line
+from fairlead.runtime.loops import outbox, rules, scopes, timers
+from fairlead.runtime.roles import Roles
+from fairlead.runtime.room import Room
+from tests.integration.gateway_site import client_of
+from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat
+
+SERVICES: dict[str, dict[str, Any]] = {
+    "prompt_enhancer": {"limit": 5},
+    "fast_chat_llm": {"limit": 4},
+    "image_gen": {"limit": 1},
+    "model_3d_gen": {"limit": 1},
+}
+PIPELINES = {
+    "full_pipeline": ["prompt_enhancer", "fast_chat_llm", "image_gen", "model_3d_gen"],
+    "text_only": ["prompt_enhancer", "fast_chat_llm"],
+}
+SECONDS = {"prompt_enhancer": 45, "fast_chat_llm": 120, "image_gen": 300, "model_3d_gen": 350}
+SELDOM = 10.0
+NEVER = 1e6
+HANGS = 0
+"""An answer that never comes."""
+
+
+async def draw(call: Call) -> dict[str, str]:
+    """A service that is a function of the worker."""
+    await asyncio.sleep(SECONDS[call.service])
+    return {"made_by": call.service}
+
+
+@dataclass
+class Visit:
+    """One call as its endpoint saw it."""
+
+    service: str
+    user_prompt: str
+    attempt: int
+    begun: float
+    ended: float | None = None
+
+
+class Endpoints:
+    """What the services do: each takes its usual time, or as long as the job's params say, and answers 200; unless
+    `answers` has a status for its next call."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[int]] = {}
+        self.visits: list[Visit] = []
+
+    def visits_of(self, service: str) -> list[Visit]:
+        return [visit for visit in self.visits if visit.service == service]
+
+    async def answer(self, meta: dict[str, Any], params: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        time, service = asyncio.get_running_loop().time, meta["service_name"]
+        status = next(iter(self.answers.get(service, ())), 200)
+        del self.answers.get(service, [])[:1]
+        visit = Visit(service, params["prompt"], meta["attempt"], time())
+        self.visits.append(visit)
+        try:
+            if status == HANGS:
+                await asyncio.Event().wait()
+            if status == 200:
+                await asyncio.sleep(params.get("seconds", SECONDS[service]))
+        finally:
+            visit.ended = time()
+        return status, {"data": {"made_by": service}, "metrics": {"model_version": "v2.1"}}
+
+    def post(self, url: str, *, data: bytes, **_: Any) -> _Posted:
+        return _Posted(self, orjson.loads(data))
+
+    async def close(self) -> None: ...
+
+
+class _Posted:
+    """A request under way, and its answer: as much of aiohttp as is read of it."""
+
+    headers: dict[str, str]
+    status: int
+
+    def __init__(self, endpoints: Endpoints, body: dict[str, Any]) -> None:
+        self._endpoints, self._body = endpoints, body
+        self.headers, self.reason, self.content = {}, "as the story says", self
+
+    async def __aenter__(self) -> _Posted:
+        self.status, self._answer = await self._endpoints.answer(self._body["meta"], self._body["payload"]["params"])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield orjson.dumps(self._answer)
+
+
+@dataclass
+class Heard:
+    """An event with the seconds since time began."""
+
+    at: float
+    type: str
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+class Cao:
+    """`app` takes jobs in and looks after them; workers are started, and crash, one by one."""
+
+    def __init__(self, app: Fairlead, client: httpx2.AsyncClient, endpoints: Endpoints) -> None:
+        self.app = app
+        self.client = client
+        self.endpoints = endpoints
+        self.workers: list[Line] = []
+
+    async def submit(self, feature: str, user: str, priority: str = "medium", **params: Any) -> str:
+        body = {
+            "user_id": user,
+            "feature_name": feature,
+            "input_data": {"prompt": f"a robot for {user}", **params},
+            "priority": priority,
+        }
+        answer = await self.client.post("/api/v1/jobs", json=body)
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["priority"] == priority
+        return str(answer.json()["job_id"])
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        answer = await self.client.get(f"/api/v1/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def watch(self, job_id: str) -> asyncio.Task[list[Heard]]:
+        """All that a watcher hears until the job ends."""
+        return asyncio.get_running_loop().create_task(self._watch(job_id))
+
+    async def _watch(self, job_id: str) -> list[Heard]:
+        answer = await self.client.get(f"/api/v1/jobs/{job_id}/events", timeout=None)
+        assert answer.status_code == 200, answer.text
+        return list(_heard(answer.text))
+
+    async def start_worker(self) -> Line:
+        """One more worker process, as far as the line can tell: with a name, a pulse and calls of its own."""
+        assert self.app._process is not None
+        assert self.app._store is not None
+        assert self.app._journal is not None
+        dispatcher = self.app._process.lines[MAIN_SHARD].dispatcher
+        worker = Line(
+            Shard(MAIN_SHARD, dispatcher, dispatcher),
+            self.app.config,
+            Roles(api=False, manager=False),
+            store=self.app._store,
+            journal=self.app._journal,
+            recorder=self.app._recorder,
+            executors=executors_of(self.app.config, {}),
+            hub=self.app.hub,
+            clock=self.app._clock,
+            room=Room(10),
+        )
+        await worker.apply(self.app._process.rules)
+        await worker.start()
+        self.workers.append(worker)
+        # In memory there is one listener; between processes, Redis tells all of them.
+        dispatcher.on_wake(self._wake)
+        return worker
+
+    def _wake(self, services: frozenset[str]) -> None:
+        for each in self.workers:
+            assert each.worker is not None
+            each.worker.wake(services)
+
+    async def crash(self, worker: Line) -> None:
+        """No goodbye: its leases stay, and nobody renews them."""
+        self.workers.remove(worker)
+        await worker.stop()
+
+
+@asynccontextmanager
+async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> AsyncIterator[Cao]:
+    """`changes` are keys of services, such as `fast_chat_llm={"retry": "manual"}`."""
+    endpoints = Endpoints()
+    patch.setattr(http.HttpExecutor, "_open", lambda self: endpoints)
+    patch.setattr(line, "Heartbeat", VirtualHeartbeat)
+    # These look again and again for what other processes did, of which there are none: an hour of it takes its time.
+    patch.setattr(timers, "LOOK_EVERY", SELDOM)
+    patch.setattr(app_module, "POLL_WHEN_RUNNING", NEVER)
+    for loop in (outbox, rules, scopes):
+        patch.setattr(loop, "EVERY", SELDOM)
+    services = {
+        name: {
+            "url": f"http://{name.replace('_', '-')}:9000/v1/execute",
+            "timeout": 400,
+            **said,
+            **changes.get(name, {}),
+        }
+        for name, said in SERVICES.items()
+    }
+    config = Config.model_validate({"services": services, "pipelines": PIPELINES})
+    app = Fairlead(Settings(config, f"sqlite:///{folder}/cao.db?synchronous=normal"), clock=VirtualClock())
+    async with app.running(Roles(services=frozenset())), client_of(create_gateway(app)) as client:
+        story = Cao(app, client, endpoints)
+        try:
+            yield story
+        finally:
+            for worker in list(story.workers):
+                await story.crash(worker)
+
+
+def _heard(stream: str) -> Iterator[Heard]:
+    for text in stream.split("\n"):
+        if text.startswith("data: "):
+            event = orjson.loads(text.removeprefix("data: "))
+            at = datetime.fromisoformat(event.pop("at")).timestamp() - EPOCH
+            yield Heard(round(at, 3), event.pop("type"), event)

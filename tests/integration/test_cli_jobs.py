@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -99,7 +100,9 @@ def test_a_key_makes_the_job_once(server: Up) -> None:
 
 def test_a_delayed_job_is_scheduled_and_can_be_cancelled(server: Up) -> None:
     delayed = submitted(server, "echo", "--delay", "3600")
-    at = submitted(server, "echo", "--at", "2026-12-24T18:00:00Z", "--deadline", "2026-12-25T18:00:00Z")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    moment, deadline = tomorrow.isoformat(), (tomorrow + timedelta(days=1)).isoformat()
+    at = submitted(server, "echo", "--at", moment, "--deadline", deadline)
     listed = server.run("list", "--status", "scheduled", "--all", "--json")
     assert {delayed, at} <= {job["job_id"] for job in listed.json}
     done = server.run("cancel", delayed, at)

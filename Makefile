@@ -6,6 +6,8 @@ USABLE := import pip, sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 PORT ?= 8000
+# Tests mostly wait: three processes keep two cores busy. PROCESSES=0 is this process alone, for a debugger.
+PROCESSES ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,13 +21,14 @@ ifneq ($(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos check bench bench-full lock clean
+.PHONY: help install run test chaos fuzz check bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make install   set up $(VENV) from the lock"
 	@echo "make run       install, then start the gateway with the sample project (PORT=$(PORT))"
-	@echo "make test      install, then run all tests"
+	@echo "make test      install, then run all tests (PROCESSES=$(PROCESSES); ARGS='tests/unit -x')"
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
+	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
 	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
 	@echo "make bench-full  the same with more of everything, for hours"
@@ -53,10 +56,14 @@ run: install
 	@$(BIN)/python examples/cao/run.py
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 chaos: install
 	$(BIN)/python -m tests.chaos.soak
+
+fuzz: export FUZZ_EXAMPLES ?= 300
+fuzz: install
+	$(BIN)/python -m pytest -n 2 --timeout 0 tests/integration/test_schemathesis.py $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

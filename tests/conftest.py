@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import servers
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first, whatever the order of the others: of several processes the first then has them all, so that
+    they neither disturb each other nor begin when all else is done; the others take over what is left of its share."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis
@@ -148,10 +149,16 @@ def port_of(client: redis.Redis) -> int:
 def server_url() -> str:
     """One server for all tests of this process; each takes a prefix of its own."""
     if url := os.environ.get("FAIRLEAD_TEST_REDIS_URL"):
-        return url
+        return _database_of_this_process(url)
     client = start_server()
     client.close()
     return f"redis://127.0.0.1:{port_of(client)}/0"
+
+
+def _database_of_this_process(url: str) -> str:
+    """Tests in several processes empty their database, and must not empty another's."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    return urlunsplit(urlsplit(url)._replace(path=f"/{number}")) if number else url
 
 
 def empty(url: str) -> None:

@@ -123,6 +123,8 @@ class _Server(uvicorn.Server):
 async def served(gateway: FastAPI) -> AsyncIterator[int]:
     """The gateway behind a real server on a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        # Else every answer of two packets waits 40 ms for the client to acknowledge the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             gateway,
             log_config=None,

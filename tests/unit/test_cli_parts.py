@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -161,6 +162,23 @@ def test_loopback_needs_no_key() -> None:
     finally:
         for each in sockets:
             each.close()
+
+
+async def test_answers_are_sent_at_once_on_any_event_loop() -> None:
+    """Without TCP_NODELAY an answer's body waits up to 40 ms for the client to acknowledge its head."""
+    (listening,) = listen.bind("127.0.0.1", 0, has_key=False)
+    accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+    class Accepting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.set_result(cast(asyncio.Transport, transport))
+
+    server = await asyncio.get_running_loop().create_server(Accepting, sock=listening)
+    async with server:
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        connection = (await accepted).get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
 
 
 def test_all_addresses_of_a_name_share_one_port() -> None:

@@ -67,7 +67,8 @@ def _exists(family: socket.AddressFamily, address: tuple[str | int, ...]) -> boo
 
 
 def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small answers at once (TCP_NODELAY) only where the socket says that it speaks TCP.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

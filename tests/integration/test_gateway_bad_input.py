@@ -398,3 +398,6 @@ async def test_routes_and_methods_that_are_not_there_are_problems_too(still_site
     response = await still_site.client.put("/api/v1/jobs", json={})
     await refused(still_site, response, 405, "method_not_allowed")
     assert response.headers["allow"] == "GET, POST"
+    response = await still_site.client.get("/api/v1/jobs/bulk")
+    await refused(still_site, response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"

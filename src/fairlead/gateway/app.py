@@ -107,7 +107,7 @@ def create_gateway(app: Fairlead) -> FastAPI:
             Unavailable: handle_error,
             NotReady: handle_error,
             HTTPException: _handle_http_exception,
-            RequestValidationError: handle_validation_error,
+            RequestValidationError: _handle_validation_error,
             Exception: handle_error,
         },
     )
@@ -124,9 +124,19 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     return problem_response(of_http_exception(error, request.scope), request.scope)
 
 
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
+    """`GET /api/v1/jobs/bulk` came to the route of a job called "bulk": it is the method that is wrong, not the id."""
+    if request.scope["method"] not in _methods_of(request.scope["path"]):
+        return await _handle_http_exception(request, HTTPException(405))
+    return await handle_validation_error(request, error)
+
+
 def _methods_of(path: str) -> set[str]:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    # What has a path of its own ("/api/v1/jobs/bulk") is no value of a parameter ("/api/v1/jobs/{job_id}").
+    named = [route for route in routes if route.path == path]
+    matching = named or [route for route in routes if route.path_regex.match(path)]
+    return {method for route in matching for method in route.methods or ()}
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:

@@ -19,7 +19,7 @@ from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
 from fairlead.gateway import bodies, models
 from fairlead.gateway.access import caller_of, user_in_reach
-from fairlead.gateway.openapi import ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
+from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited
 from fairlead.gateway.replies import answer, answer_page, fairlead_of, submit_rate_of
 from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
@@ -245,7 +245,7 @@ async def get_job(request: Request, job_id: UUID) -> Response:
             "description": "The events.",
             "content": {
                 "text/event-stream": {
-                    "schema": {"type": "string"},
+                    "itemSchema": EVENT,
                     "example": "id: 2\nevent: POSITION\n"
                     f'data: {{"type":"POSITION","job_id":"{models.JOB_ID}","at":"{models.MOMENT}",'
                     '"message":"2 jobs are ahead","position":3,"estimated_wait":{"low":8.2,"high":12.3}}\n\n',

@@ -44,6 +44,18 @@ RATE_HEADERS = {
     "RateLimit": "With `server.submits_per_minute`: how many are left, and when all are there again.",
 }
 
+# One event of a stream, in a word of OpenAPI 3.2: 3.1 has none, and tools take a `schema` for that of one event.
+EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "retry": {"type": "integer"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+
 TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
     {"name": "keys", "description": "Who may do what."},

@@ -1,0 +1,140 @@
+"""The served OpenAPI document is true: schemathesis makes requests of it, good and bad, and every answer is one that
+the document names. Its phases: the document's examples, the edges of every schema, what chance brings, and chains of
+requests in which one uses what another answered.
+
+`FUZZ_EXAMPLES` is how many requests chance makes per operation; `make fuzz` makes many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from schemathesis import engine
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events
+from schemathesis.engine.recorder import ScenarioRecorder
+
+from fairlead.app import Fairlead
+from fairlead.config import Settings
+from fairlead.domain.config import Config
+from fairlead.gateway import bodies
+from fairlead.gateway.app import create_gateway
+from tests.integration.gateway_site import Gate, declare_services, served
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))
+ADMIN_KEY = "an-admin-key-of-some-length-for-the-fuzzer"
+PHASES = {"examples", "coverage", "fuzzing", "stateful"}
+FEATURES = ("full_pipeline", "text_only", "echo", "gated", "broken", "flaky")
+MUST_SUCCEED = {"POST /api/v1/jobs", "POST /api/v1/jobs/bulk", "GET /api/v1/jobs/{job_id}/events"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("key", [None, ADMIN_KEY], ids=["without keys", "with an admin key"])
+def test_every_answer_is_one_that_the_document_names(
+    tmp_path: Path, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "LONGEST_WAIT", 1)
+    with serving(tmp_path, key) as url:
+        run = Run(url, key)
+        run.execute()
+    assert not run.failures, "\n\n".join(run.failures.values())
+    assert run.phases == PHASES
+    assert run.answers.keys() == run.operations, "some operations were never asked"
+    succeeded = {operation for operation, statuses in run.answers.items() if any(s < 300 for s in statuses)}
+    assert succeeded >= MUST_SUCCEED, "all that was asked there was refused: that shows little"
+
+
+class Run:
+    """All phases against one server, and what they found: one failure of each kind per operation."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        config = SchemathesisConfig.from_dict(
+            {
+                "seed": random.randrange(1 << 32),
+                "headers": headers,
+                # A job's events end with the job, which may be never.
+                "max-stream-events": 1,
+                "request-timeout": 30,
+                "generation": {"max-examples": EXAMPLES, "database": "none"},
+                # A schema cannot say which cursors, features and Idempotency-Keys there are.
+                "checks": {"positive_data_acceptance": {"enabled": False}},
+            }
+        )
+        self._schema = schemathesis.openapi.from_url(f"{url}/openapi.json", config=config, headers=headers)
+        self._schema.hook(map_body)
+        self.operations = {found.ok().label for found in self._schema.get_all_operations()}
+        self.phases: set[str] = set()
+        self.answers: dict[str, set[int]] = defaultdict(set)
+        self.failures: dict[str, str] = {}
+
+    def execute(self) -> None:
+        for event in engine.from_schema(self._schema).execute():
+            match event:
+                case events.PhaseFinished(phase=phase) if phase.is_enabled:
+                    self.phases |= {phase.name.value} & PHASES
+                case events.ScenarioFinished(recorder=recorder):
+                    self._look_at(recorder)
+                case events.NonFatalError():
+                    self.failures[event.label] = f"{event.label}: {event.info.message}"
+                case events.FatalError(exception=error):
+                    raise error
+
+    def _look_at(self, recorder: ScenarioRecorder) -> None:
+        for case_id, exchange in recorder.interactions.items():
+            if exchange.response is not None:
+                self.answers[recorder.cases[case_id].value.operation.label].add(exchange.response.status_code)
+        for case_id, checks in recorder.checks.items():
+            operation = recorder.cases[case_id].value.operation.label
+            for check in checks:
+                if check.failure_info is not None:
+                    failure = check.failure_info.failure
+                    text = f"{operation}: {failure.title}\n{failure.message}\n{check.failure_info.code_sample}"
+                    self.failures.setdefault(f"{operation} {check.name}", text)
+
+
+def map_body(context: Any, body: Any) -> Any:
+    """Most features that chance makes up become ones that there are: else hardly a job would be accepted."""
+    jobs = body.get("jobs", [body]) if isinstance(body, dict) else []
+    for job in jobs if isinstance(jobs, list) else []:
+        name = job.get("feature_name") if isinstance(job, dict) else None
+        if isinstance(name, str) and 1 <= len(name) <= 63 and sum(map(ord, name)) % 8 < len(FEATURES):
+            job["feature_name"] = FEATURES[sum(map(ord, name)) % 8]
+    return body
+
+
+@contextmanager
+def serving(folder: Path, admin_key: str | None) -> Iterator[str]:
+    """The whole application behind a real server, on a loop in a thread: schemathesis is synchronous."""
+    app = Fairlead(Settings(Config(), f"sqlite:///{folder}/jobs.db?synchronous=normal", admin_key))
+    declare_services(app, Gate())
+    app.pipeline("full_pipeline", ["echo", "shout"])
+    app.pipeline("text_only", ["echo"])
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fuzzed")
+    thread.start()
+    stack = AsyncExitStack()
+
+    async def start() -> int:
+        await stack.enter_async_context(app.running())
+        return await stack.enter_async_context(served(create_gateway(app)))
+
+    try:
+        port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        yield f"http://localhost:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()

@@ -26,11 +26,10 @@ from fairlead.executors.port import Call
 from fairlead.handle import JobHandle, Receipt
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.version import __version__
 
 if TYPE_CHECKING:
     from fairlead.client import AsyncClient, Client
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",

@@ -253,7 +253,7 @@ async def test_a_handler_that_blocks_the_event_loop(make: Make) -> None:
 async def test_processes_of_two_versions(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     async with make().running() as app:
         with monkeypatch.context() as older:
-            older.setattr("fairlead.__version__", "0.0.1")
+            older.setattr("fairlead.runtime.registry.__version__", "0.0.1")
             async with make().running(API):
                 await ill(app, "versions-differ")
         async with make().running(API):

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.text import Text
 
-from fairlead import __version__
 from fairlead.app import Fairlead
 from fairlead.cli.output import print_json, print_whole, safe, table
 from fairlead.cli.redact import without_secrets
@@ -14,6 +13,7 @@ from fairlead.domain.config import ServiceConfig
 from fairlead.domain.job import Priority
 from fairlead.domain.limits import BANDS, MAIN_SHARD
 from fairlead.runtime.roles import Roles
+from fairlead.version import __version__
 
 IN_MEMORY = "memory"
 NO_SERVICES = {

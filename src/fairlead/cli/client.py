@@ -11,10 +11,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from fairlead import __version__
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.redact import without_secrets
 from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, is_loopback
+from fairlead.version import __version__
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0  # the gateway sends a heartbeat on idle event streams well before that

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from fairlead import __version__
 from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, worker
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
@@ -20,6 +19,7 @@ from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
 from fairlead.cli.workers import workers
 from fairlead.errors import ConfigError, FairleadError
+from fairlead.version import __version__
 
 app = typer.Typer(
     name="fairlead",

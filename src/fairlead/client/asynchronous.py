@@ -23,6 +23,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.version import __version__
 
 T = TypeVar("T")
 
@@ -32,8 +33,6 @@ class AsyncClient:
     failed for a passing reason is tried again."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, retries: int = 5) -> None:
-        from fairlead import __version__
-
         self._address = Address.of(url, key)
         self._retries = retries
         self._http = httpx2.AsyncClient(**self._address.options(__version__))

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead import __version__
 from fairlead.errors import RequestError, Unavailable
 from fairlead.gateway import admin, dead, doctor, health, jobs, keys, metrics, operators, sockets, workers
 from fairlead.gateway.auth import Guard
@@ -33,6 +32,7 @@ from fairlead.gateway.problems import (
     problem_response,
 )
 from fairlead.gateway.rates import SubmitRate
+from fairlead.version import __version__
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead

@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead import __version__
 from fairlead.domain.histogram import Histogram
 from fairlead.errors import NotFound
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.openapi import answers
 from fairlead.runtime.status import BAND_NAMES
+from fairlead.version import __version__
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead

@@ -29,6 +29,7 @@ from fairlead.runtime.manager import Manager
 from fairlead.runtime.roles import Roles
 from fairlead.store.journal import Journal
 from fairlead.store.port import Announce, AskDrain, Done, Farewell, Store
+from fairlead.version import __version__
 
 EVERY = 2.0
 FAREWELL_WITHIN = 1.0
@@ -42,8 +43,6 @@ def new_name() -> str:
 
 def introduction(name: str, roles: Roles, config: Config, services: Iterable[str], now: float) -> ProcessRecord:
     """What does not change about a process while it runs. `services` are those that its worker can execute."""
-    from fairlead import __version__  # here, because `fairlead` itself imports this module
-
     bands = sorted(BANDS if roles.bands is None else roles.bands) if roles.worker else ()
     return ProcessRecord(
         name=name,

@@ -43,6 +43,12 @@ async def gate(call: Call):
     return {"through": True}
 
 
+@app.service(limit=1, lease_ttl=600)
+async def patient(call: Call):
+    """Its slot outlives a silent worker by far."""
+    return await gate(call)
+
+
 @app.service(limit=1)
 def stuck(call: Call):
     """A function in a thread that nobody can stop."""

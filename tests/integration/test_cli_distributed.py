@@ -157,6 +157,26 @@ def test_a_second_signal_ends_a_worker_at_once_and_another_takes_the_job(
             assert gateway.run("watch", job_id).code == Exit.OK
 
 
+def test_the_calls_of_a_worker_that_was_killed_are_taken_back_long_before_their_leases_expire(
+    tmp_path: Path, engines: dict[str, str]
+) -> None:
+    with (
+        running("manager", tmp_path, env=engines),
+        running("api", tmp_path, env=engines) as gateway,
+        running("worker", tmp_path, env=engines) as worker,
+    ):
+        job_id = submitted(gateway, "patient", gated(tmp_path))
+        until((tmp_path / "entered").exists, "the call")
+        worker.signal(signal.SIGKILL)
+        (tmp_path / "gate").touch()
+        with running("worker", tmp_path, env=engines):
+            assert gateway.run("watch", job_id).code == Exit.OK
+        (attempt,) = gateway.run("get", job_id, "--json").json["attempts"]
+        assert attempt["error"]["code"] == "LEASE_EXPIRED"
+        gone = [each for each in gateway.run("workers", "list", "--json").json if not each["alive"]]
+        assert [each["pid"] for each in gone] == [worker.process.pid]
+
+
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
 def test_a_standby_takes_over(tmp_path: Path, engines: dict[str, str], way: signal.Signals) -> None:
     env = {**engines, "FAIRLEAD_MANAGER__LEADER_TTL": "2"}

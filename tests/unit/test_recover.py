@@ -26,7 +26,7 @@ class Asked:
 
 async def test_a_manager_that_was_stopped_lets_the_workers_renew_before_it_judges() -> None:
     asked = Asked()
-    loop = RecoverLoop(asked, asked, None, lambda: Rules({}), lambda: EVERYTHING)  # type: ignore[arg-type]
+    loop = RecoverLoop(asked, asked, None, lambda: Rules({}), lambda: EVERYTHING, alone=True)  # type: ignore[arg-type]
     now = 1000.0
     for _ in range(3):
         now = await loop.tick(now)
@@ -54,7 +54,7 @@ async def test_a_job_that_finished_meanwhile_leaves_no_hold_behind() -> None:
 
     rules = Rules({"gpu": ServiceRules("gpu", limit=1, remote=True)})
     line: Any = Line()
-    await RecoverLoop(line, line, line, lambda: rules, lambda: EVERYTHING).recover([JOB], 1000.0)
+    await RecoverLoop(line, line, line, lambda: rules, lambda: EVERYTHING, alone=True).recover([JOB], 1000.0)
     assert held == []
 
 

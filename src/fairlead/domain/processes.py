@@ -9,6 +9,9 @@ from typing import Any
 DEAD_AFTER = 10.0
 """Seconds of silence, by the database's clock, after which a process is taken for dead."""
 
+GONE = "gone"
+"""In the details of a process that another one of its machine has seen to be gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
@@ -39,6 +42,11 @@ class ProcessRecord:
         """How far its clock is ahead of the database's; what the announcement took on its way is in it, as behind."""
         return self.clock - self.seen_at
 
+    @property
+    def gone(self) -> bool:
+        """For certain: nothing of it runs any more."""
+        return bool(self.details.get(GONE))
+
     def alive(self, now: float) -> bool:
         """`now` is the database's clock."""
-        return now - self.seen_at <= DEAD_AFTER
+        return not self.gone and now - self.seen_at <= DEAD_AFTER

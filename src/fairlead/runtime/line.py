@@ -106,8 +106,8 @@ class Line:
     def _make_leader(self, shard: Shard, store: Store, recorder: Recorder, clock: Clock) -> Leader:
         """Its loops work on the `builder`: a leader must reach a server that nobody else trusts yet."""
         line, journal, config = shard.builder, self._journal, self._config
-        recovery = RecoverLoop(store, line, recorder, lambda: self.rules, lambda: self.lanes)
         in_memory = shard.leadership is None
+        recovery = RecoverLoop(store, line, recorder, lambda: self.rules, lambda: self.lanes, alone=in_memory)
         rebuild = Rebuild(store, journal, line, recovery, clock, workers_are_gone=in_memory)
         scopes = ScopesLoop(store, line, rebuild, lambda: self.rules, lambda: self.lanes)
         manager = Manager(

@@ -18,6 +18,7 @@ from fairlead.runtime.clock import Clock
 from fairlead.runtime.crossing import Crossing
 from fairlead.runtime.events import Hub
 from fairlead.runtime.line import Line
+from fairlead.runtime.loops.kin import KinLoop
 from fairlead.runtime.loops.positions import PositionsLoop
 from fairlead.runtime.loops.rules import RulesLoop
 from fairlead.runtime.loops.scores import ScoresLoop
@@ -96,8 +97,10 @@ class Process:
         loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence]
         if roles.api:
             loops += [PositionsLoop(self.places, hub), ScoresLoop(store, self.scores)]
-        if bus is not None and roles.worker:
-            loops.append(StopsLoop(store, lambda: self.workers))
+        if bus is not None:
+            loops.append(KinLoop(store, journal, about.details))
+            if roles.worker:
+                loops.append(StopsLoop(store, lambda: self.workers))
         self._loops = Manager(loops, clock)
 
     @property

@@ -22,7 +22,7 @@ from fairlead.domain.job import Priority
 from fairlead.domain.limits import BANDS
 from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import NotFound, Unavailable, WrongState
-from fairlead.runtime import audit
+from fairlead.runtime import audit, kin
 from fairlead.runtime.audit import Act, AuditBook
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.manager import Manager
@@ -54,6 +54,7 @@ def introduction(name: str, roles: Roles, config: Config, services: Iterable[str
         pid=os.getpid(),
         version=__version__,
         started_at=now,
+        details=kin.marks(),
     )
 
 
@@ -96,7 +97,11 @@ class Presence:
         with contextlib.suppress(Unavailable):
             now = self._condition()
             record = replace(
-                self._about, clock=self._clock.now(), draining=now.draining, running=now.running, details=now.details
+                self._about,
+                clock=self._clock.now(),
+                draining=now.draining,
+                running=now.running,
+                details={**self._about.details, **now.details},
             )
             outcome = await self._journal.write(Announce(record))
             if isinstance(outcome, Done):

@@ -1,10 +1,11 @@
-"""Takes back the steps of workers that are gone: expired leases, and RUNNING rows that no lease stands for."""
+"""Takes back the steps of workers that are gone: expired leases, leases of processes that were seen to be gone, and
+RUNNING rows that no lease stands for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
 from fairlead.domain import transitions
@@ -34,12 +35,17 @@ class RecoverLoop:
         recorder: Recorder,
         rules: Callable[[], Rules],
         lanes: Callable[[], Lanes],
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: the only worker is in this process."""
         self._store = store
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._rules = rules
         self._lanes = lanes
+        self._alone = alone
+        self._buried: set[str] = set()
         self._strays_due = 0.0
         self._ticked_at: float | None = None
         self.rebuilding = asyncio.Lock()
@@ -53,6 +59,8 @@ class RecoverLoop:
             self._ticked_at = now + GRACE
             return now + GRACE
         leases = await self._dispatcher.expired()
+        if not self._alone:
+            leases = [*leases, *await self._orphaned({lease.name for lease in leases})]
         self.scanned += len(leases)
         if leases:
             await self._take_back(leases, now)
@@ -60,6 +68,14 @@ class RecoverLoop:
             self._strays_due = now + STRAYS_EVERY
             await self._find_strays(now)
         return now + EVERY
+
+    async def _orphaned(self, known: Set[str]) -> list[Lease]:
+        """Leases whose process was killed, and seen to be gone by another one of its machine: they need not expire."""
+        gone = {record.name for record in await self._store.processes() if record.gone}
+        new = gone - self._buried
+        leases = [lease for snapshot in await self._dispatcher.snapshot() for lease in snapshot.leases] if new else []
+        self._buried = gone
+        return [lease for lease in leases if lease.worker in new and lease.name not in known]
 
     async def _take_back(self, leases: Sequence[Lease], now: float) -> None:
         """First the truth, then the slot: only when the job has moved on does its lease go."""

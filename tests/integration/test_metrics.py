@@ -129,6 +129,20 @@ async def test_a_submit_that_is_replayed_is_not_counted_twice(site: Site) -> Non
     assert scrape.value("fairlead_jobs_accepted_total", feature="echo", band="medium") == 1
 
 
+async def test_how_good_the_estimates_were_is_told_per_service(site: Site) -> None:
+    process = site.app._process
+    assert process is not None
+    await site.submit(feature_name="gated")
+    await site.gate.entered.wait()
+    waits = await site.submit(feature_name="gated")
+    assert waits in process.scores.given
+    process.scores.came_true(waits, 1e6)
+    scrape = await scraped(site.client)
+    assert scrape.value("fairlead_estimates_total", service="gated") == process.scores.report()["gated"]["count"]
+    assert scrape.value("fairlead_estimates_close_ratio", service="gated") == process.scores.report()["gated"]["close"]
+    assert (scrape.value("fairlead_estimates_median_error", service="gated") or 0) > 0
+
+
 async def test_however_many_scrape_the_line_is_asked_once(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "KEEP_S", 3600.0)
     site = await make_site()

@@ -75,6 +75,10 @@ METRICS: dict[str, Known] = {
     "fairlead_commits_failed": Known(COUNTER, "Commits that failed, each try counted."),
     "fairlead_journal_pending": Known(GAUGE, "Transitions that wait for their commit."),
     "fairlead_watchers": Known(GAUGE, "Readers of events, in this process."),
+    "fairlead_estimates": Known(COUNTER, "Estimated waits held against what came true.", ("service",)),
+    "fairlead_estimates_within_ratio": Known(GAUGE, "Of the last of them, how many lay in the range.", ("service",)),
+    "fairlead_estimates_close_ratio": Known(GAUGE, "Or missed it by at most a quarter, or 1 s.", ("service",)),
+    "fairlead_estimates_median_error": Known(GAUGE, "As a share of the wait that came true.", ("service",)),
     "fairlead_priority_decisions": Known(COUNTER, "Jobs accepted, by who said their priority.", ("source",)),
     "fairlead_priority_questions": Known(COUNTER, "Questions put to the priority hook and service."),
     "fairlead_priority_resting": Known(GAUGE, "1 while it failed so often that it is left alone.", ("source",)),
@@ -89,6 +93,13 @@ METRICS: dict[str, Known] = {
     "fairlead_outbox_rows": Known(GAUGE, "Changes that the line has not heard of."),
     "fairlead_outbox_age_seconds": Known(GAUGE, "The oldest of them."),
     "fairlead_database_bytes": Known(GAUGE, "The size of the database."),
+}
+
+SCORES = {
+    "fairlead_estimates": "count",
+    "fairlead_estimates_within_ratio": "within_range",
+    "fairlead_estimates_close_ratio": "close",
+    "fairlead_estimates_median_error": "median_error",
 }
 
 Sample = tuple[Labels, float | Histogram]
@@ -170,6 +181,7 @@ def _of_roles(process: Process) -> dict[str, list[Sample]]:
     leaders = {shard: line.leader for shard, line in process.lines.items() if line.leader is not None}
     terms = {shard: each.term for shard, each in leaders.items() if each.leading and each.term is not None}
     loops = {(shard, loop): counts for shard, of in process.counts().items() for loop, counts in of.items()}
+    scores = process.scores.report()
     recovered = {shard: loops[shard, "recover"] for shard in leaders}
     return {
         "fairlead_late_results": _by_labels({shard: worker.late_results for shard, worker in workers.items()}),
@@ -182,6 +194,7 @@ def _of_roles(process: Process) -> dict[str, list[Sample]]:
         "fairlead_leader_term": _by_labels(terms),
         "fairlead_loop_moved": _by_labels({key: counts["queued"] for key, counts in loops.items()}),
         "fairlead_loop_failures": _by_labels({key: counts["failed"] for key, counts in loops.items()}),
+        **{name: _by_labels({service: each[key] for service, each in scores.items()}) for name, key in SCORES.items()},
     }
 
 

@@ -172,7 +172,7 @@ def test_the_calls_of_a_worker_that_was_killed_are_taken_back_long_before_their_
         with running("worker", tmp_path, env=engines):
             assert gateway.run("watch", job_id).code == Exit.OK
         (attempt,) = gateway.run("get", job_id, "--json").json["attempts"]
-        assert attempt["error"]["code"] == "LEASE_EXPIRED"
+        assert attempt["error"]["code"] == "WORKER_DIED"
         gone = [each for each in gateway.run("workers", "list", "--json").json if not each["alive"]]
         assert [each["pid"] for each in gone] == [worker.process.pid]
 

@@ -116,6 +116,11 @@ class Worker:
         self._writing = Outage(log, "writing how calls ended (their results are kept)")
         self.late_results = 0
 
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return len(self._running)
+
     # ------------------------------------------------------------ the loop
 
     def wake(self, services: frozenset[str]) -> None:

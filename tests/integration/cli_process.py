@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from tests.integration.cli_fork import Forked
 
 COMMAND = (sys.executable, "-m", "fairlead.cli")
 DEADLINE_S = 30.0
@@ -108,24 +111,25 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def fairlead(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: str = "") -> Done:
-    ended = subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=cwd,
-        env=environment(env),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return Done(ended.returncode, ended.stdout, ended.stderr)
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        given.write(stdin)
+        given.seek(0)
+        process = Forked(arguments, cwd=cwd, env=environment(env), stdin=given, stdout=out, stderr=err)
+        try:
+            code = process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return Done(code, out.read(), err.read())
 
 
 @dataclass
 class Up:
     """A running process whose output is read as it comes."""
 
-    process: subprocess.Popen[str]
+    process: Forked | subprocess.Popen[bytes]
+    stdout: IO[str]
     cwd: Path
     lines: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     heard: list[str] = field(default_factory=list)
@@ -156,26 +160,30 @@ class Up:
 
 @contextmanager
 def started(command: tuple[str, ...], *, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Up]:
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    up = Up(process, cwd)
+    """Any command: `fairlead` itself is forked, others are started as usual."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out:
+        process = _start(command, cwd, environment(env), out)
+    up = Up(process, os.fdopen(reading), cwd)
     reader = threading.Thread(target=_read, args=(up,))
     reader.start()
     try:
         yield up
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait(DEADLINE_S)
         reader.join(DEADLINE_S)
-        assert process.stdout is not None
-        process.stdout.close()
+        up.stdout.close()
+
+
+def _start(command: tuple[str, ...], cwd: Path, env: dict[str, str], out: IO[str]) -> Forked | subprocess.Popen[bytes]:
+    if command[: len(COMMAND)] == COMMAND:
+        return Forked(command[len(COMMAND) :], cwd=cwd, env=env, stdout=out, stderr=out)
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out)
 
 
 def _read(up: Up) -> None:
-    assert up.process.stdout is not None
-    for line in up.process.stdout:
+    for line in up.stdout:
         up.heard.append(line)
         up.lines.put(line)
     up.lines.put("")

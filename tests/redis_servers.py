@@ -23,6 +23,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 _PLACES = ("/usr/bin", "/usr/local/bin", "/opt/redis/bin")
 _PROGRAMS = ("redis-server", "valkey-server")
@@ -72,7 +74,8 @@ class Server:
         )
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.client = redis.Redis(port=self.port, socket_timeout=5)
+        # No second try: a server that a test has shut down does not come back for it.
+        self.client = redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         atexit.register(self._remove)
 
     @property

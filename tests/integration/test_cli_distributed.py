@@ -141,10 +141,11 @@ def test_a_worker_lets_its_calls_finish(tmp_path: Path, engines: dict[str, str])
 def test_a_second_signal_ends_a_worker_at_once_and_another_takes_the_job(
     tmp_path: Path, engines: dict[str, str]
 ) -> None:
+    env = {**engines, "FAIRLEAD_SERVICES__GATE__LIMIT": "1", "FAIRLEAD_SERVICES__GATE__LEASE_TTL": "3"}
     with (
-        running("manager", tmp_path, env=engines),
-        running("api", tmp_path, env=engines) as gateway,
-        running("worker", tmp_path, env=engines) as worker,
+        running("manager", tmp_path, env=env),
+        running("api", tmp_path, env=env) as gateway,
+        running("worker", tmp_path, env=env) as worker,
     ):
         job_id = submitted(gateway, "gate", gated(tmp_path))
         until((tmp_path / "entered").exists, "the call")
@@ -153,7 +154,7 @@ def test_a_second_signal_ends_a_worker_at_once_and_another_takes_the_job(
         worker.signal(signal.SIGINT)
         assert worker.ended() == Exit.INTERRUPTED
         (tmp_path / "gate").touch()
-        with running("worker", tmp_path, env=engines):
+        with running("worker", tmp_path, env=env):
             assert gateway.run("watch", job_id).code == Exit.OK
 
 

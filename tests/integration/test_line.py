@@ -629,7 +629,7 @@ async def test_what_waited_and_ran_comes_back_after_a_stop_without_notice(make_a
     def build() -> Fairlead:
         app = make_app()
 
-        @app.service(limit=1)
+        @app.service(limit=1, lease_ttl=3)
         async def one(call: Call) -> int:
             if not gate.is_set():
                 await asyncio.Event().wait()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,6 @@ import httpx2
 import orjson
 import pytest
 
-from fairlead import app as app_module
 from fairlead.app import Fairlead
 from fairlead.config import Settings
 from fairlead.dispatch.port import Shard
@@ -28,9 +28,9 @@ from fairlead.executors import http
 from fairlead.executors.assembly import executors_of
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
-from fairlead.runtime import line
+from fairlead.runtime import line, lookout
 from fairlead.runtime.line import Line
-from fairlead.runtime.loops import outbox, rules, scopes, timers
+from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from tests.integration.gateway_site import client_of
@@ -141,6 +141,7 @@ class Cao:
         self.client = client
         self.endpoints = endpoints
         self.workers: list[Line] = []
+        self._numbers = count(1)
 
     async def submit(self, feature: str, user: str, priority: str = "medium", **params: Any) -> str:
         body = {
@@ -178,6 +179,7 @@ class Cao:
             Shard(MAIN_SHARD, dispatcher, dispatcher),
             self.app.config,
             Roles(api=False, manager=False),
+            process=f"worker {next(self._numbers)}",
             store=self.app._store,
             journal=self.app._journal,
             recorder=self.app._recorder,
@@ -212,8 +214,8 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     patch.setattr(line, "Heartbeat", VirtualHeartbeat)
     # These look again and again for what other processes did, of which there are none: an hour of it takes its time.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
-    patch.setattr(app_module, "POLL_WHEN_RUNNING", NEVER)
-    for loop in (outbox, rules, scopes):
+    patch.setattr(lookout, "EVERY", NEVER)
+    for loop in (kin, outbox, rules, scopes, scores):
         patch.setattr(loop, "EVERY", SELDOM)
     services = {
         name: {

@@ -257,13 +257,15 @@ async def test_a_crashed_workers_slot_is_back_within_a_lease_where_the_call_died
 async def test_ten_workers_share_one_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ten want it at T+0. One call at a time, and the next one begins the moment the last one has ended."""
     async with cao(tmp_path, monkeypatch) as site:
-        jobs = [await site.submit("image_gen", f"user {number}") for number in range(10)]
-        watchers = [site.watch(job_id) for job_id in jobs]
+        first = await site.submit("image_gen", "user 0", seconds=300)
+        jobs = [first, *[await site.submit("image_gen", f"user {n}", seconds=30) for n in range(1, 10)]]
+        watcher = site.watch(jobs[-1])
         for _ in range(10):
             await site.start_worker()
-        await asyncio.gather(*watchers)
+        assert told(await watcher)[-1] == (300 + 9 * 30, "JOB_COMPLETE")
 
         calls = site.endpoints.visits_of("image_gen")
-        assert [call.begun for call in calls] == [300 * number for number in range(10)]
+        assert [call.begun for call in calls] == [0, *(300 + 30 * number for number in range(9))]
         assert all(before.ended == after.begun for before, after in pairwise(calls))
-        assert sorted(call.user_prompt for call in calls) == sorted(f"a robot for user {n}" for n in range(10))
+        assert [call.user_prompt for call in calls] == [f"a robot for user {n}" for n in range(10)]
+        assert {(await site.job(job_id))["status"] for job_id in jobs} == {"COMPLETED"}

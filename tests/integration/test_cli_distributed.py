@@ -172,12 +172,12 @@ def test_the_calls_of_a_worker_that_was_killed_are_taken_back_long_before_their_
         (tmp_path / "gate").touch()
         with running("worker", tmp_path, env=engines):
             assert gateway.run("watch", job_id).code == Exit.OK
-        (attempt,) = gateway.run("get", job_id, "--json").json["attempts"]
-        assert attempt["error"]["code"] == "WORKER_DIED"
-        workers = gateway.run("workers", "list", "--json")
-        assert workers.code == Exit.OK, workers.err
-        gone = [each for each in workers.json if not each["alive"]]
-        assert [each["pid"] for each in gone] == [worker.process.pid]
+            (attempt,) = gateway.run("get", job_id, "--json").json["attempts"]
+            assert attempt["error"]["code"] == "WORKER_DIED"
+            workers = gateway.run("workers", "list", "--json")
+            assert workers.code == Exit.OK, workers.err
+            gone = [each for each in workers.json if not each["alive"]]
+            assert [each["pid"] for each in gone] == [worker.process.pid]
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])

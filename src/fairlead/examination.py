@@ -74,14 +74,16 @@ def _disk_of(database_url: str) -> tuple[int, int] | None:
 
 async def _redis_of(settings: Settings, clock: Callable[[], float]) -> dict[str, RedisFacts]:
     """By shard. One that does not answer is there with its problem."""
-    return {name: await _one_redis(url, clock) for name, url in _redis_urls(settings).items()}
+    urls = _redis_urls(settings)
+    found = await asyncio.gather(*(_one_redis(url, clock) for url in urls.values()))
+    return dict(zip(urls, found, strict=True))
 
 
 async def _one_redis(url: str, clock: Callable[[], float]) -> RedisFacts:
     from fairlead.dispatch.redis import facts
 
     hosts = facts.hosts_of(url)
-    shown = ", ".join(hosts) or "a socket of this machine"
+    shown = ", ".join(dict.fromkeys(hosts)) or "a socket of this machine"
     on_loopback, has_login = all(map(is_loopback, hosts)), facts.has_login(url)
     try:
         async with asyncio.timeout(ANSWERS_WITHIN):

@@ -25,6 +25,7 @@ from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, gather
 from fairlead.runtime.doctor.finding import Severity
 from tests.integration import clinic, test_doctor_distributed, test_doctor_engines
+from tests.integration.cli_process import fairlead
 from tests.integration.clinic import API, Hands, ill, named, provokes, well
 from tests.integration.gateway_site import served
 
@@ -364,6 +365,12 @@ async def test_a_gateway_that_cannot_be_asked(make: Make, hands: Hands, monkeypa
         asked = await looked()
         assert not codes_of(asked) & {"gateway-unreachable", "gateway-refuses"}
         assert asked["asked"]
+
+
+def test_a_command_line_that_is_wrong_exits_with_two(tmp_path: Path) -> None:
+    ended = fairlead("doctor", "--json", cwd=tmp_path, env={"FAIRLEAD_URL": "ftp://127.0.0.1"})
+    assert (ended.code, ended.out) == (2, "")
+    assert "FAIRLEAD_URL" in ended.err
 
 
 async def looked() -> dict[str, Any]:

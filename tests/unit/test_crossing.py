@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
+import pytest
+
 from fairlead.dispatch.port import Heard
 from fairlead.runtime import events
 from fairlead.runtime.clock import SystemClock
@@ -169,5 +171,18 @@ async def test_who_listens_is_learnt_from_the_server_itself(monkeypatch: Any) ->
     OnWire(wire).channels.add("ws:outsider")
     while not here.hub.watched("outsider", "ada"):
         await asyncio.sleep(0.01)
+    await here.crossing.close()
+    await there.crossing.close()
+
+
+async def test_a_process_hears_its_own_echo_unless_messages_are_lost(monkeypatch: Any) -> None:
+    monkeypatch.setattr("fairlead.runtime.crossing.ECHO_EVERY", 0.01)
+    wire = Wire()
+    here, there = await two(wire)
+    assert all(seconds >= 0 for seconds in await asyncio.gather(here.crossing.echo(), here.crossing.echo()))
+    wire.buses.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await here.crossing.echo()
     await here.crossing.close()
     await there.crossing.close()

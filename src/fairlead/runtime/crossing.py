@@ -47,7 +47,7 @@ class Crossing:
         """Topics that were heard of while the server was asked for all of them."""
         self._looker: asyncio.Task[None] | None = None
         self._settled: asyncio.TimerHandle | None = None
-        self._echoed = asyncio.Event()
+        self._echoes: dict[str, asyncio.Event] = {}
 
     async def start(self) -> None:
         await self._bus.start([WATCHING, ENDED, STOP], self._heard, self._began)
@@ -79,19 +79,20 @@ class Crossing:
 
     async def echo(self) -> float:
         """Seconds until this process heard what it says to itself. Whoever calls has a limit to its patience."""
-        loop, channel = asyncio.get_running_loop(), ECHO + self._process
-        began = loop.time()
-        self._echoed.clear()
+        loop, channel = asyncio.get_running_loop(), ECHO + uuid4().hex
+        began, heard = loop.time(), asyncio.Event()
+        self._echoes[channel] = heard
         self._bus.listen(channel)
         try:
-            while not self._echoed.is_set():
+            while not heard.is_set():
                 # Again and again: the first may be said before the server knows that we listen.
                 self._bus.send(channel, b"")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ECHO_EVERY):
-                        await self._echoed.wait()
+                        await heard.wait()
         finally:
             self._bus.unlisten(channel)
+            del self._echoes[channel]
         return loop.time() - began
 
     def _tell_ended(self) -> None:
@@ -138,7 +139,8 @@ class Crossing:
 
     def _heard(self, channel: str, message: bytes) -> None:
         if channel.startswith(ECHO):
-            self._echoed.set()
+            if channel in self._echoes:
+                self._echoes[channel].set()
             return
         try:
             self._take(channel, message)

@@ -137,7 +137,8 @@ async def _line(sources: Sources, process: Process, found: Mapping[str, Any]) ->
         if sources.store is not None and lines[name].snapshots:
             with contextlib.suppress(FairleadError, TimeoutError):
                 missing |= await _missing(sources.store, line, lines[name], found.get("now", 0.0))
-    return {"lines": lines, "missing": missing, "echo": await _echo(process)}
+    away = any(redis.problem is not None for redis in found["redis"].values())
+    return {"lines": lines, "missing": missing, "echo": None if away else await _echo(process)}
 
 
 def _clock_of(clock: Clock, redis: RedisFacts | None) -> float:

@@ -105,7 +105,8 @@ def _late(facts: Facts) -> Iterator[Finding]:
     again = f"start a manager, or restart the one that leads: {_start(facts)}"
     if promotion is not None and facts.now - promotion > LATE:
         yield PROMOTION_LATE.found(
-            f"the first was due {shown(facts.now - promotion)} ago: no manager does it",
+            f"the first was due {shown(facts.now - promotion)} ago: no manager does it, or it has longer times in its "
+            "[promotion] than this gateway",
             fix=again,
             overdue=round(facts.now - promotion, 1),
             low_to_medium_after=facts.config.promotion.low_to_medium_after,

@@ -13,9 +13,6 @@ EVENTS_LOST = Kind("events-not-arriving", Severity.ERROR, "live updates do not a
 def check(facts: Facts) -> Iterator[Finding]:
     if facts.echo is None or facts.echo.problem is None:
         return
-    main = next(iter(facts.redis.values()), None)
-    if main is not None and main.problem is not None:
-        return  # told already, and the cause of this
     yield EVENTS_LOST.found(
         f"a message that this gateway sent to itself by way of Redis was not heard: {facts.echo.problem}",
         fix="let the user of REDIS_URL publish and subscribe: `redis-cli ACL SETUSER NAME allchannels +@pubsub`; if it "

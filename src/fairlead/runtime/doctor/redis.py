@@ -39,8 +39,10 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
             continue
         for node in redis.nodes:
-            yield from _version(shard, redis, node.info)
-            yield from _memory(shard, redis, node)
+            # On a Cluster each primary has a version and a memory of its own.
+            about = shard if len(redis.nodes) == 1 else f"{shard}, port {node.info.get('tcp_port', '?')}"
+            yield from _version(shard, about, redis, node.info)
+            yield from _memory(shard, about, redis, node)
         if not redis.on_loopback and not redis.has_login:
             yield NO_PASSWORD.found(
                 f"{redis.shown} is reached over the network without a login: whoever reaches it can read who waits for "
@@ -52,7 +54,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _version(shard: str, redis: RedisFacts, info: Mapping[str, str]) -> Iterator[Finding]:
+def _version(shard: str, about: str, redis: RedisFacts, info: Mapping[str, str]) -> Iterator[Finding]:
     valkey = info.get("valkey_version")
     name, text = ("Valkey", valkey) if valkey else ("Redis", info.get("redis_version", ""))
     version = _numbers(text)
@@ -63,7 +65,7 @@ def _version(shard: str, redis: RedisFacts, info: Mapping[str, str]) -> Iterator
         yield OLD.found(
             f"{redis.shown} is {name} {text}: CVE-2025-49844, with which a script runs any code in the server, is open",
             fix=f"upgrade it, at least to {' or '.join('.'.join(map(str, each)) for each in safe)}",
-            about=shard,
+            about=about,
             shard=shard,
             server=name,
             version=text,
@@ -74,7 +76,7 @@ def _version(shard: str, redis: RedisFacts, info: Mapping[str, str]) -> Iterator
             f"{redis.shown} is Redis {text}: CVE-2026-23479 (who may log in may run code, if clients are evicted) is "
             "open, unless your vendor has closed it in this version",
             fix="upgrade it to 8.6.3 or newer; Fairlead itself uses no blocking command",
-            about=shard,
+            about=about,
             severity=Severity.NOTE,
             shard=shard,
             server=name,
@@ -96,7 +98,7 @@ def _is_safe(version: Version, floors: tuple[Version, ...]) -> bool:
     return version > floors[-1]
 
 
-def _memory(shard: str, redis: RedisFacts, node: RedisNode) -> Iterator[Finding]:
+def _memory(shard: str, about: str, redis: RedisFacts, node: RedisNode) -> Iterator[Finding]:
     most, used = (int(node.info.get(name, 0) or 0) for name in ("maxmemory", "used_memory"))
     policy = node.info.get("maxmemory_policy", "noeviction")
     if not most:
@@ -106,7 +108,7 @@ def _memory(shard: str, redis: RedisFacts, node: RedisNode) -> Iterator[Finding]
             f"{redis.shown} has maxmemory-policy {policy}: when its memory is full it drops keys, and with them "
             "parts of the line, which must then be rebuilt",
             fix="`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its redis.conf",
-            about=shard,
+            about=about,
             shard=shard,
             policy=policy,
             evicted_keys=int(node.info.get("evicted_keys", 0) or 0),
@@ -116,7 +118,7 @@ def _memory(shard: str, redis: RedisFacts, node: RedisNode) -> Iterator[Finding]
             f"{redis.shown} uses {used >> 20} of {most >> 20} MiB; when it is full, nothing more is put in line or "
             "granted until it has room",
             fix=f"`redis-cli CONFIG SET maxmemory {2 * most}`, and the same in its redis.conf",
-            about=shard,
+            about=about,
             severity=Severity.ERROR if used > TOO_MUCH * most else None,
             shard=shard,
             used_memory=used,

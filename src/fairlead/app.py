@@ -685,6 +685,7 @@ class Fairlead:
             store=self._store,
             process=self._process,
             listens_on=self.listens_on,
+            priorities=self._priorities if self._store is not None else None,
             outside=outside,
         )
         return await doctor.consult(sources)

@@ -16,6 +16,7 @@ from fairlead.runtime.clock import Clock
 from fairlead.runtime.doctor.access import is_loopback
 from fairlead.runtime.doctor.facts import LineFacts, RedisFacts, RedisNode, Schema
 from fairlead.runtime.doctor.gather import ANSWERS_WITHIN, Sources, led
+from fairlead.runtime.priority import Priorities
 from fairlead.runtime.process import Process
 from fairlead.store.port import Store
 
@@ -29,6 +30,7 @@ def sources_of(
     store: Store | None,
     process: Process | None,
     listens_on: Sequence[str],
+    priorities: Priorities | None,
     outside: bool,
 ) -> Sources:
     without_line = settings.redis_url is not None and process is None
@@ -44,6 +46,7 @@ def sources_of(
         process=process,
         leaders=(lambda: _leaders_of(settings)) if without_line else None,
         listens_on=listens_on,
+        priority_problems=lambda: {} if priorities is None else priorities.problems,
         outside=outside,
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
 from fairlead import Call, Config, Fairlead, JobStatus, Permanent
 from fairlead.config import Settings
@@ -304,6 +304,29 @@ async def test_times_that_do_not_fit_what_calls_take(make: Make) -> None:
                 assert (await app.wait((await app.submit("gpu")).id, 30)).status is JobStatus.COMPLETED
                 look = ill if ills else well
                 await look(app, "drain-timeout-short", "timeout-far-above-calls")
+
+
+@provokes("priority-not-answered")
+async def test_a_priority_service_that_does_not_answer(make: Make) -> None:
+    service, answers = FastAPI(), asyncio.Event()
+
+    @service.get("/users/{user_id}/priority")
+    async def priority(user_id: str) -> dict[str, str]:
+        if not answers.is_set():
+            raise HTTPException(503)
+        return {"priority": "high"}
+
+    def url(port: int) -> dict[str, Any]:
+        # A loaded machine may be slow to answer, and that is not what is tested.
+        return {"url": f"http://127.0.0.1:{port}", "timeout": 30}
+
+    async with served(service) as port, make(priority=url(port)).running() as app:
+        await app.submit("gpu", user_id="ada")
+        seen = await ill(app, "priority-not-answered")
+        assert "503" in seen["priority-not-answered"].evidence["reason"]
+        answers.set()
+        await app.submit("gpu", user_id="bob")
+        await well(app, "priority-not-answered")
 
 
 @provokes("dead-letters-growing")

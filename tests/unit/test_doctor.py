@@ -479,6 +479,11 @@ def test_timeouts_are_compared_with_what_calls_take() -> None:
     assert of(10.0, 3600.0) == ["timeout-far-above-calls"]
 
 
+def test_a_priority_service_that_does_not_answer() -> None:
+    found = find(priority_problems={"the priority service": "it answered 500"})
+    assert (found.code, found.about) == ("priority-not-answered", "the priority service")
+
+
 def test_dead_letters_are_told_when_many_came_lately() -> None:
     def dead(ago: float) -> Job:
         return Job(

@@ -108,6 +108,7 @@ class Facts:
     echo: Echo | None = None
     # This process
     listens_on: Sequence[str] = ()
+    priority_problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def truth_is_known(self) -> bool:

@@ -45,6 +45,7 @@ class Sources:
     process: Process | None = None
     leaders: Callable[[], Awaitable[Mapping[str, LineFacts]]] | None = None
     listens_on: Sequence[str] = ()
+    priority_problems: Callable[[], Mapping[str, str]] = dict
     outside: bool = False
 
 
@@ -65,6 +66,7 @@ async def facts_of(sources: Sources) -> Facts:
         sources.config,
         config_problems=tuple(sources.problems),
         listens_on=tuple(sources.listens_on),
+        priority_problems=sources.priority_problems(),
         outside=sources.outside,
         **found,
     )

@@ -21,6 +21,7 @@ LEASE_SHORT = Kind("lease-ttl-short", Severity.WARNING, "leases are too short fo
 DRAIN_SHORT = Kind("drain-timeout-short", Severity.NOTE, "a stopping worker does not wait for its calls")
 TIMEOUT_LONG = Kind("timeout-far-above-calls", Severity.NOTE, "a call whose worker dies keeps its slot for very long")
 PROMOTION_SLOW = Kind("promotion-slow", Severity.NOTE, "low-priority jobs are promoted after days only")
+PRIORITY_SILENT = Kind("priority-not-answered", Severity.WARNING, "nobody says who goes first: jobs get medium")
 DEAD_LETTERS = Kind("dead-letters-growing", Severity.WARNING, "many jobs have failed for good lately")
 
 
@@ -37,6 +38,14 @@ def check(facts: Facts) -> Iterator[Finding]:
             f"`fairlead {'manager' if facts.distributed else 'up'}`",
             low_to_medium_after=facts.config.promotion.low_to_medium_after,
             medium_to_high_after=facts.config.promotion.medium_to_high_after,
+        )
+    for who, reason in facts.priority_problems.items():
+        yield PRIORITY_SILENT.found(
+            f"{who}: {reason}. Whoever pays to go first does not, until it answers again",
+            fix="mend it, or correct PRIORITY_API_URL ([priority] url): `fairlead config show` has it; the next job "
+            "that is submitted asks again",
+            about=who,
+            reason=reason,
         )
     yield from _dead(facts)
 

@@ -71,6 +71,11 @@ class Priorities:
         now = self._clock.monotonic()
         return {each.asked.source.value: each.breaker.resting(now) for each in self._sources()}
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """Who could not be asked the last time, and why."""
+        return {each.asked.name: each.outage.reason for each in self._sources() if each.outage.reason is not None}
+
     def _sources(self) -> list[Source]:
         return [each for each in (self._hook, self._service) if each is not None]
 

@@ -238,7 +238,7 @@ class Process:
         }
         if blocked := next((line.blocked for line in self.lines.values() if line.blocked), None):
             details["blocked"] = blocked
-        if problem := next((worker.outage.reason for worker in workers if worker.outage.reason), None):
+        if problem := next((worker.outage.cause for worker in workers if worker.outage.cause), None):
             details["problem"] = problem
         running = sum(worker.running for worker in workers)
         return Condition(self.draining or self._drain_asked, running, details)

@@ -18,7 +18,7 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, confirmed, examine, report
 from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, RedisNode, Schema
-from fairlead.runtime.doctor.finding import Finding, Severity, shown
+from fairlead.runtime.doctor.finding import Finding, Severity, counted, shown
 from fairlead.store.port import Epoch
 
 NOW = 1_000_000.0
@@ -524,3 +524,12 @@ def test_a_report_is_well_with_notes_alone_and_has_the_worst_first() -> None:
 )
 def test_lengths_of_time_read_well(seconds: float, text: str) -> None:
     assert shown(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [((1, "job", "wait"), "1 job waits"), ((0, "job", "wait"), "0 jobs wait"), ((1, "slot", "are"), "1 slot is")],
+)
+def test_counts_read_well(counts: tuple[int, str, str], text: str) -> None:
+    assert counted(*counts) == text
+    assert counted(2, "job") == "2 jobs"

@@ -78,6 +78,8 @@ def shown(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def counted(count: int, what: str) -> str:
-    """1 job, 2 jobs."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def counted(count: int, what: str, does: str = "") -> str:
+    """1 job, 2 jobs; 1 job waits, 2 jobs wait; 1 slot is, 2 slots are."""
+    if count != 1:
+        return f"{count} {what}s {does}".rstrip()
+    return f"1 {what} {'is' if does == 'are' else f'{does}s' if does else ''}".rstrip()

@@ -41,7 +41,7 @@ def _rules(facts: Facts) -> Iterator[Finding]:
         waiting = sum(facts.waiting(service).values())
         if rules.paused:
             yield PAUSED.found(
-                f"an operator paused {service}: nothing is granted from its line, {counted(waiting, 'job')} wait",
+                f"an operator paused {service}: nothing is granted from its line, {counted(waiting, 'job', 'wait')}",
                 fix=f"`fairlead unpause {service}`",
                 about=service,
                 service=service,
@@ -91,8 +91,8 @@ def _held(rules: ServiceRules, snapshot: ServiceSnapshot, waiting: int) -> Findi
     service, until = rules.service, max(hold.until for hold in snapshot.holds)
     more = rules.limit + snapshot.held
     return HELD.found(
-        f"{counted(snapshot.held, 'slot')} of {service} are held for calls whose worker died: the endpoint may still "
-        f"be computing them. The last hold ends at {iso(until)}, and {counted(waiting, 'job')} wait",
+        f"{service}: {counted(snapshot.held, 'slot', 'are')} held for calls whose worker died, and which the endpoint "
+        f"may still be computing. The last hold ends at {iso(until)}, and {counted(waiting, 'job', 'wait')}",
         fix=f"wait; or, if the endpoint does not compute them any more, lend it as many slots: "
         f"`fairlead limit {service} {more}`, and later `fairlead limit {service} --lift`",
         about=service,
@@ -138,8 +138,8 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
     }
     if max(room.values()) <= 0:
         yield WORKERS_FULL.found(
-            f"{counted(runnable, 'job')} of {service} wait and {counted(free, 'slot')} are free, but every worker runs "
-            "as many calls as its concurrency allows",
+            f"{service}: {counted(runnable, 'job', 'wait')} and {counted(free, 'slot', 'are')} free, but every worker "
+            "runs as many calls as its concurrency allows",
             fix=f"start another: `fairlead worker --services {service}`; or raise worker.concurrency and restart"
             if facts.distributed
             else "raise worker.concurrency, and restart: `fairlead up`",
@@ -154,8 +154,8 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
         snapshot.mean_duration,
     )
     yield WAITING_WHILE_FREE.found(
-        f"{counted(runnable, 'job')} of {service} wait, {counted(free, 'slot')} are free and workers have room, but "
-        "nothing is granted: its workers are stuck, or cannot reach the line",
+        f"{service}: {counted(runnable, 'job', 'wait')}, {counted(free, 'slot', 'are')} free and workers have room, "
+        "but nothing is granted: its workers are stuck, or cannot reach the line",
         fix=f"build the line anew: `fairlead rebuild {service}`; if that does not help, restart its workers: "
         f"`fairlead {'worker' if facts.distributed else 'up'}`",
         about=service,
@@ -167,7 +167,7 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
 def _truth(facts: Facts) -> Iterator[Finding]:
     for service, jobs in facts.missing.items():
         yield NOT_IN_LINE.found(
-            f"{counted(len(jobs), 'job')} of {service} wait in the database, and the line does not know them",
+            f"{service}: {counted(len(jobs), 'job', 'wait')} in the database, and the line knows nothing of it",
             fix=f"`fairlead rebuild {service}`",
             about=service,
             service=service,
@@ -175,8 +175,8 @@ def _truth(facts: Facts) -> Iterator[Finding]:
         )
     for service, count in facts.undeclared.items():
         yield UNDECLARED.found(
-            f"{counted(count, 'job')} wait for {service}, which no configuration declares any more: they wait until "
-            "one does",
+            f"{counted(count, 'job', 'wait')} for {service}, which no configuration declares any more: until one does, "
+            "nothing is granted",
             fix=f"declare [services.{service}] again and restart a gateway: "
             f"`fairlead {'api' if facts.distributed else 'up'}`; or end them: `fairlead cancel ID`",
             about=service,

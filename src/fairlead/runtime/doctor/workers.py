@@ -65,7 +65,7 @@ def _takers(facts: Facts) -> Iterator[Finding]:
             if band not in taken:
                 name = Priority.of_band(band).value
                 yield NO_WORKER_FOR_BAND.found(
-                    f"{counted(len(found), 'worker')} of {service} run, none of them for {name} jobs",
+                    f"{service}: {counted(len(found), 'worker', 'run')}, and none takes {name} jobs",
                     fix=f"start one: {_start(facts, service, name)}",
                     about=f"{service} {name}",
                     severity=_by_waiting(waiting.get(band, 0)),

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fairlead import Call, Config, Fairlead
+from fairlead import Call, Config, Fairlead, JobStatus
 from fairlead.config import Settings
 from fairlead.runtime import doctor
 from fairlead.runtime.clock import SystemClock
@@ -179,6 +179,29 @@ async def test_a_worker_that_is_stopped_and_then_killed(
         for code, process in (("no-worker", "worker"), ("no-manager", "manager")):
             await stack.enter_async_context(hands.started(project(), named(seen[code], "fairlead", process)))
         await well(gateway, "worker-gone", "waiting-while-free", "no-worker")
+
+
+@provokes("waiting-while-free")
+async def test_a_line_that_lost_a_part_of_itself(
+    make: Make, hands: Hands, stack: AsyncExitStack, redis_server: redis_servers.Server
+) -> None:
+    """Whoever deletes keys by hand, or a Redis that evicts, takes a step out of its order and leaves the step."""
+    await stack.enter_async_context(make().running(Roles(api=False)))
+    async with make().running(API) as gateway:
+        await well(gateway, "rebuilding")
+        await hands.serve(gateway)
+        await gateway.pause("gpu")
+        job = await gateway.submit("gpu")
+        client = redis_server.client
+        async with asyncio.timeout(30):
+            while not client.zcard("fairlead:{service:gpu}:s:gpu:line"):
+                await asyncio.sleep(0.02)
+        client.delete("fairlead:{service:gpu}:s:gpu:line", "fairlead:{service:gpu}:s:gpu:heads")
+        await gateway.unpause("gpu")
+        seen = await ill(gateway, "waiting-while-free")
+        await hands.fairlead(named(seen["waiting-while-free"], "fairlead", "rebuild"))
+        assert (await gateway.wait(job.id, 30)).status is JobStatus.COMPLETED
+        await well(gateway, "waiting-while-free")
 
 
 @provokes("worker-cannot-claim")

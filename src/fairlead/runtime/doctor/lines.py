@@ -155,7 +155,7 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
     )
     yield WAITING_WHILE_FREE.found(
         f"{service}: {counted(runnable, 'job', 'wait')}, {counted(free, 'slot', 'are')} free and workers have room, "
-        "but nothing is granted: its workers are stuck, or cannot reach the line",
+        "but nothing is granted: a part of the line was lost, or its workers are stuck",
         fix=f"build the line anew: `fairlead rebuild {service}`; if that does not help, restart its workers: "
         f"`fairlead {'worker' if facts.distributed else 'up'}`",
         about=service,

@@ -62,14 +62,18 @@ async def until_closed(client: ClientConnection) -> tuple[list[dict[str, Any]], 
     return seen, client.close_code
 
 
-async def refused(port: int, path: str) -> tuple[int, str]:
+async def refused(port: int, path: str, **options: Any) -> tuple[int, str]:
     with pytest.raises(InvalidStatus) as error:
-        async with watching(port, path):
+        async with watching(port, path, **options):
             pass
     response = error.value.response
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["cache-control"] == "no-store"
     return response.status_code, orjson.loads(bytes(response.body or b""))["code"]
+
+
+def with_key(text: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {text}"}}
 
 
 def types(seen: list[dict[str, Any]]) -> list[str]:
@@ -450,26 +454,63 @@ def test_fairlead_up_stops_soon_whoever_watches(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- whose jobs
 
 
-async def test_a_user_s_key_sees_its_own_jobs_only(site: Site, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_user_s_key_sees_its_own_jobs_only(still_site: Site) -> None:
+    site = still_site
     own, foreign = await site.submit(delay=3600), await site.submit(user_id="grace", delay=3600)
-    monkeypatch.setattr(sockets, "_own_user", lambda websocket: "ada")
-    assert await refused(port, f"/ws/{foreign}") == (404, "not_found")
-    assert await refused(port, "/ws?user_id=grace") == (403, "forbidden")
-    async with watching(port, "/ws") as client:
-        first = await heard(client)
-        assert (first["user_id"], [job["job_id"] for job in first["jobs"]]) == ("ada", [own])
-        await say(client, watch=foreign)
-        assert (await heard(client))["code"] == "not_found"
-        await site.app.cancel(foreign)
-        await site.app.cancel(own)
-        assert (await heard(client))["job_id"] == own
+    await site.app.create_key("admin")
+    ada = with_key((await site.app.create_key("user", user_id="ada")).text)
+    async with served(site.gateway) as port:
+        assert await refused(port, f"/ws/{foreign}", **ada) == (404, "not_found")
+        assert await refused(port, f"/ws/{NOBODY}", **ada) == (404, "not_found")
+        assert await refused(port, "/ws?user_id=grace", **ada) == (403, "forbidden")
+        async with watching(port, f"/ws/{own}", **ada) as one, watching(port, "/ws", **ada) as client:
+            assert (await heard(one))["job"]["job_id"] == own
+            first = await heard(client)
+            assert (first["user_id"], [job["job_id"] for job in first["jobs"]]) == ("ada", [own])
+            await say(client, watch=foreign)
+            assert (await heard(client))["code"] == "not_found"
+            await site.app.cancel(foreign)
+            await site.app.cancel(own)
+            assert (await heard(client))["job_id"] == own
+
+
+async def test_a_service_s_key_follows_anybody(still_site: Site) -> None:
+    site = still_site
+    job_id = await site.submit(delay=3600)
+    await site.app.create_key("admin")
+    service = with_key((await site.app.create_key("service")).text)
+    async with served(site.gateway) as port:
+        async with watching(port, "/ws?user_id=ada", **service) as client:
+            assert [job["job_id"] for job in (await heard(client))["jobs"]] == [job_id]
+        async with watching(port, "/ws", **service) as client:
+            assert (await heard(client))["user_id"] is None
+            await say(client, watch=job_id)
+            assert (await heard(client))["job"]["user_id"] == "ada"
+
+
+async def test_a_ticket_opens_one_socket_and_a_revoked_key_closes_it(still_site: Site) -> None:
+    site = still_site
+    await site.app.create_key("admin")
+    ada = await site.app.create_key("user", user_id="ada")
+    async with served(site.gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        answer = await http.post("/api/v1/tickets", headers={"Authorization": f"Bearer {ada.text}"}, json={})
+        path = f"/ws?ticket={answer.json()['ticket']}"
+        async with watching(port, path) as client:
+            assert (await heard(client))["user_id"] == "ada"
+            assert await refused(port, path) == (401, "unauthorized")
+            await site.app.revoke_key(ada.key.id)
+            _, code = await until_closed(client)
+        assert code == 4401
+    async with asyncio.timeout(PATIENCE):
+        while site.app.hub.topics_here():
+            await asyncio.sleep(0.01)
 
 
 async def test_with_a_key_a_socket_needs_it_too(make_site: MakeSite) -> None:
     site = await make_site(running=False, admin_key="s3cret")
     async with served(site.gateway) as port:
         assert await refused(port, "/ws") == (401, "unauthorized")
-        async with watching(port, "/ws", additional_headers={"Authorization": "Bearer s3cret"}) as client:
+        async with watching(port, "/ws", **with_key("s3cret")) as client:
             assert (await heard(client))["type"] == "SNAPSHOT"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import unicodedata
 from typing import Any
 from uuid import UUID
 
@@ -18,12 +17,14 @@ from fastapi import APIRouter
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from fairlead.domain.keys import Role
 from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
-from fairlead.gateway.problems import Forbidden, problem_response
+from fairlead.gateway.access import caller_of, user_in_reach
+from fairlead.gateway.problems import problem_response
 from fairlead.gateway.replies import fairlead_of
 from fairlead.runtime.events import Dismissed, TooSlow, iso
-from fairlead.runtime.feed import Feed, Left
-from fairlead.runtime.submission import MAX_USER_ID
+from fairlead.runtime.feed import Allowed, Feed, Left
+from fairlead.runtime.submission import MAX_USER_ID, check_text
 from fairlead.runtime.view import JobView
 
 HEARTBEAT_S = 25.0
@@ -54,7 +55,7 @@ async def watch_user(websocket: WebSocket) -> None:
     app = fairlead_of(websocket)
     with contextlib.closing(app.feed(_reach(websocket))) as feed:
         try:
-            user_id = _user_in_reach(websocket, websocket.query_params.get("user_id"))
+            user_id = _user_of(websocket)
             first = [feed.snapshot_of_many([], False, None) if user_id is None else await feed.follow(user_id)]
         except (RequestError, Unavailable) as error:
             await _refuse(websocket, error)
@@ -65,32 +66,21 @@ async def watch_user(websocket: WebSocket) -> None:
 router = APIRouter(routes=[WebSocketRoute("/ws", watch_user), WebSocketRoute("/ws/{job_id}", watch_job)])
 
 
-def _own_user(websocket: WebSocket) -> str | None:
-    """Whose key it is, if it is a user's."""
-    caller = websocket.scope.get("fairlead.caller")
-    return None if caller is None else caller.user_id
-
-
-def _reach(websocket: WebSocket) -> Any:
-    own = _own_user(websocket)
+def _reach(websocket: WebSocket) -> Allowed:
+    """Jobs asked for by name are looked at here; that of a path the guard has looked at already."""
+    caller = caller_of(websocket)
 
     def reaches(job: JobView) -> bool:
-        return own is None or job.user_id == own
+        return caller.role is not Role.USER or job.user_id == caller.user_id
 
     return reaches
 
 
-def _user_in_reach(websocket: WebSocket, asked: str | None) -> str | None:
-    own = _own_user(websocket)
-    if asked is not None and (not 0 < len(asked.strip()) <= len(asked) <= MAX_USER_ID or _has_controls(asked)):
-        raise InvalidInput(f"user_id: 1 to {MAX_USER_ID} characters that can be seen", pointer="/user_id")
-    if own is not None and asked not in (None, own):
-        raise Forbidden("a user's key sees its own jobs only; leave user_id out", pointer="/user_id")
-    return own or asked
-
-
-def _has_controls(text: str) -> bool:
-    return any(unicodedata.category(character) == "Cc" for character in text)
+def _user_of(websocket: WebSocket) -> str | None:
+    asked = websocket.query_params.get("user_id")
+    if asked is not None:
+        check_text(asked, "user_id", MAX_USER_ID)
+    return user_in_reach(caller_of(websocket), asked)
 
 
 def _job_id(text: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fairlead import Call, Config, Fairlead, Settings
 
 GATE = Path(os.environ["BENCH_FOLDER"]) / "gate"
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 1.0
 
 app = Fairlead(
     Settings(Config(), os.environ["BENCH_DATABASE_URL"], redis_url=os.environ.get("BENCH_REDIS_URL") or None)

@@ -122,6 +122,12 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def served(gateway: FastAPI) -> AsyncIterator[int]:
     """The gateway behind a real server on a free port of the loopback interface."""
+    async with serving(gateway) as (port, _):
+        yield port
+
+
+@asynccontextmanager
+async def serving(gateway: FastAPI) -> AsyncIterator[tuple[int, uvicorn.Server]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # Else every answer of two packets waits 40 ms for the client to acknowledge the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,7 +143,7 @@ async def served(gateway: FastAPI) -> AsyncIterator[int]:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
         try:
-            yield listener.getsockname()[1]
+            yield listener.getsockname()[1], server
         finally:
             server.should_exit = True
             await task

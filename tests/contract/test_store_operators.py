@@ -106,6 +106,15 @@ async def test_an_id_that_is_taken_is_refused_and_the_first_key_stays(line: Line
     assert await line.store.keys() == [first]
 
 
+async def test_every_change_of_the_keys_shows_in_their_numbers(line: Line) -> None:
+    assert await line.store.count_keys() == (0, 0)
+    await line.one(CreateKey(key("k1")))
+    await line.one(CreateKey(key("k2")))
+    assert await line.store.count_keys() == (2, 0)
+    await line.one(RevokeKey("k1", START_OF_TIME))
+    assert await line.store.count_keys() == (2, 1)
+
+
 async def test_keys_are_listed_oldest_first(line: Line) -> None:
     later, sooner = key("a", created_at=START_OF_TIME + 1), key("b")
     await line.commit(CreateKey(later), CreateKey(sooner))

@@ -412,6 +412,11 @@ class Store(Protocol):
         """All of them, revoked ones too, oldest first."""
         ...
 
+    async def count_keys(self) -> tuple[int, int]:
+        """How many keys there are, and how many of them are revoked. Keys are made and revoked and nothing else, so the
+        same numbers mean the same keys: whoever has read them need not read them again."""
+        ...
+
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
         """Newest first; `before` is the id of the last one seen."""
         ...

@@ -119,6 +119,9 @@ SELECT extract(epoch FROM now())::float8
 -- name: keys
 SELECT id, role, user_id, name, hash, created_at, revoked_at FROM fairlead.api_key ORDER BY created_at, id
 
+-- name: count_keys
+SELECT count(*), count(revoked_at) FROM fairlead.api_key
+
 -- name: audit
 -- Newest first. {where} is built by reads.py of the filters given.
 SELECT id, at, who, action, target, details, outcome FROM fairlead.audit WHERE {where} ORDER BY id DESC LIMIT {limit}

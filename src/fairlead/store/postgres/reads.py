@@ -139,6 +139,10 @@ class Reads:
     async def keys(self) -> list[Key]:
         return [operators.key_of(row) for row in await self._ask(READS["keys"])]
 
+    async def count_keys(self) -> tuple[int, int]:
+        ((made, revoked),) = await self._ask(READS["count_keys"])
+        return made, revoked
+
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
         given = {"id <": before, "action =": action}
         parameters = [value for value in given.values() if value is not None]

@@ -104,6 +104,9 @@ FROM epoch AS e LEFT JOIN epoch_server AS s ON s.scope = e.scope LEFT JOIN rebui
 SELECT json_group_array(json_array(id, role, user_id, name, hash, created_at, revoked_at))
 FROM (SELECT * FROM api_key ORDER BY created_at, id)
 
+-- name: count_keys
+SELECT json_array(count(*), count(revoked_at)) FROM api_key
+
 -- name: audit
 -- Newest first. {where} is built by reads.py of the filters given.
 SELECT json_group_array(json_array(id, at, who, action, target, details, outcome))

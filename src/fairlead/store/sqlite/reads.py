@@ -164,6 +164,10 @@ class Reads:
     async def keys(self) -> list[Key]:
         return [operators.key_of(row) for row in orjson.loads(await self._ask(self._sql["keys"]))]
 
+    async def count_keys(self) -> tuple[int, int]:
+        made, revoked = orjson.loads(await self._ask(self._sql["count_keys"]))
+        return made, revoked
+
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
         given = {"id < ?": before, "action = ?": action}
         parameters = [value for value in given.values() if value is not None]

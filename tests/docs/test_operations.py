@@ -1,0 +1,25 @@
+"""docs/operations.md names every action that the audit knows, and every command that it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fairlead.cli.root import app
+from fairlead.runtime import audit
+
+TEXT = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+ACTIONS = sorted(said for name, said in vars(audit).items() if name.isupper() and isinstance(said, str))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_action_of_the_audit_is_documented(action: str) -> None:
+    assert f"`{action}`" in TEXT
+
+
+def test_every_command_that_is_named_is_there() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(re.findall(r"\bfairlead ([a-z]+)", TEXT)) <= set(commands)

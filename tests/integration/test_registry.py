@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from fairlead import Call, Config, Fairlead, JobStatus, NotFound, Unavailable, WrongState
+from fairlead.domain.audit import AuditRecord
 from fairlead.domain.processes import DEAD_AFTER, ProcessRecord
 from fairlead.runtime import registry
+from fairlead.runtime.loops.prune import KEEP_PROCESSES
 from fairlead.runtime.roles import Roles
-from fairlead.store.port import Announce, RequestRebuild
+from fairlead.store.port import Announce, Audit, RequestRebuild
 from tests import redis_servers, servers
 
 PATIENCE = 30.0
@@ -152,6 +154,26 @@ async def test_a_store_that_is_away_is_not_told_of_by_the_announcements_too(
             return (await only(app)).seen_at > before
 
         await until(back)
+
+
+async def test_long_dead_processes_and_old_audit_records_are_pruned(tmp_path: Path) -> None:
+    engines = {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
+    shop = Shop(engines, retention={"keep_audit": 3600})
+    async with shop.app:
+        store: Any = shop.app._store
+        now = store._clock()
+        gone = registry.introduction("gone", Roles(), shop.app.config, (), 0.0)
+        rows = [AuditRecord(f"a{n}", at, "ops", "x", "y", {}) for n, at in enumerate((now - 3700, now - 60))]
+        clock, store._clock = store._clock, lambda: now - KEEP_PROCESSES - 60
+        await store.commit([Announce(gone), *map(Audit, rows)])
+        store._clock = clock
+        async with shop.app.running():
+
+            async def pruned() -> bool:
+                names = {record.name for record in await shop.app.processes()}
+                return "gone" not in names and [row.id for row in await store.audit(limit=9)] == ["a1"]
+
+            await until(pruned)
 
 
 # ---------------------------------------------------------------- draining

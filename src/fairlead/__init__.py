@@ -24,8 +24,10 @@ from fairlead.errors import (
 )
 from fairlead.executors.port import Call
 from fairlead.handle import JobHandle, Receipt
+from fairlead.runtime.reasons import Reason
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 from fairlead.version import __version__
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ __all__ = [
     "NotFound",
     "Permanent",
     "Priority",
+    "Reason",
     "Receipt",
     "RequestError",
     "ResultTimeout",
@@ -56,6 +59,7 @@ __all__ = [
     "StoreError",
     "Submission",
     "Unavailable",
+    "Why",
     "WrongState",
     "__version__",
 ]

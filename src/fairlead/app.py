@@ -70,6 +70,7 @@ from fairlead.runtime.registry import Bystander, Presence, Registry, introductio
 from fairlead.runtime.roles import ALL, Roles
 from fairlead.runtime.submission import Submission, check
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Inquiry, Why
 from fairlead.store.journal import Journal
 from fairlead.store.port import Accepted, JobFilter, LineChange, Outcome, Store
 
@@ -401,6 +402,11 @@ class Fairlead:
         store, _ = self._opened()
         jobs = await store.get_jobs([check_id(job_id)])
         return jobs[job_id].user_id if job_id in jobs else None
+
+    async def why(self, job_id: str, *, private: bool = False) -> Why:
+        """What holds this job now, in words. `private`: without whose the other jobs are, and where they run."""
+        store, _ = self._opened()
+        return await Inquiry(store, self._process, self._clock, private=private).ask(check_id(job_id))
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these jobs stand; empty in a process that does not know the line."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.domain.job import JobStatus, Priority
 from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -38,6 +39,10 @@ class JobHandle:
 
     async def get(self) -> JobView:
         return await self._app.get(self.id)
+
+    async def why(self) -> Why:
+        """What holds it now, in words."""
+        return await self._app.why(self.id)
 
     async def cancel(self) -> JobView:
         return await self._app.cancel(self.id)

@@ -18,6 +18,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.runtime.operations import Page
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -83,6 +84,9 @@ class SyncFairlead:
         return self.call(
             self._app.list_jobs(user_id=user_id, status=status, feature_name=feature_name, limit=limit, cursor=cursor)
         )
+
+    def why(self, job_id: str) -> Why:
+        return self.call(self._app.why(job_id))
 
     def cancel(self, job_id: str) -> JobView:
         return self.call(self._app.cancel(job_id))

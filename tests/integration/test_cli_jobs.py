@@ -378,3 +378,23 @@ def test_an_operators_mistake_is_told_in_words(server: Up) -> None:
     assert (stopped.code, "pause it instead" in stopped.err) == (Exit.REFUSED, True)
     unknown = server.run("pause", "none/../echo")
     assert unknown.code == Exit.REFUSED
+
+
+# ---------------------------------------------------------------- why
+
+
+def test_why_says_what_holds_a_job_and_who_has_the_slot(server: Up, gate: Path) -> None:
+    holder = submitted(server, "gate", gated(gate), "--user", "bob")
+    until_entered(gate)
+    waiting = submitted(server, "gate", gated(gate), "--user", "ada")
+    shown = server.run("why", waiting)
+    assert shown.code == Exit.OK
+    assert "The limit of gate is full" in shown.out
+    assert "position 1" in shown.out
+    assert holder in shown.out
+    said = server.run("why", waiting, "--json").json
+    assert [reason["code"] for reason in said["reasons"]] == ["service_full", "in_line"]
+    gate.touch()
+    assert server.run("watch", waiting).code == Exit.OK
+    assert "has ended" in server.run("why", waiting).out
+    assert server.run("why", str(uuid4())).code == Exit.REFUSED

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, worker
+from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, why, worker
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.doctor import doctor
@@ -36,6 +36,7 @@ app.command(cls=submit.SubmitCommand)(submit.submit)
 app.command()(jobs.get)
 app.command("list")(jobs.list_jobs)
 app.command()(watch.watch)
+app.command()(why.why)
 app.command()(jobs.cancel)
 app.command()(jobs.resume)
 app.add_typer(dead, name="dead")

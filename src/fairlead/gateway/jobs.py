@@ -233,6 +233,23 @@ async def get_job(request: Request, job_id: UUID) -> Response:
 
 
 @router.get(
+    "/{job_id}/why",
+    summary="What holds a job now, in words",
+    operation_id="why_job",
+    description="The reasons, those first that hold it most. A user's key is told how many others there are, not who.",
+    responses=answers(200, models.Why, "Why it is where it is.", *ONE_JOB),
+)
+async def why_job(request: Request, job_id: UUID) -> Response:
+    why = await fairlead_of(request).why(str(job_id), private=_asks_for_itself(request))
+    return answer(why.as_dict())
+
+
+def _asks_for_itself(request: Request) -> bool:
+    """Whether the caller has a user's key: others' names are none of its business."""
+    return getattr(request.scope.get("fairlead.caller"), "user_id", None) is not None
+
+
+@router.get(
     "/{job_id}/events",
     summary="A job's events, as Server-Sent Events",
     operation_id="watch_job",

@@ -64,7 +64,7 @@ class BulkRequest(Shape):
 
 
 class EstimatedWait(Shape):
-    """Seconds: from every slot being about to free up, to every one having just begun."""
+    """Seconds: half of the waits like this one ended between these. See docs/waiting.md."""
 
     low: float
     high: float
@@ -195,6 +195,66 @@ class Job(Shape):
     attempts: list[Attempt] | None
     input_data: Any
     metadata: dict[str, Any] | None
+
+
+class Reason(Shape):
+    """One thing that holds a job. `code` is stable; what is in `details` depends on it."""
+
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+class Why(Shape):
+    """What holds a job now. The first reason is what holds it most."""
+
+    model_config = example(
+        job_id=JOB_ID,
+        status="PENDING",
+        summary="The limit of image_gen is full (1 of 1); the job is in line behind 3 jobs: 1 of higher priority, "
+        "2 of other users whose turn is earlier.",
+        position=4,
+        estimated_wait={"low": 31.0, "high": 52.5},
+        reasons=[
+            {
+                "code": "service_full",
+                "message": "the limit of image_gen is full (1 of 1)",
+                "details": {
+                    "service": "image_gen",
+                    "limit": 1,
+                    "in_use": 1,
+                    "held": 0,
+                    "holders": [
+                        {
+                            "kind": "lease",
+                            "job_id": "01938f1c-1a2b-7c3d-8e4f-0a1b2c3d4e5f",
+                            "user_id": "bob",
+                            "service": "image_gen",
+                            "worker": "gpu-1:4711:3f2a9c1d",
+                            "lease": "3:17",
+                            "since": MOMENT,
+                            "until": "2026-01-31T12:00:15.000Z",
+                            "ends_by": "2026-01-31T12:05:00.000Z",
+                        }
+                    ],
+                    "more_holders": 0,
+                },
+            },
+            {
+                "code": "in_line",
+                "message": "the job is in line behind 3 jobs: 1 of higher priority, "
+                "2 of other users whose turn is earlier",
+                "details": {"ahead": 3, "retries": 0, "higher_priority": 1, "other_users": 2, "own": 0},
+            },
+        ],
+    )
+
+    job_id: str
+    status: JobStatus
+    summary: str = Field(description="All of it, as one sentence.")
+    position: int | None = Field(description="1 is next; null when it does not wait in line.")
+    estimated_wait: EstimatedWait | None
+    reasons: list[Reason] = Field(min_length=1)
 
 
 class PageQuery(Shape):

@@ -1,0 +1,255 @@
+"""Why a job is where it is, in words: each reason from what was seen, and nothing that has to be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead.dispatch.port import Lease, ServiceSnapshot
+from fairlead.domain.job import Hold, Job, JobStatus, Priority
+from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.order import Place
+from fairlead.domain.processes import ProcessRecord
+from fairlead.runtime.events import iso
+
+MOST_HOLDERS = 10
+"""So many of those that hold a full limit's slots are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that holds a job. `code` is stable: compare it, and show `message`."""
+
+    code: str
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- jobs that are not in line
+
+
+def ended(job: Job) -> Reason:
+    details: dict[str, Any] = {"status": job.status.value, "finished_at": iso(job.finished_at)}
+    text = f"the job has ended: it is {job.status}"
+    if job.status is JobStatus.FAILED:
+        details |= {"error_code": (job.error or {}).get("code"), "retryable": bool(job.retryable)}
+        text += f" ({details['error_code']})" + ("; it may be resumed" if job.retryable else "")
+    return Reason("ended", text, details)
+
+
+def running(job: Job, lease: Lease | None) -> Reason:
+    details = {
+        "service": job.service,
+        "step": job.step + 1,
+        "total": len(job.steps),
+        "attempt": job.attempt,
+        "since": iso(job.call_started_at),
+        "ends_by": iso(job.call_deadline),
+        "worker": job.worker,
+        "lease": job.lease,
+        "lease_expires_at": iso(lease.expires_at) if lease is not None else None,
+    }
+    text = (
+        f"the job does not wait: step {job.step + 1} of {len(job.steps)}, {job.service}, runs since {details['since']}"
+    )
+    return Reason("running", text, details)
+
+
+def scheduled(job: Job) -> Reason:
+    until = iso(job.scheduled_at)
+    return Reason("scheduled", f"the job is scheduled for {until}", {"until": until})
+
+
+def backing_off(job: Job, max_attempts: int) -> Reason:
+    until, code = iso(job.timer_at), (job.error or {}).get("code")
+    text = (
+        f"call {job.attempt} of at most {max_attempts} to {job.service} failed ({code}); it is tried again at {until}"
+    )
+    details = {
+        "service": job.service,
+        "until": until,
+        "attempt": job.attempt,
+        "max_attempts": max_attempts,
+        "error_code": code,
+    }
+    return Reason("backoff", text, details)
+
+
+def starting(lease: Lease, *, private: bool) -> Reason:
+    details: dict[str, Any] = {"since": iso(lease.granted_at), "lease_expires_at": iso(lease.expires_at)}
+    if not private:
+        details |= {"worker": lease.worker, "lease": lease.name}
+    return Reason("starting", f"a worker has just taken the job, and starts {lease.service}", details)
+
+
+# ---------------------------------------------------------------- what keeps a whole lane
+
+
+def not_declared(service: str) -> Reason:
+    text = f"no service is called {service} any more; the job waits until one is declared"
+    return Reason("not_declared", text, {"service": service})
+
+
+def paused(service: str) -> Reason:
+    return Reason("paused", f"{service} is paused: nothing of it starts until it is resumed", {"service": service})
+
+
+def line_elsewhere() -> Reason:
+    return Reason("line_elsewhere", "the line is in another process, and cannot be seen from this one")
+
+
+def unreachable(problem: str) -> Reason:
+    text = "the dispatcher cannot be reached; the job is safe, and goes on when it is back"
+    return Reason("dispatcher_unreachable", text, {"problem": problem})
+
+
+def no_manager() -> Reason:
+    return Reason("no_manager", "no manager leads, so the line is not built; start one with `fairlead manager`")
+
+
+def rebuilding() -> Reason:
+    return Reason("rebuilding", "the line is being rebuilt from the database; nothing starts until it stands")
+
+
+def not_relayed(job: Job, now: float) -> Reason:
+    age = round(max(0.0, now - (job.waiting_since or job.queued_at or now)), 3)
+    text = f"the job is accepted, but the line has not heard of it yet, since {age:g} s"
+    return Reason("not_relayed", text, {"age": age})
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Those processes that are alive and can execute the service at all, and the band that they have to serve."""
+
+    serving: Sequence[ProcessRecord]
+    band: Priority | None
+
+    def reason(self, service: str, *, slots_are_free: bool, private: bool) -> Reason | None:
+        awake = [each for each in self.serving if not (each.draining or each.drain_asked)]
+        fit = [each for each in awake if self.band is None or self.band.value in each.bands]
+        details: dict[str, Any] = {"service": service, "workers": len(self.serving)}
+        if not fit:
+            details |= {"draining": len(self.serving) - len(awake), "other_bands": len(awake)}
+            return Reason("no_worker", f"no worker is alive for {service}{self._but(details)}", details)
+        if slots_are_free and all(each.running >= each.concurrency for each in fit):
+            if not private:
+                details["busy"] = [
+                    {"worker": each.name, "running": each.running, "concurrency": each.concurrency}
+                    for each in fit[:MOST_HOLDERS]
+                ]
+            text = f"slots are free, but every worker for {service} has as many calls as it takes at once"
+            return Reason("workers_full", text, details)
+        return None
+
+    def _but(self, details: Mapping[str, Any]) -> str:
+        if details["other_bands"]:
+            return f" and {self.band}: those that are serve other priorities"
+        return ": those that are drain" if details["draining"] else ""
+
+
+# ---------------------------------------------------------------- limits
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Who holds the slots of what a job waits for: its service's, or those of all services of its pool. Leases are in
+    the order in which they were granted, holds in that in which they end."""
+
+    service: str
+    leases: tuple[Lease, ...]
+    holds: tuple[Hold, ...]
+
+    @classmethod
+    def of(cls, service: str, snapshots: Iterable[ServiceSnapshot]) -> Slots:
+        seen = list(snapshots)
+        leases = sorted(
+            (lease for each in seen for lease in each.leases), key=lambda each: (each.granted_at, each.name)
+        )
+        holds = sorted((hold for each in seen for hold in each.holds), key=lambda each: (each.until, each.id))
+        return cls(service, tuple(leases), tuple(holds))
+
+    def _only(self, **wanted: str) -> Slots:
+        def fits(each: Lease | Hold) -> bool:
+            return all(getattr(each, name, None) == value for name, value in wanted.items())
+
+        return Slots(self.service, tuple(filter(fits, self.leases)), tuple(filter(fits, self.holds)))
+
+    @property
+    def in_use(self) -> int:
+        return len(self.leases) + len(self.holds)
+
+    def full(self, job: Job, rules: ServiceRules, pools: Mapping[str, int]) -> list[tuple[Reason, Slots]]:
+        """Each limit that is full, with who holds its slots."""
+        service, pool = self._only(service=self.service), rules.pool
+        found = [service._reason("service_full", f"the limit of {self.service}", rules.limit, service=self.service)]
+        if pool is not None:
+            found.append(self._reason("pool_full", f"the limit of the pool {pool}", pools.get(pool, 0), pool=pool))
+        found += service._regions(job, rules)
+        if rules.user_limit is not None:
+            own = service._only(user_id=job.user_id)
+            text = f"the limit of each user on {self.service}"
+            found.append(own._reason("user_full", text, rules.user_limit, service=self.service))
+        return [each for each in found if each is not None]
+
+    def _regions(self, job: Job, rules: ServiceRules) -> list[tuple[Reason, Slots] | None]:
+        """A step bound to a region waits for that one; any other for the first of them that has a slot."""
+        bound = job.region if job.attempt == 0 else None
+        found = [
+            self._only(region=name)._reason("region_full", f"the limit of {self.service} in {name}", limit, region=name)
+            for name, limit in rules.regions.items()
+            if bound in (None, name)
+        ]
+        return list(found) if all(found) else []
+
+    def _reason(self, code: str, text: str, limit: int, **what: str) -> tuple[Reason, Slots] | None:
+        if self.in_use < limit:
+            return None
+        details = {**what, "limit": limit, "in_use": self.in_use, "held": len(self.holds)}
+        says = f"{text} is full ({self.in_use} of {limit})" if limit else f"{text} is 0"
+        if self.holds and limit:
+            says += f"; {len(self.holds)} of them held for calls whose worker is gone"
+        return Reason(code, says, details), self
+
+    def holders(self, jobs: Mapping[str, Job]) -> dict[str, Any]:
+        """The first of them by name, and how many more there are. `jobs` say until when their calls may take."""
+        holders = [
+            {
+                "kind": "lease",
+                "job_id": lease.job_id,
+                "user_id": lease.user_id,
+                "service": lease.service,
+                "worker": lease.worker,
+                "lease": lease.name,
+                "since": iso(lease.granted_at),
+                "until": iso(lease.expires_at),
+                "ends_by": iso(jobs[lease.job_id].call_deadline) if lease.job_id in jobs else None,
+            }
+            for lease in self.leases[:MOST_HOLDERS]
+        ]
+        holders += [
+            {"kind": "hold", "job_id": hold.job_id, "service": hold.service, "until": iso(hold.until)}
+            for hold in self.holds[: MOST_HOLDERS - len(holders)]
+        ]
+        return {"holders": holders, "more_holders": self.in_use - len(holders)}
+
+
+# ---------------------------------------------------------------- the line itself
+
+
+def in_line(place: Place, order: Order) -> Reason:
+    ahead = place.position - 1
+    parts = {
+        "retries": (place.ahead_retries, "retries, which go first"),
+        "higher_priority": (place.ahead_bands, "of higher priority"),
+        "other_users": (place.ahead_users, "of other users who came before" if order is Order.FIFO else _FAIRER),
+        "own": (place.ahead_own, "this user's own"),
+    }
+    details = {"ahead": ahead, **{name: count for name, (count, _) in parts.items()}}
+    if not ahead:
+        return Reason("in_line", "the job is next in line", details)
+    said = ", ".join(f"{count} {text}" for count, text in parts.values() if count)
+    return Reason("in_line", f"the job is in line behind {ahead} {'job' if ahead == 1 else 'jobs'}: {said}", details)
+
+
+_FAIRER = "of other users whose turn is earlier"

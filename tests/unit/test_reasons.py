@@ -1,0 +1,79 @@
+"""Reasons in words, from what was seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fairlead.dispatch.port import Lease, ServiceSnapshot
+from fairlead.domain.job import Hold, Job, Priority
+from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.order import Place
+from fairlead.domain.processes import ProcessRecord
+from fairlead.runtime.reasons import Slots, Workers, in_line
+
+JOB = Job("job", "s", "ada", ("s",))
+REGIONAL = ServiceRules("s", limit=9, regions={"eu": 1, "us": 1})
+WORKER = ProcessRecord("w", ("worker",), ("s",), ("high", "medium"), 4, "host", 1, "0.1", 0.0)
+
+
+def slots(*regions: str, held: str | None = None) -> Slots:
+    leases = [Lease(f"1:{n}", f"j{n}", 0, 1, "s", "bob", "w", 10.0, 25.0, region) for n, region in enumerate(regions)]
+    holds = [Hold("gone", "s", held, 60.0, "h")] if held else []
+    return Slots.of("s", [ServiceSnapshot("s", 9, 0, 0, False, {}, leases, holds, {}, None)])
+
+
+def full(job: Job, seen: Slots) -> list[str]:
+    return [reason.details["region"] for reason, _ in seen.full(job, REGIONAL, {}) if reason.code == "region_full"]
+
+
+def test_a_bound_step_waits_for_its_own_region_only() -> None:
+    bound = replace(JOB, region="eu")
+    assert full(bound, slots("us")) == []
+    assert full(bound, slots("eu")) == ["eu"]
+    assert full(bound, slots("us", held="eu")) == ["eu"]
+
+
+def test_any_other_step_waits_when_no_region_has_a_slot() -> None:
+    assert full(JOB, slots("eu")) == []
+    assert full(JOB, slots("eu", "us")) == ["eu", "us"]
+    retry = replace(JOB, region="eu", attempt=1)
+    assert full(retry, slots("eu")) == [], "a retry may go anywhere"
+
+
+@pytest.mark.parametrize(
+    ("band", "more", "code"),
+    [
+        (Priority.HIGH, {}, None),
+        (Priority.LOW, {}, "no_worker"),
+        (None, {}, None),
+        (Priority.HIGH, {"draining": True}, "no_worker"),
+        (Priority.HIGH, {"drain_asked": True}, "no_worker"),
+        (Priority.HIGH, {"running": 4}, "workers_full"),
+    ],
+)
+def test_a_worker_counts_if_it_would_take_the_job(
+    band: Priority | None, more: dict[str, int], code: str | None
+) -> None:
+    workers = Workers([replace(WORKER, **more)], band)  # type: ignore[arg-type]
+    reason = workers.reason("s", slots_are_free=True, private=True)
+    assert (reason.code if reason is not None else None) == code
+    assert "'w'" not in str(reason), "no names in private"
+
+
+def test_one_worker_with_room_is_enough() -> None:
+    busy = replace(WORKER, running=4)
+    assert Workers([busy, WORKER], None).reason("s", slots_are_free=True, private=False) is None
+    assert Workers([busy], None).reason("s", slots_are_free=False, private=False) is None, "it would be full anyway"
+
+
+def test_who_is_ahead_is_told_in_words() -> None:
+    place = Place(9, 0.0, 1, 1.0, ahead_retries=2, ahead_bands=1, ahead_own=1)
+    assert in_line(place, Order.FIFO).message == (
+        "the job is in line behind 8 jobs: 2 retries, which go first, 1 of higher priority, "
+        "4 of other users who came before, 1 this user's own"
+    )
+    assert in_line(Place(2, 0.0, 1, 1.0, ahead_own=1), Order.FAIR).message == (
+        "the job is in line behind 1 job: 1 this user's own"
+    )

@@ -81,6 +81,7 @@ async def test_the_work_ahead_is_what_waits_before_and_what_is_left_of_what_runs
     line.clock.advance(1)
     place = (await line.dispatcher.places(["d"]))["d"]
     assert (place.position, place.slots, place.mean, place.work_ahead) == (3, 2, 4.0, 3.0 + 2 * 4.0)
+    assert place.running == 3.0
     line.clock.advance(50)
     assert (await line.dispatcher.places(["d"]))["d"].work_ahead == 8.0
 

@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+from starlette.requests import Request
 
 from fairlead import Call, Config, Fairlead, JobStatus, NotFound, Permanent, Reason, Retry, Why
 from fairlead.dispatch.port import Claim
 from fairlead.domain.job import Hold
 from fairlead.errors import InvalidInput
 from fairlead.gateway import models
+from fairlead.gateway.jobs import why_job
 from fairlead.runtime import line, registry, why
 from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.relay import Relay
@@ -500,6 +504,20 @@ async def test_the_gateway_answers_in_the_documented_shape(site: Site) -> None:
     answer = models.Why.model_validate(response.json())
     assert [reason.code for reason in answer.reasons] == ["service_full", "in_line"]
     assert response.json()["reasons"][0]["details"]["holders"][0]["user_id"] == "bob"
+    site.gate.opened.set()
+
+
+async def test_a_users_key_is_not_told_who_others_are(site: Site) -> None:
+    holder = await site.submit(feature_name="gated", user_id="bob")
+    await asyncio.wait_for(site.gate.entered.wait(), PATIENCE)
+    job_id = await site.submit(feature_name="gated", user_id="ada")
+    scope = {"type": "http", "app": site.gateway, "fairlead.caller": SimpleNamespace(user_id="ada")}
+    answer = bytes((await why_job(Request(scope), UUID(job_id))).body).decode()
+    assert "service_full" in answer
+    assert holder not in answer
+    assert "bob" not in answer
+    scope["fairlead.caller"] = SimpleNamespace(user_id=None)
+    assert holder in bytes((await why_job(Request(scope), UUID(job_id))).body).decode()
     site.gate.opened.set()
 
 

@@ -96,6 +96,12 @@ def test_a_step_with_a_free_slot_for_it_does_not_wait() -> None:
     assert Place(3, 30.0, 4, 10.0, free=2).plain_wait == 7.5
 
 
+def test_of_what_runs_the_first_to_end_makes_room() -> None:
+    assert Place(1, 6.0, 1, 10.0, running=6.0).plain_wait == 6.0
+    assert Place(1, 20.0, 4, 10.0, running=20.0).plain_wait == 2.0, "of four that are half done, the first"
+    assert Place(3, 40.0, 4, 10.0, running=20.0).plain_wait == 7.0
+
+
 def test_an_estimate_follows_what_came_true_before() -> None:
     place = Place(9, 80.0, 4, 10.0)
     assert place.surprise_of(20.0) == 1.0

@@ -30,6 +30,8 @@ def test_estimates_come_true_on_a_replay_of_a_real_trace(order: Order, least: fl
     assert said.close >= least
     assert said.strict >= 0.5, "half of them within 25 % of what came true, without the second's grace"
     assert said.width < 3, "a range that says anything"
+    if order is Order.FIFO:
+        assert said.middle >= 0.5, "where nobody overtakes, its middle too"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,12 @@ def test_the_sample_is_bounded_and_does_not_prefer_those_that_wait_long() -> Non
     assert SAMPLE / 4 < len(scores.given) <= SAMPLE
     kept = [given.at for given in scores.given.values()]
     assert 0.3 < sum(at < 10 * SAMPLE for at in kept) / len(kept) < 0.7, "old and new alike"
+
+
+def test_who_has_a_free_slot_teaches_nothing() -> None:
+    scores = Scores()
+    scores.remember("job", replace(PLACE, position=1, free=1), 0.0)
+    assert not scores.given
 
 
 def test_a_report_says_how_good_the_estimates_of_each_service_were() -> None:

@@ -54,7 +54,8 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiting step stands: 1 is next. `work_ahead` is the estimated slot time, in seconds, before its turn.
+    """Where a waiting step stands: 1 is next. `work_ahead` is the estimated slot time, in seconds, before its turn;
+    `running` of it is what is left of the calls that run.
 
     `slots` are those that it could have, `free` those of them that nobody has. `band` is the one that it waits in; a
     `newcomer` goes before all others of its band, and nobody who comes later overtakes it. Of the steps ahead,
@@ -76,6 +77,7 @@ class Place:
     ahead_retries: int = 0
     ahead_bands: int = 0
     ahead_own: int = 0
+    running: float = 0.0
     surprise: tuple[float, float] | None = None
 
     @property
@@ -84,8 +86,12 @@ class Place:
 
     @property
     def plain_wait(self) -> float:
-        """In seconds, if nobody comes any more and every call takes as long as those before it."""
-        return 0.0 if self.position <= self.free else self.work_ahead / max(1, self.slots)
+        """In seconds, if nobody comes any more and every call takes as long as those before it. Of the calls that run,
+        the first to end makes room: of n, that is after the n-th part or so of what is left of one."""
+        if self.position <= self.free:
+            return 0.0
+        slots = max(1, self.slots)
+        return (self.work_ahead - self.running + self.running * 2 / (slots + 1)) / slots
 
     @property
     def pace(self) -> float:

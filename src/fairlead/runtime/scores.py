@@ -98,7 +98,9 @@ class Scores:
 
     def remember(self, job_id: str, place: Place, now: float) -> None:
         """An estimate was given. Of many, every so-manieth is kept: to take them while there is room would keep those
-        that wait long, and learn from them that all do."""
+        that wait long, and learn from them that all do. Who has a free slot does not wait: that teaches nothing."""
+        if place.position <= place.free:
+            return
         self._counted += 1
         if self._counted % self._every or job_id in self.given:
             return

@@ -58,7 +58,7 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
         for ahead in (_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group):
             found[ahead.job_id] = Place(
                 before + ahead.steps + 1, (work_before + ahead.work) / SECOND, slots, mean, free, service.name, band,
-                ahead.newcomer, retries, higher, ahead.own,
+                ahead.newcomer, retries, higher, ahead.own, running / SECOND,
             )  # fmt: skip
     return found
 

@@ -138,10 +138,13 @@ def states(answer: Sequence[Any], scopes: Sequence[str]) -> dict[str, ScopeState
 def places(values: Sequence[Any]) -> dict[str, Place]:
     return {
         job_id.decode(): Place(
-            position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), *ahead
+            position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
+            higher, own, running / SECOND,
         )
-        for job_id, position, work, slots, mean, free, service, band, newcomer, *ahead in _rows(values, 12)
-    }
+        for (
+            job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running
+        ) in _rows(values, 13)
+    }  # fmt: skip
 
 
 def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:

@@ -3,9 +3,9 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          jobs
 --
--- Returns {0}, then twelve values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
--- 1 for a newcomer's first step, and of the steps ahead: retries that go first, those of higher bands, the user's own.
--- Jobs not in line here are absent.
+-- Returns {0}, then thirteen values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
+-- 1 for a newcomer's first step, of the steps ahead: retries that go first, those of higher bands, the user's own; and
+-- of the work ahead, in µs: what is left of what runs. Jobs not in line here are absent.
 --
 -- FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at tag + n * charge, so the steps
 -- before a given one can be counted per user, in one pass over the users for all steps asked about. The first step of a
@@ -254,6 +254,7 @@ for service, lanes in pairs(asked) do
       rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
+      rows[n + 13] = running
     end
     if service.fifo then
       fifo_ahead(service, band, lane, entries, answer)

@@ -622,6 +622,11 @@ class Fairlead:
         store, _ = self._opened()
         return await store.keys()
 
+    async def count_keys(self) -> tuple[int, int]:
+        """How many were made, and how many of them are revoked."""
+        store, _ = self._opened()
+        return await store.count_keys()
+
     async def create_key(
         self, role: Role | str, *, user_id: str | None = None, name: str | None = None, who: str = "python"
     ) -> NewKey:

@@ -134,6 +134,10 @@ async def test_a_job_in_line_has_a_place(client: AsyncClient, site: Site) -> Non
     assert view.position is not None
     assert view.estimated_wait is not None
     assert view.estimated_wait.low <= view.estimated_wait.high
+    why = await client.why(job.id)
+    assert (why.status, why.position) == (JobStatus.PENDING, view.position)
+    assert [reason.code for reason in why.reasons] == ["service_full", "in_line"]
+    assert why.reasons[0].message.lower() in why.summary.lower()
 
 
 async def test_pages(client: AsyncClient) -> None:

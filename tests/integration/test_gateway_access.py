@@ -177,6 +177,11 @@ def test_what_is_mounted_past_the_rules_keeps_the_gateway_from_starting() -> Non
         gateway.build_middleware_stack()
 
 
+async def test_a_probe_with_a_wrong_method_hears_of_that_and_not_of_keys(door: Door) -> None:
+    assert (await ask(door.site.gateway, "POST", "/livez")).status == 405
+    assert (await ask(door.site.gateway, "TRACE", "/readyz")).status == 405
+
+
 async def test_a_route_that_is_not_there_is_told_to_whoever_has_a_key(door: Door) -> None:
     assert (await ask(door.site.gateway, "GET", "/nowhere")).status == 401
     for key in door.keys.values():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from fairlead.app import Fairlead
@@ -19,8 +20,9 @@ from fairlead.domain import keytext
 from fairlead.domain.config import Config
 from fairlead.domain.keys import Role
 from fairlead.errors import InvalidInput, Unavailable
-from fairlead.gateway.access import KEYLESS, Caller, caller_of, user_in_reach
+from fairlead.gateway.access import KEYLESS, RULES, Access, Caller, caller_of, user_in_reach
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.auth import Guard
 from fairlead.gateway.problems import Forbidden
 from fairlead.runtime.clock import SystemClock
 from tests.integration.asking import ask, asking
@@ -28,6 +30,7 @@ from tests.integration.gateway_site import Gate, Site, declare_services
 
 MakeSite = Callable[..., Awaitable[Site]]
 JOBS = "/api/v1/jobs"
+SOCKET = "/whoami"
 ECHO = {"feature_name": "echo"}
 PATIENCE_S = 20.0
 
@@ -44,7 +47,6 @@ async def keys_of(app: Fairlead) -> dict[str, str]:
 def with_socket(app: Fairlead) -> FastAPI:
     """A gateway with a WebSocket that says who opened it."""
     gateway = create_gateway(app)
-    gateway.router.routes[:] = [route for route in gateway.router.routes if getattr(route, "path", "") != "/ws"]
 
     async def whoami(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -52,8 +54,13 @@ def with_socket(app: Fairlead) -> FastAPI:
         await websocket.send_json({"role": caller.role, "user_id": caller.user_id, "name": caller.name})
         await websocket.receive()
 
-    gateway.add_api_websocket_route("/ws", whoami)
+    gateway.add_api_websocket_route(SOCKET, whoami)
     return gateway
+
+
+@pytest.fixture(autouse=True)
+def rule_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, ("WS", SOCKET), Access.ANY)
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> None:
@@ -101,7 +108,13 @@ async def test_revoking_the_last_key_does_not_open_the_door_again(still_site: Si
 
 async def test_without_keys_only_connections_to_loopback_are_served(still_site: Site) -> None:
     """Whatever Host they claim: the server may have been bound to more while there was a key."""
-    for address, status in (("192.0.2.7", 401), ("127.0.0.1", 200), ("::1", 200), ("::ffff:192.0.2.7", 401)):
+    for address, status in (
+        ("192.0.2.7", 401),
+        ("127.0.0.1", 200),
+        ("::1", 200),
+        ("::ffff:127.0.0.1", 200),
+        ("::ffff:192.0.2.7", 401),
+    ):
         assert (await ask(still_site.gateway, "GET", JOBS, server=address)).status == status
 
 
@@ -327,7 +340,7 @@ async def test_a_ticket_is_good_once_whichever_gateway_it_comes_to(two_apps: tup
     ticket = await ask(gateways[0], "POST", "/api/v1/tickets", keys["ada"])
     assert (ticket.status, ticket.json["expires_in"]) == (201, 60)
     query = f"ticket={ticket.json['ticket']}"
-    said = await asyncio.gather(*(ask(gateways[n % 2], "WS", "/ws", query=query) for n in range(20)))
+    said = await asyncio.gather(*(ask(gateways[n % 2], "WS", SOCKET, query=query) for n in range(20)))
     assert sorted(each.status for each in said) == [101] + [401] * 19
 
 
@@ -336,7 +349,7 @@ async def test_a_ticket_is_good_once_whichever_gateway_it_comes_to(two_apps: tup
 
 async def opened(gateway: FastAPI, query: str, **options: Any) -> Any:
     """What the socket says of who opened it, or the status it was refused with."""
-    async with asking(gateway, "WS", "/ws", query=query, **options) as exchange:
+    async with asking(gateway, "WS", SOCKET, query=query, **options) as exchange:
         if exchange.status != 101:
             return exchange.status
         async with asyncio.timeout(PATIENCE_S):
@@ -467,7 +480,7 @@ async def test_a_websocket_ends_when_its_key_is_revoked_and_others_go_on(still_s
     gateway = with_socket(still_site.app)
     await still_site.app.create_key("admin")
     ada, bob = [await still_site.app.create_key("user", user_id=user) for user in ("ada", "bob")]
-    async with asking(gateway, "WS", "/ws", ada.text) as hers, asking(gateway, "WS", "/ws", bob.text) as his:
+    async with asking(gateway, "WS", SOCKET, ada.text) as hers, asking(gateway, "WS", SOCKET, bob.text) as his:
         assert hers.status == his.status == 101
         await still_site.app.revoke_key(ada.key.id)
         async with asyncio.timeout(PATIENCE_S):
@@ -479,7 +492,7 @@ async def test_a_websocket_ends_when_its_key_is_revoked_and_others_go_on(still_s
 
 async def test_streams_of_the_keyless_end_when_the_first_key_is_made(still_site: Site) -> None:
     gateway = with_socket(still_site.app)
-    async with asking(gateway, "WS", "/ws") as exchange:
+    async with asking(gateway, "WS", SOCKET) as exchange:
         assert exchange.status == 101
         await still_site.app.create_key("admin")
         async with asyncio.timeout(PATIENCE_S):
@@ -487,16 +500,13 @@ async def test_streams_of_the_keyless_end_when_the_first_key_is_made(still_site:
 
 
 async def test_a_handler_s_own_timeout_is_not_taken_for_a_revoked_key(still_site: Site) -> None:
-    gateway = create_gateway(still_site.app)
-    raised = TimeoutError("its own")
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        raise TimeoutError("its own")
 
-    async def slow(websocket: WebSocket) -> None:
-        raise raised
-
-    gateway.router.routes[:] = [route for route in gateway.router.routes if getattr(route, "path", "") != "/ws"]
-    gateway.add_api_websocket_route("/ws", slow)
+    routes = with_socket(still_site.app).routes
+    guard = Guard(slow, fairlead=still_site.app, routes=routes, host="localhost", allowed_origins=[])
     with pytest.raises(TimeoutError, match="its own"):
-        await ask(gateway, "WS", "/ws")
+        await ask(guard, "WS", SOCKET)
 
 
 # ---------------------------------------------------------------- when the truth is away
@@ -511,7 +521,7 @@ async def test_while_the_truth_is_away_known_keys_pass_and_probes_answer(
     async def away() -> None:
         raise Unavailable("the database is away")
 
-    monkeypatch.setattr(still_site.app._store, "keys", away)
+    monkeypatch.setattr(still_site.app._store, "count_keys", away)
     await still_site.gateway.state.guard.ring.reread()
     assert (await ask(still_site.gateway, "GET", JOBS, keys["ada"])).status == 200
     assert (await ask(still_site.gateway, "GET", JOBS)).status == 401

@@ -23,6 +23,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 from fairlead.version import __version__
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class AsyncClient:
         filters = {"user_id": user_id, "status": status, "feature_name": feature_name}
         return await self._do(calls.list_jobs(**filters, limit=limit, cursor=cursor))
 
-    async def why(self, job_id: str) -> dict[str, Any]:
+    async def why(self, job_id: str) -> Why:
         """What holds the job now, in words (`summary`) and for programs (`reasons`)."""
         return await self._do(calls.why(job_id))
 
@@ -182,7 +183,7 @@ class AsyncJob:
     def watch(self) -> AsyncIterator[dict[str, Any]]:
         return self._client.watch(self.id)
 
-    async def why(self) -> dict[str, Any]:
+    async def why(self) -> Why:
         return await self._client.why(self.id)
 
     async def cancel(self) -> JobView:

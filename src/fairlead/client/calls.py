@@ -11,11 +11,12 @@ from urllib.parse import quote
 import httpx2
 from uuid_utils import uuid4
 
-from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of
+from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
 from fairlead.errors import InvalidInput, WrongState
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 
 JOBS = "/api/v1/jobs"
 LONGEST_WAIT = 30
@@ -79,8 +80,8 @@ def delete(job_id: str) -> Call[None]:
     return Call("DELETE", path_of(job_id), lambda response: None, again=False)
 
 
-def why(job_id: str) -> Call[dict[str, Any]]:
-    return Call("GET", f"{path_of(job_id)}/why", lambda response: dict(response.json()))
+def why(job_id: str) -> Call[Why]:
+    return Call("GET", f"{path_of(job_id)}/why", lambda response: why_of(response.json()))
 
 
 def path_of_late(call: Call[Any]) -> str:

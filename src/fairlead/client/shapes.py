@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.runtime.reasons import Reason
 from fairlead.runtime.view import EstimatedWait, JobView
+from fairlead.runtime.why import Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,17 @@ def submitted_of(said: Mapping[str, Any], *, replayed: bool) -> Submitted:
 
 def page_of(said: Mapping[str, Any]) -> JobPage:
     return JobPage([job_of(job) for job in said["data"]], said.get("next_cursor"))
+
+
+def why_of(said: Mapping[str, Any]) -> Why:
+    return Why(
+        job_id=said["job_id"],
+        status=JobStatus(said["status"]),
+        summary=said["summary"],
+        reasons=tuple(Reason(each["code"], each["message"], each["details"]) for each in said["reasons"]),
+        position=said.get("position"),
+        estimated_wait=wait_of(said.get("estimated_wait")),
+    )
 
 
 def moment(text: str | None) -> float | None:

@@ -22,6 +22,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
+from fairlead.runtime.why import Why
 from fairlead.version import __version__
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Client:
         filters = {"user_id": user_id, "status": status, "feature_name": feature_name}
         return self._do(calls.list_jobs(**filters, limit=limit, cursor=cursor))
 
-    def why(self, job_id: str) -> dict[str, Any]:
+    def why(self, job_id: str) -> Why:
         """What holds the job now, in words (`summary`) and for programs (`reasons`)."""
         return self._do(calls.why(job_id))
 
@@ -179,7 +180,7 @@ class ClientJob:
     def watch(self) -> Iterator[dict[str, Any]]:
         return self._client.watch(self.id)
 
-    def why(self) -> dict[str, Any]:
+    def why(self) -> Why:
         return self._client.why(self.id)
 
     def cancel(self) -> JobView:

@@ -88,7 +88,7 @@ class Guard:
         self._origins = frozenset(allowed_origins)
         # Host headers that passed; clients repeat the same few, and parsing one costs more than all other checks.
         self._passed: set[tuple[bytes, str | None]] = set()
-        self.ring = Keyring(fairlead.keys, self._is_live)
+        self.ring = Keyring(fairlead.keys, fairlead.count_keys, self._is_live)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -119,11 +119,14 @@ class Guard:
         return self._search(method, scope)
 
     def _search(self, method: str, scope: Scope) -> Target | None:
-        for _, path, route in self._routes:
+        found = None
+        for methods, path, route in self._routes:
             match, child = route.matches(scope)
             if match is Match.FULL:
                 return Target(rule_of(method, path), is_stream(method, path), child.get("path_params", {}))
-        return None
+            if match is Match.PARTIAL and all(rule_of(known, path) is Access.OPEN for known in methods):
+                found = Target(Access.OPEN, stream=False, params={})  # whoever may ask may hear how
+        return found
 
     async def _admitted(self, scope: Scope, target: Target | None) -> Caller | None:
         """None: anybody, and it does not matter who."""
@@ -319,9 +322,12 @@ def _job_id(text: Any) -> str:
 
 def _is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(address).is_loopback
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address == "localhost"
+    # How a socket for both kinds of addresses has those of the older one.
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def _hostname(url: str) -> str | None:

@@ -1,7 +1,8 @@
 """The keys of the truth, as this process knows them.
 
 They are read again when a request comes and the last reading is about a second old, so a revoked key is refused
-everywhere within about a second, and a busy gateway asks the truth once a second however many requests it has. An id
+everywhere within about a second, and a busy gateway asks the truth once a second however many requests it has: how
+many keys were made and revoked, and for the keys themselves only when these numbers are others than before. An id
 that is not known is looked for once more, since its key may be new; all such requests wait for the next reading
 together, and there are at most four in a second, whatever anyone sends. While the truth cannot be asked, the keys that
 were known last go on.
@@ -26,6 +27,7 @@ RENEW_AFTER_S = 0.75  # then it is read again while requests go on
 STALE_AFTER_S = 1.5  # then they wait for it
 AGAIN_AFTER_S = 0.25  # at least so long between two readings, however many unknown keys are sent
 PATIENCE_S = 1.0
+ALL_AFTER_S = 60.0  # a database that was restored may have the same numbers of other keys
 
 IsLive = Callable[[str | None], bool]
 
@@ -36,13 +38,17 @@ class Keyring:
     def __init__(
         self,
         read: Callable[[], Awaitable[Sequence[Key]]],
+        count: Callable[[], Awaitable[tuple[int, int]]],
         is_live: IsLive,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read = read
+        self._count = count
         self._is_live = is_live
         self._clock = clock
         self._keys: dict[str, Key] | None = None
+        self._counted: tuple[int, int] | None = None
+        self._all_at = float("-inf")
         self._failure: FairleadError | None = None
         self._began = self._renew_at = self._stale_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
@@ -100,6 +106,8 @@ class Keyring:
     def ends(self, stream: asyncio.Timeout, key_id: str | None) -> Iterator[None]:
         """While within, `stream` expires when the key is revoked, though no request comes that would look."""
         self._streams[stream] = key_id
+        if not self._is_live(key_id):  # since it was admitted
+            stream.reschedule(asyncio.get_running_loop().time())
         if self._tending is None:
             self._tending = asyncio.create_task(self._tend(), name="fairlead-keyring")
         try:
@@ -132,10 +140,12 @@ class Keyring:
     async def _read_all(self) -> None:
         began = self._clock()
         try:
-            keys = await self._read()
-            self._keys = {key.id: key for key in keys}
+            counted = await self._count()
+            if counted != self._counted or began >= self._all_at:
+                self._keys = {key.id: key for key in await self._read()}
+                self._counted, self._all_at = counted, began + ALL_AFTER_S
+                self._end_streams()
             self._failure = None
-            self._end_streams()
         except FairleadError as error:
             self._failure = error
         except Exception:

@@ -14,6 +14,7 @@ from fairlead.gateway.bodies import read_model
 from fairlead.gateway.openapi import WITH_BODY, answers, body
 from fairlead.gateway.replies import answer, fairlead_of
 from fairlead.runtime.keys import TICKET_LIFE_S, shown
+from fairlead.runtime.submission import MAX_USER_ID, check_text
 
 router = APIRouter(tags=["keys"])
 
@@ -28,6 +29,8 @@ router = APIRouter(tags=["keys"])
 )
 async def issue_ticket(request: Request) -> Response:
     wanted = await read_model(request, shapes.TicketRequest)
+    if wanted.user_id is not None:
+        check_text(wanted.user_id, "user_id", MAX_USER_ID)
     caller = caller_of(request)
     grant = grant_of(caller, user_in_reach(caller, wanted.user_id))
     ticket = await fairlead_of(request).issue_ticket(grant)

@@ -539,6 +539,8 @@ async def test_estimates_given_at_submit_are_scored_when_their_jobs_have_started
 
     await until(scored)
     assert site.app.scores()["gated"]["count"] == 1
+    stats = (await site.client.get("/admin/runtime/stats")).json()
+    assert stats["estimates"] == site.app.scores()
 
 
 def test_why_is_of_the_public_names() -> None:

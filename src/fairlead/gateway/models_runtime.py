@@ -136,6 +136,16 @@ class QueueSizes(Shape):
     running: int
 
 
+class Estimates(Shape):
+    """How good the estimated waits of a service were. All but `count` are of the last ones."""
+
+    count: int = Field(description="How many came true since the start.")
+    scored: int
+    within_range: float = Field(description="The share whose wait lay in the range that was told.")
+    close: float = Field(description="The share whose wait lay in it, or missed it by a quarter or a second at most.")
+    median_error: float = Field(description="As a share of the wait that came true.")
+
+
 class RuntimeStats(Shape):
     model_config = example(
         queues={"main": 16, "retry": 2, "dead": 7, "scheduled": 4, "running": 1},
@@ -182,6 +192,9 @@ class RuntimeStats(Shape):
         managers=[{**_PROCESS, "name": "gpu-host-1:4243:77aa01bc", "roles": ["manager"], "leads": ["main"]}],
         gateways=[],
         outbox={"rows": 0, "age": 0.0},
+        estimates={
+            "image_gen": {"count": 812, "scored": 200, "within_range": 0.61, "close": 0.74, "median_error": 0.12}
+        },
         loops={"main": {"timers": {"scanned": 310, "queued": 310, "failed": 0}}},
         worker=None,
         draining=False,
@@ -198,6 +211,7 @@ class RuntimeStats(Shape):
     managers: list[ManagerShape]
     gateways: list[ProcessShape]
     outbox: Outbox
+    estimates: dict[str, Estimates] = Field(description="Of the estimated waits that the answering process gave.")
     loops: dict[str, dict[str, LoopCounts]] = Field(description="Of the answering process's manager.")
     worker: str | None = Field(description="The answering process, if it runs a worker.")
     draining: bool = Field(description="The answering process claims no more.")

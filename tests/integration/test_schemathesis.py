@@ -45,7 +45,7 @@ MUST_SUCCEED = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240 + 10 * EXAMPLES)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @pytest.mark.parametrize("key", [None, ADMIN_KEY], ids=["without keys", "with an admin key"])
 def test_every_answer_is_one_that_the_document_names(

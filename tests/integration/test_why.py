@@ -24,7 +24,6 @@ from fairlead.runtime import line, registry, why
 from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.relay import Relay
 from fairlead.runtime.roles import Roles
-from fairlead.store.port import Done, Override
 from tests import redis_servers, servers
 from tests.integration.gateway_site import Site
 from tests.redis_servers import Server
@@ -209,21 +208,6 @@ async def test_a_full_pool_names_who_holds_it_in_another_service(engines: dict[s
         assert [(each["job_id"], each["service"]) for each in full.details["holders"]] == [(holder, "two")]
         shop.gate.set()
         await app.wait(job_id, PATIENCE)
-
-
-async def test_a_limit_of_nothing_is_said_as_such(embedded: dict[str, str]) -> None:
-    """As an operator of an earlier release may have left it."""
-    shop = Shop(embedded)
-    async with shop.open() as app:
-        assert app._journal is not None
-        assert app._process is not None
-        outcome = await app._journal.write(Override("one", limit=0))
-        assert isinstance(outcome, Done)
-        await app._process.apply(outcome.value)
-        job_id = await waiting(app)
-        assert (await app.why(job_id)).summary == "The limit of one is 0; the job is next in line."
-        await app.set_limit("one", None)
-        await is_now(app, job_id, JobStatus.RUNNING)
 
 
 async def test_a_held_slot_is_said_to_be_held_and_until_when(embedded: dict[str, str]) -> None:

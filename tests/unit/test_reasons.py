@@ -42,6 +42,11 @@ def test_any_other_step_waits_when_no_region_has_a_slot() -> None:
     assert full(retry, slots("eu")) == [], "a retry may go anywhere"
 
 
+def test_a_limit_of_nothing_is_said_as_such() -> None:
+    ((reason, _),) = slots().full(JOB, ServiceRules("s", limit=0), {})
+    assert (reason.code, reason.message) == ("service_full", "the limit of s is 0")
+
+
 @pytest.mark.parametrize(
     ("band", "more", "code"),
     [

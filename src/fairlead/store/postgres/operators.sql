@@ -52,12 +52,13 @@ UPDATE fairlead.process SET drain_asked = $2::boolean WHERE name = $1 RETURNING 
 
 -- name: prune_audit
 -- $1: before, $2: limit. Another manager that prunes at the same moment takes others instead of waiting for these.
-DELETE FROM fairlead.audit WHERE id IN (
+-- An array, made once: a plan may ask a subquery anew for each row, and get others each time.
+DELETE FROM fairlead.audit WHERE id = ANY (ARRAY(
     SELECT id FROM fairlead.audit WHERE at < $1::bigint ORDER BY at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
-) RETURNING 1
+)) RETURNING 1
 
 -- name: prune_processes
 -- $1: not seen since.
-DELETE FROM fairlead.process WHERE name IN (
+DELETE FROM fairlead.process WHERE name = ANY (ARRAY(
     SELECT name FROM fairlead.process WHERE seen_at < $1::bigint FOR UPDATE SKIP LOCKED
-)
+))

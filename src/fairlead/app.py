@@ -61,7 +61,7 @@ from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, Roles
-from fairlead.runtime.submission import Submission, check
+from fairlead.runtime.submission import ANONYMOUS, Submission, check
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Inquiry, Why
 from fairlead.store.journal import Journal
@@ -299,7 +299,7 @@ class Fairlead(Operators):
         feature_name: str,
         input_data: Mapping[str, Any] | None = None,
         *,
-        user_id: str = "anonymous",
+        user_id: str = ANONYMOUS,
         priority: str | None = None,
         scheduled_at: datetime | str | None = None,
         delay: float | None = None,
@@ -326,7 +326,7 @@ class Fairlead(Operators):
         """TaskFlow's call: a durable submit to the service `queue`. True: it is committed."""
         if not isinstance(payload, Mapping):
             raise InvalidInput("the payload is an object, such as {'task_id': 7}", pointer="/input_data")
-        user_id = payload.get("user_id", "anonymous")
+        user_id = payload.get("user_id", ANONYMOUS)
         await self.submit(queue, payload, user_id=str(user_id), priority=priority)
         return True
 

@@ -78,12 +78,9 @@ def test_the_command_says_all_that_is_wrong_in_words(here: Path) -> None:
     assert json.loads(done.err)["code"] == "wrong_state"
 
 
-def asked(server: Up, key: str, path: str, **options: Any) -> int:
+def asked(server: Up, key: str, path: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
-    method = "POST" if options else "GET"
-    return httpx2.request(
-        method, f"{server.url}{path}", headers=headers, trust_env=False, timeout=DEADLINE_S, **options
-    ).status_code
+    return httpx2.get(f"{server.url}{path}", headers=headers, trust_env=False, timeout=DEADLINE_S).status_code
 
 
 def test_an_admin_s_key_lets_it_listen_beyond_loopback_and_is_then_needed(here: Path, made: Any) -> None:
@@ -95,7 +92,10 @@ def test_an_admin_s_key_lets_it_listen_beyond_loopback_and_is_then_needed(here: 
         assert refused.code == Exit.REFUSED
         assert "FAIRLEAD_API_KEY" in refused.err
         ada = made("user", "ada")
-        assert asked(server, ada["key"], "/api/v1/jobs", json={"feature_name": "echo"}) == 202
+        env = {"FAIRLEAD_URL": server.url, "FAIRLEAD_API_KEY": ada["key"]}
+        done = fairlead("submit", "echo", "--wait", "--json", cwd=here, env=env)
+        assert (done.code, done.json["user_id"]) == (Exit.OK, "ada"), "who need not say whose key it is"
+        assert fairlead("submit", "echo", "--user", "bob", cwd=here, env=env).code == Exit.REFUSED
         assert asked(server, ada["key"], "/admin/queue-dead") == 403
         assert asked(server, admin["key"], "/admin/queue-dead") == 200
         keys.revoke(ada["id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from fairlead import (
     Submission,
     WrongState,
 )
-from fairlead.client import NoConnection, NotAGateway, Unauthorized, patience
+from fairlead.client import Forbidden, NoConnection, NotAGateway, Unauthorized, patience
 from fairlead.errors import ConfigError, InvalidInput, Unavailable, UnknownFeature
 from tests.integration.gateway_site import Site, served
 
@@ -156,8 +157,17 @@ async def test_refusals_are_the_applications_own_errors(client: AsyncClient) -> 
     assert unknown.value.pointer == "/feature_name"
     with pytest.raises(InvalidInput):
         await client.submit("echo", priority="urgent")
-    with pytest.raises(InvalidInput, match="not a job id"):
-        await client.get("..")
+    for wrong in ("..", f"{UNKNOWN}/why", 7):
+        with pytest.raises(InvalidInput, match="a job id is a UUID"):
+            await client.get(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UnknownFeature):
+        await client.submit_many([Submission("no_such_service"), Submission("nor_this")])
+    with pytest.raises(InvalidInput, match="not JSON"):
+        await client.submit("echo", {"x": float("nan")})
+    with pytest.raises(InvalidInput, match="not JSON"):
+        await client.submit("echo", {"x": object()})
+    with pytest.raises(InvalidInput, match="is a Submission"):
+        await client.submit_many([{"feature_name": "echo"}])  # type: ignore[list-item]
     job = await client.submit("broken")
     with pytest.raises(JobFailed, match="never work") as failed:
         await job.result(timeout=10)
@@ -199,6 +209,35 @@ async def test_a_cancel_whose_answer_is_lost_is_recognised(url: str, site: Site)
         assert (await client.cancel(job_id)).status is JobStatus.CANCELLED
 
 
+async def test_a_cancel_is_told_of_although_the_answers_break_off_more_than_once(url: str, site: Site) -> None:
+    job_id = await site.submit(feature_name="gated")
+    cuts = {0: 10, 2: 10}
+    async with breaking(url, cuts.get) as (broken, proxy):
+        # Each answer on a connection of its own: the cancel is cut off, and then the look at what became of it.
+        async with AsyncClient(broken) as client:
+            client._http.headers["connection"] = "close"
+            assert (await client.cancel(job_id)).status is JobStatus.CANCELLED
+        assert proxy.connections == 4
+
+
+async def test_a_wait_lasts_as_long_as_it_may_while_the_gateway_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with AsyncClient(f"http://127.0.0.1:{port}", patience=60) as client:
+        with pytest.raises(NoConnection):
+            await client.wait(UNKNOWN, 0.2)
+
+
+async def test_a_users_key_need_not_say_whose_it_is(make_site: Any) -> None:
+    site = await make_site(admin_key="secret-secret-secret")
+    key = (await site.app.create_key("user", user_id="ada")).text
+    async with served(site.gateway) as port, AsyncClient(f"http://127.0.0.1:{port}", key) as client:
+        jobs = [await client.submit("echo"), *await client.submit_many([Submission("echo"), Submission("echo")])]
+        assert {(await job.get()).user_id for job in jobs} == {"ada"}
+        with pytest.raises(Forbidden):
+            await client.submit("echo", user_id="bob")
+
+
 async def test_a_watch_survives_connections_that_break(url: str, site: Site) -> None:
     job_id = await site.submit(feature_name="gated")
     await site.gate.entered.wait()
@@ -216,10 +255,10 @@ async def test_a_watch_survives_connections_that_break(url: str, site: Site) -> 
 
 async def test_a_gateway_that_is_away_is_tried_again_and_then_told(url: str, site: Site) -> None:
     async with breaking(url, lambda n: 0 if n < 3 else None) as (broken, proxy):
-        async with AsyncClient(broken, retries=1) as hasty:
+        async with AsyncClient(broken, patience=0) as hasty:
             with pytest.raises(NoConnection):
                 await hasty.list()
-        assert proxy.connections == 2
+        assert proxy.connections == 1
         async with AsyncClient(broken) as patient:
             assert (await patient.list()).data == []
 
@@ -249,10 +288,12 @@ async def test_a_wrong_key(make_site: Any) -> None:
             assert (await client.list()).data == []
 
 
-async def test_a_stranger_who_answers() -> None:
+@pytest.mark.parametrize("said", [b"hello", b'{"jobs": []}', b"data: {}\n\n", b"data: nonsense\n\n"])
+async def test_a_stranger_who_answers(said: bytes) -> None:
     async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Type: text/html\r\n\r\nhello")
+        kind = b"text/event-stream" if said.startswith(b"data") else b"text/html"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: %s\r\n\r\n%s" % (len(said), kind, said))
         await writer.drain()
         writer.close()
 
@@ -261,6 +302,11 @@ async def test_a_stranger_who_answers() -> None:
         async with AsyncClient(f"http://127.0.0.1:{port}") as client:
             with pytest.raises(NotAGateway):
                 await client.list()
+            with pytest.raises(NotAGateway):
+                await client.submit_many([Submission("echo")])
+            if said.startswith(b"data"):
+                with pytest.raises(NotAGateway):
+                    await anext(client.watch(UNKNOWN))
 
 
 def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +318,8 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     for wrong in ("gateway:8000", "http://", "http://host:port"):
         with pytest.raises(ConfigError):
             Client(wrong)
+    with pytest.raises(ConfigError):
+        Client(key="schlüssel")
 
 
 def test_both_clients_have_the_same_calls() -> None:

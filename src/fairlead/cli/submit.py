@@ -18,6 +18,7 @@ from fairlead.cli.jobs import show_job, wait_text
 from fairlead.cli.options import Json
 from fairlead.cli.output import note, print_json, say
 from fairlead.domain.job import Priority
+from fairlead.runtime.submission import ANONYMOUS
 
 FOREVER = str(math.inf)
 
@@ -58,7 +59,9 @@ def submit(
         list[str] | None,
         typer.Option("--param", "-p", metavar="KEY=VALUE", help="One key of the input; the value is JSON or text."),
     ] = None,
-    user: Annotated[str, typer.Option("--user", metavar="USER", help="Whose job it is.")] = "anonymous",
+    user: Annotated[
+        str, typer.Option("--user", metavar="USER", help="Whose job it is; the user of a user's key.")
+    ] = ANONYMOUS,
     priority: Annotated[
         Priority | None, typer.Option("--priority", metavar="PRIORITY", help="high, medium or low.")
     ] = None,

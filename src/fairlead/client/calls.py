@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
 
 import httpx2
 from uuid_utils import uuid4
 
+from fairlead.client.errors import not_a_gateway
 from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
+from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, WrongState
+from fairlead.runtime.operations import check_id
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Why
@@ -27,20 +29,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """`again`: may be sent once more although the first one may have been carried out. `if_late`: what a refusal of the
-    second one means, when it was the first that did it."""
+    """`again`: may be sent once more although the first one may have been carried out. `if_late`: the job's state if it
+    was the first that did it, and the second is refused for that; `instead` then tells what the first would have."""
 
     method: str
     path: str
     read: Callable[[httpx2.Response], T]
     again: bool = True
     params: Mapping[str, Any] = field(default_factory=dict)
-    body: Any = None
+    body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     if_late: JobStatus | None = None
+    instead: Call[T] | None = None
 
     def meant(self, error: Exception) -> bool:
-        """Was it ours already, whose answer was lost?"""
+        """Does this refusal say that it was done before?"""
         return (
             self.if_late is not None
             and isinstance(error, WrongState)
@@ -48,14 +51,28 @@ class Call(Generic[T]):
         )
 
 
+def answer_of(call: Call[T], response: httpx2.Response) -> T:
+    """What the answer means; or that nobody knows."""
+    try:
+        return call.read(response)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise not_a_gateway(response) from None
+
+
 def submit(wanted: Submission, key: str | None) -> Call[Submitted]:
-    headers = {"Idempotency-Key": key or str(uuid4())}
-    return Call("POST", JOBS, _submitted, body=body_of(wanted), headers=headers)
+    return Call("POST", JOBS, _submitted, body=_json(body_of(wanted)), headers=_with_body(key))
 
 
 def submit_many(wanted: Sequence[Submission], key: str | None) -> Call[list[Submitted]]:
-    headers = {"Idempotency-Key": key or str(uuid4())}
-    return Call("POST", f"{JOBS}/bulk", _all_submitted, body={"jobs": [*map(body_of, wanted)]}, headers=headers)
+    def read(response: httpx2.Response) -> list[Submitted]:
+        replayed = "idempotent-replayed" in response.headers
+        said = response.json()["jobs"]
+        if len(said) != len(wanted):
+            raise ValueError("there must be one answer for each job")
+        return [submitted_of(one, replayed=replayed) for one in said]
+
+    body = _json({"jobs": [*map(body_of, wanted)]})
+    return Call("POST", f"{JOBS}/bulk", read, body=body, headers=_with_body(key))
 
 
 def get(job_id: str, wait: int | None = None) -> Call[JobView]:
@@ -69,7 +86,7 @@ def list_jobs(**filters: Any) -> Call[JobPage]:
 
 
 def cancel(job_id: str) -> Call[JobView]:
-    return Call("POST", f"{path_of(job_id)}/cancel", _job, if_late=JobStatus.CANCELLED)
+    return Call("POST", f"{path_of(job_id)}/cancel", _job, if_late=JobStatus.CANCELLED, instead=get(job_id))
 
 
 def resume(job_id: str) -> Call[JobView]:
@@ -84,23 +101,18 @@ def why(job_id: str) -> Call[Why]:
     return Call("GET", f"{path_of(job_id)}/why", lambda response: why_of(response.json()))
 
 
-def path_of_late(call: Call[Any]) -> str:
-    """Where the job is that a call of ours has moved already."""
-    return call.path.rpartition("/")[0]
-
-
 def events_of(job_id: str) -> str:
     return f"{path_of(job_id)}/events"
 
 
 def path_of(job_id: str) -> str:
-    if not isinstance(job_id, str) or job_id in ("", ".", ".."):
-        raise InvalidInput(f"{job_id!r} is not a job id", pointer="/job_id")
-    return f"{JOBS}/{quote(job_id, safe='')}"
+    return f"{JOBS}/{check_id(job_id)}"
 
 
 def body_of(wanted: Submission) -> dict[str, Any]:
     """Only what was given: what is not is the gateway's to decide."""
+    if not isinstance(wanted, Submission):
+        raise InvalidInput(f"a job to submit is a Submission, not {type(wanted).__name__}")
     said = {name: getattr(wanted, name) for name in wanted.__slots__}
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
@@ -109,13 +121,19 @@ def body_of(wanted: Submission) -> dict[str, Any]:
     }
 
 
+def _json(value: Any) -> bytes:
+    try:
+        return to_json(value).encode()
+    except NotJson as error:
+        raise InvalidInput(f"what is submitted is not JSON: {error}") from None
+
+
+def _with_body(key: str | None) -> dict[str, str]:
+    return {"Content-Type": "application/json", "Idempotency-Key": key or str(uuid4())}
+
+
 def _submitted(response: httpx2.Response) -> Submitted:
     return submitted_of(response.json(), replayed="idempotent-replayed" in response.headers)
-
-
-def _all_submitted(response: httpx2.Response) -> list[Submitted]:
-    replayed = "idempotent-replayed" in response.headers
-    return [submitted_of(one, replayed=replayed) for one in response.json()["jobs"]]
 
 
 def _job(response: httpx2.Response) -> JobView:

@@ -77,21 +77,28 @@ def of_response(response: httpx2.Response) -> FairleadError:
         message = str(problem.get("detail") or problem["title"])
         code = str(problem.get("code", ""))
     except (ValueError, AttributeError, KeyError, TypeError):
-        request = response.request
-        said = f"{request.method} {request.url.path} was answered with {response.status_code}"
-        return NotAGateway(f"{said}, which is no answer of a Fairlead gateway; is the URL right?")
+        return not_a_gateway(response)
     status, wait = response.status_code, retry_after(response)
     if status == 429:
         busy = TooManyWaiting if code == TooManyWaiting.code else TooManyRequests
         return busy(message, retry_after=wait or 1.0)
     if status >= 500:
         return Unavailable(message, retry_after=wait or 1.0)
+    codes = {each.get("code") for each in problem.get("errors") or () if isinstance(each, dict)}
+    if len(codes) == 1:
+        code = str(codes.pop())  # all fields, or all items of a bulk, are wrong in the same way
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, RequestError)
     details: dict[str, Any] = {name: problem[name] for name in ("errors", "request_id") if name in problem}
     error = kind(message, pointer=problem.get("pointer"), details={**details, **problem.get("details", {})})
     if code:
         error.code = code  # type: ignore[misc]  # finer than the class, such as cross_site
     return error
+
+
+def not_a_gateway(response: httpx2.Response) -> NotAGateway:
+    request = response.request
+    said = f"{request.method} {request.url.path} was answered with {response.status_code}"
+    return NotAGateway(f"{said}, which is no answer of a Fairlead gateway; is the URL right?")
 
 
 def retry_after(response: httpx2.Response) -> float | None:

@@ -37,7 +37,10 @@ class Address:
             fine = False
         if not fine:
             raise ConfigError([f"{URL_VARIABLE}: a gateway's URL is such as {DEFAULT_URL}"])
-        return cls(url, key or os.environ.get(KEY_VARIABLE) or None)
+        key = key or os.environ.get(KEY_VARIABLE) or None
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ConfigError([f"{KEY_VARIABLE}: a key is of printable ASCII characters"])
+        return cls(url, key)
 
     @property
     def shown(self) -> str:

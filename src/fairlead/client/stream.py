@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx2
 
 from fairlead.client.calls import events_of
-from fairlead.client.errors import NoConnection, of_response
-from fairlead.client.patience import PASSING, pauses
+from fairlead.client.errors import NoConnection, NotAGateway, of_response, retry_after
+from fairlead.client.patience import PASSING, Pauses
 from fairlead.domain.job import FINISHED
 from fairlead.runtime.events import SNAPSHOT, TERMINAL
 
@@ -16,29 +17,34 @@ MAX_EVENT = 64 << 20
 
 
 class Stream:
-    """`ended` is True after the job's last event. As long as something is heard now and then, it never gives up."""
+    """`ended` is True after the job's last event. It gives up after `patience` seconds without any."""
 
-    def __init__(self, job_id: str, retries: int) -> None:
+    def __init__(self, job_id: str, patience: float) -> None:
         self.path = events_of(job_id)
         self.ended = False
-        self._retries = retries
-        self._pauses = pauses(retries)
+        self._patience = patience
+        self._pauses = Pauses(patience)
 
-    def heard(self, event: dict[str, Any]) -> dict[str, Any]:
-        self._pauses = pauses(self._retries)
-        kind = event["type"]
-        self.ended = kind in TERMINAL or (kind == SNAPSHOT and event["job"]["status"] in FINISHED)
+    def heard(self, data: str) -> dict[str, Any]:
+        self._pauses = Pauses(self._patience)
+        try:
+            event: dict[str, Any] = json.loads(data)
+            kind = event["type"]
+            self.ended = kind in TERMINAL or (kind == SNAPSHOT and event["job"]["status"] in FINISHED)
+        except (ValueError, KeyError, TypeError):
+            raise NotAGateway("what was heard is no event of a Fairlead gateway; is the URL right?") from None
         return event
 
     def refused(self, response: httpx2.Response) -> float:
         """How long to wait before the next try, unless the answer is final."""
-        pause = next(self._pauses, None) if response.status_code in PASSING else None
+        passing = response.status_code in PASSING
+        pause = self._pauses.next(retry_after(response)) if passing else None
         if pause is None:
             raise of_response(response)
         return pause
 
     def broke_off(self, error: Exception | None, url: str) -> float:
-        pause = 0.0 if self.ended else next(self._pauses, None)
+        pause = 0.0 if self.ended else self._pauses.next()
         if pause is None:
             raise NoConnection(f"{url} cannot be reached: {error or 'the stream ended early'}") from error
         return pause

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -12,15 +11,14 @@ from typing import Any, TypeVar
 import httpx2
 
 from fairlead.client import calls
-from fairlead.client.calls import LONGEST_WAIT, Call
-from fairlead.client.errors import of_response
+from fairlead.client.calls import LONGEST_WAIT, Call, answer_of
 from fairlead.client.patience import Patience
 from fairlead.client.settings import Address
 from fairlead.client.shapes import JobPage, Submitted
 from fairlead.client.stream import MAX_EVENT, Stream
 from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
-from fairlead.runtime.submission import Submission
+from fairlead.runtime.submission import ANONYMOUS, Submission
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Why
 from fairlead.version import __version__
@@ -29,12 +27,12 @@ T = TypeVar("T")
 
 
 class Client:
-    """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `retries`: how often a call that
-    failed for a passing reason is tried again."""
+    """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
+    call that failed for a passing reason is tried again."""
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, retries: int = 5) -> None:
+    def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = 30.0) -> None:
         self._address = Address.of(url, key)
-        self._retries = retries
+        self._patience = patience
         self._http = httpx2.Client(**self._address.options(__version__))
 
     def close(self) -> None:
@@ -55,7 +53,7 @@ class Client:
         feature_name: str,
         input_data: Mapping[str, Any] | None = None,
         *,
-        user_id: str = "anonymous",
+        user_id: str = ANONYMOUS,
         priority: str | None = None,
         scheduled_at: datetime | str | None = None,
         delay: float | None = None,
@@ -98,17 +96,19 @@ class Client:
         """The job when it has ended, or as it is after `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = LONGEST_WAIT if until is None else min(LONGEST_WAIT, max(0, round(until - time.monotonic())))
-            job = self._do(calls.get(job_id, left))
+            left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
+            # A gateway that is away may be back in time.
+            patience = self._patience if until is None else left
+            job = self._do(calls.get(job_id, min(LONGEST_WAIT, round(left))), patience)
             if job.status.finished or (until is not None and time.monotonic() >= until):
                 return job
-            if until is not None and left == 0:
-                time.sleep(max(0.0, min(0.1, until - time.monotonic())))
+            if left < 1:  # too short for the gateway to wait
+                time.sleep(min(0.1, left))
 
     def watch(self, job_id: str) -> Iterator[dict[str, Any]]:
         """A snapshot, then what happens, until the job ends. A stream that breaks off is taken up again, with a new
         snapshot."""
-        stream = Stream(job_id, self._retries)
+        stream = Stream(job_id, self._patience)
         while not stream.ended:
             try:
                 with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
@@ -118,7 +118,7 @@ class Client:
                         continue
                     for event in source:
                         if event.data:
-                            yield stream.heard(json.loads(event.data))
+                            yield stream.heard(event.data)
                 pause = stream.broke_off(None, self._address.shown)
             except (httpx2.TransportError, httpx2.SSEError) as error:
                 pause = stream.broke_off(error, self._address.shown)
@@ -139,24 +139,21 @@ class Client:
 
     # ------------------------------------------------------------ sending
 
-    def _do(self, call: Call[T]) -> T:
-        patience = Patience(call, self._retries)
+    def _do(self, call: Call[T], patience: float | None = None) -> T:
+        tries = Patience(call, self._patience if patience is None else patience)
         while True:
             try:
                 response = self._http.request(
-                    call.method, call.path, params=call.params, json=call.body, headers=call.headers
+                    call.method, call.path, params=call.params, content=call.body, headers=call.headers
                 )
             except httpx2.TransportError as lost:
-                error, pause = patience.of_failure(lost, self._address.shown)
+                error, pause = tries.of_failure(lost, self._address.shown)
             else:
                 if response.status_code < 300:
-                    try:
-                        return call.read(response)
-                    except (ValueError, KeyError, TypeError):
-                        raise of_response(response) from None
-                error, pause = patience.of_answer(response)
-                if patience.was_ours(error):
-                    return call.read(self._http.get(calls.path_of_late(call)))
+                    return answer_of(call, response)
+                error, pause = tries.of_answer(response)
+                if call.instead is not None and tries.was_ours(error):
+                    return self._do(call.instead)
             if pause is None:
                 raise error from None
             time.sleep(pause)

@@ -18,7 +18,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import InvalidInput, RequestError
 from fairlead.gateway.frame import headers_of
 from fairlead.gateway.problems import BadJson, Forbidden, ManyInvalid, UnsupportedMediaType, of_validation, pointer
-from fairlead.runtime.submission import MAX_KEY, Submission, check
+from fairlead.runtime.submission import ANONYMOUS, MAX_KEY, Submission, check
 
 FIELDS = frozenset(field.name for field in fields(Submission))
 REQUIRED = ("user_id", "feature_name")
@@ -116,10 +116,11 @@ def _has_large_integer(value: Any) -> bool:
 
 
 def as_own(raw: Any, user_id: str | None) -> Any:
-    """A job that is submitted with the key of this user: it need not say whose it is, and may not say another's."""
+    """A job that is submitted with the key of this user: it need not say whose it is, and may not say another's. Our
+    own clients say `anonymous` unless they are told whose it is: they do not know whose key they have."""
     if not isinstance(raw, dict):
         return raw
-    if "user_id" not in raw:
+    if raw.get("user_id", ANONYMOUS) == ANONYMOUS:
         return {**raw, "user_id": user_id}
     if isinstance(raw["user_id"], str) and raw["user_id"] != user_id:
         raise Forbidden("a user's key submits that user's own jobs; leave user_id out", pointer="/user_id")

@@ -21,6 +21,7 @@ from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
 from fairlead.runtime.moments import moment
 
+ANONYMOUS = "anonymous"
 MAX_USER_ID = 255
 MAX_KEY = 255
 MAX_METADATA = 16384
@@ -48,7 +49,7 @@ class Submission:
 
     feature_name: str
     input_data: Any = None
-    user_id: str = "anonymous"
+    user_id: str = ANONYMOUS
     priority: str | None = None
     scheduled_at: datetime | str | None = None
     delay: float | None = None

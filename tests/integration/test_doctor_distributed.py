@@ -141,6 +141,15 @@ async def test_processes_with_different_redis_servers(make: Make, stack: AsyncEx
             await well(gateway, "manager-not-leading", "another-redis")
 
 
+async def knows_the_line(gateway: Fairlead) -> bool:
+    """It can put jobs in line by itself, and hears of no problem that others had before the line was built."""
+    assert gateway._store is not None
+    assert gateway._process is not None
+    problems = [process.details.get("problem") for process in await gateway._store.processes()]
+    (line,) = gateway._process.lines.values()
+    return line._configured == line.rules.version and not any(problems)
+
+
 @provokes("worker-gone", "waiting-while-free")
 async def test_a_worker_that_is_stopped_and_then_killed(
     make: Make, hands: Hands, stack: AsyncExitStack, tmp_path: Path, emptied_database: str, redis_server: Any
@@ -166,8 +175,7 @@ async def test_a_worker_that_is_stopped_and_then_killed(
                 async with asyncio.timeout(30):
                     while not (tmp_path / "entered").exists():
                         await asyncio.sleep(0.02)
-                    # The gateway must know which Redis it is by itself: nobody will relay for it.
-                    while not sum(service["in_use"] for service in (await gateway.status())["services"]):
+                    while not await knows_the_line(gateway):
                         await asyncio.sleep(0.02)
             # Without a manager from here on: nobody mends what the doctor is to see.
             worker.signal(signal.SIGSTOP)

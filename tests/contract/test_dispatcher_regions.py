@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.domain.job import RANK_RETRY
-from fairlead.domain.limits import ServiceRules
+from fairlead.domain.limits import Order, ServiceRules, lane_of
 from tests.contract.dispatchers import Line
 
 REGIONS = ServiceRules("s", limit=9, regions={"eu": 2, "us": 1}, retries_first=True)
@@ -97,3 +97,49 @@ async def test_regions_given_later_take_their_own_lanes(line: Line) -> None:
     await line.offer("u", region="us")
     await line.change("s", regions={"us": 1}, limit=9)
     assert await line.claimed(9) == ["u"]
+
+
+async def test_a_step_bound_to_several_regions_runs_in_the_first_of_them_that_has_a_slot(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"ap": 9, "eu": 1, "us": 1}))
+    await line.offer_all("abc", region=lane_of(["us", "eu"]))
+    assert [(lease.job_id, lease.region) for lease in await line.claim(9)] == [("a", "eu"), ("b", "us")]
+
+
+async def test_a_region_whose_name_begins_another_ones_is_another_region(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"east": 1, "eas": 1, "t": 1, "us": 1}))
+    await line.offer_all("ab", region=lane_of(["east", "us"]))
+    await line.offer("c", region="t")
+    leases = await line.claim(9)
+    assert {(lease.job_id, lease.region) for lease in leases} == {("a", "east"), ("b", "us"), ("c", "t")}
+    await line.offer("d", region=lane_of(["east", "us"]))
+    assert await line.claimed(9) == []
+
+
+async def test_lanes_of_several_regions_share_fairly_with_the_others(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 1}))
+    await line.offer_all(["a0", "a1"], "ann", region=lane_of(["eu", "us"]))
+    await line.offer_all(["b0", "b1"], "bob")
+    await line.offer_all(["c0", "c1"], "cleo", region="eu")
+    assert await line.serve(6) == ["a0", "b0", "c0", "a1", "b1", "c1"]
+
+
+async def test_retries_bound_to_several_regions_go_behind_global_ones_and_before_all_priorities(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 1, "us": 0}, retries_first=True))
+    await line.offer("high", "ann", band=1)
+    await line.offer("own retry", "ann", band=3, rank=RANK_RETRY, region=lane_of(["eu", "us"]))
+    await line.offer("anothers retry", "ann", band=3, rank=RANK_RETRY, region="us")
+    await line.offer("global retry", "bob", band=3, rank=RANK_RETRY)
+    assert await line.serve(3) == ["global retry", "own retry", "high"]
+    assert await line.claimed(9) == []
+
+
+async def test_a_bound_step_stands_behind_those_that_may_take_its_slots(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, order=Order.FIFO, regions={"ap": 1, "eu": 1, "us": 2}))
+    await line.offer("any")
+    await line.offer("us", region="us")
+    await line.offer("eu or us", region=lane_of(["eu", "us"]))
+    await line.offer("eu", region="eu")
+    await line.offer("ap", region="ap")
+    assert await line.positions("any", "us", "eu or us", "eu", "ap") == [1, 2, 3, 3, 2]
+    places = await line.dispatcher.places(["any", "us", "eu or us", "eu"])
+    assert [places[job].slots for job in ("any", "us", "eu or us", "eu")] == [4, 2, 3, 1]

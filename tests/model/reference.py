@@ -161,16 +161,17 @@ class ReferenceService:
         }
         if self.rules.regions and not free:
             return None
-        roomiest = max(free, key=lambda region: free[region]) if free else None
+        preferred = sorted(free, key=lambda region: (-free[region], region))
         heads = []
         for offer in self.waiting:
             lane = offer.region if self.rules.regions else None
             band = self.band(offer)
-            if self.parked(offer.user_id) or (lane is not None and lane not in free):
+            region = next((name for name in preferred if lane is None or name in lane.split("+")), None)
+            if self.parked(offer.user_id) or (lane is not None and region is None):
                 continue
             if band and not self.fifo and band not in bands:
                 continue
-            heads.append(Head(self._order(offer, lane), offer, lane or roomiest))
+            heads.append(Head(self._order(offer, lane), offer, region))
         return min(heads, key=lambda head: head.order, default=None)
 
     def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, tuple[bool, int], str, int]:

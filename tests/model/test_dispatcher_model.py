@@ -44,7 +44,7 @@ SUBMITS = {
     "rank": st.integers(0, 2),
     "weight": st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.5, 3.0]),
     "cost": st.sampled_from([None, None, 0.5, 4.0]),
-    "region": st.sampled_from([None, None, "eu", "us"]),
+    "region": st.sampled_from([None, None, "eu", "us", "eu+us"]),
 }
 PICK = st.integers(0, 10**6)
 """Any one of a list that is known only later."""
@@ -290,7 +290,12 @@ class DispatcherModel(RuleBasedStateMachine):
             for release in releases:
                 self.release(release)
 
-    @rule(service=SUBMITS["service"], ticks=SIXTYFOURTHS, region=SUBMITS["region"], job=st.integers(1, 3))
+    @rule(
+        service=SUBMITS["service"],
+        ticks=SIXTYFOURTHS,
+        region=st.sampled_from([None, "eu", "us"]),
+        job=st.integers(1, 3),
+    )
     def hold(self, service: str, ticks: int, region: str | None, job: int) -> None:
         region = region if service == "regions" else None
         hold = Hold(f"held-{job}", service, region, self.clock.now + ticks / 64)

@@ -26,11 +26,11 @@ SERVICES = {
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
-    "regions": ServiceRules("regions", limit=3, regions={"eu": 1, "us": 2}, retries_first=True),
+    "regions": ServiceRules("regions", limit=4, regions={"ap": 1, "eu": 1, "us": 2}, retries_first=True),
 }
 SCOPES = sorted({rules.scope for rules in SERVICES.values()})
 SERVICE = st.sampled_from(sorted(SERVICES))
-REGION = st.sampled_from([None, None, "eu", "us", "elsewhere"])
+REGION = st.sampled_from([None, None, "eu", "us", "eu+us", "ap+us", "elsewhere"])
 JOB = st.integers(1, 40).map(lambda number: f"job-{number}")
 RUN = st.integers(1, 6)
 BAND = st.integers(1, 3)

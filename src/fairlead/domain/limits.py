@@ -3,7 +3,7 @@ process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -12,6 +12,19 @@ MAIN_SHARD = "main"
 """The dispatcher of everything that does not name a shard: the one in memory, or the Redis of REDIS_URL."""
 
 BANDS = (1, 2, 3)
+
+_AND = "+"
+"""Between the regions of one lane: no region's name has it."""
+
+
+def lane_of(regions: Iterable[str] | None) -> str | None:
+    """Where a step waits that may go to these regions only, whatever their order; None: to any."""
+    return None if regions is None else _AND.join(sorted(set(regions)))
+
+
+def regions_of(lane: str) -> list[str]:
+    """The other way."""
+    return lane.split(_AND)
 
 
 class Order(StrEnum):

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from fairlead.dispatch.memory.lines import COST, JOB, KEY, USER, Entry, FairBand, Lane, Line, before
 from fairlead.dispatch.memory.service import Service
+from fairlead.domain.limits import regions_of
 from fairlead.domain.order import SECOND, Place, charge, micros
 
 FIRST_PRIORITY = 1
@@ -69,7 +70,11 @@ def _slots(service: Service, region: str | None) -> int:
     slots = rules.limit if service.pool is None else min(rules.limit, service.pool.limit)
     if not rules.regions:
         return slots
-    return min(slots, sum(rules.regions.values()) if region is None else rules.regions.get(region, 0))
+    return min(slots, sum(limit for name, limit in rules.regions.items() if _serves(name, region)))
+
+
+def _serves(region: str | None, lane: str | None) -> bool:
+    return lane is None or region in regions_of(lane)
 
 
 def _free(service: Service, region: str | None, now: float) -> int:
@@ -81,7 +86,7 @@ def _free(service: Service, region: str | None, now: float) -> int:
     if service.pool is not None:
         free = min(free, service.pool.limit - sum(_in_use(each, now) for each in service.pool.services))
     if rules.regions:
-        free = min(free, sum(_free_in(service, each, now) for each in rules.regions if region in (None, each)))
+        free = min(free, sum(_free_in(service, each, now) for each in rules.regions if _serves(each, region)))
     return max(0, free)
 
 
@@ -99,23 +104,27 @@ def _mean(service: Service) -> int:
 
 
 def _running_work(service: Service, region: str | None, now: float) -> int:
-    """What is left to do of the steps that run: all of them, or those in one region."""
+    """What is left to do of the steps that run: all of them, or those in the lane's regions."""
     return sum(
         max(0, estimate - micros(now - lease.granted_at))
         for lease, estimate in service.leases.values()
-        if region is None or lease.region == region
+        if _serves(lease.region, region)
     )
 
 
 def _lanes_ahead(service: Service, band: int, region: str | None) -> list[Lane]:
-    """A step bound to a region waits behind that lane and the unbound one; an unbound step behind all of them.
+    """A bound step waits behind the lanes that share a region with its own, and the unbound one; an unbound step behind
+    all of them.
 
     The unbound one first, then by name, not by when they came to be: the same in every engine.
     """
     lanes = service.bands[band].lanes
     if region is None:
-        return [lanes[name] for name in sorted(lanes, key=lambda name: (name is not None, name))]
-    return [lane for name in (None, region) if (lane := lanes.get(name)) is not None]
+        ahead = list(lanes)
+    else:
+        own = set(regions_of(region))
+        ahead = [name for name in lanes if name is None or not own.isdisjoint(regions_of(name))]
+    return [lanes[name] for name in sorted(ahead, key=lambda name: (name is not None, name))]
 
 
 def _fifo_ahead(service: Service, band: int, region: str | None, entries: list[Entry]) -> Iterator[Ahead]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from fairlead.dispatch.memory.lines import BAND, COST, RANK, REGION, USER, Entry, FairBand, FifoBand, rekeyed
 from fairlead.dispatch.port import Lease
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.limits import Order, ServiceRules, regions_of
 from fairlead.domain.order import DEFAULT_COST, averaged, charge, micros, smoothed
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ Granted: TypeAlias = tuple[Lease, int]
 def _shape(rules: ServiceRules) -> tuple[Order, bool, bool]:
     """What decides where a step waits."""
     return rules.order, rules.retries_first, bool(rules.regions)
+
+
+def _best(lane: str | None, preferred: list[str]) -> str | None:
+    """The first of these regions that may serve the lane."""
+    if lane is None:
+        return preferred[0]
+    allowed = regions_of(lane)
+    return next((region for region in preferred if region in allowed), None)
 
 
 class Service:
@@ -210,7 +218,7 @@ class Service:
         return None
 
     def _pick_of_regions(self, bands: tuple[int, ...], regions: frozenset[str] | None) -> Pick | None:
-        """The unbound lane competes with the lanes of all regions that have a slot; global retries come before all."""
+        """The unbound lane competes with all lanes that have a region with a slot; global retries come before all."""
         free = {
             region: slots
             for region in sorted(self.rules.regions)
@@ -218,19 +226,22 @@ class Service:
         }
         if not free:
             return None
-        roomiest = max(free, key=free.__getitem__)  # the first by name of several
+        preferred = sorted(free, key=lambda region: (-free[region], region))
         for number in bands:
             band = self.bands[number]
             if not band.waiting:
                 continue
             heads = [
                 # One user may be the head of two lanes, with the same tag: then its own order decides.
-                (head, band.lanes[lane].lines[head[1]][0], lane, lane or roomiest)
-                for lane in (None, *free)
-                if (head := band.head(lane, self.parked)) is not None
+                (head, lane.lines[head[1]][0], name, region)
+                for name, lane in band.lanes.items()
+                if lane.lines
+                and (region := _best(name, preferred)) is not None
+                and (head := band.head(name, self.parked)) is not None
             ]
             if heads:
-                first = heads[0] if number == RETRIES and heads[0][2] is None else min(heads)
+                is_global = number == RETRIES and heads[0][2] is None
+                first = heads[0] if is_global else min(heads)
                 return (number, first[2], first[0][1], first[3])
         return None
 

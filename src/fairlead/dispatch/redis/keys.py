@@ -15,7 +15,8 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
     entries    every step in line: job -> seq, user, service, band, rank, step, run, cost, region, weight
     onlease    job -> its leases: name, run of each
 
-Per service, `...:s:<service>:...`; `lane` is a band with `-` (unbound) or `=<region>`, numbers are of fixed width:
+Per service, `...:s:<service>:...`; `lane` is a band with `-` (unbound), `=<region>`, or several: `=eu+us`. Numbers
+are of fixed width:
 
     users      user -> weight, waiting, running, mean, parked, virtual time by band, waiting by lane
     heads      who is next: lane NUL virtual-time user (FIFO: lowest seq), all of score 0, so sorted as text

@@ -28,12 +28,23 @@ local function lanes_of(key, band)
   end
 end
 
--- A step bound to a region waits behind that lane and the unbound one; an unbound step behind all of them.
+-- A bound step waits behind the lanes that share a region with its own, and the unbound one; an unbound step behind all
+-- of them.
 local function lanes_ahead(key, band, lane)
+  local lanes = lanes_of(key, band)
   if sub(lane, 2, 2) == '-' then
-    return lanes_of(key, band)
+    return lanes
   end
-  return { band .. '-', band .. sub(lane, 2) }
+  local ahead, own = {}, {}
+  for region in string.gmatch(sub(lane, 3), '[^+]+') do
+    own[#own + 1] = region
+  end
+  for _, other in ipairs(lanes) do
+    if best_region(other, own) then
+      ahead[#ahead + 1] = other
+    end
+  end
+  return ahead
 end
 
 local function mean_of(service)
@@ -171,12 +182,12 @@ local function fair_ahead(service, band, lane, asked, users, answer)
   end
 end
 
--- What is left to do of the steps that run: all of them, or those in one region.
-local function running_work(service, region)
+-- What is left to do of the steps that run: all of them, or those in the lane's regions.
+local function running_work(service, lane)
   local left = 0
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
     local _, _, _, _, _, granted, where_it_runs, _, _, _, estimate = unpack_of(stored)
-    if not region or where_it_runs == region then
+    if sub(lane, 2, 2) == '-' or (where_it_runs and serves(where_it_runs, lane)) then
       left = left + math.max(0, estimate - math.max(0, now - granted))
     end
   end
@@ -198,7 +209,7 @@ end
 
 -- How many slots a step of this lane could ever have, and how many of them nobody has now; none of a lane that grants
 -- nothing.
-local function slots_of(service, region)
+local function slots_of(service, lane)
   local slots, free, in_regions, free_in_regions = service.limit, service.limit, 0, 0
   local over, over_in = over_holds(service)
   free = free - service.leased - service.held + over
@@ -212,7 +223,7 @@ local function slots_of(service, region)
   if service.regional then
     for i = 1, #service.regions, 2 do
       local name, limit = service.regions[i], service.regions[i + 1]
-      if not region or name == region then
+      if serves(name, lane) then
         in_regions = in_regions + limit
         free_in_regions = free_in_regions + math.max(0, limit - service.taken[name] + (over_in[name] or 0))
       end
@@ -247,8 +258,8 @@ end
 for service, lanes in pairs(asked) do
   local users = not service.fifo and all_users(service)
   for lane, entries in pairs(lanes) do
-    local band, region = tonumber(sub(lane, 1, 1)), sub(lane, 2, 2) == '=' and sub(lane, 3)
-    local running, slots, free = running_work(service, region), slots_of(service, region)
+    local band = band_of(lane)
+    local running, slots, free = running_work(service, lane), slots_of(service, lane)
     local function answer(job, count, work, newcomer, retries, higher, own)
       local n = #rows
       rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots

@@ -44,39 +44,52 @@ local function earlier(service, a, b)
   return before(first, other)
 end
 
--- The unbound lane competes with the lanes of all regions that have a slot; global retries come before all.
-local function pick_of_regions(service, bands, regions)
-  local free, roomiest, most = {}, nil, 0
+-- Regions with a slot, the one that unbound work prefers first.
+local function free_regions(service, regions)
+  local free, slots_in = {}, {}
   for i = 1, #service.regions, 2 do
     local name = service.regions[i]
     local slots = service.regions[i + 1] - service.taken[name]
     if slots > 0 and (not regions or regions[name]) then
-      free[#free + 1] = name
-      if slots > most then
-        roomiest, most = name, slots
-      end
+      free[#free + 1], slots_in[name] = name, slots
     end
   end
-  if not roomiest then
+  table.sort(free, function(a, b)
+    if slots_in[a] ~= slots_in[b] then
+      return slots_in[a] > slots_in[b]
+    end
+    return before(a, b)
+  end)
+  return free
+end
+
+-- The lanes compete that have a region with a slot, and the unbound one; global retries come before all. The first head
+-- from a lane's beginning on is that lane's, or the next one's that has any.
+local function pick_of_regions(service, bands, regions)
+  local free = free_regions(service, regions)
+  if #free == 0 then
     return nil
   end
   for _, band in ipairs(bands) do
-    local best
-    local standing, user = head(service, band .. '-')
-    if user then
-      best = { band = band, lane = band .. '-', standing = standing, user = user, region = roomiest }
-    end
-    if not (best and band == 0) then
-      for _, name in ipairs(free) do
-        local lane = band .. '=' .. name
-        standing, user = head(service, lane)
-        if user then
-          local rival = { band = band, lane = lane, standing = standing, user = user, region = name }
-          if not best or earlier(service, rival, best) then
-            best = rival
-          end
+    local best, from = nil, '[' .. band
+    while true do
+      local first = call('ZRANGEBYLEX', service.keys.heads, from, '(' .. (band + 1), 'LIMIT', '0', '1')[1]
+      if not first then
+        break
+      end
+      local lane = string.match(first, '^[^%z]+')
+      local region = best_region(lane, free)
+      if region then
+        local standing, user = sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
+        local rival = { band = band, lane = lane, standing = standing, user = user, region = region }
+        if not best or earlier(service, rival, best) then
+          best = rival
+        end
+        if band == 0 and lane == UNBOUND[0] then
+          return best
         end
       end
+      from = '[' .. lane .. '\1'
     end
     if best then
       return best

@@ -306,12 +306,17 @@ class Fairlead(Operators):
         deadline: datetime | str | float | None = None,
         cost: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        region: str | None = None,
+        allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         connection: Any = None,
     ) -> JobHandle:
         """Accept one job. When this returns, it is committed; with `connection` (PostgreSQL: asyncpg, psycopg or
         SQLAlchemy) it is part of that connection's transaction, and exists if and only if that commits."""
-        wanted = Submission(feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata)
+        wanted = Submission(
+            feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
+            allowed_regions,
+        )  # fmt: skip
         receipts = await self.accept([wanted], idempotency_key=idempotency_key, connection=connection)
         return JobHandle(self, receipts[0].job_id)
 

@@ -23,6 +23,7 @@ from fairlead.store.port import (
     Prune,
     RaiseEpoch,
     Refused,
+    RingTimers,
     Started,
 )
 from tests.contract.stores import ENGINES, Clock, Line
@@ -438,7 +439,7 @@ async def test_of_a_batch_of_moves_only_the_matching_ones_change_something(line:
 
 
 async def test_every_attempt_is_kept(line: Line) -> None:
-    job = await line.running(region="eu")
+    job = await line.started(await line.submitted(region="us"), region="eu")
     for _ in range(3):
         await line.one(_failed(line, job))
         job = await line.job(job.id)
@@ -595,3 +596,24 @@ async def _listed(line: Line, **where: Any) -> list[Job]:
 
 def _failed(line: Line, job: Job) -> Any:
     return transitions.failed(job, SOON_OVER, POLICY, now=line.clock.now, randomness=0.5)
+
+
+async def test_where_a_call_is_stands_in_the_row_until_it_ends(line: Line) -> None:
+    job = await line.started(await line.submitted(region="us", allowed_regions=("eu", "us")), region="eu")
+    assert (await line.job(job.id)).call_region == "eu"
+    (running,) = await line.store.running()
+    assert (running.region, running.call_region) == ("us", "eu")
+    await line.one(line.done(job))
+    assert (await line.job(job.id)).call_region is None
+
+
+async def test_that_a_job_spilled_is_kept(line: Line) -> None:
+    job = await line.submitted(region="us", region_step=0, spill_after=5.0)
+    assert job.timer_at == line.clock.now + 5
+    line.clock.forward(5)
+    rung = (await line.one(RingTimers(line.clock.now, 9, {}))).value
+    assert [move.verb for _, move in rung.moves] == ["spill"]
+    job = await line.job(job.id)
+    assert (job.spill_after, job.spilled_at, job.bound_to) == (5.0, line.clock.now, None)
+    await line.one(transitions.promote(job, now=line.clock.now + 1, waits={}))
+    assert (await line.job(job.id)).spilled_at == line.clock.now

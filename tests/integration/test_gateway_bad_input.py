@@ -83,7 +83,9 @@ async def refused(site: Site, response: httpx2.Response, status: int, code: str)
         ({"cost": 1e300}, "/cost"),
         ({"cost": "much"}, "/cost"),
         ({"colour": "red"}, "/colour"),
-        ({"region": "eu"}, "/region"),
+        ({"region": 7}, "/region"),
+        ({"allowed_regions": "eu"}, "/allowed_regions"),
+        ({"allowed_regions": []}, "/allowed_regions"),
         ({"a/b~c": 1}, "/a~1b~0c"),
     ],
 )

@@ -77,6 +77,11 @@ def submit(
             "--deadline", metavar="TIME", help="Fail if not finished by then (ISO 8601, or seconds from now)."
         ),
     ] = None,
+    region: Annotated[str | None, typer.Option("--region", metavar="REGION", help="Where the first call goes.")] = None,
+    allowed_regions: Annotated[
+        str | None,
+        typer.Option("--allowed-regions", metavar="A,B", help="The only regions that its calls may go to."),
+    ] = None,
     metadata: Annotated[
         str | None, typer.Option("--metadata", metavar="JSON", help="Kept with the job, a JSON object.")
     ] = None,
@@ -99,6 +104,8 @@ def submit(
         "delay": delay,
         "scheduled_at": at,
         "deadline": float(deadline) if deadline and _is_number(deadline) else deadline,
+        "region": region,
+        "allowed_regions": allowed_regions.split(",") if allowed_regions is not None else None,
         "metadata": _json_object(metadata, "--metadata") if metadata is not None else None,
     }
     target = gateway()

@@ -61,10 +61,15 @@ class AsyncClient:
         deadline: datetime | str | float | None = None,
         cost: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        region: str | None = None,
+        allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncJob:
         """When this returns, the job is committed."""
-        wanted = Submission(feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata)
+        wanted = Submission(
+            feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
+            allowed_regions,
+        )  # fmt: skip
         return AsyncJob(self, await self._do(calls.submit(wanted, idempotency_key)))
 
     async def submit_many(

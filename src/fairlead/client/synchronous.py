@@ -60,10 +60,15 @@ class Client:
         deadline: datetime | str | float | None = None,
         cost: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        region: str | None = None,
+        allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
     ) -> ClientJob:
         """When this returns, the job is committed."""
-        wanted = Submission(feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata)
+        wanted = Submission(
+            feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
+            allowed_regions,
+        )  # fmt: skip
         return ClientJob(self, self._do(calls.submit(wanted, idempotency_key)))
 
     def submit_many(self, submissions: Sequence[Submission], *, idempotency_key: str | None = None) -> list[ClientJob]:

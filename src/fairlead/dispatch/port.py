@@ -17,8 +17,8 @@ from fairlead.domain.order import Place
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one that
-    it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will."""
+    """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one
+    that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will."""
 
     job_id: str
     seq: int

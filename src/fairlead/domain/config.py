@@ -85,6 +85,7 @@ class ServiceConfig(Section):
     retry: Literal["auto", "manual"] = "auto"
     order: Literal["fair", "fifo"] = "fair"
     wait_timeout: Seconds | None = None
+    spill_after: Seconds | None = None
     user_limit: Annotated[int, Field(ge=1)] | None = None
     pool: Name | None = None
     shard: Name | None = None

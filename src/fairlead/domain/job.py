@@ -74,6 +74,8 @@ class Job:
     `run` is the fence: every transition but a progress report raises it, so (id, run) names one state of one job.
     `attempt` counts the calls made for the current step in the current `round`; a resume or re-run begins a new round.
     `timer_at` is when time alone must move the job: due, backoff over, waited too long, or deadline passed.
+    `region` is where the first call of the step `region_step` goes, unless it waited `spill_after` seconds for it
+    (`spilled_at`); `allowed_regions` are never left. `call_region` is where the call under way is.
     `priority_source` says where `original_priority` came from; None if nobody wrote it down.
     """
 
@@ -111,11 +113,26 @@ class Job:
     region: str | None = None
     allowed_regions: tuple[str, ...] | None = None
     priority_source: str | None = None
+    region_step: int = 0
+    spill_after: float | None = None
+    call_region: str | None = None
+    spilled_at: float | None = None
 
     @property
     def service(self) -> str:
         """The service of the current step; of the last one when all are done."""
         return self.steps[min(self.step, len(self.steps) - 1)]
+
+    @property
+    def bound_to(self) -> tuple[str, ...] | None:
+        """The regions that the next call of its current step may go to; None: any."""
+        if self.region is not None and self.asks_for_region(self.step, self.attempt):
+            return (self.region,)
+        return self.allowed_regions
+
+    def asks_for_region(self, step: int, attempt: int) -> bool:
+        """Whether the next call, of this step after so many, is the one that `region` is about."""
+        return self.region is not None and step == self.region_step and not attempt and self.spilled_at is None
 
     @property
     def rank(self) -> int:

@@ -8,12 +8,13 @@ worker that lost its lease changes nothing, and says so. The reason (`verb`) is 
                                   ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
                                   │               │ ├─fail──▶ FAILED ─resume, requeue─▶ PENDING
                                   └───────────────┘ └─hand_back, recover─▶ PENDING
-    promote, prioritise, withdraw_claim: PENDING ─▶ PENDING
+    promote, prioritise, spill, withdraw_claim: PENDING ─▶ PENDING
     time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,13 +54,14 @@ class Start:
     scope: str
     worker: str
     timeout: float
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Every other change of a job's state. `None` leaves queued_at, priority, promoted_at, last_progress_at as they
-    are; all other fields are written as given, and lease, worker, call_started_at, call_deadline and progress are
-    cleared.
+    """Every other change of a job's state. `None` leaves queued_at, priority, promoted_at, last_progress_at and
+    spilled_at as they are; all other fields are written as given, and lease, worker, call_started_at, call_deadline,
+    call_region and progress are cleared.
     `tells_line`: the same transaction writes an outbox row, because the job enters, leaves or moves in the line."""
 
     job_id: str
@@ -82,6 +84,7 @@ class Move:
     result: StepResult | None = None
     failed: Attempt | None = None
     hold: Hold | None = None
+    spilled_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +128,32 @@ class FirstState:
 
 
 def first_state(
-    service: str, *, now: float, due_at: float | None, deadline_at: float | None, waits: WaitTimeouts
+    service: str,
+    *,
+    now: float,
+    due_at: float | None,
+    deadline_at: float | None,
+    waits: WaitTimeouts,
+    spill_after: float | None = None,
 ) -> FirstState:
-    """Scheduled until it is due, or in line at once for its first service."""
+    """Scheduled until it is due, or in line at once for its first service. `spill_after`: if it asks for a region."""
     if due_at is not None and due_at > now:
         return FirstState(JobStatus.SCHEDULED, None, _earliest(due_at, deadline_at))
-    return FirstState(JobStatus.PENDING, now, _waiting_timer(service, now, deadline_at, waits))
+    return FirstState(JobStatus.PENDING, now, _waiting_timer(service, now, deadline_at, waits, spill_after))
 
 
 def submit(
     job: Job, input_json: str, *, now: float, due_at: float | None = None, waits: WaitTimeouts, **extra: Any
 ) -> Submit:
     """`job` as the caller described it, put into its first state."""
-    first = first_state(job.steps[0], now=now, due_at=due_at, deadline_at=job.deadline_at, waits=waits)
+    first = first_state(
+        job.steps[0],
+        now=now,
+        due_at=due_at,
+        deadline_at=job.deadline_at,
+        waits=waits,
+        spill_after=job.spill_after if job.asks_for_region(0, 0) else None,
+    )
     placed = replace(
         job,
         status=first.status,
@@ -314,6 +330,8 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
     if job.status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
         return due(job, now=now, waits=waits)
     if job.status is JobStatus.PENDING:
+        if _spills(job, waits):
+            return spill(job, now=now, waits=waits)
         error = {
             "code": retries.RESOURCE_EXHAUSTED,
             "message": f"no capacity of {job.service} within its wait_timeout; the job can be resumed",
@@ -322,11 +340,27 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
     return None
 
 
+def spill(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
+    """It has waited long enough for the region that it asked for: from now on any will do that is allowed."""
+    _require(job, "spill", JobStatus.PENDING)
+    return _enter(
+        replace(job, spilled_at=now),
+        "spill",
+        now,
+        waits,
+        step=job.step,
+        attempt=job.attempt,
+        error=job.error,
+        spilled_at=now,
+        keep_waiting=True,
+    )
+
+
 def hold_of(job: Job, now: float) -> Hold | None:
     """The slot of a call that may go on computing without us, until the call's own deadline."""
     if job.call_deadline is None or job.call_deadline <= now:
         return None
-    return Hold(job.id, job.service, job.region, job.call_deadline, f"{job.id}:{job.run}", job.priority.band)
+    return Hold(job.id, job.service, job.call_region, job.call_deadline, f"{job.id}:{job.run}", job.priority.band)
 
 
 # ---------------------------------------------------------------- shared parts
@@ -354,7 +388,13 @@ def _enter(
         step=step,
         tells_line=True,
         waiting_since=since,
-        timer_at=_waiting_timer(job.steps[step], since, job.deadline_at, waits),
+        timer_at=_waiting_timer(
+            job.steps[step],
+            since,
+            job.deadline_at,
+            waits,
+            job.spill_after if job.asks_for_region(step, changes["attempt"]) else None,
+        ),
         **changes,
     )
 
@@ -393,13 +433,22 @@ def _attempt(job: Job, error: Mapping[str, Any], now: float) -> Attempt:
         job.call_started_at,
         now,
         worker=job.worker,
-        region=job.region,
+        region=job.call_region,
     )
 
 
-def _waiting_timer(service: str, since: float, deadline_at: float | None, waits: WaitTimeouts) -> float | None:
-    wait_timeout = waits.get(service)
-    return _earliest(None if wait_timeout is None else since + wait_timeout, deadline_at)
+def _waiting_timer(
+    service: str, since: float, deadline_at: float | None, waits: WaitTimeouts, spill_after: float | None
+) -> float | None:
+    longest = _earliest(waits.get(service), spill_after)
+    return _earliest(None if longest is None else since + longest, deadline_at)
+
+
+def _spills(job: Job, waits: WaitTimeouts) -> bool:
+    """Of a waiting job whose timer has rung: it is its region that it has waited for long enough."""
+    if job.spill_after is None or not job.asks_for_region(job.step, job.attempt):
+        return False
+    return job.spill_after < waits.get(job.service, math.inf)
 
 
 def _earliest(*moments: float | None) -> float | None:

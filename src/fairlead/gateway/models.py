@@ -50,6 +50,10 @@ class SubmitRequest(Shape):
     )
     cost: float | None = Field(None, gt=0, description="Slot seconds it is expected to take, for the fair share.")
     metadata: dict[str, Any] | None = Field(None, description="Kept and shown with the job; at most 16 KiB.")
+    region: str | None = Field(None, description="Where the first call goes; retries may go elsewhere.")
+    allowed_regions: Annotated[list[str], Field(min_length=1, max_length=32)] | None = Field(
+        None, description="The only regions that its calls may go to, retries too."
+    )
 
 
 class BulkRequest(Shape):
@@ -166,6 +170,8 @@ class Job(Shape):
         attempts=[],
         input_data={"prompt": "say hello"},
         metadata=None,
+        region=None,
+        allowed_regions=None,
     )
 
     job_id: str
@@ -195,6 +201,8 @@ class Job(Shape):
     attempts: list[Attempt] | None
     input_data: Any
     metadata: dict[str, Any] | None
+    region: str | None
+    allowed_regions: list[str] | None
 
 
 class Reason(Shape):

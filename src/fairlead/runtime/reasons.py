@@ -193,12 +193,12 @@ class Slots:
         return [each for each in found if each is not None]
 
     def _regions(self, job: Job, rules: ServiceRules) -> list[tuple[Reason, Slots] | None]:
-        """A step bound to a region waits for that one; any other for the first of them that has a slot."""
-        bound = job.region if job.attempt == 0 else None
+        """A step bound to regions waits for the first of those that has a slot; any other for the first of all."""
+        bound = job.bound_to
         found = [
             self._only(region=name)._reason("region_full", f"the limit of {self.service} in {name}", limit, region=name)
             for name, limit in rules.regions.items()
-            if bound in (None, name)
+            if bound is None or name in bound
         ]
         return list(found) if all(found) else []
 

@@ -129,6 +129,7 @@ def lease_of(job: Job) -> Lease:
         worker=job.worker or "",
         granted_at=job.call_started_at or 0.0,
         expires_at=0.0,
+        region=job.call_region,
         weight=job.weight,
         band=job.priority.band,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.limits import Lanes
+from fairlead.domain.limits import Lanes, lane_of
 from fairlead.errors import Unavailable
 from fairlead.runtime.outage import Outage
 from fairlead.store.journal import Journal
@@ -107,7 +107,7 @@ class Relay:
 
 
 def offer_of(job: Job) -> Offer:
-    """The step that waits. A retry may go to any region; only the first call is bound to the one asked for."""
+    """The step that waits."""
     return Offer(
         job_id=job.id,
         seq=job.seq,
@@ -119,5 +119,5 @@ def offer_of(job: Job) -> Offer:
         run=job.run,
         weight=job.weight,
         cost=job.cost,
-        region=job.region if job.attempt == 0 else None,
+        region=lane_of(job.bound_to),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,7 @@ from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.transitions import Submit
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
+from fairlead.runtime import destinations
 from fairlead.runtime.moments import moment
 
 ANONYMOUS = "anonymous"
@@ -44,7 +45,8 @@ class Submission:
     """One job, as `POST /api/v1/jobs` and `app.submit` take it.
 
     `scheduled_at` and `deadline` are moments (a datetime, or ISO 8601 text); `delay` and a numeric `deadline` are
-    seconds from now.
+    seconds from now. `region` is where the first call goes, and retries may go elsewhere; `allowed_regions` are never
+    left.
     """
 
     feature_name: str
@@ -56,6 +58,8 @@ class Submission:
     deadline: datetime | str | float | None = None
     cost: float | None = None
     metadata: Mapping[str, Any] | None = None
+    region: str | None = None
+    allowed_regions: Sequence[str] | None = None
 
 
 def check(
@@ -85,11 +89,18 @@ def check(
     metadata_json = None if wanted.metadata is None else _json(wanted.metadata, "metadata")
     if metadata_json is not None and len(metadata_json) > MAX_METADATA:
         raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
+    destination = destinations.check(wanted.region, wanted.allowed_regions, steps, config)
     if idempotency_key is not None:
         check_text(idempotency_key, "Idempotency-Key", MAX_KEY)
         body_hash = body_hash or fingerprint(wanted, input_json, metadata_json)
-    waits = config.wait_timeouts
-    first = transitions.first_state(steps[0], now=now, due_at=due_at, deadline_at=deadline_at, waits=waits)
+    first = transitions.first_state(
+        steps[0],
+        now=now,
+        due_at=due_at,
+        deadline_at=deadline_at,
+        waits=config.wait_timeouts,
+        spill_after=None if destination.region_step else destination.spill_after,
+    )
     job = Job(
         id=str(uuid7()),
         feature_name=wanted.feature_name,
@@ -105,6 +116,10 @@ def check(
         timer_at=first.timer_at,
         deadline_at=deadline_at,
         cost=cost,
+        region=destination.region,
+        region_step=destination.region_step,
+        spill_after=destination.spill_after,
+        allowed_regions=destination.allowed_regions,
         priority_source=_DEFAULT if wanted.priority is None else _GIVEN,
     )
     return Submit(job, input_json, metadata_json, idempotency_key, body_hash, config.server.max_waiting_per_user)
@@ -112,7 +127,7 @@ def check(
 
 def fingerprint(wanted: Submission, input_json: str, metadata_json: str | None) -> str:
     """Two submissions with the same key must be the same request."""
-    said = (
+    said: tuple[Any, ...] = (
         wanted.feature_name,
         wanted.user_id,
         wanted.priority,
@@ -123,6 +138,9 @@ def fingerprint(wanted: Submission, input_json: str, metadata_json: str | None) 
         input_json,
         metadata_json,
     )
+    if wanted.region is not None or wanted.allowed_regions is not None:
+        # Only then: keys that were seen before there were regions still fit.
+        said = (*said, wanted.region, None if wanted.allowed_regions is None else sorted(wanted.allowed_regions))
     return hashlib.sha256(orjson.dumps(said)).hexdigest()
 
 

@@ -48,6 +48,8 @@ class JobView:
     attempts: list[dict[str, Any]] | None = None
     input_data: Any = None
     metadata: dict[str, Any] | None = None
+    region: str | None = None
+    allowed_regions: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As the gateway answers: times in ISO 8601."""
@@ -122,6 +124,8 @@ def _view(job: Job, place: Place | None, **beside: Any) -> JobView:
         retryable=job.retryable,
         error=dict(job.error) if job.error else None,
         progress=dict(job.progress) if job.progress else None,
+        region=job.region,
+        allowed_regions=job.allowed_regions,
         **beside,
     )
 

@@ -194,6 +194,7 @@ class Worker:
                 lease.scope,
                 self.name,
                 self._config.services[lease.service].timeout,
+                lease.region,
             )
             for lease in leases
         ]

@@ -116,24 +116,25 @@ SELECT seq, outbox_id FROM inserted
 -- ---------------------------------------------------------------- start
 
 -- name: start
--- $7: now. Those of another epoch have been left out.
+-- $8: now. Those of another epoch have been left out.
 UPDATE fairlead.job AS j SET {started_columns}
-FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[]) WITH ORDINALITY
-    AS g (job_id, step, run, lease, worker, timeout, n), (SELECT $7::bigint AS now) AS t
+FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[],
+            $7::text[]) WITH ORDINALITY
+    AS g (job_id, step, run, lease, worker, timeout, region, n), (SELECT $8::bigint AS now) AS t
 WHERE j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
 RETURNING g.n, j.input, {context}, {job_columns}
 
 -- name: start_express
--- $7: now, or the server's; $8: scopes, $9: their epochs as the leases have them. The epochs' rows are locked before a
+-- $8: now, or the server's; $9: scopes, $10: their epochs as the leases have them. The epochs' rows are locked before a
 -- job's row is reached: each is joined to its own. Who has to wait for a rebuild to raise one sees the raised one.
 WITH shared AS MATERIALIZED (
-    SELECT scope, number FROM fairlead.epoch WHERE scope IN (SELECT unnest($8::text[])) ORDER BY scope FOR SHARE
+    SELECT scope, number FROM fairlead.epoch WHERE scope IN (SELECT unnest($9::text[])) ORDER BY scope FOR SHARE
 )
 UPDATE fairlead.job AS j SET {started_columns}
-FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[], $8::text[],
-            $9::text::bigint[]) WITH ORDINALITY
-    AS g (job_id, step, run, lease, worker, timeout, scope, epoch, n),
-    (SELECT coalesce($7::bigint, (extract(epoch FROM now()) * 1000000)::bigint) AS now) AS t, shared
+FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[], $7::text[],
+            $9::text[], $10::text::bigint[]) WITH ORDINALITY
+    AS g (job_id, step, run, lease, worker, timeout, region, scope, epoch, n),
+    (SELECT coalesce($8::bigint, (extract(epoch FROM now()) * 1000000)::bigint) AS now) AS t, shared
 WHERE shared.scope = g.scope AND shared.number = g.epoch
   AND j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
 RETURNING g.n, j.input, {context}, {job_columns}
@@ -146,7 +147,7 @@ UPDATE fairlead.job AS j SET
     status = 4, ended = 4, run = j.run + 1, step = g.step, attempt = g.attempt, round = g.round,
     timer_at = NULL, waiting_since = NULL, finished_at = g.finished_at, retryable = NULL, error = NULL,
     last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
-    lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, progress = NULL,
+    lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL, progress = NULL,
     result_about = g.about, result_data = g.data, result_metrics = g.metrics
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text::int[], $5::text::int[], $6::text::bigint[],
             $7::text::bigint[],
@@ -163,7 +164,7 @@ WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n, j.seq
 
 -- name: move_and_tell
--- $16: this process, $17: now.
+-- $17: this process, $18: now.
 WITH moved AS (
     UPDATE fairlead.job AS j SET {moved_columns}
     FROM {moves}
@@ -171,7 +172,7 @@ WITH moved AS (
     RETURNING g.n, nextval('fairlead.outbox_id') AS outbox_id, {job_columns}
 ), told AS (
     INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
-        SELECT j.outbox_id, j.id, $16::text, $17::bigint, {service}, j.priority FROM moved AS j
+        SELECT j.outbox_id, j.id, $17::text, $18::bigint, {service}, j.priority FROM moved AS j
 )
 SELECT * FROM moved
 

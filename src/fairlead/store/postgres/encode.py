@@ -40,7 +40,7 @@ def epoch_of(lease: str) -> int:
 
 
 def start_columns(starts: Iterable[Start]) -> Columns:
-    return columns((s.job_id, s.step, s.run, s.lease, s.worker, micros(s.timeout)) for s in starts)
+    return columns((s.job_id, s.step, s.run, s.lease, s.worker, micros(s.timeout), s.region) for s in starts)
 
 
 def completes(move: Move) -> bool:
@@ -58,6 +58,7 @@ def completes(move: Move) -> bool:
         and move.queued_at is None
         and move.priority is None
         and move.promoted_at is None
+        and move.spilled_at is None
     )
 
 
@@ -106,6 +107,7 @@ def move_columns(moves: Iterable[Move]) -> Columns:
             None if move.priority is None else move.priority.band,
             micros(move.promoted_at),
             micros(move.last_progress_at),
+            micros(move.spilled_at),
         )
         for move in moves
     )

@@ -29,7 +29,7 @@ WITH inserted AS (
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
-j.retryable, j.error, j.progress, j.spec
+j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.spec
 
 -- name: rules
 -- The version, what is declared, and [[service, limit, paused], …]; `settings.rules_of` reads it back.
@@ -59,16 +59,17 @@ retryable = g.retryable, error = g.error,
 queued_at = coalesce(g.queued_at, j.queued_at), priority = coalesce(g.priority, j.priority),
 promoted_at = coalesce(g.promoted_at, j.promoted_at),
 last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
-lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, progress = NULL
+lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL,
+spilled_at = coalesce(g.spilled_at, j.spilled_at), progress = NULL
 
 -- name: moves
--- The moves as given, $1 to $15; `n` counts them from 1.
+-- The moves as given, $1 to $16; `n` counts them from 1.
 unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::int[], $5::text::int[], $6::text::int[],
        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[],
        $10::text::boolean[], $11::text[], $12::text::bigint[], $13::text::smallint[], $14::text::bigint[],
-       $15::text::bigint[]) WITH ORDINALITY
+       $15::text::bigint[], $16::text::bigint[]) WITH ORDINALITY
 AS g (job_id, run, status, step, attempt, round, timer_at, waiting_since, finished_at,
-      retryable, error, queued_at, priority, promoted_at, last_progress_at, n)
+      retryable, error, queued_at, priority, promoted_at, last_progress_at, spilled_at, n)
 
 -- name: service
 -- Of the step that the job j is at; of the last one when all are done, as `domain.job.Job.service`.
@@ -84,5 +85,5 @@ coalesce(
 -- name: started_columns
 -- `j` is the job, `g` the start as given, `t` has the moment.
 status = 3, run = j.run + 1, attempt = j.attempt + 1, lease = g.lease, worker = g.worker,
-call_started_at = t.now, call_deadline = t.now + g.timeout,
+call_started_at = t.now, call_deadline = t.now + g.timeout, call_region = g.region,
 started_at = coalesce(j.started_at, t.now), timer_at = j.deadline_at

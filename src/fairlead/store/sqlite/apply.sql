@@ -10,11 +10,11 @@
 CREATE TEMP TABLE answer (kind TEXT, value TEXT);
 CREATE TEMP TABLE turned_away (n INTEGER PRIMARY KEY, why TEXT, job_id TEXT);
 CREATE TEMP TABLE tally (user_id TEXT PRIMARY KEY, waiting INTEGER) WITHOUT ROWID;
-CREATE TEMP TABLE starting (n INTEGER PRIMARY KEY, seq INTEGER, lease TEXT, worker TEXT, timeout INTEGER);
+CREATE TEMP TABLE starting (n INTEGER PRIMARY KEY, seq INTEGER, lease TEXT, worker TEXT, timeout INTEGER, region TEXT);
 CREATE TEMP TABLE moving (
     n INTEGER PRIMARY KEY, seq INTEGER, job_id TEXT, run INTEGER, status INTEGER, step INTEGER, attempt INTEGER,
     round INTEGER, tells_line INTEGER, timer_at INTEGER, waiting_since INTEGER, finished_at INTEGER, retryable INTEGER,
-    error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER
+    error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER, spilled_at INTEGER
 );
 CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
 CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
@@ -161,17 +161,17 @@ END;
 
 -- ---------------------------------------------------------------- start
 
--- body: [[job_id, step, run, epoch, scope, lease, worker, timeout], …]
+-- body: [[job_id, step, run, epoch, scope, lease, worker, timeout, region], …]
 CREATE TEMP TRIGGER on_start INSTEAD OF INSERT ON batch WHEN NEW.kind = 'start'
 BEGIN
     INSERT INTO starting
-        SELECT key, job.seq, value ->> 5, value ->> 6, value ->> 7
+        SELECT key, job.seq, value ->> 5, value ->> 6, value ->> 7, value ->> 8
         FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0
         WHERE job.status = 1 AND job.run = value ->> 2 AND job.step = value ->> 1
         AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 4), 0) = value ->> 3;
     UPDATE job SET
         status = 3, run = run + 1, attempt = attempt + 1, lease = s.lease, worker = s.worker,
-        call_started_at = NEW.now, call_deadline = NEW.now + s.timeout,
+        call_started_at = NEW.now, call_deadline = NEW.now + s.timeout, call_region = s.region,
         started_at = coalesce(started_at, NEW.now), timer_at = deadline_at
         FROM starting AS s WHERE job.seq = s.seq;
     INSERT INTO answer
@@ -185,13 +185,13 @@ END;
 -- ---------------------------------------------------------------- move
 
 -- body: [[job_id, run, status, step, attempt, round, tells_line, timer_at, waiting_since, finished_at, retryable, error,
---         queued_at, priority, promoted_at, last_progress_at], …]
+--         queued_at, priority, promoted_at, last_progress_at, spilled_at], …]
 CREATE TEMP TRIGGER on_move INSTEAD OF INSERT ON batch WHEN NEW.kind = 'move'
 BEGIN
     INSERT INTO moving
         SELECT key, job.seq, job.id, job.run, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
                value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12, value ->> 13,
-               value ->> 14, value ->> 15
+               value ->> 14, value ->> 15, value ->> 16
         FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
     UPDATE job SET
         status = m.status, run = job.run + 1, step = m.step, attempt = m.attempt, round = m.round,
@@ -200,7 +200,8 @@ BEGIN
         queued_at = coalesce(m.queued_at, job.queued_at), priority = coalesce(m.priority, job.priority),
         promoted_at = coalesce(m.promoted_at, job.promoted_at),
         last_progress_at = coalesce(m.last_progress_at, job.last_progress_at),
-        lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, progress = NULL
+        lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL,
+        spilled_at = coalesce(m.spilled_at, job.spilled_at), progress = NULL
         FROM moving AS m WHERE job.seq = m.seq;
     INSERT INTO outbox (job_id, origin, written_at)
         SELECT job_id, NEW.origin, NEW.now FROM moving WHERE tells_line ORDER BY n;

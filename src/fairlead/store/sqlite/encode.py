@@ -93,6 +93,7 @@ def start_rows(starts: Sequence[Start]) -> list[Row]:
                         start.lease,
                         start.worker,
                         micros(start.timeout),
+                        start.region,
                     )
                     for start in starts
                 ]
@@ -165,6 +166,7 @@ def _moved_row(move: Move) -> tuple[Any, ...]:
         None if move.priority is None else move.priority.band,
         micros(move.promoted_at),
         micros(move.last_progress_at),
+        micros(move.spilled_at),
     )
 
 

@@ -1,0 +1,98 @@
+"""Real endpoints of a service with regions, each of which counts its own open calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from fairlead import Config, Fairlead
+
+
+class Deployment:
+    """What one region does with a call: `works`, `fails` with a 503, or `hangs` until it is told otherwise."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        self.mode = "works"
+        self.takes = 0.0
+        self.open = self.most = 0
+        self.calls: list[str] = []
+        self.called = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        self.world.most = max(self.world.most, self.world.open)
+        try:
+            self.calls.append((await request.json())["payload"]["params"].get("name", ""))
+            self.called.set()
+            return await self._answer()
+        finally:
+            self.open -= 1
+
+    async def _answer(self) -> web.StreamResponse:
+        if self.mode == "fails":
+            return web.Response(status=503)
+        while self.mode == "hangs":
+            await self.world.changed.wait()
+        await asyncio.sleep(self.takes)
+        return web.json_response({"data": {"region": self.name}})
+
+
+class World:
+    def __init__(self, *names: str) -> None:
+        self.regions = {name: Deployment(name, self) for name in names}
+        self.changed = asyncio.Event()
+        self.most = 0
+        self.url = ""
+
+    def __getitem__(self, name: str) -> Deployment:
+        return self.regions[name]
+
+    @property
+    def open(self) -> int:
+        return sum(each.open for each in self.regions.values())
+
+    def switch(self, name: str, mode: str) -> None:
+        self.regions[name].mode = mode
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def config(self, limit: int = 1, pool: int | None = None, **options: Any) -> dict[str, Any]:
+        """Sections of a config: the service `gpu` with these regions."""
+        said = {
+            "limit": 9,
+            "backoff": {"base": 0, "jitter": 0},
+            "regions": {name: {"url": f"{self.url}/{name}", "limit": limit} for name in self.regions},
+            **options,
+        }
+        if pool is None:
+            return {"services": {"gpu": said}}
+        return {"services": {"gpu": {**said, "pool": "modal"}}, "pools": {"modal": pool}}
+
+    def app(self, engines: dict[str, str], **options: Any) -> Fairlead:
+        return Fairlead(Config.model_validate(self.config(**options)), **engines)
+
+
+@asynccontextmanager
+async def world_of(*names: str) -> AsyncIterator[World]:
+    world = World(*names)
+    application = web.Application()
+    for name, deployment in world.regions.items():
+        application.router.add_post(f"/{name}", deployment.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    world.url = f"http://{host}:{port}"
+    try:
+        yield world
+    finally:
+        for name in world.regions:
+            world.switch(name, "works")
+        await runner.cleanup()

@@ -109,10 +109,10 @@ class Line:
         (lease,) = await self.claim(1, *services, worker=worker, **filters)
         return lease
 
-    async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False) -> None:
+    async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False, failed: bool | None = None) -> None:
         """Give back a lease, so many seconds from now."""
         self.clock.advance(after)
-        await self.dispatcher.release([Release(lease.name, lease.service, refund)])
+        await self.dispatcher.release([Release(lease.name, lease.service, refund, failed=failed)])
 
     async def serve(self, count: int, *services: str, seconds: float = 1.0) -> list[str]:
         """Run so many steps one after the other, each for so long; the jobs in the order served."""

@@ -26,7 +26,14 @@ SERVICES = {
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
-    "regions": ServiceRules("regions", limit=4, regions={"ap": 1, "eu": 1, "us": 2}, retries_first=True),
+    "regions": ServiceRules(
+        "regions",
+        limit=4,
+        regions={"ap": 1, "eu": 1, "us": 2},
+        retries_first=True,
+        breaker_failures=2,
+        breaker_rest=2.0,
+    ),
 }
 SCOPES = sorted({rules.scope for rules in SERVICES.values()})
 SERVICE = st.sampled_from(sorted(SERVICES))
@@ -51,6 +58,7 @@ OFFER = st.builds(
     cost=st.sampled_from([None, None, 0.5, 4.0]),
     region=REGION,
 )
+ENDS = st.sampled_from([None, False, True, True])
 CLAIM = st.builds(
     Claim,
     worker=st.sampled_from(["v", "w"]),
@@ -133,13 +141,13 @@ class BothEngines(RuleBasedStateMachine):
 
     # -- slots
 
-    @rule(claim=CLAIM, picks=PICKS, ticks=TICKS, refund=st.booleans())
-    def exchange(self, claim: Claim, picks: list[int], ticks: int, refund: bool) -> None:
+    @rule(claim=CLAIM, picks=PICKS, ticks=TICKS, refund=st.booleans(), failed=ENDS)
+    def exchange(self, claim: Claim, picks: list[int], ticks: int, refund: bool, failed: bool | None) -> None:
         self.clock.advance(ticks / 64)
         chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
 
         async def ask(engine: Dispatcher, number: int) -> list[Lease]:
-            releases = [Release(pair[number].name, pair[number].service, refund) for pair in chosen]
+            releases = [Release(pair[number].name, pair[number].service, refund, failed=failed) for pair in chosen]
             # Copies: memory's own leases are renewed in place.
             return [replace(lease) for lease in await engine.exchange(claim, releases)]
 
@@ -148,10 +156,12 @@ class BothEngines(RuleBasedStateMachine):
         assert [lease.name.split(":")[0] for lease in memory] == [lease.name.split(":")[0] for lease in redis]
         self.pairs += zip(memory, redis, strict=True)
 
-    @rule(picks=PICKS)
-    def release(self, picks: list[int]) -> None:
+    @rule(picks=PICKS, failed=ENDS)
+    def release(self, picks: list[int], failed: bool | None) -> None:
         chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
-        self.both(lambda engine, i: engine.release([Release(pair[i].name, pair[i].service) for pair in chosen]))
+        self.both(
+            lambda engine, i: engine.release([Release(pair[i].name, pair[i].service, failed=failed) for pair in chosen])
+        )
 
     @rule(picks=PICKS, worker=st.sampled_from(["v", "w"]))
     def renew(self, picks: list[int], worker: str) -> None:
@@ -196,6 +206,7 @@ class BothEngines(RuleBasedStateMachine):
                 "user_limit": st.sampled_from([None, 1, 2]),
                 "order": st.sampled_from(Order),
                 "retries_first": st.booleans(),
+                "breaker_failures": st.integers(0, 3),
             },
         ),
         pool_limit=st.integers(0, 4),

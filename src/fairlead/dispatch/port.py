@@ -67,12 +67,14 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Release:
     """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well. `scope` is the
-    lease's own: its service may have moved to another pool since."""
+    lease's own: its service may have moved to another pool since. `failed` is how the region of the call did; None: it
+    has none, or nobody can tell."""
 
     lease: str
     service: str
     refund: bool = False
     scope: str = ""
+    failed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,25 @@ class UserLine:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionSnapshot:
+    """One region of a service. `waiting` and `retrying` are those that may run here and not everywhere; `failures` are
+    in a row; `resting_until` is there while it rests, and `probing` from then on until a call there succeeds."""
+
+    region: str
+    limit: int
+    in_use: int
+    waiting: int = 0
+    retrying: int = 0
+    failures: int = 0
+    resting_until: float | None = None
+    probing: bool = False
+    latency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
+    """`unbound`: of a service with regions, how many wait that may run in any, and how many such retries."""
+
     service: str
     limit: int
     in_use: int
@@ -128,6 +148,8 @@ class ServiceSnapshot:
     virtual_time: Mapping[int, int]
     mean_duration: float | None
     users: Sequence[UserLine] = field(default_factory=tuple)
+    regions: Sequence[RegionSnapshot] = field(default_factory=tuple)
+    unbound: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

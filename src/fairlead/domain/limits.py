@@ -13,6 +13,9 @@ MAIN_SHARD = "main"
 
 BANDS = (1, 2, 3)
 
+LONGEST_REST = 10
+"""A region that goes on failing rests at most so many times as long as at first."""
+
 _AND = "+"
 """Between the regions of one lane: no region's name has it."""
 
@@ -78,6 +81,9 @@ class ServiceRules:
     remote: bool = False
     max_attempts: int = 3
     wait_timeout: float | None = None
+    # A region rests for so many seconds after so many failures in a row; 0: never.
+    breaker_failures: int = 0
+    breaker_rest: float = 30.0
 
     @property
     def scope(self) -> str:

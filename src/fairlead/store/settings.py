@@ -20,6 +20,8 @@ _LATER: dict[str, Any] = {
     "remote": False,
     "max_attempts": 3,
     "wait_timeout": None,
+    "breaker_failures": 0,
+    "breaker_rest": 30.0,
 }
 
 

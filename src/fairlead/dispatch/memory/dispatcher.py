@@ -34,7 +34,7 @@ from fairlead.dispatch.port import (
 )
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Rules
-from fairlead.domain.order import Place, micros
+from fairlead.domain.order import SECOND, Place, micros
 
 
 class MemoryDispatcher:
@@ -52,6 +52,7 @@ class MemoryDispatcher:
         """Every step in line, by job."""
         self._leases = Leases()
         self._next_hold_end = math.inf
+        self._next_rest_end = math.inf
         self._rebuilding: set[str] = set()
         self._rebuilds = 0
         self._workers = Workers()
@@ -147,8 +148,7 @@ class MemoryDispatcher:
         now = self._clock()
         for release in releases:
             self._release(release, now)
-        if now >= self._next_hold_end:
-            self._end_holds(now)
+        self._pass_time(now)
         leases: list[Lease] = []
         wake_again = self._claim(claim, now, leases)
         self._announce(wake_again)
@@ -162,10 +162,30 @@ class MemoryDispatcher:
 
     def _release(self, release: Release, now: float) -> None:
         service = self._services.get(release.service)
-        lease = None if service is None else service.give_back(release.lease, now, refund=release.refund)
+        lease = (
+            None
+            if service is None
+            else service.give_back(release.lease, now, refund=release.refund, failed=release.failed)
+        )
         if service is not None and lease is not None:
             self._leases.forget(lease)
+            if release.failed:
+                self._next_rest_end = min(self._next_rest_end, service.end_rests(micros(now)) / SECOND)
             self._readiness.touch(service)
+
+    def _pass_time(self, now: float) -> None:
+        """What time alone has ended."""
+        if now >= self._next_hold_end:
+            self._end_holds(now)
+        if now >= self._next_rest_end:
+            self._end_rests(now)
+
+    def _end_rests(self, now: float) -> None:
+        self._next_rest_end = math.inf
+        for service in self._services.values():
+            if service.health:
+                self._next_rest_end = min(self._next_rest_end, service.end_rests(micros(now)) / SECOND)
+                self._readiness.touch(service)
 
     def _claim(self, claim: Claim, now: float, leases: list[Lease]) -> Set[str]:
         """Grant one step to each service (or pool) in turn, until the room is used or nothing is left.
@@ -277,6 +297,9 @@ class MemoryDispatcher:
             if entry is not None:
                 asked.setdefault(entry[SERVICE], []).append(entry)
         now = self._clock()
+        if now >= self._next_rest_end:
+            self._end_rests(now)
+            self._announce()
         found: dict[str, Place] = {}
         for name, entries in asked.items():
             found |= places(self._services[name], entries, now)
@@ -284,9 +307,8 @@ class MemoryDispatcher:
 
     async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
         now = self._clock()
-        if now >= self._next_hold_end:
-            self._end_holds(now)
-            self._announce()
+        self._pass_time(now)
+        self._announce()
         names = sorted(self._services if services is None else self._services.keys() & set(services))
         return [snapshot(self._services[name], users=users) for name in names]
 

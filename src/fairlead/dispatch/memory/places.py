@@ -96,7 +96,7 @@ def _in_use(service: Service, now: float) -> int:
 
 def _free_in(service: Service, region: str, now: float) -> int:
     over = sum(hold.region == region and hold.until <= now for hold in service.holds.values())
-    return max(0, service.region_free(region) + over)
+    return max(0, service.region_free(region, over))
 
 
 def _mean(service: Service) -> int:

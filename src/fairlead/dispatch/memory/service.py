@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from fairlead.dispatch.memory.health import Health
 from fairlead.dispatch.memory.lines import BAND, COST, RANK, REGION, USER, Entry, FairBand, FifoBand, rekeyed
 from fairlead.dispatch.port import Lease
 from fairlead.domain.job import RANK_RETRY, Hold
@@ -73,8 +75,8 @@ class Service:
     """A lane with its regions. Slots in use are the leases and holds it has, counted, never a counter."""
 
     __slots__ = (
-        "bands", "default_cost", "fifo", "holds", "leases", "mean", "measured", "name", "parked", "pool", "ready",
-        "region_slots", "rules", "runnable", "scope", "users", "waiting",
+        "bands", "default_cost", "fifo", "health", "holds", "leases", "mean", "measured", "name", "parked", "pool",
+        "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, scope: Scope) -> None:
@@ -99,6 +101,7 @@ class Service:
         self.leases: dict[str, Granted] = {}
         self.holds: dict[str, Hold] = {}
         self.region_slots: dict[str | None, set[str]] = {}
+        self.health: dict[str, Health] = {}
         self.waiting = [0, 0, 0, 0]
         """By the band that was offered, which is not always the one that it waits in."""
         self.bands: list[FairBand] | list[FifoBand] = []
@@ -112,6 +115,11 @@ class Service:
         self.rules = rules
         self.fifo = rules.order is Order.FIFO
         self.default_cost = DEFAULT_COST if rules.cost is None else micros(rules.cost)
+        if not rules.regions:
+            self.health.clear()
+        if not rules.breaker_failures:
+            for health in self.health.values():
+                health.work()
         moved = [] if same else self._sort_anew()
         for user_id in sorted(self.parked):  # in an order that every engine knows: they enter one after the other
             self._park_or_unpark(self.users[user_id])
@@ -146,12 +154,26 @@ class Service:
     def free(self) -> int:
         return self.rules.limit - len(self.leases) - len(self.holds)
 
-    def region_free(self, region: str) -> int:
-        return self.rules.regions[region] - len(self.region_slots.get(region, ()))
+    def region_free(self, region: str, more: int = 0) -> int:
+        """`more` are free though they are counted as taken."""
+        free = self.rules.regions[region] - len(self.region_slots.get(region, ())) + more
+        health = self.health.get(region)
+        return free if health is None else health.most(free)
+
+    def end_rests(self, now: int) -> float:
+        """Those that are over; when the next one is."""
+        following = math.inf
+        for health in self.health.values():
+            if health.resting:
+                health.resting = now < health.until
+                following = min(following, health.until if health.resting else math.inf)
+        return following
 
     def keep(self, lease: Lease, estimate: int) -> None:
         self.leases[lease.name] = (lease, estimate)
         self._occupy(lease.name, lease.region)
+        if self.health and (health := self.health.get(lease.region or "")) is not None:
+            health.granted(lease.name)
 
     def hold(self, key: str, hold: Hold) -> None:
         self.holds[key] = hold
@@ -226,7 +248,7 @@ class Service:
         }
         if not free:
             return None
-        preferred = sorted(free, key=lambda region: (-free[region], region))
+        preferred = sorted(free, key=lambda region: (*self._preference(region), -free[region], region))
         for number in bands:
             band = self.bands[number]
             if not band.waiting:
@@ -244,6 +266,11 @@ class Service:
                 first = heads[0] if is_global else min(heads)
                 return (number, first[2], first[0][1], first[3])
         return None
+
+    def _preference(self, region: str) -> tuple[bool, int]:
+        """Lowest first: healthy, then fast."""
+        health = self.health.get(region)
+        return (False, 0) if health is None else (health.failures > 0, health.latency or 0)
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """The step leaves the line and its user is charged: the step, its user, the estimated cost, the charge."""
@@ -275,13 +302,19 @@ class Service:
         band, lane, user_id, _ = pick
         return self.estimate(self.users[user_id], self.bands[band].lanes[lane].lines[user_id][0][COST])
 
-    def give_back(self, name: str, now: float, *, refund: bool) -> Lease | None:
+    def give_back(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
         """End a lease, if it is there: its charge is settled to the slot time really used, or goes back whole."""
         granted = self.leases.pop(name, None)
         if granted is None:
             return None
         lease, estimate = granted
         self._vacate(name, lease.region)
+        if lease.region is not None and self.rules.regions:
+            if failed is not None:
+                self.health.setdefault(lease.region, Health())
+            if (health := self.health.get(lease.region)) is not None:
+                verdict = None if refund else failed
+                health.ended(name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
         user = self.users[lease.user_id]
         user.running -= 1
         real = None if refund else micros(now - lease.granted_at)

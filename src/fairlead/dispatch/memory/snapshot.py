@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from fairlead.dispatch.memory.health import Health
 from fairlead.dispatch.memory.lines import FairBand
 from fairlead.dispatch.memory.service import FIFO_LINE, RETRIES, Service, User
-from fairlead.dispatch.port import ServiceSnapshot, UserLine
+from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserLine
 from fairlead.domain.job import Priority
+from fairlead.domain.limits import regions_of
 from fairlead.domain.order import SECOND
 
 _PRIORITIES = [priority.band for priority in Priority]
@@ -29,7 +31,34 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         users=tuple(sorted(_user_lines(service), key=lambda line: (line.band, line.tag, line.user_id)))
         if users
         else (),
+        regions=tuple(_region(service, region) for region in sorted(rules.regions)),
+        unbound=_waiting(service, lambda lane: lane is None) if rules.regions else (0, 0),
     )
+
+
+def _region(service: Service, region: str) -> RegionSnapshot:
+    health = service.health.get(region) or Health()
+    waiting, retrying = _waiting(service, lambda lane: lane is not None and region in regions_of(lane))
+    return RegionSnapshot(
+        region=region,
+        limit=service.rules.regions[region],
+        in_use=len(service.region_slots.get(region, ())),
+        waiting=waiting,
+        retrying=retrying,
+        failures=health.failures,
+        resting_until=health.until / SECOND if health.resting else None,
+        probing=bool(health.until) and not health.resting,
+        latency=None if health.latency is None else health.latency / SECOND,
+    )
+
+
+def _waiting(service: Service, fits: Callable[[str | None], bool]) -> tuple[int, int]:
+    """How many wait in the lanes that fit, and how many of the retries that go first."""
+    counts = [
+        sum(len(line) for name, lane in band.lanes.items() if fits(name) for line in lane.lines.values())
+        for band in service.bands
+    ]
+    return sum(counts) - counts[RETRIES], counts[RETRIES]
 
 
 def _virtual_times(service: Service) -> dict[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from fairlead.dispatch.port import Lease, Offer, Release, ScopeState, ServiceSnapshot, UserLine
+from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeState, ServiceSnapshot, UserLine
 from fairlead.dispatch.redis.identity import identity_of
 from fairlead.dispatch.redis.packing import FALSE, packed_float, packed_int, packed_text
 from fairlead.domain.job import Hold
@@ -19,7 +19,8 @@ from fairlead.domain.order import DEFAULT_COST, SECOND, Place, micros
 NUL = "\0"
 Arg = str | bytes | int
 
-_service_and_refund = attrgetter("service", "refund")
+_service_and_end = attrgetter("service", "refund", "failed")
+_ENDS = {None: "0", False: "2", True: "3"}
 
 
 def joined(names: Iterable[str]) -> str:
@@ -44,6 +45,8 @@ def rules_json(rules: ServiceRules) -> bytes:
         "ttl": micros(rules.lease_ttl),
         "cost": DEFAULT_COST if rules.cost is None else micros(rules.cost),
         "regions": sorted(rules.regions.items()),
+        "breaker": rules.breaker_failures,
+        "breaker_rest": micros(rules.breaker_rest),
     }
     if rules.user_limit is not None:
         wanted["user_limit"] = rules.user_limit
@@ -77,8 +80,8 @@ def offer_args(offers: Iterable[Offer]) -> list[Arg]:
 def release_args(releases: Iterable[Release]) -> list[Arg]:
     """In their order: those that follow each other and differ in the lease only are one."""
     args: list[Arg] = []
-    for (service, refund), some in itertools.groupby(releases, _service_and_refund):
-        args += (service, "1" if refund else "0", NUL.join([release.lease for release in some]))
+    for (service, refund, failed), some in itertools.groupby(releases, _service_and_end):
+        args += (service, "1" if refund else _ENDS[failed], NUL.join([release.lease for release in some]))
     return args
 
 
@@ -153,7 +156,8 @@ def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
 
 
 def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
-    name, limit, leased, held, paused, waiting, running, holds, times, mean, fifo, retries_first, users = row
+    name, limit, leased, held, paused, waiting, running, holds, times, mean, fifo, retries_first, users, *more = row
+    regions, unbound = more
     service = name.decode()
     bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
     return ServiceSnapshot(
@@ -168,7 +172,16 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         virtual_time={band: times[band] for band in sorted(bands)},
         mean_duration=None if mean < 0 else mean / SECOND,
         users=tuple(sorted(map(_user_line, users), key=lambda line: (line.band, line.tag, line.user_id))),
+        regions=tuple(map(_region, regions)),
+        unbound=tuple(unbound) if unbound else (0, 0),
     )
+
+
+def _region(row: Sequence[Any]) -> RegionSnapshot:
+    name, limit, taken, waiting, retrying, failures, until, probing, latency = row
+    resting = until / SECOND if until and not probing else None
+    measured = None if latency < 0 else latency / SECOND
+    return RegionSnapshot(name.decode(), limit, taken, waiting, retrying, failures, resting, bool(probing), measured)
 
 
 def _hold(service: str, row: Sequence[Any]) -> Hold:

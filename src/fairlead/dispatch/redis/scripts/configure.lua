@@ -6,11 +6,12 @@
 --   ARGV[6]   the pool's limit, or empty
 --   ARGV[7]   the scope's services by these rules, joined by NUL
 --   ARGV[8..] per service of these: name, rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
---             user_limit or absent, regions as a list of [name, limit] by name}
+--             user_limit or absent, regions as a list of [name, limit] by name, breaker and its rest in µs}
 --
 -- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include moves
 --- @include pick
 --- @include save
@@ -86,9 +87,16 @@ local function shape(service)
 end
 
 local fields = { 'version', ARGV[5], 'services', ARGV[7] }
-local function change(service, rules)
+local function change(service, rules, breaker, breaker_rest)
   local old_shape, old_limit = shape(service), service.user_limit
   take_rules(service, unpack(rules))
+  service.breaker, service.breaker_rest = breaker, breaker_rest
+  service.health = service.regional and service.health ~= NONE and service.health or {}
+  if breaker == 0 then
+    for _, health in pairs(service.health) do
+      health[REST], health[UNTIL], health[PROBE] = 0, 0, false
+    end
+  end
   count_slots(service)
   if shape(service) ~= old_shape then
     sort_anew(service)
@@ -102,8 +110,7 @@ local function change(service, rules)
 end
 
 -- In the order of `take_rules`.
-local function rules_from(json)
-  local r = cjson.decode(json)
+local function rules_from(r)
   local rules = { r.limit, r.fifo, r.paused, r.retries_first, r.ttl, r.cost, r.user_limit or false }
   for _, region in ipairs(r.regions) do
     rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
@@ -123,9 +130,10 @@ end
 for _, service in ipairs(services) do
   local json = wanted[service.name]
   if json then
-    change(service, rules_from(json))
+    local r = cjson.decode(json)
+    change(service, rules_from(r), r.breaker, r.breaker_rest)
   elseif service.limit ~= 0 then
-    change(service, without_slots(service))
+    change(service, without_slots(service), service.breaker, service.breaker_rest)
   end
 end
 

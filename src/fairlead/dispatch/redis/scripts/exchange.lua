@@ -23,6 +23,7 @@
 --- @const ANSWERS 11
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include grant
 --- @include holds

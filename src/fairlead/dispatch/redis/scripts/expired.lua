@@ -5,6 +5,7 @@
 -- Returns {0}, then the leases, thirteen values each, as add_row in include/grant.lua.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include grant
 --- @include master

@@ -6,6 +6,7 @@
 -- Returns {1 if the scope is open at this epoch else 0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include save
 

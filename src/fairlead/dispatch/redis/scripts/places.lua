@@ -12,21 +12,9 @@
 -- newcomer starts where the newcomer stands instead, before all virtual times. As memory/places.py.
 --- @include scope
 --- @include lines
+--- @include regions
+--- @include lanes
 --- @include moves
-
--- The lanes of a band, by hopping from one to the next in a set that sorts by lane.
-local function lanes_of(key, band)
-  local lanes, from = {}, '[' .. band
-  while true do
-    local member = call('ZRANGEBYLEX', key, from, '(' .. (band + 1), 'LIMIT', '0', '1')[1]
-    if not member then
-      return lanes
-    end
-    local lane = string.match(member, '^[^%z]+')
-    lanes[#lanes + 1] = lane
-    from = '[' .. lane .. '\1'
-  end
-end
 
 -- A bound step waits behind the lanes that share a region with its own, and the unbound one; an unbound step behind all
 -- of them.
@@ -225,7 +213,7 @@ local function slots_of(service, lane)
       local name, limit = service.regions[i], service.regions[i + 1]
       if serves(name, lane) then
         in_regions = in_regions + limit
-        free_in_regions = free_in_regions + math.max(0, limit - service.taken[name] + (over_in[name] or 0))
+        free_in_regions = free_in_regions + math.max(0, region_free(service, name, limit, over_in[name]))
       end
     end
     slots, free = math.min(slots, in_regions), math.min(free, free_in_regions)

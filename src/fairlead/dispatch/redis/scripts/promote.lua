@@ -6,6 +6,7 @@
 -- Returns {how many moved, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include moves
 --- @include pick
 --- @include save

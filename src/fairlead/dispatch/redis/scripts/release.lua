@@ -6,6 +6,7 @@
 -- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include grant
 --- @include save

@@ -10,6 +10,7 @@
 -- Returns {1 if it is this rebuild's to do else 0, ''}: nothing is runnable in a closed scope.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include grant
 --- @include holds

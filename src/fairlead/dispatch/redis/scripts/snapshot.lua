@@ -5,9 +5,12 @@
 --
 -- Returns {0, services this process is to wake for, services}, each service {name, limit, leased, held, paused,
 -- {waiting of bands 1 to 3}, leases, holds {job, region, until, key, band}, {virtual times of bands 0 to 3}, mean or -1,
--- fifo, retries first, users {user, band, waiting, running, tag, weight, parked}}.
+-- fifo, retries first, users {user, band, waiting, running, tag, weight, parked}, regions {name, limit, taken, waiting,
+-- retries, failures, until or 0, 1 if it is to be probed, latency or -1}, {waiting, retries} of the unbound lane}.
 --- @include scope
 --- @include lines
+--- @include regions
+--- @include lanes
 --- @include pick
 --- @include grant
 --- @include holds
@@ -56,6 +59,36 @@ local function user_rows(service)
   return rows
 end
 
+-- How many wait in the lanes that fit, and how many of the retries that go first.
+local function waiting_in(service, fits)
+  local waiting, retries = 0, 0
+  for band = 0, 3 do
+    for _, lane in ipairs(lanes_of(service.keys.line, band)) do
+      if fits(lane) then
+        local count = call('ZLEXCOUNT', service.keys.line, '[' .. lane .. '\0', '(' .. lane .. '\1')
+        waiting, retries = waiting + (band > 0 and count or 0), retries + (band == 0 and count or 0)
+      end
+    end
+  end
+  return waiting, retries
+end
+
+local function is_unbound(lane)
+  return sub(lane, 2, 2) == '-'
+end
+
+local function region_rows(service)
+  local rows = {}
+  for i = 1, #service.regions, 2 do
+    local name, limit = service.regions[i], service.regions[i + 1]
+    local waiting, retries = waiting_in(service, function(lane) return not is_unbound(lane) and serves(name, lane) end)
+    local health = service.health[name] or { 0, 0, 0, false, false }
+    rows[#rows + 1] = { name, limit, service.taken[name], waiting, retries, health[FAILURES], health[UNTIL],
+      health[UNTIL] > 0 and now >= health[UNTIL] and 1 or 0, health[LATENCY] or -1 }
+  end
+  return rows
+end
+
 end_holds(now)
 local woken = wake(save())
 local rows = {}
@@ -65,6 +98,8 @@ for _, service in ipairs(services) do
     service.name, service.limit, service.leased, service.held, service.paused and 1 or 0, service.waiting,
     lease_rows(service), hold_rows(service), { vt[0], vt[1], vt[2], vt[3] }, service.mean or -1,
     service.fifo and 1 or 0, service.retries_first and 1 or 0, ARGV[5] == '1' and user_rows(service) or {},
+    service.regional and region_rows(service) or NONE,
+    service.regional and { waiting_in(service, is_unbound) } or NONE,
   }
 end
 return { 0, woken, rows }

@@ -6,6 +6,7 @@
 -- Returns {0, services this process is to wake for itself, joined by NUL}.
 --- @include scope
 --- @include lines
+--- @include regions
 --- @include pick
 --- @include save
 

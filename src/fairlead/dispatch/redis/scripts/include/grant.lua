@@ -54,6 +54,10 @@ local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
     occupy(service, name, region)
+    local health = service.health[region]
+    if health and health[UNTIL] > 0 then
+      health[PROBE] = name -- the first call to a region that has rested
+    end
   end
   local leases, n = service.new_leases, #service.new_leases
   leases[n + 1], leases[n + 2] = name, stored
@@ -128,16 +132,18 @@ local function pool_charge(band, name, estimate)
 end
 
 -- End a lease, of which these values are stored: its charge is settled to the slot time really used, or goes back
--- whole. Returns its job.
-local function give_back(service, name, refund, job, _, _, user_id, _, granted, region, charged, weight, band, estimate)
+-- whole. Returns its job. How its call ended is marked `0` nobody can tell, `1` nothing ran, `2` it succeeded or `3` it
+-- failed.
+local function give_back(service, name, mark, job, _, _, user_id, _, granted, region, charged, weight, band, estimate)
   local user = user_of(service, user_id)
   service.leased = service.leased - 1
   if region then
     vacate(service, name, region)
+    region_ended(service, region, name, mark, now > granted and now - granted or 0)
   end
   user[RUNNING] = user[RUNNING] - 1
   local used, real = 0, nil
-  if not refund then
+  if mark ~= '1' then
     real = now > granted and now - granted or 0
     used = charge(real, weight)
     user[MEAN] = smoothed(user[MEAN], real)
@@ -160,14 +166,14 @@ local function give_back(service, name, refund, job, _, _, user_id, _, granted, 
 end
 
 -- Give back leases of a service. Those that are not there change nothing.
-local function release(service, refund, lease_names)
+local function release(service, mark, lease_names)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local found = read_many(service.keys.leases, lease_names)
   for i, name in ipairs(lease_names) do
     if found[i] and not seen[name] then
       seen[name] = true
       count = count + 1
-      jobs[count], gone[count] = give_back(service, name, refund, unpack_of(found[i])), name
+      jobs[count], gone[count] = give_back(service, name, mark, unpack_of(found[i])), name
     end
   end
   if count > 0 then
@@ -177,12 +183,12 @@ local function release(service, refund, lease_names)
   end
 end
 
--- Releases are at the end of ARGV, by threes: service, `1` for a refund, names of leases joined by NUL.
+-- Releases are at the end of ARGV, by threes: service, how the calls ended, names of leases joined by NUL.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]
     if service then
-      release(service, ARGV[i + 1] == '1', split(ARGV[i + 2]))
+      release(service, ARGV[i + 1], split(ARGV[i + 2]))
     end
   end
 end

@@ -112,21 +112,6 @@ local function where(service, band, rank, region)
   return band, UNBOUND[band]
 end
 
--- Whether this region may serve the lane.
-local function serves(region, lane)
-  return sub(lane, 2, 2) == '-' or string.find(sub(lane, 3) .. '+', region .. '+', 1, true) == 1
-    or string.find(lane .. '+', '+' .. region .. '+', 1, true) ~= nil
-end
-
--- The first of these regions that may serve the lane.
-local function best_region(lane, preferred)
-  for _, region in ipairs(preferred) do
-    if serves(region, lane) then
-      return region
-    end
-  end
-end
-
 -- Within one user: retries, then jobs under way, then arrivals, each by seq; FIFO lanes know seq only.
 local function order_key(service, rank, seq)
   if service.fifo or seq < 0 then

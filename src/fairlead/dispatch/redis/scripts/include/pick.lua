@@ -44,17 +44,26 @@ local function earlier(service, a, b)
   return before(first, other)
 end
 
--- Regions with a slot, the one that unbound work prefers first.
+-- Regions with a slot, the one that unbound work prefers first: healthy, then fast, then with most slots.
 local function free_regions(service, regions)
-  local free, slots_in = {}, {}
+  local free, slots_in, failing, latency = {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
     local name = service.regions[i]
-    local slots = service.regions[i + 1] - service.taken[name]
+    local slots = region_free(service, name, service.regions[i + 1])
     if slots > 0 and (not regions or regions[name]) then
+      local health = service.health[name]
       free[#free + 1], slots_in[name] = name, slots
+      failing[name] = health ~= nil and health[FAILURES] > 0
+      latency[name] = health and health[LATENCY] or 0
     end
   end
   table.sort(free, function(a, b)
+    if failing[a] ~= failing[b] then
+      return failing[b]
+    end
+    if latency[a] ~= latency[b] then
+      return latency[a] < latency[b]
+    end
     if slots_in[a] ~= slots_in[b] then
       return slots_in[a] > slots_in[b]
     end

@@ -115,22 +115,45 @@ end
 
 -- A service's state: mean, virtual times of bands 0 to 3, waiting by offered band 1 to 3, ready, runnable, a time
 -- before which no lease expires (false: there was none), how many newcomers there were, and how many calls the mean is
--- of (absent in what an older version stored).
+-- of (absent in what an older version stored). Of a service with regions then: after how many failures a region rests and
+-- for how long, and by region its name and health (include/regions.lua).
 local function take_state(
-  service, mean, vt0, vt1, vt2, vt3, waiting1, waiting2, waiting3, ready, runnable, due, arrivals, measured
+  service, mean, vt0, vt1, vt2, vt3, waiting1, waiting2, waiting3, ready, runnable, due, arrivals, measured,
+  breaker, breaker_rest, ...
 )
   service.mean, service.ready, service.runnable, service.due, service.arrivals = mean, ready, runnable, due, arrivals
   service.measured = measured or 0
   service.vt = { [0] = vt0, vt1, vt2, vt3 }
   service.waiting = { waiting1, waiting2, waiting3 }
+  service.breaker, service.breaker_rest = breaker or 0, breaker_rest or 0
+  if service.regional then
+    service.health = {}
+    for i = 1, select('#', ...), 6 do
+      local region, failures, rest, over, probe, latency = select(i, ...)
+      service.health[region] = { failures, rest, over, probe, latency }
+    end
+  end
 end
 
 local function take_new_state(service)
-  take_state(service, false, 0, 0, 0, 0, 0, 0, 0, false, false, false, 0, 0)
+  take_state(service, false, 0, 0, 0, 0, 0, 0, 0, false, false, false, 0, 0, service.breaker,
+    service.breaker_rest)
 end
 
 local function stored_state(service)
   local vt, waiting = service.vt, service.waiting
+  if service.regional then
+    local health = {}
+    for region, values in pairs(service.health) do
+      health[#health + 1] = region
+      for i = 1, 5 do
+        health[#health + 1] = values[i]
+      end
+    end
+    return pack(service.mean, vt[0], vt[1], vt[2], vt[3], waiting[1], waiting[2], waiting[3], service.ready,
+      service.runnable, service.due, service.arrivals, service.measured, service.breaker, service.breaker_rest,
+      unpack(health))
+  end
   return pack(service.mean, vt[0], vt[1], vt[2], vt[3], waiting[1], waiting[2], waiting[3], service.ready,
     service.runnable, service.due, service.arrivals, service.measured)
 end
@@ -167,6 +190,7 @@ local function new_service(name, base)
     joining = {}, joining_seqs = {}, new_leases = {}, new_slots = {}, gone = {},
     limit = 0, fifo = false, paused = false, retries_first = false, ttl = 15000000, cost = 1000000, user_limit = false,
     regional = false, regions = NONE, leased = 0, held = 0, taken = NONE,
+    breaker = 0, breaker_rest = 0, health = NONE,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end

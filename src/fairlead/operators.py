@@ -16,7 +16,7 @@ from fairlead.domain.limits import Rules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Move
 from fairlead.examination import sources_of
-from fairlead.runtime import dead, doctor, readings, stats, status, view
+from fairlead.runtime import dead, doctor, readings, regions, stats, status, view
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock
@@ -241,6 +241,12 @@ class Operators(ABC):
         """Services with their slots and lines, pools, and counts of jobs."""
         store, _ = self._opened()
         return await status.describe(store, self._process)
+
+    async def region_status(self, region: str) -> dict[str, Any]:
+        """One region over all services that have it: who waits for it, what runs there, how it does."""
+        store, _ = self._opened()
+        sight = await status.look(store, self._process)
+        return regions.describe(region, sight.rules, sight.snapshots)
 
     async def readings(self) -> Readings:
         """What `/metrics` tells, as plain numbers."""

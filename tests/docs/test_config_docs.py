@@ -14,6 +14,7 @@ from fairlead.addresses import REDIS_SCHEMES
 from fairlead.config import ALIASES, DEFAULT_DATABASE_URL, DEFAULT_FILE, PREFIX, load
 from fairlead.domain.config import (
     BackoffConfig,
+    BreakerConfig,
     Config,
     PlanConfig,
     RegionConfig,
@@ -66,6 +67,7 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         **defaults_of(ServiceConfig),
         **defaults_of(BackoffConfig, "backoff."),
         **defaults_of(RegionConfig, "regions.REGION."),
+        **defaults_of(BreakerConfig, "breaker."),
         **defaults_of(ShareConfig, "shards.SHARD."),
     }
     assert {key: cells[0] for key, cells in rows("services.NAME").items()} == expected

@@ -13,7 +13,7 @@ from fairlead import Config, Fairlead
 
 
 class Deployment:
-    """What one region does with a call: `works`, `fails` with a 503, or `hangs` until it is told otherwise."""
+    """What one region does with a call: `works`, `fails` (503), `refuses` (422), or `hangs` until told otherwise."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
@@ -23,6 +23,10 @@ class Deployment:
         self.open = self.most = 0
         self.calls: list[str] = []
         self.called = asyncio.Event()
+
+    async def is_called(self) -> None:
+        async with asyncio.timeout(20):
+            await self.called.wait()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.open += 1
@@ -36,8 +40,8 @@ class Deployment:
             self.open -= 1
 
     async def _answer(self) -> web.StreamResponse:
-        if self.mode == "fails":
-            return web.Response(status=503)
+        if self.mode in ("fails", "refuses"):
+            return web.Response(status=503 if self.mode == "fails" else 422)
         while self.mode == "hangs":
             await self.world.changed.wait()
         await asyncio.sleep(self.takes)
@@ -85,7 +89,8 @@ async def world_of(*names: str) -> AsyncIterator[World]:
     application = web.Application()
     for name, deployment in world.regions.items():
         application.router.add_post(f"/{name}", deployment.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    # Whoever hangs up has its call ended, as a real endpoint would notice it.
+    runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]

@@ -28,6 +28,7 @@ from tests.integration import clinic, test_doctor_distributed, test_doctor_engin
 from tests.integration.cli_process import fairlead
 from tests.integration.clinic import API, Hands, ill, named, provokes, well
 from tests.integration.gateway_site import served
+from tests.integration.regional import world_of
 
 Make = Callable[..., Fairlead]
 
@@ -134,6 +135,22 @@ async def test_a_limit_that_was_lowered_below_what_runs(make: Make, hands: Hands
         await hands.fairlead(lift)
         await well(app, "limit-overridden", "above-limit")
         gate.opened.set()
+
+
+@provokes("region-resting")
+async def test_a_region_that_rests(make: Make) -> None:
+    async with world_of("eu", "us") as world:
+        world.switch("us", "fails")
+        app = make(gpu=False, **world.config(breaker={"failures": 1, "rest": 1}))
+        async with app.running():
+            await (await app.submit("gpu", region="us")).result(30)
+            strict = await app.submit("gpu", allowed_regions=["us"])
+            seen = await ill(app, "region-resting")
+            assert seen["region-resting"].evidence["region"] == "us"
+            assert "waiting-while-free" not in seen
+            world.switch("us", "works")
+            await strict.result(30)
+            await well(app, "region-resting")
 
 
 @provokes("held-full")

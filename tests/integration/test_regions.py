@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from fairlead import JobStatus
+from fairlead.errors import NotFound
 from tests import redis_servers, servers
 from tests.integration.regional import World, world_of
 
@@ -31,12 +32,6 @@ async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, s
 async def world() -> AsyncIterator[World]:
     async with world_of("eu", "us") as served:
         yield served
-
-
-async def until(what: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not what():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_job_that_fails_in_its_region_is_completed_by_the_first_free_one(
@@ -69,7 +64,7 @@ async def test_a_strictly_bound_job_waits_for_its_own_region_while_another_is_fr
     world.switch("us", "hangs")
     async with world.app(engines).running() as app:
         hung = await app.submit("gpu", {"name": "hung"}, region="us")
-        await world["us"].called.wait()
+        await world["us"].is_called()
         strict = await app.submit("gpu", {"name": "strict"}, allowed_regions=["us"])
         free = await app.submit("gpu", {"name": "free"})
         assert await free.result(PATIENCE) == {"region": "eu"}
@@ -86,7 +81,7 @@ async def test_a_rebuilt_line_knows_in_which_region_a_call_is(world: World, engi
         assert app._process is not None
         (line,) = app._process.lines.values()
         hung = await app.submit("gpu", {"name": "hung"}, allowed_regions=["us"])
-        await world["us"].called.wait()
+        await world["us"].is_called()
         (before,) = await line.dispatcher.snapshot(["gpu"])
         store = app._store
         assert store is not None
@@ -112,11 +107,119 @@ async def test_a_job_that_waited_long_enough_for_its_region_is_taken_by_another(
 ) -> None:
     world.switch("us", "hangs")
     async with world.app(engines, spill_after=0.2).running() as app:
-        await app.submit("gpu", {"name": "hung"}, region="us")
-        await world["us"].called.wait()
+        await app.submit("gpu", {"name": "hung"}, allowed_regions=["us"])
+        await world["us"].is_called()
         strict = await app.submit("gpu", {"name": "strict"}, region="us", allowed_regions=["us"])
         spilled = await app.submit("gpu", {"name": "spilled"}, region="us")
         assert await spilled.result(PATIENCE) == {"region": "eu"}
         assert (await strict.get()).status is JobStatus.PENDING
         world.switch("us", "works")
         assert await strict.result(PATIENCE) == {"region": "us"}
+
+
+# ---------------------------------------------------------------- regions that fail
+
+
+async def test_a_region_that_fails_hangs_and_comes_back_never_gets_more_than_it_may(engines: dict[str, str]) -> None:
+    """Three regions of limit 1 and a pool of 2, as the endpoints themselves count."""
+    async with world_of("ap", "eu", "us") as world:
+        for deployment in world.regions.values():
+            deployment.takes = 0.01
+        options = {"pool": 2, "timeout": 0.4, "max_attempts": 20, "breaker": {"failures": 2, "rest": 0.2}}
+        async with world.app(engines, **options).running() as app:
+
+            async def finish(count: int) -> None:
+                jobs = [await app.submit("gpu", {"name": f"job {number}"}) for number in range(count)]
+                for job in jobs:
+                    await job.result(PATIENCE)
+
+            await finish(6)
+            for mode in ("fails", "hangs", "works"):
+                world.switch("us", mode)
+                bound = [await app.submit("gpu", {"name": mode}, region="us") for _ in range(2)]
+                strict = await app.submit("gpu", {"name": f"strict {mode}"}, allowed_regions=["ap", "eu"])
+                await finish(12)
+                for job in bound:
+                    await job.result(PATIENCE)
+                assert (await strict.result(PATIENCE))["region"] in ("ap", "eu")
+            own = await app.submit("gpu", {"name": "own"}, allowed_regions=["us"])
+            assert await own.result(PATIENCE) == {"region": "us"}
+    assert {name: each.most for name, each in world.regions.items()} == {"ap": 1, "eu": 1, "us": 1}
+    assert world.most == 2
+
+
+async def test_a_failing_region_rests_is_tried_by_one_call_and_works_again(
+    world: World, engines: dict[str, str]
+) -> None:
+    world.switch("us", "fails")
+    async with world.app(engines, breaker={"failures": 2, "rest": 0.5}, max_attempts=50).running() as app:
+
+        async def state() -> str:
+            return str((await app.region_status("us"))["services"][0]["breaker"]["state"])
+
+        strict = await app.submit("gpu", {"name": "strict"}, allowed_regions=["us"])
+        async with asyncio.timeout(PATIENCE):
+            while await state() != "resting":
+                await asyncio.sleep(0.01)
+        assert await (await app.submit("gpu")).result(PATIENCE) == {"region": "eu"}
+        world.switch("us", "works")
+        assert await strict.result(PATIENCE) == {"region": "us"}
+        assert await state() == "working"
+
+
+async def test_why_and_status_name_a_region_that_rests(world: World, engines: dict[str, str]) -> None:
+    world.switch("us", "fails")
+    async with world.app(engines, breaker={"failures": 1, "rest": 600}).running() as app:
+        moved = await app.submit("gpu", region="us")
+        assert await moved.result(PATIENCE) == {"region": "eu"}
+        strict = await app.submit("gpu", allowed_regions=["us"])
+        why = await app.why(strict.id)
+        assert [reason.code for reason in why.reasons] == ["region_resting", "in_line"]
+        assert why.reasons[0].details["region"] == "us"
+        there = (await app.region_status("us"))["services"][0]
+        assert (there["breaker"]["state"], there["breaker"]["failures"]) == ("resting", 1)
+        assert there["waiting"] == {"main": 1, "retry": 0}
+        assert world["us"].calls == [""]
+
+
+async def test_a_refusal_of_the_input_does_not_count_against_a_region(world: World, engines: dict[str, str]) -> None:
+    world.switch("us", "refuses")
+    async with world.app(engines, breaker={"failures": 1, "rest": 600}).running() as app:
+        job = await app.wait((await app.submit("gpu", region="us")).id, PATIENCE)
+        assert job.status is JobStatus.FAILED
+        there = (await app.region_status("us"))["services"][0]
+        assert there["breaker"] == {"state": "working", "failures": 0, "resting_until": None}
+
+
+async def test_a_hung_region_does_not_cost_the_throughput_of_the_others(world: World, engines: dict[str, str]) -> None:
+    world.switch("us", "hangs")
+    async with world.app(engines, timeout=300).running() as app:
+        hung = await app.submit("gpu", {"name": "hung"}, region="us")
+        await world["us"].is_called()
+        others = [await app.submit("gpu", {"name": str(number)}) for number in range(20)]
+        for job in others:
+            assert await job.result(PATIENCE) == {"region": "eu"}
+        shown = await hung.get()
+        assert (shown.status, shown.attempts) == (JobStatus.RUNNING, [])  # the others have not waited for its timeout
+        world.switch("us", "works")
+        assert await hung.result(PATIENCE) == {"region": "us"}
+    assert world["us"].calls == ["hung"]
+
+
+async def test_a_hung_region_costs_one_timeout(world: World, engines: dict[str, str]) -> None:
+    world.switch("us", "hangs")
+    async with world.app(engines, timeout=0.3, breaker={"failures": 1, "rest": 600}).running() as app:
+        hung = await app.submit("gpu", {"name": "hung"}, region="us")
+        assert await hung.result(PATIENCE) == {"region": "eu"}
+        for _ in range(5):
+            assert await (await app.submit("gpu")).result(PATIENCE) == {"region": "eu"}
+        shown = await hung.get()
+    assert shown.attempts is not None
+    assert [(each["region"], each["error"]["code"]) for each in shown.attempts] == [("us", "TIMEOUT")]
+    assert world["us"].calls == ["hung"]
+
+
+async def test_a_region_that_nobody_has_is_not_found(world: World, engines: dict[str, str]) -> None:
+    async with world.app(engines).running() as app:
+        with pytest.raises(NotFound, match="known are: eu, us"):
+            await app.region_status("mars")

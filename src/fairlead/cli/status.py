@@ -26,6 +26,9 @@ def status(json: Json = False) -> None:
         print_table(columns, map(_service_row, stats["services"]))
     else:
         note("no services")
+    for service in stats["services"]:
+        for region, there in service.get("regions", {}).items():
+            say(_region_line(service["service"], region, there))
     for name, pool in stats.get("pools", {}).items():
         say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
@@ -58,6 +61,20 @@ def _processes(target: Gateway) -> dict[str, Any]:
 def _manager_line(manager: dict[str, Any]) -> str:
     leads = f"leads {', '.join(manager['leads'])}" if manager["leads"] else "stands by"
     return f"manager {manager['name']}: {leads if manager['alive'] else 'gone'}, seen {workers.seen(manager)}"
+
+
+def _region_line(service: str, region: str, there: dict[str, Any]) -> str:
+    waiting, breaker = there["waiting"], there["breaker"]
+    parts = [f"{there['running']}/{there['limit']} slots in use"]
+    if any(waiting.values()):
+        parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
+    if there["latency"] is not None:
+        parts.append(f"calls take {seconds(there['latency'])}")
+    if breaker["state"] == "resting":
+        parts.append(f"rests until {breaker['resting_until']} after {breaker['failures']} failures")
+    elif breaker["state"] == "probing":
+        parts.append(f"one call tries it after {breaker['failures']} failures")
+    return f"{service} in {region}: {', '.join(parts)}"
 
 
 def _override(service: dict[str, Any]) -> str:

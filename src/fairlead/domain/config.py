@@ -64,6 +64,13 @@ class RegionConfig(Section):
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+class BreakerConfig(Section):
+    """A region that fails so often in a row rests for so long; `failures = 0`: never."""
+
+    failures: Annotated[int, Field(ge=0, le=1000)] = 5
+    rest: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
+
+
 class ShareConfig(Section):
     """What a split service has on one shard."""
 
@@ -86,6 +93,7 @@ class ServiceConfig(Section):
     order: Literal["fair", "fifo"] = "fair"
     wait_timeout: Seconds | None = None
     spill_after: Seconds | None = None
+    breaker: BreakerConfig = BreakerConfig()
     user_limit: Annotated[int, Field(ge=1)] | None = None
     pool: Name | None = None
     shard: Name | None = None
@@ -146,6 +154,8 @@ class ServiceConfig(Section):
             remote=self.remote,
             max_attempts=self.max_attempts,
             wait_timeout=self.wait_timeout,
+            breaker_failures=self.breaker.failures if self.regions else 0,
+            breaker_rest=self.breaker.rest,
             shard=self.shard or MAIN_SHARD,
             shares={
                 shard: Share(frozenset(Priority(band).band for band in share.bands), share.limit)

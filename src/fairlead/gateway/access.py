@@ -64,6 +64,7 @@ RULES: dict[tuple[str, str], Access] = {
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
     ("GET", "/metrics"): Access.SERVICE,
     ("GET", "/queue/status"): Access.SERVICE,
+    ("GET", "/queue/status/{region}"): Access.SERVICE,
     ("GET", "/admin/runtime/stats"): Access.ADMIN,
     ("GET", "/admin/queue-dead"): Access.ADMIN,
     ("POST", "/admin/queue-dead/requeue"): Access.ADMIN,

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fairlead.errors import InvalidInput, NotFound
 from fairlead.gateway import models_operations as shapes
 from fairlead.gateway import models_runtime
 from fairlead.gateway.openapi import answers
@@ -22,6 +23,16 @@ router = APIRouter(tags=["operations"])
 )
 async def queue_status(request: Request) -> Response:
     return answer(await fairlead_of(request).status())
+
+
+@router.get(
+    "/queue/status/{region}",
+    summary="One region: who waits for it, what runs there, its breaker and how fast it is",
+    operation_id="region_status",
+    responses=answers(200, shapes.RegionStatus, "As it is now.", InvalidInput, NotFound),
+)
+async def region_status(request: Request, region: str) -> Response:
+    return answer(await fairlead_of(request).region_status(region))
 
 
 @router.get(

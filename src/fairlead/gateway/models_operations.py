@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr, model_validator
@@ -99,6 +99,7 @@ class Slot(BaseModel):
     user_id: str
     worker: str
     step: int
+    region: str | None
     since: str
     lease: str
     lease_expires_at: str
@@ -109,6 +110,58 @@ class Override(BaseModel):
 
     limit: int | None
     paused: bool | None
+
+
+class Lanes(BaseModel):
+    main: int
+    retry: int = Field(description="Retries that go first.")
+
+
+class Breaker(BaseModel):
+    state: Literal["working", "resting", "probing"]
+    failures: int = Field(description="In a row.")
+    resting_until: str | None = Field(description="Nothing is sent there before.")
+
+
+class ServiceRegion(BaseModel):
+    """One region of one service."""
+
+    limit: int
+    running: int = Field(description="Slots taken, also by what is held.")
+    waiting: Lanes = Field(description="What may run here and not in every region.")
+    breaker: Breaker
+    latency: float | None = Field(description="Seconds, of late calls that succeeded.")
+
+
+class RegionOfService(ServiceRegion):
+    service: str
+
+
+class RegionStatus(Shape):
+    model_config = example(
+        region="us",
+        limit=1,
+        running=1,
+        waiting={"main": 3, "retry": 1},
+        waiting_anywhere={"main": 12, "retry": 0},
+        services=[
+            {
+                "service": "inference",
+                "limit": 1,
+                "running": 1,
+                "waiting": {"main": 3, "retry": 1},
+                "breaker": {"state": "working", "failures": 0, "resting_until": None},
+                "latency": 2.4,
+            }
+        ],
+    )
+
+    region: str
+    limit: int
+    running: int
+    waiting: Lanes
+    waiting_anywhere: Lanes = Field(description="What may run in any region of these services.")
+    services: list[RegionOfService]
 
 
 class ServiceStatus(BaseModel):
@@ -124,6 +177,7 @@ class ServiceStatus(BaseModel):
     waiting: dict[str, int] = Field(description="By band: retry, high, medium, low.")
     running: list[Slot]
     mean_duration: float | None = Field(description="Seconds.")
+    regions: dict[str, ServiceRegion]
 
 
 class PoolStatus(BaseModel):

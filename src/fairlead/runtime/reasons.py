@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairlead.dispatch.port import Lease, ServiceSnapshot
+from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot
 from fairlead.domain.job import Hold, Job, JobStatus, Priority
 from fairlead.domain.limits import Order, ServiceRules
 from fairlead.domain.order import Place
@@ -159,6 +159,7 @@ class Slots:
     service: str
     leases: tuple[Lease, ...]
     holds: tuple[Hold, ...]
+    regions: tuple[RegionSnapshot, ...] = ()
 
     @classmethod
     def of(cls, service: str, snapshots: Iterable[ServiceSnapshot]) -> Slots:
@@ -167,13 +168,14 @@ class Slots:
             (lease for each in seen for lease in each.leases), key=lambda each: (each.granted_at, each.name)
         )
         holds = sorted((hold for each in seen for hold in each.holds), key=lambda each: (each.until, each.id))
-        return cls(service, tuple(leases), tuple(holds))
+        regions = (region for each in seen if each.service == service for region in each.regions)
+        return cls(service, tuple(leases), tuple(holds), tuple(regions))
 
     def _only(self, **wanted: str) -> Slots:
         def fits(each: Lease | Hold) -> bool:
             return all(getattr(each, name, None) == value for name, value in wanted.items())
 
-        return Slots(self.service, tuple(filter(fits, self.leases)), tuple(filter(fits, self.holds)))
+        return Slots(self.service, tuple(filter(fits, self.leases)), tuple(filter(fits, self.holds)), self.regions)
 
     @property
     def in_use(self) -> int:
@@ -195,12 +197,24 @@ class Slots:
     def _regions(self, job: Job, rules: ServiceRules) -> list[tuple[Reason, Slots] | None]:
         """A step bound to regions waits for the first of those that has a slot; any other for the first of all."""
         bound = job.bound_to
+        resting = {each.region: each for each in self.regions if each.resting_until is not None or each.probing}
         found = [
-            self._only(region=name)._reason("region_full", f"the limit of {self.service} in {name}", limit, region=name)
+            self._only(region=name)._region(name, limit, resting.get(name))
             for name, limit in rules.regions.items()
             if bound is None or name in bound
         ]
         return list(found) if all(found) else []
+
+    def _region(self, name: str, limit: int, resting: RegionSnapshot | None) -> tuple[Reason, Slots] | None:
+        if resting is None:
+            return self._reason("region_full", f"the limit of {self.service} in {name}", limit, region=name)
+        if resting.probing and not self.in_use:
+            return None  # it is about to be tried
+        until = iso(resting.resting_until)
+        text = f"{self.service} in {name} failed {resting.failures} times in a row, " + (
+            "and one call tries it now" if resting.probing else f"and rests until {until}"
+        )
+        return Reason("region_resting", text, {"region": name, "failures": resting.failures, "until": until}), self
 
     def _reason(self, code: str, text: str, limit: int, **what: str) -> tuple[Reason, Slots] | None:
         if self.in_use < limit:

@@ -75,7 +75,7 @@ def _service(said: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
     slots: list[Lease | Hold] = [lease for each in snapshots for lease in each.leases]
     slots += [hold for each in snapshots for hold in each.holds]
     regions = sight.rules.services[name].regions
-    shown = {key: value for key, value in said.items() if key not in ("running", "waiting")}
+    shown = {key: value for key, value in said.items() if key not in ("running", "waiting", "regions")}
     return {
         **shown,
         "bands": {

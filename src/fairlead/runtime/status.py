@@ -11,6 +11,7 @@ from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Rules
 from fairlead.errors import FairleadError, Unavailable, shown
+from fairlead.runtime import regions
 from fairlead.runtime.events import iso
 from fairlead.runtime.line import Line
 from fairlead.runtime.process import Process
@@ -96,6 +97,7 @@ def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> d
         "waiting": waiting,
         "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
+        "regions": regions.of_service(service, snapshots),
     }
 
 
@@ -105,6 +107,7 @@ def lease_dict(lease: Lease) -> dict[str, Any]:
         "user_id": lease.user_id,
         "step": lease.step,
         "worker": lease.worker,
+        "region": lease.region,
         "since": iso(lease.granted_at),
         "lease": lease.name,
         "lease_expires_at": iso(lease.expires_at),

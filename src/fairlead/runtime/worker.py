@@ -227,7 +227,7 @@ class Worker:
             await self._finish(running, self._conclude(running, outcome, elapsed))
         if call.lingering is not None:
             await self._outwait(call)
-        self._give_back(running.lease)
+        self._give_back(running.lease, failed=_failed(running.lease, outcome))
 
     # ------------------------------------------------------------ the parts of one step
 
@@ -421,12 +421,12 @@ class Worker:
             outcome = self._timed_out(running) if running.stop_reason == TIMED_OUT else None
             self._spawn(self._finish(running, self._conclude(running, outcome, 0.0)))
 
-    def _give_back(self, lease: Lease, *, refund: bool = False) -> None:
+    def _give_back(self, lease: Lease, *, refund: bool = False, failed: bool | None = None) -> None:
         running = self._running.get(lease.job_id)
         if running is not None and running.lease is lease:
             del self._running[lease.job_id]
         if self._forget(lease.name):
-            self._released.append(Release(lease.name, lease.service, refund, lease.scope))
+            self._released.append(Release(lease.name, lease.service, refund, lease.scope, failed))
             self._bell.set()
 
     def _forget(self, name: str) -> bool:
@@ -485,3 +485,10 @@ class Worker:
             self._idle.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a step's task failed", exc_info=task.exception())
+
+
+def _failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:
+    """What the call says of its region: one that refused what it was asked has answered, and works."""
+    if lease.region is None or outcome is None:
+        return None
+    return isinstance(outcome, Failure) and outcome.retryable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fairlead.dispatch.port import ServiceSnapshot
+from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot
 from fairlead.domain.limits import ServiceRules
 from fairlead.runtime.doctor.facts import Facts, LineFacts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted
@@ -18,6 +18,7 @@ ABOVE_LIMIT = Kind("above-limit", Severity.WARNING, "more calls are open than th
 HELD = Kind("held-full", Severity.WARNING, "holds keep a service full", passing=True)
 WORKERS_FULL = Kind("workers-full", Severity.WARNING, "slots are free, and all workers are full", passing=True)
 WAITING_WHILE_FREE = Kind("waiting-while-free", Severity.ERROR, "jobs wait while slots are free", passing=True)
+RESTING = Kind("region-resting", Severity.WARNING, "a region rests because it failed", passing=True)
 NOT_IN_LINE = Kind("not-in-line", Severity.ERROR, "jobs wait in the database and not in the line", passing=True)
 UNDECLARED = Kind("service-undeclared", Severity.ERROR, "jobs wait for a service that nobody declares")
 NOT_CONFIGURED = Kind("service-not-configured", Severity.NOTE, "a service is declared, but not by this gateway")
@@ -66,6 +67,9 @@ def _slots(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Service
         yield _above(facts, rules, snapshot)
     if snapshot.held and waiting and snapshot.in_use >= rules.limit:
         yield _held(rules, snapshot, waiting)
+    for region in snapshot.regions:
+        if region.resting_until is not None or region.probing:
+            yield _resting(service, region)
     runnable = waiting - line.parked.get(service, 0)
     if runnable > 0 and _has_room(facts, line, rules, snapshot):
         yield from _idle(facts, rules, snapshot, runnable)
@@ -105,6 +109,20 @@ def _held(rules: ServiceRules, snapshot: ServiceSnapshot, waiting: int) -> Findi
     )
 
 
+def _resting(service: str, region: RegionSnapshot) -> Finding:
+    until = iso(region.resting_until)
+    return RESTING.found(
+        f"the last {counted(region.failures, 'call', 'failed')} of {service} in {region.region}: "
+        + (f"nothing is sent there until {until}" if until else "one call is to show whether it works again"),
+        fix=f"look after the endpoint of {service} in {region.region}; the errors are in the attempts of its jobs",
+        about=f"{service} {region.region}",
+        service=service,
+        region=region.region,
+        failures=region.failures,
+        until=until,
+    )
+
+
 def _has_room(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: ServiceSnapshot) -> bool:
     state = line.states.get(rules.scope)
     if rules.paused or state is None or not state.open or snapshot.in_use >= rules.limit:
@@ -117,6 +135,8 @@ def _has_room(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Serv
         )
         if used >= facts.rules.pools.get(rules.pool, 0):
             return False
+    if any(region.resting_until is not None or region.probing for region in snapshot.regions):
+        return False
     regions = [lease.region for lease in snapshot.leases] + [hold.region for hold in snapshot.holds]
     # Which of the waiting are bound to a region is not seen here: only when all have room is it sure that one has.
     return all(regions.count(region) < limit for region, limit in rules.regions.items())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairlead.domain.audit import AuditRecord
+from fairlead.domain.batch import Batch, BatchItem, BatchState
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
@@ -21,6 +22,10 @@ from fairlead.errors import InvalidInput, Unavailable
 
 RELAYING = "relaying"
 """The origin of outbox rows whose process relays them itself."""
+
+
+class KeyTaken(InvalidInput):
+    """Another process made a batch with this user's idempotency key, and nothing of this one is stored: look again."""
 
 
 class Busy(Unavailable):
@@ -115,6 +120,36 @@ class RequestRebuild:
     """The leader is to build this scope anew from the truth, soon. Refused: it was never built."""
 
     scope: str
+
+
+# ---------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBatch:
+    """In one commit with the submits of its items, all or nothing. Raises KeyTaken, and then nothing is stored."""
+
+    batch: Batch
+    items: tuple[BatchItem, ...]
+    idempotency_key: str | None = None
+    body_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettleBatch:
+    """Write down how it ended. Refused: something of it is open, or it was settled before. Every move that begins a new
+    round strikes that out again, in its own commit: so a batch is settled only while all of it has ended."""
+
+    batch_id: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PruneBatches:
+    """Batches that ended before this, at most `limit`; the outcome's value is how many. Their jobs stay."""
+
+    finished_before: float
+    limit: int
 
 
 # ---------------------------------------------------------------- operators: keys, audit, processes
@@ -217,6 +252,9 @@ Transition = (
     | DeclareServices
     | Override
     | RequestRebuild
+    | CreateBatch
+    | SettleBatch
+    | PruneBatches
     | CreateKey
     | RevokeKey
     | IssueTicket
@@ -363,6 +401,10 @@ class Store(Protocol):
     # Reads of jobs
     async def get(self, job_id: str) -> JobRecord | None: ...
 
+    async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """The same for many; those that are not there are absent."""
+        ...
+
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """The rows alone, without what is kept beside them."""
         ...
@@ -372,6 +414,32 @@ class Store(Protocol):
         ...
 
     async def count(self, where: JobFilter) -> int: ...
+
+    # Reads of batches
+    async def get_batch(self, batch_id: str) -> BatchState | None: ...
+
+    async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
+        """The id and the body's hash of the batch that this idempotency key made."""
+        ...
+
+    async def list_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[BatchState]:
+        """Newest first; `before` is the id of the last one seen."""
+        ...
+
+    async def batch_items(
+        self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
+    ) -> list[BatchItem]:
+        """With their jobs, in their order; `after` is the number of the last one seen. With `statuses`, only those
+        whose job is there and has one of them."""
+        ...
+
+    async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
+        """By its custom_id, or else by its number."""
+        ...
+
+    async def ended_batches(self, limit: int) -> list[str]:
+        """Ids of those that are not settled and have nothing open."""
+        ...
 
     # Reads of the manager's loops
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:

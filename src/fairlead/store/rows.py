@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import orjson
 
+from fairlead.domain.batch import BatchItem
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
+from fairlead.domain.transitions import Move
 from fairlead.store.port import Epoch, LineChange
 
 STATUSES = (
@@ -56,6 +58,11 @@ def spec_of(job: Job) -> str:
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
     return orjson.dumps(spec if job.priority_source is None else (*spec, job.priority_source)).decode()
+
+
+def begins_round(move: Move) -> bool:
+    """A resume or a re-run: the only moves that can meet a job that had ended."""
+    return move.round > 0 and move.queued_at is not None
 
 
 _SLOTS: tuple[str, ...] = Job.__slots__
@@ -204,9 +211,17 @@ def epochs_of(answer: str) -> dict[str, Epoch]:
     return {scope: Epoch(number, server, bool(asked)) for scope, number, server, asked in orjson.loads(answer)}
 
 
-def record_of(answer: str) -> JobRecord:
-    """Reads what the query `get` wrote: the job's row, and what is kept beside it."""
-    row, input_json, metadata_json, results, attempts = orjson.loads(answer)
+def items_of(answer: str) -> list[BatchItem]:
+    """Items of a batch: [number, custom_id, job_id, job or null]."""
+    return [
+        BatchItem(number, custom_id, job_id, None if row is None else job_of(row))
+        for number, custom_id, job_id, row in orjson.loads(answer)
+    ]
+
+
+def record_of(said: list[Any]) -> JobRecord:
+    """Reads what the fragment `record_row` wrote: the job's row, and what is kept beside it."""
+    row, input_json, metadata_json, results, attempts = said
     job = job_of(row)
     return JobRecord(
         job,

@@ -10,6 +10,7 @@ import orjson
 
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Committed,
@@ -29,7 +30,7 @@ from fairlead.store.port import (
     Started,
     Transition,
 )
-from fairlead.store.postgres import encode, operators
+from fairlead.store.postgres import batches, encode, operators
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.rows import job_from
@@ -102,6 +103,7 @@ class Commit:
             (Relayed, self._relayed),
             (EndHolds, self._end_holds),
             (Prune, self._prune),
+            *((kind, self._batch_up) for kind in batch_kinds.KINDS),
             *((kind, self._operate) for kind in KINDS),
         )
         for kind, step in steps:
@@ -258,6 +260,10 @@ class Commit:
             doomed = await self._ask("prunable", *moments, prune.limit)
             gone = await self._ask("delete", sorted(row[0] for row in doomed)) if doomed else []
             self._outcomes[place] = Done(len(gone))
+
+    async def _batch_up(self, places: list[int]) -> None:
+        for place in places:
+            self._outcomes[place] = await batches.apply(self._batch[place], self._ask, self._now)
 
     async def _operate(self, places: list[int]) -> None:
         for place in places:

@@ -20,6 +20,7 @@ from fairlead.store.port import (
     Accepted,
     Busy,
     Committed,
+    CreateBatch,
     CreateKey,
     Done,
     LineChange,
@@ -36,7 +37,7 @@ from fairlead.store.postgres.connect import Backend
 from fairlead.store.postgres.express import recall
 from fairlead.store.postgres.queries import WRITES
 
-KEPT = 10_000  # transitions; as many as a journal has waiting
+KEPT = 50_000  # transitions; as many as a journal has waiting, and more than the largest batch of jobs has
 
 _Key = tuple[type, str]
 
@@ -123,6 +124,8 @@ def _key(transition: Transition) -> _Key | None:
     revokes a key, would be told that somebody had done so before."""
     if isinstance(transition, Submit):
         return Submit, transition.job.id
+    if isinstance(transition, CreateBatch):
+        return CreateBatch, transition.batch.id
     if isinstance(transition, UseTicket):
         return UseTicket, transition.hash
     if isinstance(transition, CreateKey):

@@ -113,11 +113,6 @@ def move_columns(moves: Iterable[Move]) -> Columns:
     )
 
 
-def begins_round(move: Move) -> bool:
-    """A resume or a re-run: the only moves that can meet a job with a result in its row."""
-    return move.round > 0 and move.queued_at is not None
-
-
 def result_columns(results: Iterable[tuple[int, StepResult]]) -> Columns:
     return columns(
         (seq, r.step, r.round, r.service, r.data_json, r.metrics_json, micros(r.finished_at), r.lease)

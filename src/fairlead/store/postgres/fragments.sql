@@ -24,12 +24,33 @@ WITH inserted AS (
         FROM inserted AS j WHERE j.outbox_id IS NOT NULL
 )
 
+-- name: record_columns
+-- A job, aliased j, with everything kept beside it. The order is that of `rows.record_from`.
+{job_columns}, j.input, j.metadata,
+(SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
+                 ORDER BY r.step, r.round)::text
+    FROM fairlead.step_result AS r WHERE r.seq = j.seq),
+(SELECT json_agg(json_build_array(a.step, a.service, a.round, a.attempt, a.error::json, a.started_at, a.ended_at,
+                                  a.worker, a.region) ORDER BY a.run)::text
+    FROM fairlead.attempt AS a WHERE a.seq = j.seq),
+j.result_about, j.result_data, j.result_metrics
+
 -- name: job_columns
 -- A row of `job`, aliased j. The order is that of `rows.job_from`.
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
 j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.spec
+
+-- name: batch_row
+-- A batch, aliased b. Its counts are counted from its jobs until it is settled. The order is that of `batches.state_of`.
+b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
+CASE WHEN b.finished_at IS NOT NULL THEN b.counts ELSE (
+    SELECT json_agg(json_build_array(found.status, found.n))::text FROM (
+        SELECT j.status, count(*) AS n FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id
+        WHERE i.batch_id = b.id GROUP BY j.status
+    ) AS found
+) END
 
 -- name: rules
 -- The version, what is declared, and [[service, limit, paused], …]; `settings.rules_of` reads it back.

@@ -13,6 +13,7 @@ from fairlead.domain.transitions import Move
 from fairlead.store.port import LineChange
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.rows import job_from
+from fairlead.store.rows import begins_round
 
 Ask = Callable[..., Awaitable[list[Any]]]
 """Runs the statement of that name with these parameters."""
@@ -52,10 +53,12 @@ class Moves:
         return applied
 
     async def _tell(self, moves: Sequence[Move]) -> list[int]:
-        if reviving := [move.job_id for move in moves if encode.begins_round(move)]:
+        if reviving := [move.job_id for move in moves if begins_round(move)]:
             await self._ask("spill", reviving)
             await self._ask("unspill", reviving)
         rows = await self._ask("move_and_tell", *encode.move_columns(moves), self._origin, self._now)
+        if reviving:
+            await self._ask("reopen_batches", reviving)
         moved = []
         for n, outbox_id, *row in rows:
             job = job_from(row)

@@ -6,15 +6,11 @@
 
 -- name: get
 -- A job with everything kept beside it.
-SELECT {job_columns}, j.input, j.metadata,
-    (SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
-                     ORDER BY r.step, r.round)::text
-        FROM fairlead.step_result AS r WHERE r.seq = j.seq),
-    (SELECT json_agg(json_build_array(a.step, a.service, a.round, a.attempt, a.error::json, a.started_at, a.ended_at,
-                                      a.worker, a.region) ORDER BY a.run)::text
-        FROM fairlead.attempt AS a WHERE a.seq = j.seq),
-    j.result_about, j.result_data, j.result_metrics
-FROM fairlead.job AS j WHERE j.id = $1
+SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = $1
+
+-- name: get_records
+-- $1: ids.
+SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
 -- name: get_jobs
 -- $1: ids.
@@ -26,6 +22,38 @@ SELECT {job_columns} FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LI
 
 -- name: count
 SELECT count(*) FROM fairlead.job AS j WHERE {where}
+
+-- name: get_batch
+SELECT {batch_row} FROM fairlead.job_batch AS b WHERE b.id = $1
+
+-- name: list_batches
+-- $1: before, $2: limit, and if a user is asked for, $3. Newest first.
+SELECT {batch_row} FROM fairlead.job_batch AS b
+WHERE ($1::text IS NULL OR b.id < $1) AND {whose} ORDER BY b.id DESC LIMIT $2::bigint
+
+-- name: batch_of_key
+SELECT id, body_hash FROM fairlead.job_batch WHERE user_id = $1 AND idempotency_key = $2
+
+-- name: batch_items
+-- $1: batch, $2: after, $3: limit, $4: statuses, none for all.
+SELECT i.item, i.custom_id, i.job_id, {job_columns}
+FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
+WHERE i.batch_id = $1 AND i.item > $2::int AND (cardinality($4::int[]) = 0 OR j.status = ANY ($4::int[]))
+ORDER BY i.item LIMIT $3::bigint
+
+-- name: batch_item
+-- $1: batch, $2: the caller's name for it, $3: its number if that can be one.
+SELECT i.item, i.custom_id, i.job_id, {job_columns}
+FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
+WHERE i.batch_id = $1 AND (i.custom_id = $2 OR i.item = $3::int)
+ORDER BY (i.custom_id = $2) IS NOT TRUE LIMIT 1
+
+-- name: ended_batches
+-- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end.
+SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
+    SELECT 1 FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id
+    WHERE i.batch_id = b.id AND j.ended IS NULL ORDER BY i.item DESC LIMIT 1
+) IS NULL ORDER BY b.id LIMIT $1::bigint
 
 -- name: outbox
 -- $1: this process, $2: older than. The outbox is small and scanned whole: ids are not in the order of commits.

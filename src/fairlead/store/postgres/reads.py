@@ -9,12 +9,13 @@ import asyncpg
 import orjson
 
 from fairlead.domain.audit import AuditRecord
-from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.batch import BatchItem, BatchState
+from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import Unavailable
-from fairlead.store import operators
+from fairlead.store import batches, operators
 from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
 from fairlead.store.postgres import rows
 from fairlead.store.postgres.connect import Server, translated
@@ -53,6 +54,10 @@ class Reads:
         answer = await self._ask(READS["get"], job_id)
         return rows.record_from(answer[0]) if answer else None
 
+    async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        records = [rows.record_from(row) for row in await self._ask(READS["get_records"], list(set(job_ids)))]
+        return {record.job.id: record for record in records}
+
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if not job_ids:
             return {}
@@ -68,6 +73,32 @@ class Reads:
         condition, parameters = _condition(where)
         ((number,),) = await self._ask(READS["count"].replace("{where}", condition), *parameters)
         return int(number)
+
+    async def get_batch(self, batch_id: str) -> BatchState | None:
+        answer = await self._ask(READS["get_batch"], batch_id)
+        return batches.state_of(answer[0]) if answer else None
+
+    async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
+        answer = await self._ask(READS["batch_of_key"], user_id, key)
+        return (answer[0][0], answer[0][1]) if answer else None
+
+    async def list_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[BatchState]:
+        whose, given = ("TRUE", ()) if user_id is None else ("b.user_id = $3", (user_id,))
+        sql = READS["list_batches"].replace("{whose}", whose)
+        return [batches.state_of(row) for row in await self._ask(sql, before, limit, *given)]
+
+    async def batch_items(
+        self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
+    ) -> list[BatchItem]:
+        codes = [STATUS_CODES[status] for status in statuses]
+        return [rows.item_from(row) for row in await self._ask(READS["batch_items"], batch_id, after, limit, codes)]
+
+    async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
+        answer = await self._ask(READS["batch_item"], batch_id, name, batches.number_of(name))
+        return rows.item_from(answer[0]) if answer else None
+
+    async def ended_batches(self, limit: int) -> list[str]:
+        return [row[0] for row in await self._ask(READS["ended_batches"], limit)]
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         given = RELAYING, micros(older_than), limit

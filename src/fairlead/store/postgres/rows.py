@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from fairlead.domain.batch import BatchItem
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, StepResult
 from fairlead.store.port import LineChange
 from fairlead.store.rows import job_of, seconds
@@ -38,6 +39,12 @@ def change_from(row: Sequence[Any]) -> LineChange:
     """A row of the outbox: its id, the job's id, and the job's columns, all NULL when it is gone."""
     outbox_id, job_id, *job = row
     return LineChange(outbox_id, job_id, None if job[0] is None else job_from(job))
+
+
+def item_from(row: Sequence[Any]) -> BatchItem:
+    """An item of a batch: its number, custom_id and job's id, and the job's columns, all NULL when it is gone."""
+    number, custom_id, job_id, *job = row
+    return BatchItem(number, custom_id, job_id, None if job[0] is None else job_from(job))
 
 
 def hold_from(row: Sequence[Any]) -> Hold:

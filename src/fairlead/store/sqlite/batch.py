@@ -15,6 +15,7 @@ import orjson
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
+from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Accepted,
@@ -37,7 +38,7 @@ from fairlead.store.port import (
 )
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.settings import rules_of
-from fairlead.store.sqlite import encode
+from fairlead.store.sqlite import batches, encode
 from fairlead.store.sqlite.operators import OUTCOMES, operator_rows
 from fairlead.store.sweeps import Sweep, moves_of, taken_in
 
@@ -62,6 +63,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (Relayed, encode.relayed_rows),
     (EndHolds, encode.end_holds_rows),
     (Prune, encode.prune_rows),
+    *((kind, batches.batch_rows) for kind in batch_kinds.KINDS),
     *((kind, operator_rows) for kind in KINDS),
 )
 
@@ -123,7 +125,7 @@ class Batch:
         self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
-        for kind, (name, outcome) in OUTCOMES.items():
+        for kind, (name, outcome) in (OUTCOMES | batches.OUTCOMES).items():
             if kind in self._places:
                 self._valued(kind, name, outcome)
         changes += [LineChange(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]

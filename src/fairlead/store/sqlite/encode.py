@@ -11,7 +11,7 @@ from fairlead.domain.job import Attempt, Hold
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
 from fairlead.store.port import DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
-from fairlead.store.rows import STATUS_CODES, json_text, micros, spec_of
+from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, spec_of
 from fairlead.store.settings import declaration_of
 
 Row = tuple[str, str | int | None]
@@ -122,6 +122,8 @@ def move_rows(moves: Sequence[Move]) -> list[Row]:
                 _body([(n, r.step, r.round, r.service, micros(r.finished_at), r.lease) for n, r in results]),
             )
         )
+    if reviving := [move.job_id for move in moves if begins_round(move)]:
+        rows.append(("reopen", _body(reviving)))
     if failed:
         rows.append(("failed", _body([_attempt_row(n, attempt) for n, attempt in failed])))
     if holds:

@@ -1,4 +1,35 @@
 -- Expressions that several statements share: `{name}` in a query stands for them.
+-- One that contains another comes before it.
+
+-- name: record_row
+-- A job, aliased j, with everything kept beside it, as one JSON array. The order is that of `rows.record_of`.
+json_array(
+    {job_row},
+    (SELECT input FROM job_input WHERE seq = j.seq),
+    (SELECT metadata FROM job_note WHERE seq = j.seq),
+    (SELECT json_group_array(json_array(step, service, round, data, metrics, finished_at, lease))
+        FROM (SELECT * FROM step_result WHERE seq = j.seq ORDER BY step, round)),
+    (SELECT json_group_array(json_array(
+            step, service, round, attempt, json(error), started_at, ended_at, worker, region))
+        FROM (SELECT * FROM attempt WHERE seq = j.seq ORDER BY run))
+)
+
+-- name: batch_row
+-- A batch, aliased b, as one JSON array. Its counts are counted from its jobs until it is settled. The order is that of
+-- `batches.state_of`.
+json_array(
+    b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
+    CASE WHEN b.finished_at IS NOT NULL THEN json(b.counts) ELSE json((
+        SELECT json_group_array(json_array(status, n)) FROM (
+            SELECT j.status, count(*) AS n FROM batch_item AS i CROSS JOIN job AS j ON j.id = i.job_id
+            WHERE i.batch_id = b.id GROUP BY j.status
+        )
+    )) END
+)
+
+-- name: item_row
+-- An item of a batch, aliased i, with its job, aliased j, as one JSON array.
+json_array(i.item, i.custom_id, i.job_id, json(CASE WHEN j.seq IS NOT NULL THEN {job_row} END))
 
 -- name: job_row
 -- A row of `job`, aliased j, as one JSON array. The order is that of `rows.job_of`.

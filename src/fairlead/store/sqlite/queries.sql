@@ -3,16 +3,12 @@
 
 -- name: get
 -- A job with everything kept beside it.
-SELECT json_array(
-    {job_row},
-    (SELECT input FROM job_input WHERE seq = j.seq),
-    (SELECT metadata FROM job_note WHERE seq = j.seq),
-    (SELECT json_group_array(json_array(step, service, round, data, metrics, finished_at, lease))
-        FROM (SELECT * FROM step_result WHERE seq = j.seq ORDER BY step, round)),
-    (SELECT json_group_array(json_array(
-            step, service, round, attempt, json(error), started_at, ended_at, worker, region))
-        FROM (SELECT * FROM attempt WHERE seq = j.seq ORDER BY run))
-) FROM job AS j WHERE j.id = ?
+SELECT {record_row} FROM job AS j WHERE j.id = ?
+
+-- name: get_records
+-- ?1: JSON array of ids.
+SELECT '[' || coalesce(group_concat({record_row}, ','), '') || ']'
+FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value
 
 -- name: get_jobs
 -- ?1: JSON array of ids.
@@ -26,6 +22,39 @@ FROM (SELECT {job_row} AS row FROM job AS j WHERE {where} ORDER BY j.seq DESC LI
 
 -- name: count
 SELECT count(*) FROM job AS j WHERE {where}
+
+-- name: get_batch
+SELECT {batch_row} FROM job_batch AS b WHERE b.id = ?
+
+-- name: list_batches
+-- Newest first. {whose} says whose and before which.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
+FROM (SELECT {batch_row} AS row FROM job_batch AS b WHERE {whose} ORDER BY b.id DESC LIMIT ?)
+
+-- name: batch_of_key
+SELECT json_array(id, body_hash) FROM job_batch WHERE user_id = ? AND idempotency_key = ?
+
+-- name: batch_items
+-- ?: batch, after, JSON array of statuses (none for all) twice, limit.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {item_row} AS row FROM batch_item AS i LEFT JOIN job AS j ON j.id = i.job_id
+    WHERE i.batch_id = ? AND i.item > ? AND (? = '[]' OR j.status IN (SELECT value FROM json_each(?)))
+    ORDER BY i.item LIMIT ?
+)
+
+-- name: batch_item
+-- ?1: batch, ?2: the caller's name for it, ?3: its number if that can be one.
+SELECT {item_row} FROM batch_item AS i LEFT JOIN job AS j ON j.id = i.job_id
+WHERE i.batch_id = ?1 AND (i.custom_id = ?2 OR i.item = ?3) ORDER BY i.custom_id IS NOT ?2 LIMIT 1
+
+-- name: ended_batches
+-- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end.
+SELECT json_group_array(id) FROM (
+    SELECT b.id FROM job_batch AS b WHERE b.finished_at IS NULL AND (
+        SELECT 1 FROM batch_item AS i CROSS JOIN job AS j ON j.id = i.job_id
+        WHERE i.batch_id = b.id AND j.status < 4 ORDER BY i.item DESC LIMIT 1
+    ) IS NULL ORDER BY b.id LIMIT ?
+)
 
 -- name: outbox
 -- ?1: this process, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in the order of

@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 
 from fairlead.domain.audit import AuditRecord
-from fairlead.domain.job import Hold, Job, JobRecord
+from fairlead.domain.batch import BatchItem, BatchState
+from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import Unavailable
-from fairlead.store import operators, rows
+from fairlead.store import batches, operators, rows
 from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
 from fairlead.store.queries import without_comments
 from fairlead.store.settings import declared_of, rules_of
@@ -90,7 +91,12 @@ class Reads:
 
     async def get(self, job_id: str) -> JobRecord | None:
         answer = await self._ask(self._sql["get"], job_id)
-        return None if answer is None else rows.record_of(answer)
+        return None if answer is None else rows.record_of(orjson.loads(answer))
+
+    async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        wanted = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
+        records = map(rows.record_of, orjson.loads(await self._ask(self._sql["get_records"], wanted)))
+        return {record.job.id: record for record in records}
 
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
         wanted = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
@@ -104,6 +110,35 @@ class Reads:
     async def count(self, where: JobFilter) -> int:
         condition, parameters = _condition(where)
         return int(await self._ask(self._sql["count"].replace("{where}", condition), *parameters))
+
+    async def get_batch(self, batch_id: str) -> BatchState | None:
+        answer = await self._ask(self._sql["get_batch"], batch_id)
+        return None if answer is None else batches.state_of(orjson.loads(answer))
+
+    async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
+        answer = await self._ask(self._sql["batch_of_key"], user_id, key)
+        return None if answer is None else tuple(orjson.loads(answer))
+
+    async def list_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[BatchState]:
+        given = {"b.user_id = ?": user_id, "b.id < ?": before}
+        terms = [term for term, value in given.items() if value is not None]
+        sql = self._sql["list_batches"].replace("{whose}", " AND ".join(terms) or "TRUE")
+        answer = await self._ask(sql, *(value for value in given.values() if value is not None), limit)
+        return [batches.state_of(row) for row in orjson.loads(answer)]
+
+    async def batch_items(
+        self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
+    ) -> list[BatchItem]:
+        codes = orjson.dumps([rows.STATUS_CODES[status] for status in statuses]).decode()
+        return rows.items_of(await self._ask(self._sql["batch_items"], batch_id, after, codes, codes, limit))
+
+    async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
+        answer = await self._ask(self._sql["batch_item"], batch_id, name, batches.number_of(name))
+        return None if answer is None else rows.items_of(f"[{answer}]")[0]
+
+    async def ended_batches(self, limit: int) -> list[str]:
+        found: list[str] = orjson.loads(await self._ask(self._sql["ended_batches"], limit))
+        return found
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         sql, parameters = self._of_lanes("outbox", lanes)

@@ -20,6 +20,7 @@ import orjson
 from fairlead.domain.job import Job
 from fairlead.errors import Unavailable
 from fairlead.store import rows
+from fairlead.store.batches import key_taken
 from fairlead.store.port import RELAYING, Busy, Committed, RingTimers, Transition
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.batch import Batch
@@ -99,6 +100,7 @@ class SqliteStore(Reads):
             self._writer = connect.writer(self._path, self._synchronous)
             self._writer.executescript(script("apply.sql"))
             self._writer.executescript(script("operators.sql"))
+            self._writer.executescript(script("batches.sql"))
 
     def _close_writer(self) -> None:
         if self._writer is not None:
@@ -155,6 +157,10 @@ class SqliteStore(Reads):
             raise
         except Unavailable:
             self._cannot_write = True
+            raise
+        except sqlite3.IntegrityError as error:
+            if "job_batch.idempotency_key" in str(error):
+                raise key_taken() from None
             raise
         self._cannot_write = False
 

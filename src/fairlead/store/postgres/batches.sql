@@ -1,0 +1,48 @@
+-- Batches, one statement after the other for each transition: they are rare. The jobs themselves are written by the
+-- statements of every other job.
+
+-- name: create_batch
+-- No row: another process has made a batch with this key in this moment.
+INSERT INTO fairlead.job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash)
+    VALUES ($1, $2, $3, $4, $5::bigint, $6::int, $7, $8) ON CONFLICT DO NOTHING RETURNING 1
+
+-- name: add_items
+INSERT INTO fairlead.batch_item (batch_id, item, job_id, custom_id)
+    SELECT * FROM unnest($1::text[], $2::int[], $3::text[], $4::text[])
+
+-- name: lock_batch
+-- $1: id. `settle_batch` must see what a job's revival committed that had it locked before.
+SELECT 1 FROM fairlead.job_batch WHERE id = $1 FOR UPDATE
+
+-- name: settle_batch
+-- $1: id, $2: now, for a batch of which no job is left.
+WITH found AS (
+    SELECT j.status, count(*) AS n, max(j.finished_at) AS finished_at
+    FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id WHERE i.batch_id = $1 GROUP BY j.status
+)
+UPDATE fairlead.job_batch SET
+    finished_at = coalesce((SELECT max(finished_at) FROM found), $2::bigint),
+    counts = coalesce((SELECT json_agg(json_build_array(status, n)) FROM found)::text, '[]')
+WHERE id = $1 AND finished_at IS NULL AND NOT EXISTS (SELECT FROM found WHERE status < 4)
+RETURNING 1
+
+-- name: reopen_batches
+-- $1: ids of jobs that begin a new round. Locked whether settled or not: a settlement under way, which still saw these jobs
+-- ended, is struck out when it is done.
+UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id IN (
+    SELECT b.id FROM fairlead.job_batch AS b
+    WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))
+    ORDER BY b.id FOR UPDATE
+)
+
+-- name: prune_batches
+-- $1: finished before, $2: limit. One that another manager is pruning is left to it.
+WITH gone AS (
+    DELETE FROM fairlead.job_batch WHERE id IN (
+        SELECT id FROM fairlead.job_batch WHERE finished_at < $1::bigint
+        ORDER BY finished_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+    ) RETURNING id
+), items AS (
+    DELETE FROM fairlead.batch_item AS i USING gone WHERE i.batch_id = gone.id
+)
+SELECT id FROM gone

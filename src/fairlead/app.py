@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from fairlead import config as configuration
+from fairlead.batching import Batching
 from fairlead.config import Settings
 from fairlead.domain import transitions
 from fairlead.domain.config import Config, ServiceConfig
-from fairlead.domain.job import OPEN, JobStatus
+from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.order import Place
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
@@ -49,6 +50,8 @@ from fairlead.operators import Operators
 from fairlead.runtime import events, view
 from fairlead.runtime.administration import Administration
 from fairlead.runtime.audit import AuditBook
+from fairlead.runtime.batch_watch import BatchWatch
+from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock, SystemClock
 from fairlead.runtime.dead import DeadLetters
 from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
@@ -77,7 +80,7 @@ MOST_IN_A_SNAPSHOT = 100
 LOOK_AT_ONCE = 16
 
 
-class Fairlead(Operators):
+class Fairlead(Operators, Batching):
     def __init__(
         self,
         config: str | Path | Settings | Config | None = None,
@@ -184,6 +187,10 @@ class Fairlead(Operators):
         self._dead = DeadLetters(store, self._journal, self._recorder, self._clock, self._audit)
         self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
         self._registry = Registry(store, self._audit)
+        self._batches = Batches(
+            store, self._journal, self._recorder, self._operations, self._clock, lambda: self.config.wait_timeouts
+        )
+        self._batch_watch = BatchWatch(self._batches, self.hub, self._clock)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
         self._keys = Keys(store, self._journal, self._clock, has_admin=self.settings.admin_key is not None)
         self._turns = asyncio.Semaphore(LOOK_AT_ONCE)
@@ -369,19 +376,24 @@ class Fairlead(Operators):
         else:
             outcomes = await journal.write_all(submits)
         receipts = []
-        count = self._recorder.observations.accepted
         for submit, outcome in zip(submits, outcomes, strict=True):
             assert isinstance(outcome, Accepted)
             job = submit.job
-            if job.timer_at is not None:
+            if connection is None and not outcome.replayed:
+                self._welcome(job, now)
+            elif job.timer_at is not None:  # nobody knows yet whether the caller commits
                 self._recorder.on_timer(job.timer_at)
-            if connection is None and not outcome.replayed:  # nobody knows yet whether the caller commits
-                count[job.feature_name, job.priority] += 1
             receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, job.scheduled_at))
-            # Nobody knows its id yet, but its user may be followed. In a caller's transaction it is not there yet.
-            if connection is None and not outcome.replayed and self.hub.follows(job.user_id):
-                self.hub.publish(accepted(job, now), job.user_id)
         return receipts
+
+    def _welcome(self, job: Job, now: float) -> None:
+        """A job that is committed."""
+        if job.timer_at is not None:
+            self._recorder.on_timer(job.timer_at)
+        self._recorder.observations.accepted[job.feature_name, job.priority] += 1
+        # Nobody knows its id yet, but its user may be followed.
+        if self.hub.follows(job.user_id):
+            self.hub.publish(accepted(job, now), job.user_id)
 
     # ------------------------------------------------------------ looking
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.job import JobStatus, Priority
 from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
+from fairlead.runtime.batch_view import BatchView, ItemView
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Why
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
+    from fairlead.batching import Batching
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,52 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A batch that is accepted: all of its jobs are committed. `replayed`: the key was seen before."""
+
+    batch_id: str
+    total: int
+    replayed: bool
+
+
+class BatchHandle:
+    """A submitted batch."""
+
+    def __init__(self, app: Batching, batch_id: str) -> None:
+        self._app = app
+        self.id = batch_id
+
+    async def get(self) -> BatchView:
+        return await self._app.get_batch(self.id)
+
+    async def wait(self, timeout: float | None = None) -> BatchView:
+        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        return await self._app.wait_batch(self.id, timeout)
+
+    def results(self) -> AsyncIterator[ItemView]:
+        """Every item with its result, in their order."""
+        return self._app.batch_results(self.id)
+
+    def events(self) -> AsyncIterator[dict[str, Any] | None]:
+        return self._app.watch_batch(self.id)
+
+    async def cancel(self) -> int:
+        """Every item that has not ended; returns how many."""
+        return await self._app.cancel_batch(self.id)
+
+    async def resume(self) -> int:
+        """Every failed item that is marked retryable; returns how many."""
+        return await self._app.resume_batch(self.id)
+
+    async def retry(self, item: str | int) -> ItemView:
+        """One failed item, by its custom_id or its number."""
+        return await self._app.retry_item(self.id, item)
+
+    def __repr__(self) -> str:
+        return f"BatchHandle({self.id!r})"
 
 
 def result_of(job: JobView, timeout: float | None) -> Any:

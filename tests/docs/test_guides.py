@@ -24,6 +24,7 @@ def test_every_reason_for_a_failure_is_explained(code: str) -> None:
 def test_every_call_of_the_app_is_in_the_guide() -> None:
     guide = (ROOT / "docs/python.md").read_text(encoding="utf-8") + (ROOT / "README.md").read_text(encoding="utf-8")
     internal = {"open", "close", "accept", "places", "places_of_new", "check", "feed", "owner_of"}
+    internal |= {"accept_batch", "owner_of_batch"}
     internal |= {"issue_ticket", "use_ticket", "count_keys"}
     calls = {
         name for name, _ in inspect.getmembers(Fairlead, inspect.isfunction) if not name.startswith("_")

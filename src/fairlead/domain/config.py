@@ -179,6 +179,7 @@ class ServerConfig(Section):
     host: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
+    max_batch_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 33554432
     max_waiting_per_user: Annotated[int, Field(ge=0)] = 0
     submits_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_bulk: Annotated[int, Field(ge=1, le=100_000)] = 10_000

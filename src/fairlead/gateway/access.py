@@ -1,7 +1,8 @@
 """Who may use which route, and whose jobs a caller may see.
 
 Every route has a line in `RULES`; one without is refused to everybody. A route of rule ANY whose path has a `{job_id}`
-is answered to a user key with 404 for a job of somebody else: the `Guard` looks, so no route can forget to.
+is answered to a user key with 404 for a job of somebody else, and so for `{batch_id}`: the `Guard` looks, so no route
+can forget to.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ RULES: dict[tuple[str, str], Access] = {
     ("GET", "/api/v1/jobs/{job_id}/why"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/cancel"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/resume"): Access.ANY,
+    ("POST", "/api/v1/batches"): Access.ANY,
+    ("GET", "/api/v1/batches"): Access.ANY,
+    ("GET", "/api/v1/batches/{batch_id}"): Access.ANY,
+    ("GET", "/api/v1/batches/{batch_id}/items"): Access.ANY,
+    ("GET", "/api/v1/batches/{batch_id}/results"): Access.ANY,
+    ("GET", "/api/v1/batches/{batch_id}/events"): Access.ANY,
+    ("POST", "/api/v1/batches/{batch_id}/cancel"): Access.ANY,
+    ("POST", "/api/v1/batches/{batch_id}/resume"): Access.ANY,
+    ("POST", "/api/v1/batches/{batch_id}/items/{item}/retry"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
     ("GET", "/metrics"): Access.SERVICE,
@@ -85,7 +95,7 @@ RULES: dict[tuple[str, str], Access] = {
 }
 
 # Answers that do not end by themselves. A browser opens them with a ticket, and they end when their key is revoked.
-STREAMS = frozenset({("GET", "/api/v1/jobs/{job_id}/events")})
+STREAMS = frozenset({("GET", "/api/v1/jobs/{job_id}/events"), ("GET", "/api/v1/batches/{batch_id}/events")})
 
 
 def rule_of(method: str, path: str) -> Access | None:
@@ -156,3 +166,9 @@ async def check_job_in_reach(fairlead: Fairlead, caller: Caller, job_id: str) ->
     """A job of somebody else is not there, as far as a user key can tell."""
     if caller.role is Role.USER and await fairlead.owner_of(job_id) != caller.user_id:
         raise NotFound(f"there is no job {job_id}")
+
+
+async def check_batch_in_reach(fairlead: Fairlead, caller: Caller, batch_id: str) -> None:
+    """The same for a batch."""
+    if caller.role is Role.USER and await fairlead.owner_of_batch(batch_id) != caller.user_id:
+        raise NotFound(f"there is no batch {batch_id}")

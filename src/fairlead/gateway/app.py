@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, dead, doctor, health, jobs, keys, metrics, operators, sockets, workers
+from fairlead.gateway import admin, batches, dead, doctor, health, jobs, keys, metrics, operators, sockets, workers
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     jobs.router,
+    batches.router,
     sockets.router,
     admin.router,
     dead.router,
@@ -79,7 +80,7 @@ class Gateway(FastAPI):
         fairlead: Fairlead = self.state.fairlead
         server = fairlead.config.server
         app: ASGIApp = Express(super().build_middleware_stack())
-        app = BodyLimit(app, max_body=server.max_body)
+        app = BodyLimit(app, max_body=server.max_body, larger={batches.BATCHES: server.max_batch_body})
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )

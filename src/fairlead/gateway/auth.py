@@ -34,6 +34,7 @@ from fairlead.gateway.access import (
     Access,
     Caller,
     all_routes,
+    check_batch_in_reach,
     check_job_in_reach,
     is_stream,
     rule_of,
@@ -153,7 +154,9 @@ class Guard:
         if target is not None:
             _check_role(caller, target.access)
             if caller.role is Role.USER and "job_id" in target.params:
-                await check_job_in_reach(self._fairlead, caller, _job_id(target.params["job_id"]))
+                await check_job_in_reach(self._fairlead, caller, _id_in(target.params, "job_id"))
+            if caller.role is Role.USER and "batch_id" in target.params:
+                await check_batch_in_reach(self._fairlead, caller, _id_in(target.params, "batch_id"))
         return caller
 
     # ------------------------------------------------------------ who?
@@ -312,12 +315,12 @@ def _bare(method: str, path: str) -> Scope:
     return {"type": kind, "method": method, "path": path, "root_path": "", "headers": []}
 
 
-def _job_id(text: Any) -> str:
+def _id_in(params: dict[str, Any], name: str) -> str:
     """The way the routes read it: a form that only one of us understood would pass unseen."""
     try:
-        return str(UUID(str(text)))
+        return str(UUID(str(params[name])))
     except ValueError:
-        raise InvalidInput("job_id: should be a valid UUID", pointer="/job_id") from None
+        raise InvalidInput(f"{name}: should be a valid UUID", pointer=f"/{name}") from None
 
 
 def _is_loopback(address: str) -> bool:

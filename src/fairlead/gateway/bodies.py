@@ -38,7 +38,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 async def read_json(request: Request) -> Any:
     _require_json(headers_of(request.scope).get(b"content-type", b""))
-    return _decode(await request.body())
+    return decode(await request.body())
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
@@ -60,7 +60,7 @@ def _require_json(content_type: bytes) -> None:
         raise UnsupportedMediaType("send the body as 'Content-Type: application/json'")
 
 
-def _decode(body: bytes) -> Any:
+def decode(body: bytes) -> Any:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -91,9 +91,9 @@ def _refuse_large_integers(body: bytes) -> None:
 
 def _fields(body: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     for name, value in body.items() if isinstance(body, dict) else ():
-        if name == "jobs" and isinstance(value, list):
+        if name in ("jobs", "items") and isinstance(value, list):
             for index, job in enumerate(value):
-                yield from ((("jobs", index, *path), field) for path, field in _fields(job))
+                yield from (((name, index, *path), field) for path, field in _fields(job))
         else:
             yield (name,), value
 

@@ -1,9 +1,10 @@
-"""No body over `server.max_body` is taken into memory, whether it says its size or not, and none is waited for that
-stopped coming."""
+"""No body over `server.max_body`, or `server.max_batch_body` for a batch, is taken into memory, whether it says its
+size or not, and none is waited for that stopped coming."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,25 +16,35 @@ PATIENCE_S = 30.0
 
 
 class BodyLimit:
-    """`patience` is how long the next piece of a body may take, in seconds."""
+    """`larger` are the paths where more is allowed. `patience` is how long the next piece of a body may take, in
+    seconds."""
 
-    def __init__(self, app: ASGIApp, *, max_body: int, patience: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body: int,
+        larger: Mapping[str, int] | None = None,
+        patience: float = PATIENCE_S,
+    ) -> None:
         self.app = app
         self._max = max_body
+        self._larger = dict(larger or {})
         self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        most = self._larger.get(scope["path"], self._max)
         length = headers_of(scope).get(b"content-length")
         # The server reads no more than what was announced.
-        if length is None or (length.isdigit() and len(length) < 19 and int(length) <= self._max):
-            await self.app(scope, self._limited(receive), send)
+        if length is None or (length.isdigit() and len(length) < 19 and int(length) <= most):
+            await self.app(scope, self._limited(receive, most), send)
         else:
-            await problem_response(self._too_large(), scope)(scope, receive, send)
+            await problem_response(self._too_large(most), scope)(scope, receive, send)
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive, most: int) -> Receive:
         seen = 0
         more = True
 
@@ -49,11 +60,12 @@ class BodyLimit:
                 raise BodyTimeout(f"nothing more of the body came for {self._patience:g} seconds") from None
             more = message.get("more_body", False)
             seen += len(message.get("body", b""))
-            if seen > self._max:
-                raise self._too_large()
+            if seen > most:
+                raise self._too_large(most)
             return message
 
         return limited
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is over {self._max} bytes (server.max_body)")
+    def _too_large(self, most: int) -> TooLarge:
+        setting = "max_body" if most == self._max else "max_batch_body"
+        return TooLarge(f"the body is over {most} bytes (server.{setting})")

@@ -16,7 +16,15 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from fairlead.errors import FairleadError, InvalidInput, NotFound, TooLarge, Unavailable, UnknownFeature
-from fairlead.gateway import models, models_access, models_admin, models_doctor, models_operations, models_runtime
+from fairlead.gateway import (
+    models,
+    models_access,
+    models_admin,
+    models_batches,
+    models_doctor,
+    models_operations,
+    models_runtime,
+)
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
     TITLES,
@@ -58,10 +66,14 @@ EVENT = {
 
 TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
+    {"name": "batches", "description": "Many jobs as one."},
     {"name": "keys", "description": "Who may do what."},
     {"name": "operations", "description": "Queues, slots, dead letters; what operators do, and the audit of it."},
     {"name": "health", "description": "For probes; these two never need a key."},
 ]
+
+MODULES = (models, models_access, models_admin, models_batches, models_doctor, models_operations, models_runtime)
+"""Where the shapes are."""
 
 _DETAILS = {
     "bad_json": ("the body is not JSON: unexpected end of data: line 1 column 1 (char 0)", None),
@@ -165,7 +177,7 @@ def document(gateway: FastAPI) -> dict[str, Any]:
         )
         shapes = [
             (shape, "validation")
-            for module in (models, models_access, models_admin, models_doctor, models_operations, models_runtime)
+            for module in MODULES
             for shape in vars(module).values()
             if isinstance(shape, type) and issubclass(shape, BaseModel) and shape.__module__ == module.__name__
         ]

@@ -139,6 +139,7 @@ class Hub:
         self._followed: dict[str, _Followed] = {}
         self._user_of: dict[str, str] = {}
         """The users' jobs that are known to be open."""
+        self._present: set[Subscription] = set()
         self.elsewhere: set[str] = set()
         """Topics that are watched in other processes."""
         self.on_event: Callable[[str, Event], None] = lambda topic, event: None
@@ -203,6 +204,16 @@ class Hub:
         finally:
             self.unfollow(job_id, reader)
 
+    @contextmanager
+    def present(self) -> Iterator[Subscription]:
+        """A reader of no topic, who looks for itself: it is told nothing but that this process stops."""
+        reader = Subscription()
+        self._present.add(reader)
+        try:
+            yield reader
+        finally:
+            self._present.discard(reader)
+
     # ------------------------------------------------------------ what is told
 
     def publish(self, event: Event, user_id: str) -> None:
@@ -237,7 +248,7 @@ class Hub:
 
     def dismiss(self) -> None:
         """All readers of now; new ones may come."""
-        for readers in self._readers.values():
+        for readers in (*self._readers.values(), self._present):
             for reader in readers:
                 reader.end(Dismissed())
 

@@ -22,6 +22,7 @@ from fairlead.runtime.desk import Desk
 from fairlead.runtime.events import Hub
 from fairlead.runtime.heartbeat import Heartbeat
 from fairlead.runtime.leader import Leader
+from fairlead.runtime.loops.batches import BatchesLoop
 from fairlead.runtime.loops.holds import HoldsLoop
 from fairlead.runtime.loops.outbox import OutboxLoop
 from fairlead.runtime.loops.promote import PromoteLoop
@@ -118,6 +119,7 @@ class Line:
                 PromoteLoop(store, recorder, config.promotion, lambda: self.rules.wait_timeouts),
                 recovery,
                 HoldsLoop(store, journal, line),
+                BatchesLoop(store, journal),
                 PruneLoop(journal, config.retention),
                 ReconcileLoop(store, line, lambda: self.lanes),
             ],

@@ -77,22 +77,23 @@ def check_limit(limit: int) -> None:
         raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}", pointer="/limit")
 
 
-def check_id(job_id: str) -> str:
-    """A job id is a UUID in its usual form; anything else cannot be one of ours."""
+def check_id(given: str, what: str = "job", pointer: str | None = None) -> str:
+    """The id of a job or a batch is a UUID in its usual form; anything else cannot be one of ours."""
     try:
-        if isinstance(job_id, str) and str(UUID(job_id)) == job_id:
-            return job_id
+        if isinstance(given, str) and str(UUID(given)) == given:
+            return given
     except ValueError:
         pass
-    raise InvalidInput("a job id is a UUID, such as 0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10", pointer="/job_id")
+    text = f"a {what} id is a UUID, such as 0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
+    raise InvalidInput(text, pointer=pointer or f"/{what}_id")
 
 
-def write_cursor(seq: int, where: JobFilter) -> str:
+def write_cursor(seq: int, where: object) -> str:
     """Opaque to callers, and bound to the filter it was made for."""
     return base64.urlsafe_b64encode(f"{seq}.{_mark(seq, where)}".encode()).decode().rstrip("=")
 
 
-def read_cursor(cursor: str, where: JobFilter) -> int:
+def read_cursor(cursor: str, where: object) -> int:
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
         seq, _, mark = text.partition(".")
@@ -103,5 +104,5 @@ def read_cursor(cursor: str, where: JobFilter) -> int:
     raise InvalidInput("this cursor is not from this list; begin without one", pointer="/cursor")
 
 
-def _mark(seq: int, where: JobFilter) -> str:
+def _mark(seq: int, where: object) -> str:
     return f"{zlib.crc32(repr((seq, where)).encode()):08x}"

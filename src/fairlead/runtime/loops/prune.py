@@ -1,13 +1,15 @@
-"""Removes what is kept no longer, in small batches so that nobody waits behind it: finished jobs, audit records, and
-processes that are long dead."""
+"""Removes what is kept no longer, in small batches so that nobody waits behind it: finished jobs, batches,
+audit records, and processes that are long dead."""
 
 from __future__ import annotations
 
 from fairlead.domain.config import RetentionConfig
 from fairlead.store.journal import Journal
-from fairlead.store.port import Done, Outcome, Prune, PruneRecords
+from fairlead.store.port import Done, Outcome, Prune, PruneBatches, PruneRecords
 
 BATCH = 500
+BATCHES = 5
+"""Batches of jobs at a time: one may have ten thousand items."""
 EVERY = 60.0
 KEEP_PROCESSES = 86400.0
 
@@ -22,17 +24,21 @@ class PruneLoop:
 
     async def tick(self, now: float) -> float:
         config = self._config
-        jobs, records = await self._journal.write_each(
+        # A batch goes when its last job does, whichever way that ended.
+        ended_before = now - max(config.keep_finished, config.keep_failed)
+        jobs, batches, records = await self._journal.write_each(
             [
                 Prune(now - config.keep_finished, now - config.keep_failed, BATCH),
+                PruneBatches(ended_before, BATCHES),
                 PruneRecords(now - config.keep_audit, now - KEEP_PROCESSES, BATCH),
             ]
         )
-        counts = _count(jobs), _count(records)
+        counts = _count(jobs), _count(records), _count(batches)
         self.scanned += sum(counts)
         self.queued += sum(counts)
         every = min(EVERY, config.keep_finished, config.keep_failed, config.keep_audit)
-        return now if BATCH in counts else now + every
+        more = BATCH in counts[:2] or counts[2] == BATCHES
+        return now if more else now + every
 
 
 def _count(outcome: Outcome | Exception) -> int:

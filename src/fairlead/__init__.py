@@ -23,7 +23,8 @@ from fairlead.errors import (
     WrongState,
 )
 from fairlead.executors.port import Call
-from fairlead.handle import JobHandle, Receipt
+from fairlead.handle import BatchHandle, JobHandle, Receipt
+from fairlead.runtime.batch_view import BatchView, ItemView
 from fairlead.runtime.reasons import Reason
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "BatchHandle",
+    "BatchView",
     "Call",
     "Client",
     "Config",
     "ConfigError",
     "Fairlead",
     "FairleadError",
+    "ItemView",
     "JobCancelled",
     "JobError",
     "JobFailed",

@@ -38,10 +38,17 @@ FEATURES = ("full_pipeline", "text_only", "echo", "gated", "broken", "flaky")
 MUST_SUCCEED = {
     "POST /api/v1/jobs",
     "POST /api/v1/jobs/bulk",
+    "POST /api/v1/batches",
     "GET /api/v1/jobs/{job_id}/events",
     "POST /admin/services/{service}/pause",
     "PUT /admin/services/{service}/limit",
 }
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(context: Any, value: Any) -> bytes:
+    """A body of JSON Lines is text to the document."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 
 @pytest.mark.slow

@@ -36,11 +36,25 @@ class Gateway:
             trust_env=not is_loopback(urlsplit(self.url).hostname or ""),
         )
 
-    def get(self, path: str, **params: Any) -> Any:
-        return self._send("GET", path, params={name: value for name, value in params.items() if value is not None})
+    def get(self, path: str, *, headers: Mapping[str, str] | None = None, **params: Any) -> Any:
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._send("GET", path, params=given, headers=dict(headers or {}))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
         return self._send("POST", path, json=body, headers=dict(headers or {}))
+
+    def post_lines(self, path: str, body: bytes, *, params: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+        """JSON Lines, as they are."""
+        said = {**headers, "Content-Type": "application/x-ndjson"}
+        return self._send("POST", path, content=body, params=dict(params), headers=said)
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        """A long answer, piece by piece. One that breaks off is a failure, and never a short answer."""
+        with self._failures(), self._client.stream("GET", path) as response:
+            if response.status_code >= 300:
+                response.read()
+                raise self._refusal(response)
+            yield from response.iter_bytes()
 
     def put(self, path: str, body: Any) -> Any:
         return self._send("PUT", path, json=body)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, why, worker
+from fairlead.cli.batch import batch
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.doctor import doctor
@@ -39,6 +40,7 @@ app.command()(watch.watch)
 app.command()(why.why)
 app.command()(jobs.cancel)
 app.command()(jobs.resume)
+app.add_typer(batch, name="batch")
 app.add_typer(dead, name="dead")
 app.command()(status.status)
 app.command()(operators.pause)

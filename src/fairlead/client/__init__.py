@@ -11,14 +11,20 @@ an idempotency key, so that trying it again makes no second job. Errors are thos
 """
 
 from fairlead.client.asynchronous import AsyncClient, AsyncJob
+from fairlead.client.asynchronous_batches import AsyncBatch
+from fairlead.client.batch_calls import BatchPage
 from fairlead.client.errors import Forbidden, NoConnection, NotAGateway, TooManyRequests, Unauthorized
 from fairlead.client.shapes import JobPage, Submitted
 from fairlead.client.synchronous import Client, ClientJob
+from fairlead.client.synchronous_batches import ClientBatch
 
 __all__ = [
+    "AsyncBatch",
     "AsyncClient",
     "AsyncJob",
+    "BatchPage",
     "Client",
+    "ClientBatch",
     "ClientJob",
     "Forbidden",
     "JobPage",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from fairlead.client import calls
+from fairlead.client.asynchronous_batches import AsyncBatchCalls
 from fairlead.client.calls import LONGEST_WAIT, Call, answer_of
 from fairlead.client.patience import Patience
 from fairlead.client.settings import Address
@@ -27,7 +28,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncBatchCalls):
     """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
     call that failed for a passing reason is tried again."""
 

@@ -13,7 +13,7 @@ from uuid_utils import uuid4
 from fairlead.client.errors import not_a_gateway
 from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
-from fairlead.domain.wire import NotJson, to_json
+from fairlead.domain.wire import NotJson
 from fairlead.errors import InvalidInput, WrongState
 from fairlead.runtime.operations import check_id
 from fairlead.runtime.submission import Submission
@@ -60,7 +60,7 @@ def answer_of(call: Call[T], response: httpx2.Response) -> T:
 
 
 def submit(wanted: Submission, key: str | None) -> Call[Submitted]:
-    return Call("POST", JOBS, _submitted, body=_json(body_of(wanted)), headers=_with_body(key))
+    return Call("POST", JOBS, _submitted, body=json_of(body_of(wanted)), headers=with_body(key))
 
 
 def submit_many(wanted: Sequence[Submission], key: str | None) -> Call[list[Submitted]]:
@@ -71,8 +71,8 @@ def submit_many(wanted: Sequence[Submission], key: str | None) -> Call[list[Subm
             raise ValueError("there must be one answer for each job")
         return [submitted_of(one, replayed=replayed) for one in said]
 
-    body = _json({"jobs": [*map(body_of, wanted)]})
-    return Call("POST", f"{JOBS}/bulk", read, body=body, headers=_with_body(key))
+    body = json_of({"jobs": [*map(body_of, wanted)]})
+    return Call("POST", f"{JOBS}/bulk", read, body=body, headers=with_body(key))
 
 
 def get(job_id: str, wait: int | None = None) -> Call[JobView]:
@@ -121,14 +121,14 @@ def body_of(wanted: Submission) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> bytes:
+def json_of(value: Any) -> bytes:
     try:
         return to_json(value).encode()
     except NotJson as error:
         raise InvalidInput(f"what is submitted is not JSON: {error}") from None
 
 
-def _with_body(key: str | None) -> dict[str, str]:
+def with_body(key: str | None) -> dict[str, str]:
     return {"Content-Type": "application/json", "Idempotency-Key": key or str(uuid4())}
 
 

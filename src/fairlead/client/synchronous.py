@@ -16,6 +16,7 @@ from fairlead.client.patience import Patience
 from fairlead.client.settings import Address
 from fairlead.client.shapes import JobPage, Submitted
 from fairlead.client.stream import MAX_EVENT, Stream
+from fairlead.client.synchronous_batches import BatchCalls
 from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
 from fairlead.runtime.submission import ANONYMOUS, Submission
@@ -26,7 +27,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class Client:
+class Client(BatchCalls):
     """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
     call that failed for a passing reason is tried again."""
 

@@ -1,0 +1,130 @@
+"""What `Client` does with batches."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import httpx2
+
+from fairlead.client import batch_calls
+from fairlead.client.batch_calls import BatchPage, BatchSubmitted
+from fairlead.client.calls import LONGEST_WAIT, Call
+from fairlead.client.results import Results
+from fairlead.client.settings import Address
+from fairlead.runtime.batch_view import BatchView, ItemView
+
+T = TypeVar("T")
+
+
+class BatchCalls(ABC):
+    """A part of `Client`."""
+
+    _address: Address
+    _patience: float
+    _http: httpx2.Client
+
+    @abstractmethod
+    def _do(self, call: Call[T], patience: float | None = None) -> T: ...
+
+    def submit_batch(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        user_id: str | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        **defaults: Any,
+    ) -> ClientBatch:
+        """Many jobs as one, all or none. When this returns, they are committed. `defaults` (feature_name, priority and
+        so on) count for the items that do not say otherwise."""
+        about = {"user_id": user_id, "name": name, "metadata": metadata, **defaults}
+        receipt: BatchSubmitted = self._do(batch_calls.submit_batch(items, idempotency_key, **about))
+        return ClientBatch(self, receipt.batch_id)
+
+    def batch(self, batch_id: str) -> ClientBatch:
+        """A handle to a batch that is there."""
+        return ClientBatch(self, batch_id)
+
+    def get_batch(self, batch_id: str) -> BatchView:
+        return self._do(batch_calls.get_batch(batch_id))
+
+    def list_batches(self, *, user_id: str | None = None, limit: int = 50, cursor: str | None = None) -> BatchPage:
+        """One page, newest first."""
+        return self._do(batch_calls.list_batches(user_id=user_id, limit=limit, cursor=cursor))
+
+    def wait_batch(self, batch_id: str, timeout: float | None = None) -> BatchView:
+        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
+            # A gateway that is away may be back in time.
+            patience = self._patience if until is None else left
+            batch = self._do(batch_calls.get_batch(batch_id, min(LONGEST_WAIT, round(left))), patience)
+            if batch.finished or (until is not None and time.monotonic() >= until):
+                return batch
+            if left < 1:  # too short for the gateway to wait
+                time.sleep(min(0.1, left))
+
+    def batch_results(self, batch_id: str) -> Iterator[ItemView]:
+        """Every item with its result, in their order, as they come over the line."""
+        results = Results(batch_id, self._patience)
+        while True:
+            try:
+                with self._http.stream("GET", results.path) as response:
+                    if response.status_code == 200:
+                        results.begin()
+                        for piece in response.iter_bytes():
+                            yield from results.read(piece)
+                        return
+                    response.read()
+                    pause = results.refused(response)
+            except httpx2.TransportError as error:
+                pause = results.broke_off(error, self._address.shown)
+            time.sleep(pause)
+
+    def cancel_batch(self, batch_id: str) -> int:
+        """Every item that has not ended; returns how many."""
+        return self._do(batch_calls.cancel_batch(batch_id))
+
+    def resume_batch(self, batch_id: str) -> int:
+        """Every failed item that is marked retryable; returns how many."""
+        return self._do(batch_calls.resume_batch(batch_id))
+
+    def retry_item(self, batch_id: str, item: str | int) -> ItemView:
+        """One failed item, by its custom_id or its number."""
+        return self._do(batch_calls.retry_item(batch_id, item))
+
+
+class ClientBatch:
+    """A submitted batch."""
+
+    def __init__(self, client: BatchCalls, batch_id: str) -> None:
+        self._client = client
+        self.id = batch_id
+
+    def get(self) -> BatchView:
+        return self._client.get_batch(self.id)
+
+    def wait(self, timeout: float | None = None) -> BatchView:
+        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        return self._client.wait_batch(self.id, timeout)
+
+    def results(self) -> Iterator[ItemView]:
+        """Every item with its result, in their order."""
+        return self._client.batch_results(self.id)
+
+    def cancel(self) -> int:
+        return self._client.cancel_batch(self.id)
+
+    def resume(self) -> int:
+        return self._client.resume_batch(self.id)
+
+    def retry(self, item: str | int) -> ItemView:
+        return self._client.retry_item(self.id, item)
+
+    def __repr__(self) -> str:
+        return f"ClientBatch({self.id!r})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from fairlead.domain.config import Config
@@ -40,7 +40,7 @@ class Batching(ABC):
 
     async def submit_batch(
         self,
-        items: Sequence[Mapping[str, Any]],
+        items: Iterable[Mapping[str, Any]],
         *,
         user_id: str = "anonymous",
         name: str | None = None,
@@ -50,7 +50,7 @@ class Batching(ABC):
     ) -> BatchHandle:
         """Accept many jobs as one batch: all or none. Each item has the fields of a job and perhaps a `custom_id`;
         `defaults` (feature_name, priority, ...) count for those that do not say otherwise."""
-        wanted = BatchSubmission(items, user_id, name, metadata, defaults)
+        wanted = BatchSubmission(list(items), user_id, name, metadata, defaults)
         receipt = await self.accept_batch(wanted, idempotency_key=idempotency_key)
         return BatchHandle(self, receipt.batch_id)
 
@@ -130,7 +130,7 @@ class Batching(ABC):
 
     async def batch_results(self, batch_id: str) -> AsyncIterator[ItemView]:
         """Every item with its result, in their order, each as it is when it is reached."""
-        await self.get_batch(batch_id)
+        self._opened()
         async for item in self._batches.results(batch_id):
             yield item
 

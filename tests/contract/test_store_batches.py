@@ -82,6 +82,7 @@ async def test_a_batch_is_counted_from_its_jobs(line: Line) -> None:
     assert state.counts == {JobStatus.PENDING: 2, JobStatus.COMPLETED: 1, JobStatus.FAILED: 1}
     assert (state.open, state.ended, state.removed, state.finished_at) == (2, 2, 0, None)
     assert await line.store.get_batch("another") is None
+    assert [await line.store.batch_owner(id_) for id_ in ("b1", "another")] == ["ann", None]
 
 
 async def test_a_batch_that_has_an_open_item_is_not_settled(line: Line) -> None:

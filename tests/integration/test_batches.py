@@ -15,6 +15,8 @@ from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound, WrongSt
 from fairlead.gateway import models_batches as shapes
 from fairlead.gateway.app import create_gateway
 from fairlead.runtime import batch_watch
+from fairlead.runtime.batch_view import BatchView
+from fairlead.runtime.events import Dismissed
 from tests.integration.gateway_site import Site, client_of
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -331,6 +333,20 @@ async def test_a_wait_after_a_retry_does_not_hear_of_the_end_before_it(site: Sit
     site.gate.opened.set()
     await site.app.retry_item(batch_id, "f")
     assert (await site.app.wait_batch(batch_id, 10)).counts["COMPLETED"] == 1
+
+
+async def test_a_process_that_stops_lets_go_of_those_who_follow_a_batch(site: Site) -> None:
+    batch = await site.app.submit_batch([{"feature_name": "gated"}])
+    events = batch.events()
+    await told(events)
+    waiting = [asyncio.create_task(batch.wait()), asyncio.create_task(told(events))]
+    await site.gate.entered.wait()
+    await asyncio.sleep(0)
+    site.app.hub.dismiss()
+    waited, followed = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(waited, BatchView)
+    assert not waited.finished
+    assert isinstance(followed, Dismissed)
 
 
 async def test_a_wait_ends_with_its_time(site: Site) -> None:

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from fairlead.domain import transitions
+from fairlead.domain.batch import Batch, BatchItem
 from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.keys import Key, Role
 from fairlead.domain.transitions import Move, Start, Submit, submit
@@ -21,6 +22,7 @@ from fairlead.store.journal import Journal
 from fairlead.store.port import (
     Accepted,
     Busy,
+    CreateBatch,
     CreateKey,
     Done,
     IssueTicket,
@@ -305,6 +307,22 @@ async def test_whoever_used_a_ticket_or_made_a_key_is_not_told_of_somebody_else_
     assert outcomes[1:] == [Done(), Done()]
     assert outcomes[0] == Done("third") if happened else isinstance(outcomes[0], Refused)
     assert [type(one) for one in (await store.commit(batch)).outcomes] == [Refused] * 3
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_batch_whose_reply_was_lost_is_made_once_and_not_told_that_its_key_is_taken(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    journal = Journal(store, on_commit=lambda changes: None)
+    journal.start()
+    items = tuple(BatchItem(n, None, f"j{n}") for n in range(3))
+    create = CreateBatch(Batch("b1", "ann", 3, time.time()), items, "key", "hash")
+    lose_reply(monkeypatch, happened=happened, times=1)
+    outcomes = await journal.write_all([*(job(item.job_id) for item in items), create])
+    await journal.close()
+    assert [type(outcome) for outcome in outcomes] == [Accepted, Accepted, Accepted, Done]
+    assert await store.count(ALL) == 3
+    assert [item.job_id for item in await store.batch_items("b1", limit=10)] == ["j0", "j1", "j2"]
 
 
 @pytest.mark.parametrize("happened", [True, False])

@@ -162,21 +162,25 @@ async def list_items(request: Request, batch_id: UUID, query: Annotated[shapes.I
     },
 )
 async def get_results(request: Request, batch_id: UUID) -> Response:
-    app = fairlead_of(request)
-    await app.get_batch(str(batch_id))  # one that is not there must be a 404, so that comes before the answer begins
-    return StreamingResponse(_lines(app.batch_results(str(batch_id))), media_type=NDJSON)
+    items = fairlead_of(request).batch_results(str(batch_id))
+    # A batch that is not there must be a 404, so the first item is awaited before the answer begins.
+    return StreamingResponse(_lines(await anext(items), items), media_type=NDJSON)
 
 
-async def _lines(items: AsyncIterator[ItemView]) -> AsyncIterator[bytes]:
+async def _lines(first: ItemView, items: AsyncIterator[ItemView]) -> AsyncIterator[bytes]:
     """A hundred in a piece: sending each by itself takes longer than reading it."""
-    piece: list[bytes] = []
+    piece = [_line(first)]
     async for item in items:
-        piece.append(orjson.dumps(item.as_result(), option=orjson.OPT_APPEND_NEWLINE))
+        piece.append(_line(item))
         if len(piece) >= LINES_AT_A_TIME:
             yield b"".join(piece)
             piece.clear()
     if piece:
         yield b"".join(piece)
+
+
+def _line(item: ItemView) -> bytes:
+    return orjson.dumps(item.as_result(), default=str, option=orjson.OPT_APPEND_NEWLINE)
 
 
 @router.get(

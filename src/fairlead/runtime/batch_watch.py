@@ -13,7 +13,7 @@ from typing import Any
 from fairlead.runtime.batch_view import BatchView
 from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.events import Hub, iso
+from fairlead.runtime.events import Dismissed, Hub, iso
 
 BATCH = "BATCH"
 BATCH_PROGRESS = "BATCH_PROGRESS"
@@ -44,7 +44,10 @@ class BatchWatch:
                 left = None if until is None else until - timer()
                 if batch.finished or (left is not None and left <= 0):
                     return batch
-                await reader.next(pause if left is None else min(pause, left))
+                try:
+                    await reader.next(pause if left is None else min(pause, left))
+                except Dismissed:
+                    return batch
 
     async def follow(self, batch_id: str, heartbeat: float) -> AsyncIterator[dict[str, Any] | None]:
         """BATCH as it is, BATCH_PROGRESS at most once a second when something changed, BATCH_COMPLETE, the end. None

@@ -51,8 +51,7 @@ class Batches:
         return batch_view.of_state(await self._settled(batch_id), self._clock.now())
 
     async def owner_of(self, batch_id: str) -> str | None:
-        state = await self._store.get_batch(check_id(batch_id, "batch"))
-        return None if state is None else state.batch.user_id
+        return await self._store.batch_owner(check_id(batch_id, "batch"))
 
     async def page(self, user_id: str | None, limit: int, cursor: str | None) -> Page[BatchView]:
         check_limit(limit)
@@ -67,7 +66,7 @@ class Batches:
         check_limit(limit)
         where = ("items", batch_id, status)
         after = -1 if cursor is None else read_cursor(cursor, where)
-        await self._state(batch_id)
+        await self._require(batch_id)
         statuses = () if status is None else (status,)
         found = await self._store.batch_items(batch_id, statuses=statuses, after=after, limit=limit + 1)
         more = len(found) > limit
@@ -76,12 +75,17 @@ class Batches:
 
     async def results(self, batch_id: str) -> AsyncIterator[ItemView]:
         """All of them, in their order, each as it is when it is reached."""
+        await self._require(batch_id)
         after = -1
         while items := await self._store.batch_items(batch_id, after=after, limit=RESULTS_AT_A_TIME):
             records = await self._store.get_records([item.job_id for item in items if item.job is not None])
             for item in items:
                 yield batch_view.of_item(item, records.get(item.job_id))
             after = items[-1].number
+
+    async def _require(self, batch_id: str) -> None:
+        if await self.owner_of(batch_id) is None:
+            raise NotFound(f"there is no batch {batch_id}")
 
     async def _state(self, batch_id: str) -> BatchState:
         state = await self._store.get_batch(check_id(batch_id, "batch"))
@@ -136,7 +140,7 @@ class Batches:
 
     async def _move_all(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> int:
         """Those that moved in between are looked at again, until there is none that could be moved and was not."""
-        await self._state(batch_id)
+        await self._require(batch_id)
         moved = 0
         for _ in range(TRIES):
             missed = 0

@@ -418,6 +418,10 @@ class Store(Protocol):
     # Reads of batches
     async def get_batch(self, batch_id: str) -> BatchState | None: ...
 
+    async def batch_owner(self, batch_id: str) -> str | None:
+        """Whose it is, without counting its items. None: there is no such batch."""
+        ...
+
     async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
         """The id and the body's hash of the batch that this idempotency key made."""
         ...

@@ -37,7 +37,7 @@ from fairlead.store.postgres.connect import Backend
 from fairlead.store.postgres.express import recall
 from fairlead.store.postgres.queries import WRITES
 
-KEPT = 50_000  # transitions; as many as a journal has waiting, and more than the largest batch of jobs has
+KEPT = 150_000  # transitions; as many as a journal has waiting, and more than the largest bulk or batch has
 
 _Key = tuple[type, str]
 

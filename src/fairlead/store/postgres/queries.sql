@@ -31,6 +31,9 @@ SELECT {batch_row} FROM fairlead.job_batch AS b WHERE b.id = $1
 SELECT {batch_row} FROM fairlead.job_batch AS b
 WHERE ($1::text IS NULL OR b.id < $1) AND {whose} ORDER BY b.id DESC LIMIT $2::bigint
 
+-- name: batch_owner
+SELECT user_id FROM fairlead.job_batch WHERE id = $1
+
 -- name: batch_of_key
 SELECT id, body_hash FROM fairlead.job_batch WHERE user_id = $1 AND idempotency_key = $2
 

@@ -78,6 +78,10 @@ class Reads:
         answer = await self._ask(READS["get_batch"], batch_id)
         return batches.state_of(answer[0]) if answer else None
 
+    async def batch_owner(self, batch_id: str) -> str | None:
+        answer = await self._ask(READS["batch_owner"], batch_id)
+        return answer[0][0] if answer else None
+
     async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
         answer = await self._ask(READS["batch_of_key"], user_id, key)
         return (answer[0][0], answer[0][1]) if answer else None

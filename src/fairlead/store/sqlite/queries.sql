@@ -31,6 +31,9 @@ SELECT {batch_row} FROM job_batch AS b WHERE b.id = ?
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
 FROM (SELECT {batch_row} AS row FROM job_batch AS b WHERE {whose} ORDER BY b.id DESC LIMIT ?)
 
+-- name: batch_owner
+SELECT user_id FROM job_batch WHERE id = ?
+
 -- name: batch_of_key
 SELECT json_array(id, body_hash) FROM job_batch WHERE user_id = ? AND idempotency_key = ?
 

@@ -115,6 +115,10 @@ class Reads:
         answer = await self._ask(self._sql["get_batch"], batch_id)
         return None if answer is None else batches.state_of(orjson.loads(answer))
 
+    async def batch_owner(self, batch_id: str) -> str | None:
+        found: str | None = await self._ask(self._sql["batch_owner"], batch_id)
+        return found
+
     async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
         answer = await self._ask(self._sql["batch_of_key"], user_id, key)
         return None if answer is None else tuple(orjson.loads(answer))

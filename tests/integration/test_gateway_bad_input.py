@@ -288,7 +288,7 @@ async def test_after_the_body_a_client_may_be_silent_as_long_as_it_likes() -> No
         heard.extend([(await receive())["type"] for _ in range(2)])
 
     heard: list[str] = []
-    await BodyLimit(app, max_body=1000, patience=0.01)({"type": "http", "headers": []}, receive, receive)
+    await BodyLimit(app, max_body=1000, patience=0.01)({"type": "http", "path": "/", "headers": []}, receive, receive)
     assert heard == ["http.request", "http.disconnect"]
 
 

@@ -33,6 +33,7 @@ from fairlead.store.port import (
     RevokeKey,
     RingTimers,
     Rung,
+    SettleBatch,
     Started,
     UseTicket,
 )
@@ -323,6 +324,27 @@ async def test_a_batch_whose_reply_was_lost_is_made_once_and_not_told_that_its_k
     assert [type(outcome) for outcome in outcomes] == [Accepted, Accepted, Accepted, Done]
     assert await store.count(ALL) == 3
     assert [item.job_id for item in await store.batch_items("b1", limit=10)] == ["j0", "j1", "j2"]
+
+
+async def test_a_settlement_that_waits_for_a_revival_sees_it(store: PostgresStore, emptied_database: str) -> None:
+    create = CreateBatch(Batch("b1", "ann", 1, time.time()), (BatchItem(0, None, "j0"),))
+    await store.commit([job("j0"), create])
+    (started,) = (await store.commit([start("j0")])).outcomes
+    assert isinstance(started, Started)
+    await store.commit([done(started.job)])
+    async with raw(emptied_database) as other:
+        # As far as a commit that takes the job up again has come when it is about to end.
+        revival = other.transaction()
+        await revival.start()
+        await other.execute("UPDATE fairlead.job SET status = 1, ended = NULL WHERE id = 'j0'")
+        await other.execute(WRITES["reopen_batches"], ["j0"])
+        settlement = asyncio.create_task(store.commit([SettleBatch("b1", time.time())]))
+        await blocked(emptied_database)
+        await revival.commit()
+    assert isinstance((await settlement).outcomes[0], Refused)
+    state = await store.get_batch("b1")
+    assert state is not None
+    assert (state.open, state.finished_at) == (1, None)
 
 
 @pytest.mark.parametrize("happened", [True, False])

@@ -13,7 +13,7 @@ from uuid_utils import uuid4
 from fairlead.client.errors import not_a_gateway
 from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
-from fairlead.domain.wire import NotJson
+from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, WrongState
 from fairlead.runtime.operations import check_id
 from fairlead.runtime.submission import Submission

@@ -30,7 +30,7 @@ from fairlead import config as configuration
 from fairlead.batching import Batching
 from fairlead.config import Settings
 from fairlead.domain import transitions
-from fairlead.domain.config import Config, ServiceConfig
+from fairlead.domain.config import AUTO, AUTO_KEYS, Config, ServiceConfig
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.order import Place
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
@@ -123,6 +123,9 @@ class Fairlead(Operators, Batching):
             service_name = name or handler.__name__
             written = self.config.services.get(service_name)
             said = {**options, **(written.model_dump(exclude_unset=True) if written is not None else {})}
+            if written is not None and options.get("limit") == AUTO and written.limit != AUTO:
+                # The file gives a number: the bounds in the code have nothing left to bound.
+                said = {key: value for key, value in said.items() if key not in AUTO_KEYS}
             try:
                 service = ServiceConfig.model_validate(said)
                 declared = {**self.config.services, service_name: service}

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fairlead.addresses import engine_problems, resolved
-from fairlead.domain.config import MEANING, Config, contradictions, too_many_ways, unknown_plans
+from fairlead.domain.config import BRANCHES, MEANING, Config, contradictions, too_many_ways, unknown_plans
 from fairlead.errors import ConfigError
 
 DEFAULT_FILE = "fairlead.toml"
@@ -209,7 +209,7 @@ def sqlite_options(url: str) -> tuple[str, str]:
 
 def _key(location: tuple[int | str, ...]) -> str:
     # pydantic names the branch of a union it tried; a reader knows only the key.
-    branches = {"BackoffConfig", "list[constrained-float]", "[key]"}
+    branches = {"BackoffConfig", "list[constrained-float]", "[key]", *BRANCHES}
     return ".".join(str(part) for part in location if part not in branches and not str(part).startswith("list["))
 
 
@@ -231,6 +231,8 @@ def _explain(issue: Any) -> str | None:
             return str(issue["ctx"]["error"])
         case _:
             text = issue["msg"].removeprefix("Input should be ")
+            if BRANCHES[0] in issue["loc"]:
+                text += ', or "auto"'
             return f"should be {text}, not {_shown(issue['input'])}"
 
 

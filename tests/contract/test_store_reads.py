@@ -11,12 +11,13 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
-from fairlead.domain.limits import Order, Overridden, Rules, ServiceRules, Share
+from fairlead.domain.limits import Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Delete
 from fairlead.errors import StoreError, Unavailable
 from fairlead.store.port import (
     Accepted,
+    Adapt,
     DeclareServices,
     Done,
     EndHolds,
@@ -292,6 +293,44 @@ async def test_an_override_of_an_undeclared_service_is_refused(line: Line) -> No
     assert (await line.store.rules()).version == 0
 
 
+AUTO = ServiceRules("auto", 2, auto=Auto(2, 8, latency_target=1.5))
+ROSE = Adapted(3, 0.25, (Change(1000.5, 3, "all slots were used"),))
+
+
+async def test_a_limit_that_is_found_by_itself_survives_and_keeps_to_the_bounds_of_today(line: Line) -> None:
+    await line.one(DeclareServices((AUTO, DRAW), {}))
+    assert (await line.store.rules()).services["auto"] == AUTO
+    assert await line.one(Adapt("auto", None, ROSE)) == Done(2)
+    rules = await line.store.rules()
+    assert (rules.services["auto"], rules.adapted, rules.version) == (replace(AUTO, limit=3), {"auto": ROSE}, 2)
+    assert await line.one(Adapt("auto", 3, replace(ROSE, limit=8, best=None))) == Done(3)
+    narrower = replace(AUTO, auto=Auto(2, 5))
+    found = (await line.one(DeclareServices((narrower,), {}))).value
+    assert (found.services["auto"].limit, found.adapted["auto"].limit) == (5, 8)
+    # It can be moved from there, and a fixed limit is the one that counts.
+    assert await line.one(Adapt("auto", 8, replace(ROSE, limit=4))) == Done(5)
+    fixed = (await line.one(DeclareServices((replace(AUTO, limit=6, auto=None),), {}))).value
+    assert (fixed.services["auto"].limit, fixed.adapted) == (6, {})
+
+
+async def test_a_limit_that_another_has_moved_meanwhile_is_not_moved_again(line: Line) -> None:
+    await line.one(DeclareServices((AUTO,), {}))
+    outcomes = await line.commit(Adapt("auto", None, ROSE), Adapt("auto", None, replace(ROSE, limit=8)))
+    assert (outcomes[0], type(outcomes[1])) == (Done(2), Refused)
+    assert isinstance(await line.one(Adapt("auto", 7, ROSE)), Refused)
+    assert isinstance(await line.one(Adapt("nothing", None, ROSE)), Refused)
+    rules = await line.store.rules()
+    assert (rules.adapted, rules.version) == ({"auto": ROSE}, 2)
+
+
+async def test_an_operators_limit_wins_over_the_one_that_is_found(line: Line) -> None:
+    await line.one(DeclareServices((AUTO,), {}))
+    await line.one(Adapt("auto", None, ROSE))
+    assert (await line.one(Override("auto", limit=7))).value.services["auto"].limit == 7
+    rules = (await line.one(Override("auto", lift_limit=True))).value
+    assert (rules.services["auto"].limit, rules.overrides) == (3, {})
+
+
 async def test_epochs_begin_at_none_and_only_grow(line: Line) -> None:
     assert await line.store.epochs() == {}
     outcomes = await line.commit(RaiseEpoch("service:a"), RaiseEpoch("pool:b"), RaiseEpoch("service:a"))
@@ -325,10 +364,11 @@ async def test_all_kinds_go_in_one_batch(line: Line) -> None:
         RaiseEpoch("service:x"),
         DeclareServices((DRAW,), {}),
         Override("draw", 1, None),
+        Adapt("draw", None, ROSE),
         RingTimers(line.clock.now, 9, {}),
         PromoteWaiting(line.clock.now, 0, 0, 9, {}),
     )
-    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done, Done, Done]
+    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done, Done, Done, Done]
     assert [type(outcome) for outcome in outcomes] == kinds
 
 

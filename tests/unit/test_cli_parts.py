@@ -15,6 +15,7 @@ from fairlead.cli.follow import JobLine, end_of
 from fairlead.cli.logs import OneLine
 from fairlead.cli.output import clean, safe, seconds
 from fairlead.cli.redact import without_secrets
+from fairlead.cli.status import _override
 from fairlead.cli.submit import FOREVER, with_wait_value
 
 # ---------------------------------------------------------------- output
@@ -207,3 +208,12 @@ def test_a_busy_port_is_told_by_its_number() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(Failure, match=f"port {port} .* in use"):
             listen.bind("127.0.0.1", port, has_key=False)
+
+
+def test_status_tells_the_bounds_of_a_limit_that_is_found_by_itself_and_an_operators_in_their_place() -> None:
+    auto = {"min": 1, "max": 16, "limit": 5, "history": []}
+    assert _override({"paused": False, "override": None, "auto": auto}) == "auto, 1 to 16"
+    assert _override({"paused": True, "override": None, "auto": auto}) == "paused, auto, 1 to 16"
+    by_hand = {"limit": 3, "paused": None}
+    assert _override({"paused": False, "override": by_hand, "auto": auto}) == "limit 3 by an operator"
+    assert _override({"paused": False, "override": None, "auto": None}) == ""

@@ -151,7 +151,7 @@ def test_all_mistakes_are_told_at_once_each_with_file_key_and_what_is_allowed() 
         "services.image_gen.url": "must begin with http:// or https://",
         "services.image_gen.timeout": "greater than 0",
         "services.image_gen.order": "'fair' or 'fifo'",
-        "services.thumb.limit": "integer",
+        "services.thumb.limit": "integer, unable to parse string as an integer, or \"auto\", not 'many'",
         "services.thumb.colour": "no such key",
         "services.BAD-NAME": "lower-case letters",
         "server.port": "65535",

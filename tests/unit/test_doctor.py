@@ -13,7 +13,7 @@ from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.config import Config
 from fairlead.domain.job import Hold, Job, JobStatus
 from fairlead.domain.keys import Key, Role
-from fairlead.domain.limits import Rules, ServiceRules
+from fairlead.domain.limits import Auto, Overridden, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, confirmed, examine, report
@@ -257,6 +257,14 @@ def test_more_calls_than_a_lowered_limit() -> None:
     found = examine(facts(rules=rules(limit=1), lines={"main": line(snapshot(lease(), lease(name="1:2"), limit=1))}))
     assert [finding.code for finding in found] == ["above-limit", "limit-overridden"]
     assert "`fairlead limit gpu --lift`" in found[0].fix
+
+
+def test_a_limit_that_is_found_by_itself_is_not_amiss_until_an_operator_sets_it() -> None:
+    moved = rules(limit=1, auto=Auto(1, 8))
+    many = {"main": line(snapshot(lease(), lease(name="1:2"), limit=1))}
+    assert codes(rules=moved, declared_limits={"gpu": 2}, lines=many) == []
+    found = find(rules=replace(moved, overrides={"gpu": Overridden(limit=1)}), declared_limits={"gpu": 2})
+    assert (found.code, "the configuration says auto" in found.cause) == ("limit-overridden", True)
 
 
 def test_holds_that_keep_a_service_full_name_the_slots_to_lend() -> None:

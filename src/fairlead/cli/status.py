@@ -29,6 +29,8 @@ def status(json: Json = False) -> None:
     for service in stats["services"]:
         for region, there in service.get("regions", {}).items():
             say(_region_line(service["service"], region, there))
+        if (auto := service.get("auto")) and auto["history"]:
+            say(_last_change(service["service"], auto["history"][-1]))
     for name, pool in stats.get("pools", {}).items():
         say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
@@ -77,10 +79,16 @@ def _region_line(service: str, region: str, there: dict[str, Any]) -> str:
     return f"{service} in {region}: {', '.join(parts)}"
 
 
+def _last_change(service: str, change: dict[str, Any]) -> str:
+    return f"{service}: limit {change['limit']} since {change['at']}: {change['why']}"
+
+
 def _override(service: dict[str, Any]) -> str:
     """What is not as the configuration says."""
     override = service.get("override") or {}
     said = [f"limit {override['limit']} by an operator"] if override.get("limit") is not None else []
+    if not said and (auto := service.get("auto")):
+        said = [f"auto, {auto['min']} to {auto['max']}"]
     return ", ".join([*(["paused"] if service.get("paused") else []), *said])
 
 

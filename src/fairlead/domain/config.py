@@ -5,14 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from fairlead.domain import sharding
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import MAIN_SHARD, Order, ServiceRules, Share
+from fairlead.domain.limits import MAIN_SHARD, Auto, Order, ServiceRules, Share
 from fairlead.domain.retry import Backoff, RetryPolicy
 from fairlead.domain.standing import MAX_WEIGHT, UNKNOWN, Standing
 
@@ -31,7 +41,16 @@ Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)
 MAX_STEPS = 100
 Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000)]
 WAYS = ("url", "function", "regions")
+AUTO_KEYS = ("min", "max", "latency_target")
 USER_ID = "{user_id}"
+AUTO: Final = "auto"
+Slots = Annotated[int, Field(ge=1, le=1_000_000)]
+BRANCHES = ("a number", "a word")
+# Told apart before they are checked, so that a wrong number is told of as a number.
+Limit = Annotated[
+    Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
+    Discriminator(lambda said: BRANCHES[said == AUTO]),
+]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
@@ -81,7 +100,10 @@ class ShareConfig(Section):
 class ServiceConfig(Section):
     """One service: a Python function, an HTTP endpoint, or an endpoint in several regions."""
 
-    limit: Annotated[int, Field(ge=1, le=1_000_000)]
+    limit: Limit
+    min: Slots | None = None
+    max: Slots | None = None
+    latency_target: Seconds | None = None
     url: Url | None = None
     function: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
     regions: dict[Name, RegionConfig] = {}
@@ -127,6 +149,30 @@ class ServiceConfig(Section):
             raise ValueError(problem)
         return self
 
+    @model_validator(mode="after")
+    def _auto_has_its_bounds(self) -> ServiceConfig:
+        given = [key for key in AUTO_KEYS if getattr(self, key) is not None]
+        if self.limit != AUTO:
+            if given:
+                raise ValueError(f'{" and ".join(given)}: only with limit = "auto", but the limit is {self.limit}')
+            return self
+        if self.shards:
+            raise ValueError('limit = "auto" cannot be split over shards: one Redis counts it; use one shard')
+        if self.max is None:
+            raise ValueError('limit = "auto" needs a max: the most calls at once, however well they go')
+        if self.max < self.lowest:
+            raise ValueError(f"max is {self.max}, but min is {self.lowest}")
+        return self
+
+    @property
+    def lowest(self) -> int:
+        """Of the limit: what is given, or where one that is found by itself begins."""
+        return (self.min or 1) if self.limit == AUTO else self.limit
+
+    @property
+    def auto(self) -> Auto | None:
+        return None if self.max is None else Auto(self.lowest, self.max, self.latency_target)
+
     @property
     def remote(self) -> bool:
         """A call that goes on computing when its worker dies: its slot is then held until the call's deadline."""
@@ -143,7 +189,7 @@ class ServiceConfig(Section):
     def rules(self, name: str) -> ServiceRules:
         return ServiceRules(
             service=name,
-            limit=self.limit,
+            limit=self.lowest,
             order=Order(self.order),
             pool=self.pool,
             user_limit=self.user_limit,
@@ -161,6 +207,7 @@ class ServiceConfig(Section):
                 shard: Share(frozenset(Priority(band).band for band in share.bands), share.limit)
                 for shard, share in self.shards.items()
             },
+            auto=self.auto,
         )
 
 

@@ -44,6 +44,35 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Auto:
+    """Between what a limit is found by itself, and the seconds that its calls may take meanwhile: `latency_target`, or
+    by comparison with the best that was seen."""
+
+    min: int
+    max: int
+    latency_target: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of a limit that is found by itself: when, to what, and why."""
+
+    at: float
+    limit: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Where a limit that is found by itself was put last; it is in force as far as the bounds of today allow. `best`:
+    the lowest latency seen, in seconds. `history` is of its last changes, the newest last."""
+
+    limit: int
+    best: float | None = None
+    history: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Lanes:
     """Which waiting steps a dispatcher has: those of these services and bands, or (`others`) all but these."""
 
@@ -59,7 +88,8 @@ EVERYTHING = Lanes(others=True)
 
 @dataclass(frozen=True, slots=True)
 class ServiceRules:
-    """How a service's slots are granted. Limits nest: region within service within pool, and per user.
+    """How a service's slots are granted. Limits nest: region within service within pool, and per user. With `auto`, the
+    `limit` is the one to begin with, and in the rules in force the present one.
 
     A service lives on one `shard`, or has `shares` on several, split by band, each with its own limit; then `part_on`
     names the shard in the rules which that shard's dispatcher is given."""
@@ -84,6 +114,7 @@ class ServiceRules:
     # A region rests for so many seconds after so many failures in a row; 0: never.
     breaker_failures: int = 0
     breaker_rest: float = 30.0
+    auto: Auto | None = None
 
     @property
     def scope(self) -> str:
@@ -121,6 +152,8 @@ class Rules:
     pools: Mapping[str, int] = field(default_factory=dict)
     version: int = 0
     overrides: Mapping[str, Overridden] = field(default_factory=dict)
+    adapted: Mapping[str, Adapted] = field(default_factory=dict)
+    """Of the services with `auto` whose limit has moved. Unless it is overridden, it is in `services` already."""
 
     @property
     def scopes(self) -> frozenset[str]:

@@ -164,6 +164,21 @@ class RegionStatus(Shape):
     services: list[RegionOfService]
 
 
+class LimitChange(BaseModel):
+    at: str
+    limit: int
+    why: str
+
+
+class AutoLimit(BaseModel):
+    """Of a limit that is found by itself."""
+
+    min: int
+    max: int
+    limit: int
+    history: list[LimitChange] = Field(description="The last 20 changes, the newest last.")
+
+
 class ServiceStatus(BaseModel):
     service: str
     limit: int
@@ -171,6 +186,7 @@ class ServiceStatus(BaseModel):
     held: int
     paused: bool
     override: Override | None
+    auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
     order: str
     pool: str | None
     shards: list[str] = Field(description="Where its line is: one shard, or several if it is split by priority.")

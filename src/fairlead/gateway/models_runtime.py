@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field, StrictBool
 
 from fairlead.gateway.models import JOB_ID, MOMENT, Shape, example
-from fairlead.gateway.models_operations import Leader, LoopCounts, Override, PoolStatus
+from fairlead.gateway.models_operations import AutoLimit, Leader, LoopCounts, Override, PoolStatus
 
 WORKER = "gpu-host-1:4242:5f0c9a1e"
 _PROCESS = {
@@ -105,6 +105,7 @@ class ServiceStats(BaseModel):
     held: int
     paused: bool
     override: Override | None
+    auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
     order: str
     pool: str | None
     shards: list[str]

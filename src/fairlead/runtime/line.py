@@ -22,6 +22,7 @@ from fairlead.runtime.desk import Desk
 from fairlead.runtime.events import Hub
 from fairlead.runtime.heartbeat import Heartbeat
 from fairlead.runtime.leader import Leader
+from fairlead.runtime.loops.adapt import AdaptLoop
 from fairlead.runtime.loops.batches import BatchesLoop
 from fairlead.runtime.loops.holds import HoldsLoop
 from fairlead.runtime.loops.outbox import OutboxLoop
@@ -83,7 +84,8 @@ class Line:
         self._builder = shard.builder
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[Any]] = []
-        self._configured = -1
+        self.configured = -1
+        """The version of the rules that the dispatcher was told last."""
         self._leader_missed = False
         self._leaderless = Outage(log, f"the line of {shard.name}")
         self._outage = Outage(log, f"telling the dispatcher {shard.name} its limits")
@@ -122,6 +124,7 @@ class Line:
                 BatchesLoop(store, journal),
                 PruneLoop(journal, config.retention),
                 ReconcileLoop(store, line, lambda: self.lanes),
+                AdaptLoop(store, journal, line, lambda: self.rules),
             ],
             clock,
         )
@@ -171,7 +174,7 @@ class Line:
         if part.version >= self.rules.version:
             self.rules, self.lanes = part, rules.lanes_of(self.name)
             self._served = frozenset(self._executors) & part.services.keys()
-        if self._configured < self.rules.version:
+        if self.configured < self.rules.version:
             # Both hear of it whatever becomes of the other: they must know at least themselves what belongs where.
             version, both = self.rules.version, {id(each): each for each in (self._builder, self.dispatcher)}
             told = [each.configure(self.rules) for each in both.values()]
@@ -181,7 +184,7 @@ class Line:
                     raise problem
                 self._outage.began(problem)
             if not problems:
-                self._configured = version
+                self.configured = version
                 self._outage.ended()
 
     async def look_for_leader(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from fairlead.domain import retry
+from fairlead.domain.adapt import Calls, Ending
 from fairlead.domain.histogram import Histogram
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.transitions import Move
@@ -52,6 +53,7 @@ class Observations:
         self.promotions: Counter[Priority] = Counter()
         self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
+        self.calls: defaultdict[str, Calls] = defaultdict(Calls)
 
     def started(self, job: Job) -> None:
         """`job` as its start was written: with when the step entered the line, and when its call began."""
@@ -60,6 +62,10 @@ class Observations:
 
     def ran(self, job: Job, seconds: float) -> None:
         self.runs[job.service, job.priority].observe(seconds)
+
+    def answered(self, service: str, ending: Ending, seconds: float) -> None:
+        """A call of this service has ended by itself, or for taking too long."""
+        self.calls[service] = self.calls[service].and_one(ending, seconds)
 
     def moved(self, job: Job, move: Move) -> None:
         """`job` as it was before."""

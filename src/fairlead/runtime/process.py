@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fairlead.dispatch.port import Bus, ServiceSnapshot, Shard
 from fairlead.domain.config import Config
-from fairlead.domain.limits import MAIN_SHARD, Rules
+from fairlead.domain.limits import MAIN_SHARD, Rules, ServiceRules
 from fairlead.domain.order import Place
 from fairlead.errors import Unavailable
 from fairlead.executors.port import Executor
@@ -18,6 +19,7 @@ from fairlead.runtime.clock import Clock
 from fairlead.runtime.crossing import Crossing
 from fairlead.runtime.events import Hub
 from fairlead.runtime.line import Line
+from fairlead.runtime.loops import adapt
 from fairlead.runtime.loops.kin import KinLoop
 from fairlead.runtime.loops.positions import PositionsLoop
 from fairlead.runtime.loops.rules import RulesLoop
@@ -235,6 +237,11 @@ class Process:
         details: dict[str, Any] = {
             "event_loop_blocked": sum(line.blocked_times for line in self.lines.values()),
             "late_results": sum(worker.late_results for worker in workers),
+            **adapt.written(
+                self._recorder.observations.calls,
+                self.rules,
+                {shard: line.configured for shard, line in self.lines.items() if line.worker is not None},
+            ),
         }
         if blocked := next((line.blocked for line in self.lines.values() if line.blocked), None):
             details["blocked"] = blocked
@@ -327,7 +334,7 @@ def _tell_changes(before: Rules, after: Rules) -> None:
         new = after.services.get(name)
         if new is None:
             log.warning("the service %s is no longer declared: its jobs wait until a gateway with it is started", name)
-        elif new != old:
+        elif new != old and not _found_by_itself(name, after, old):
             log.warning(
                 "the rules of %s have changed: limit %d, was %d%s",
                 name,
@@ -335,6 +342,13 @@ def _tell_changes(before: Rules, after: Rules) -> None:
                 old.limit,
                 "; paused" if new.paused else "",
             )
+
+
+def _found_by_itself(name: str, after: Rules, old: ServiceRules) -> bool:
+    """Only its limit is another one, and no operator's: that is what it is for."""
+    new, override = after.services[name], after.overrides.get(name)
+    by_hand = override is not None and override.limit is not None
+    return new.auto is not None and not by_hand and replace(new, limit=old.limit) == old
 
 
 def _joined(found: Sequence[dict[str, Place]]) -> dict[str, Place]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import JobStatus
-from fairlead.domain.limits import Rules
+from fairlead.domain.limits import Adapted, Rules, ServiceRules
 from fairlead.errors import FairleadError, Unavailable, shown
 from fairlead.runtime import regions
 from fairlead.runtime.events import iso
@@ -91,6 +91,7 @@ def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> d
         "held": sum(each.held for each in snapshots),
         "paused": service.paused,
         "override": None if override is None else {"limit": override.limit, "paused": override.paused},
+        "auto": _auto(service, rules.adapted.get(name)),
         "order": service.order.value,
         "pool": service.pool,
         "shards": sorted(service.shares) or [service.shard],
@@ -98,6 +99,19 @@ def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> d
         "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
         "regions": regions.of_service(service, snapshots),
+    }
+
+
+def _auto(service: ServiceRules, adapted: Adapted | None) -> dict[str, Any] | None:
+    """Of a limit that is found by itself: its bounds, where it is, and how it came there."""
+    if service.auto is None:
+        return None
+    history = adapted.history if adapted is not None else ()
+    return {
+        "min": service.auto.min,
+        "max": service.auto.max,
+        "limit": service.limit,
+        "history": [{"at": iso(change.at), "limit": change.limit, "why": change.why} for change in history],
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain import transitions
+from fairlead.domain.adapt import ending_of
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.limits import BANDS
@@ -221,6 +222,9 @@ class Worker:
         outcome = await self._perform(running, call)
         elapsed = self._clock.monotonic() - begun
         self._observations.ran(job, elapsed)
+        if outcome is not None:
+            failure = outcome if isinstance(outcome, Failure) else None
+            self._observations.answered(job.service, ending_of(failure), elapsed)
         if running.progress_due is not None:
             running.progress_due.cancel()
         if not running.abandoned:

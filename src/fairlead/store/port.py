@@ -15,7 +15,7 @@ from fairlead.domain.audit import AuditRecord
 from fairlead.domain.batch import Batch, BatchItem, BatchState
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
-from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
+from fairlead.domain.limits import EVERYTHING, Adapted, Lanes, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import InvalidInput, Unavailable
@@ -113,6 +113,17 @@ class Override:
     limit: int | None = None
     paused: bool | None = None
     lift_limit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adapt:
+    """Where the limit of a service with `auto` is from now on. Value: the resulting version of the rules. Refused: the
+    service is not declared, or its limit is no longer where it `was` put (None: it was not yet), so another leader has
+    moved it meanwhile."""
+
+    service: str
+    was: int | None
+    adapted: Adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +262,7 @@ Transition = (
     | RaiseEpoch
     | DeclareServices
     | Override
+    | Adapt
     | RequestRebuild
     | CreateBatch
     | SettleBatch

@@ -1,4 +1,5 @@
-"""The rules as they are kept: what was declared, as JSON in one canonical spelling, and the overrides beside it."""
+"""The rules as they are kept: what was declared, as JSON in one canonical spelling; beside it what operators overrode,
+and where the limits are that are found by themselves."""
 
 from __future__ import annotations
 
@@ -7,8 +8,19 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.limits import MAIN_SHARD, Order, Overridden, Rules, ServiceRules, Share
-from fairlead.store.port import DeclareServices
+from fairlead.domain.adapt import bounded
+from fairlead.domain.limits import (
+    MAIN_SHARD,
+    Adapted,
+    Auto,
+    Change,
+    Order,
+    Overridden,
+    Rules,
+    ServiceRules,
+    Share,
+)
+from fairlead.store.port import Adapt, DeclareServices
 
 _FIELDS = frozenset(field.name for field in fields(ServiceRules))
 # Fields that the first release did not know, and choked on: they are written only when they say something, so that its
@@ -22,6 +34,7 @@ _LATER: dict[str, Any] = {
     "wait_timeout": None,
     "breaker_failures": 0,
     "breaker_rest": 30.0,
+    "auto": None,
 }
 
 
@@ -42,7 +55,29 @@ def _read(service: dict[str, Any]) -> ServiceRules:
     shares = {
         shard: Share(frozenset(share["bands"]), share["limit"]) for shard, share in known.get("shares", {}).items()
     }
-    return ServiceRules(**{**known, "order": Order(known["order"]), "shares": shares})
+    auto = None if known.get("auto") is None else Auto(**known["auto"])
+    return ServiceRules(**{**known, "order": Order(known["order"]), "shares": shares, "auto": auto})
+
+
+def adapted_row(adapt: Adapt) -> tuple[str, int | None, int, float | None, str]:
+    """The service, where its limit was and is, the best latency, and the history as JSON."""
+    history = [[change.at, change.limit, change.why] for change in adapt.adapted.history]
+    return adapt.service, adapt.was, adapt.adapted.limit, adapt.adapted.best, orjson.dumps(history).decode()
+
+
+def _adapted(rows: list[Any], services: dict[str, ServiceRules]) -> dict[str, Adapted]:
+    """Of those that still are to be found by themselves."""
+    return {
+        name: Adapted(limit, best, tuple(Change(*change) for change in history))
+        for name, limit, best, history in rows
+        if name in services and services[name].auto is not None
+    }
+
+
+def _found(rules: ServiceRules, adapted: Adapted | None) -> ServiceRules:
+    if adapted is None or rules.auto is None:
+        return rules
+    return replace(rules, limit=bounded(adapted.limit, rules.auto))
 
 
 def declared_of(declared: dict[str, Any]) -> DeclareServices:
@@ -50,9 +85,12 @@ def declared_of(declared: dict[str, Any]) -> DeclareServices:
 
 
 def rules_of(answer: list[Any]) -> Rules:
-    """Reads what the fragment `rules` wrote. Run-time overrides win over what is declared."""
-    version, declared, overrides = answer
+    """Reads what the fragment `rules` wrote. Run-time overrides win over what is
+    declared, and over what was found."""
+    version, declared, overrides, adaptive = answer
     services = {service["service"]: _read(service) for service in declared["services"]}
+    adapted = _adapted(adaptive, services)
+    services = {name: _found(rules, adapted.get(name)) for name, rules in services.items()}
     in_force: dict[str, Overridden] = {}
     for name, limit, paused in overrides:
         if (rules := services.get(name)) is not None:
@@ -64,4 +102,4 @@ def rules_of(answer: list[Any]) -> Rules:
             # No config pauses a service: one that was resumed is as declared.
             if limit is not None or paused:
                 in_force[name] = Overridden(limit, True if paused else None)
-    return Rules(services, declared["pools"], version, in_force)
+    return Rules(services, declared["pools"], version, in_force, adapted)

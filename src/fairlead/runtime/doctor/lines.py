@@ -49,9 +49,10 @@ def _rules(facts: Facts) -> Iterator[Finding]:
                 waiting=waiting,
             )
         declared = facts.declared_limits.get(service)
-        if declared is not None and declared != rules.limit:
+        said = "auto" if rules.auto is not None else declared
+        if declared is not None and declared != rules.limit and not _found_by_itself(facts, rules):
             yield OVERRIDDEN.found(
-                f"an operator set the limit of {service} to {rules.limit}; the configuration says {declared}, "
+                f"an operator set the limit of {service} to {rules.limit}; the configuration says {said}, "
                 "and counts again when the change is lifted",
                 fix=f"`fairlead limit {service} --lift`",
                 about=service,
@@ -61,9 +62,15 @@ def _rules(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _found_by_itself(facts: Facts, rules: ServiceRules) -> bool:
+    """Such a limit moves all the time, and calls that were open when it fell may end: nothing is amiss."""
+    override = facts.rules.overrides.get(rules.service)
+    return rules.auto is not None and (override is None or override.limit is None)
+
+
 def _slots(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: ServiceSnapshot) -> Iterator[Finding]:
     service, waiting = rules.service, sum(snapshot.waiting.values())
-    if len(snapshot.leases) > rules.limit:
+    if len(snapshot.leases) > rules.limit and not _found_by_itself(facts, rules):
         yield _above(facts, rules, snapshot)
     if snapshot.held and waiting and snapshot.in_use >= rules.limit:
         yield _held(rules, snapshot, waiting)

@@ -72,11 +72,20 @@ SELECT slots, paused FROM fairlead.service_override WHERE service = $1
 INSERT INTO fairlead.service_override VALUES ($1, $2, $3)
     ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused
 
+-- name: adapted_of
+-- $1: service. Where its limit is.
+SELECT slots FROM fairlead.adaptive_limit WHERE service = $1
+
+-- name: adapt
+-- $1: service, $2: limit, $3: the best latency, $4: the history.
+INSERT INTO fairlead.adaptive_limit (service, slots, best, history) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, best = excluded.best, history = excluded.history
+
 -- name: raise_version
-UPDATE fairlead.rules SET version = version + 1
+UPDATE fairlead.rules SET version = version + 1 RETURNING version
 
 -- name: lock_rules
--- Declarations and overrides come one after the other: each must see what the one before it did.
+-- Declarations and what changes them at run time come one after the other: each must see what the one before it did.
 SELECT declared FROM fairlead.rules FOR UPDATE
 
 -- ---------------------------------------------------------------- submit

@@ -13,6 +13,7 @@ from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Star
 from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
+    Adapt,
     Committed,
     DeclareServices,
     Done,
@@ -36,13 +37,14 @@ from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.rows import job_from
 from fairlead.store.postgres.submit import UNDONE, submitting
 from fairlead.store.rows import micros, micros_by
-from fairlead.store.settings import declaration_of, rules_of
+from fairlead.store.settings import adapted_row, declaration_of, rules_of
 from fairlead.store.sweeps import Sweep, moves_of, promoted_bands, taken_in
 
 MOVED_ON = Refused("the job moved on or is not there")
 NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
 NOT_FINISHED = Refused("the job is not finished or is not there")
 UNDECLARED = Refused("no such service is declared")
+MOVED_ELSEWHERE = Refused("no such service is declared, or its limit was moved meanwhile")
 DONE = Done()
 
 
@@ -90,6 +92,7 @@ class Commit:
             (RaiseEpoch, self._raise_epochs),
             (DeclareServices, self._declare),
             (Override, self._override),
+            (Adapt, self._adapt),
             (Submit, self._submit),
             (Start, self._start),
             (Move, self._move),
@@ -138,9 +141,8 @@ class Commit:
 
     async def _override(self, places: list[int]) -> None:
         for place in places:
-            ((declared,),) = await self._ask("lock_rules")
             override: Any = self._batch[place]
-            if all(service["service"] != override.service for service in orjson.loads(declared)["services"]):
+            if not await self._lock_rules_of(override.service):
                 self._outcomes[place] = UNDECLARED
                 continue
             found = await self._ask("override_of", override.service)
@@ -152,9 +154,26 @@ class Commit:
                 await self._ask("raise_version")
             self._outcomes[place] = Done(await self._rules())
 
+    async def _adapt(self, places: list[int]) -> None:
+        for place in places:
+            service, was, *now = adapted_row(self._batch[place])  # type: ignore[arg-type]
+            declared = await self._lock_rules_of(service)
+            found = await self._ask("adapted_of", service)
+            if not declared or (found[0][0] if found else None) != was:
+                self._outcomes[place] = MOVED_ELSEWHERE
+                continue
+            await self._ask("adapt", service, *now)
+            ((version,),) = await self._ask("raise_version")
+            self._outcomes[place] = Done(version)
+
+    async def _lock_rules_of(self, service: str) -> bool:
+        """False: it is not declared."""
+        ((declared,),) = await self._ask("lock_rules")
+        return any(each["service"] == service for each in orjson.loads(declared)["services"])
+
     async def _rules(self) -> Any:
-        version, declared, overrides = (await self._connection.fetch(READS["rules"]))[0]
-        return rules_of([version, orjson.loads(declared), orjson.loads(overrides)])
+        version, *found = (await self._connection.fetch(READS["rules"]))[0]
+        return rules_of([version, *map(orjson.loads, found)])
 
     # ------------------------------------------------------------ submit and start
 

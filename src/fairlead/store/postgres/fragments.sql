@@ -53,9 +53,13 @@ CASE WHEN b.finished_at IS NOT NULL THEN b.counts ELSE (
 ) END
 
 -- name: rules
--- The version, what is declared, and [[service, limit, paused], …]; `settings.rules_of` reads it back.
+-- The version, what is declared, [[service, limit, paused], …], and [[service, limit, best latency, history], …];
+-- `settings.rules_of` reads it back.
 SELECT version, declared, (
     SELECT coalesce(json_agg(json_build_array(service, slots, paused)), '[]')::text FROM fairlead.service_override
+), (
+    SELECT coalesce(json_agg(json_build_array(service, slots, best, history::json)), '[]')::text
+    FROM fairlead.adaptive_limit
 ) FROM fairlead.rules
 
 -- name: context

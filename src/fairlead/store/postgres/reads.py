@@ -153,11 +153,11 @@ class Reads:
         return [rows.hold_from(row) for row in await self._ask(READS["holds"])]
 
     async def rules(self) -> Rules:
-        ((version, declared, overrides),) = await self._ask(READS["rules"])
-        return rules_of([version, orjson.loads(declared), orjson.loads(overrides)])
+        ((version, *found),) = await self._ask(READS["rules"])
+        return rules_of([version, *map(orjson.loads, found)])
 
     async def declared(self) -> DeclareServices:
-        ((_, declared, _),) = await self._ask(READS["rules"])
+        ((_, declared, *_),) = await self._ask(READS["rules"])
         return declared_of(orjson.loads(declared))
 
     async def epochs(self) -> dict[str, Epoch]:

@@ -78,6 +78,24 @@ BEGIN
         ) THEN {rules} END;
 END;
 
+-- body: [service, where its limit was, where it is, the best latency, the history]. Nothing is written of a service that
+-- is not declared, or whose limit is elsewhere.
+CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON batch WHEN NEW.kind = 'adapt'
+BEGIN
+    INSERT INTO answer SELECT 'adapt', (
+        SELECT version + 1 FROM rules WHERE EXISTS (
+            SELECT 1 FROM json_each(declared, '$.services') AS s WHERE s.value ->> '$.service' = NEW.body ->> 0
+        ) AND (SELECT slots FROM adaptive_limit WHERE service = NEW.body ->> 0) IS NEW.body ->> 1
+    );
+    INSERT INTO adaptive_limit (service, slots, best, history)
+        SELECT NEW.body ->> 0, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4
+        WHERE (SELECT value FROM answer WHERE kind = 'adapt' ORDER BY rowid DESC LIMIT 1) IS NOT NULL
+        ON CONFLICT (service) DO UPDATE
+            SET slots = excluded.slots, best = excluded.best, history = excluded.history;
+    UPDATE rules SET version = version + 1
+        WHERE (SELECT value FROM answer WHERE kind = 'adapt' ORDER BY rowid DESC LIMIT 1) IS NOT NULL;
+END;
+
 -- ---------------------------------------------------------------- submit
 
 -- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be turned away.

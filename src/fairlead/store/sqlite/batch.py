@@ -19,6 +19,7 @@ from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Accepted,
+    Adapt,
     Committed,
     DeclareServices,
     Done,
@@ -46,6 +47,7 @@ MOVED_ON = Refused("the job moved on or is not there")
 NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
 NOT_FINISHED = Refused("the job is not finished or is not there")
 UNDECLARED = Refused("no such service is declared")
+MOVED_ELSEWHERE = Refused("no such service is declared, or its limit was moved meanwhile")
 UNDONE = Refused("another one of the same bulk was turned away")
 DONE = Done()
 
@@ -54,6 +56,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (RaiseEpoch, encode.epoch_rows),
     (DeclareServices, encode.declare_rows),
     (Override, encode.override_rows),
+    (Adapt, encode.adapt_rows),
     (Submit, encode.submit_rows),
     (Start, encode.start_rows),
     (Move, encode.move_rows),
@@ -123,6 +126,7 @@ class Batch:
         self._valued(RaiseEpoch, "epoch", Done)
         self._valued(DeclareServices, "rules", lambda value: Done(rules_of(value)))
         self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
+        self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
         for kind, (name, outcome) in (OUTCOMES | batches.OUTCOMES).items():

@@ -10,9 +10,9 @@ import orjson
 from fairlead.domain.job import Attempt, Hold
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
-from fairlead.store.port import DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
+from fairlead.store.port import Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
 from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, spec_of
-from fairlead.store.settings import declaration_of
+from fairlead.store.settings import adapted_row, declaration_of
 
 Row = tuple[str, str | int | None]
 """(kind, body)"""
@@ -31,6 +31,10 @@ def declare_rows(declarations: Sequence[DeclareServices]) -> list[Row]:
 
 def override_rows(overrides: Sequence[Override]) -> list[Row]:
     return [("override", _body((one.service, one.limit, one.paused, one.lift_limit))) for one in overrides]
+
+
+def adapt_rows(adapts: Sequence[Adapt]) -> list[Row]:
+    return [("adapt", _body(adapted_row(one))) for one in adapts]
 
 
 def submit_rows(submits: Sequence[Submit], *, all_or_nothing: bool = False) -> list[Row]:

@@ -41,9 +41,12 @@ json_array(
 )
 
 -- name: rules
--- [version, what is declared, [[service, limit, paused], …]]; `settings.rules_of` reads it back.
+-- [version, what is declared, [[service, limit, paused], …], [[service, limit, best latency, history], …]];
+-- `settings.rules_of` reads it back.
 (SELECT json_array(version, json(declared), (
     SELECT json_group_array(json_array(service, slots, paused)) FROM service_override
+), (
+    SELECT json_group_array(json_array(service, slots, best, json(history))) FROM adaptive_limit
 )) FROM rules)
 
 -- name: context

@@ -191,7 +191,7 @@ class Reads:
         return rules_of(orjson.loads(await self._ask(self._sql["rules"])))
 
     async def declared(self) -> DeclareServices:
-        _, declared, _ = orjson.loads(await self._ask(self._sql["rules"]))
+        _, declared, *_ = orjson.loads(await self._ask(self._sql["rules"]))
         return declared_of(declared)
 
     async def epochs(self) -> dict[str, Epoch]:

@@ -1,0 +1,152 @@
+"""Finds a limit by itself: one more while calls are as quick as they were, far fewer as soon as the service turns calls
+away. Additive increase and multiplicative decrease, as TCP finds its share of a wire.
+
+It is decided once per window: when as many calls have ended as the limit allows. After a change, as many as were
+allowed before it are passed over first, for they were open then: so one overload is answered once, and nothing rises by
+calls that ran while the limit was lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fairlead.domain.limits import Adapted, Auto, Change
+from fairlead.domain.retry import RETRY_ASKED, TIMEOUT, Failure
+
+DECREASE = 0.7
+TOLERANCE = 2.0
+"""Latency holds while it is at most this many times the best that was seen, unless a target is given."""
+SMOOTHING = 0.3
+"""What the newest window counts in the smoothed latency."""
+KEPT = 20
+"""Changes that are remembered."""
+
+
+class Ending(StrEnum):
+    OK = "ok"
+    OVERLOADED = "overloaded"
+    OTHER = "other"
+
+
+_OVERLOADED = frozenset({TIMEOUT, RETRY_ASKED, "HTTP_429", "HTTP_503", "HTTP_504"})
+
+
+def ending_of(failure: Failure | None) -> Ending:
+    """Of a call that succeeded, or failed so. A function says with `fairlead.Retry` what an endpoint says with 503."""
+    if failure is None:
+        return Ending.OK
+    return Ending.OVERLOADED if failure.code in _OVERLOADED else Ending.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How calls ended. `seconds` is what those took, together, that ended well."""
+
+    ok: int = 0
+    overloaded: int = 0
+    other: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ended(self) -> int:
+        return self.ok + self.overloaded + self.other
+
+    def and_one(self, ending: Ending, seconds: float) -> Calls:
+        match ending:
+            case Ending.OK:
+                return self + Calls(ok=1, seconds=seconds)
+            case Ending.OVERLOADED:
+                return self + Calls(overloaded=1)
+            case Ending.OTHER:
+                return self + Calls(other=1)
+
+    def __add__(self, more: Calls) -> Calls:
+        return Calls(
+            self.ok + more.ok,
+            self.overloaded + more.overloaded,
+            self.other + more.other,
+            self.seconds + more.seconds,
+        )
+
+    def since(self, before: Calls) -> Calls:
+        """Both were counted from the same beginning, so nothing is below zero but by a mistake of whoever counted."""
+        return Calls(
+            max(0, self.ok - before.ok),
+            max(0, self.overloaded - before.overloaded),
+            max(0, self.other - before.other),
+            max(0.0, self.seconds - before.seconds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was seen since the last decision. `skip`: so many calls that end are passed over first. `used`: at some
+    moment all slots were taken. `latency` is the smoothed one of the windows before."""
+
+    skip: int = 0
+    calls: Calls = Calls()
+    used: bool = False
+    latency: float | None = None
+
+    def seen(self, calls: Calls, *, used: bool) -> Window:
+        if self.skip:
+            return replace(self, skip=max(0, self.skip - calls.ended))
+        return replace(self, calls=self.calls + calls, used=self.used or used)
+
+    def over(self, limit: int) -> bool:
+        return not self.skip and self.calls.ended >= max(1, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The limit and the best latency from now on, why the limit is another one (None: it is not), and the next
+    window."""
+
+    limit: int
+    best: float | None
+    why: str | None
+    window: Window
+
+
+def bounded(limit: int, auto: Auto) -> int:
+    return max(auto.min, min(limit, auto.max))
+
+
+def decide(auto: Auto, limit: int, best: float | None, window: Window) -> Decision | None:
+    """None as long as too little was seen."""
+    if not window.over(limit):
+        return None
+    latency = _smoothed(window)
+    if latency is not None:
+        best = latency if best is None else min(best, latency)
+    after, why = _next(auto, limit, window, latency, best)
+    after = bounded(after, auto)
+    if after == limit:
+        return Decision(limit, best, None, Window(latency=latency))
+    return Decision(after, best, why, Window(skip=limit, latency=latency))
+
+
+def _next(auto: Auto, limit: int, window: Window, latency: float | None, best: float | None) -> tuple[int, str]:
+    calls = window.calls
+    if calls.overloaded:
+        said = f"{calls.overloaded} of {calls.ended} calls were turned away or timed out"
+        return min(limit - 1, int(limit * DECREASE)), said
+    if not calls.ok or not window.used or latency is None or best is None:
+        return limit, ""
+    mark = TOLERANCE * best if auto.latency_target is None else auto.latency_target
+    return limit + (latency <= mark), f"all slots were used, and calls took {latency:.3g} s"
+
+
+def _smoothed(window: Window) -> float | None:
+    calls, before = window.calls, window.latency
+    if not calls.ok:
+        return before
+    newest = calls.seconds / calls.ok
+    return newest if before is None else before + SMOOTHING * (newest - before)
+
+
+def changed(history: Sequence[Change], decision: Decision, now: float) -> Adapted:
+    change = Change(now, decision.limit, decision.why or "")
+    return Adapted(decision.limit, decision.best, (*history, change)[-KEPT:])

@@ -1,0 +1,174 @@
+"""Limits that are found by themselves: what is decided, by what was seen. No clock, no store, no line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.domain.adapt import KEPT, Calls, Decision, Ending, Window, changed, decide, ending_of
+from fairlead.domain.limits import Auto, Change, Rules, ServiceRules
+from fairlead.domain.retry import CONNECTION, EXCEPTION, RETRY_ASKED, TIMEOUT, Failure, of_http_status
+from fairlead.runtime.loops.adapt import Count, read, written
+
+AUTO = Auto(1, 16)
+
+
+def window(ok: int = 0, *, overloaded: int = 0, each: float = 1.0, used: bool = True) -> Window:
+    return Window(0, Calls(ok, overloaded, 0, ok * each), used)
+
+
+def decided(auto: Auto, limit: int, seen: Window, best: float | None = 1.0) -> Decision:
+    decision = decide(auto, limit, best, seen)
+    assert decision is not None
+    return decision
+
+
+def test_it_rises_by_one_when_all_slots_were_used_and_latency_held() -> None:
+    decision = decided(AUTO, 4, window(4))
+    assert (decision.limit, decision.why) == (5, "all slots were used, and calls took 1 s")
+
+
+def test_it_falls_by_three_tenths_and_by_one_at_least_when_calls_were_turned_away() -> None:
+    decision = decided(AUTO, 10, window(9, overloaded=1))
+    assert (decision.limit, decision.why) == (7, "1 of 10 calls were turned away or timed out")
+    assert decided(AUTO, 2, window(overloaded=2)).limit == 1
+
+
+def test_it_stays_when_nobody_needs_more() -> None:
+    decision = decided(AUTO, 4, window(4, used=False))
+    assert (decision.limit, decision.why) == (4, None)
+
+
+@pytest.mark.parametrize(("each", "limit"), [(2.0, 5), (2.1, 4)])
+def test_without_a_target_latency_holds_up_to_twice_the_best_that_was_seen(each: float, limit: int) -> None:
+    assert decided(AUTO, 4, window(4, each=each), best=1.0).limit == limit
+
+
+@pytest.mark.parametrize(("each", "limit"), [(5.0, 5), (5.1, 4)])
+def test_a_target_says_what_calls_may_take_whatever_was_seen(each: float, limit: int) -> None:
+    assert decided(Auto(1, 16, latency_target=5.0), 4, window(4, each=each), best=1.0).limit == limit
+
+
+def test_one_slow_window_is_smoothed_and_the_best_is_remembered() -> None:
+    slow = decided(AUTO, 4, replace(window(4, each=4.0), latency=1.0), best=1.0)
+    assert slow.window.latency == pytest.approx(1.9)
+    assert (slow.limit, slow.best) == (5, 1.0)
+    assert decided(AUTO, 4, window(4, each=0.5), best=1.0).best == 0.5
+
+
+def test_calls_that_ended_neither_well_nor_overloaded_say_nothing() -> None:
+    assert decided(AUTO, 4, Window(0, Calls(other=9), used=True)).limit == 4
+
+
+def test_nothing_is_decided_before_as_many_calls_have_ended_as_the_limit_allows() -> None:
+    seen = Window().seen(Calls(ok=3, seconds=3.0), used=True)
+    assert decide(AUTO, 4, 1.0, seen) is None
+    assert decided(AUTO, 4, seen.seen(Calls(ok=1, seconds=1.0), used=False)).limit == 5
+
+
+def test_calls_that_were_open_when_it_changed_say_nothing_of_the_new_limit() -> None:
+    fell = decided(AUTO, 10, window(overloaded=10))
+    late = fell.window.seen(Calls(overloaded=4), used=True).seen(Calls(overloaded=6), used=True)
+    assert late == Window(latency=fell.window.latency)
+    assert decided(AUTO, fell.limit, late.seen(Calls(ok=7, seconds=7.0), used=True)).limit == 8
+    rose = decided(AUTO, 4, window(4))
+    assert rose.window.skip == 4
+    assert decided(AUTO, 4, window(4, used=False)).window.skip == 0
+
+
+@st.composite
+def _bounds(draw: st.DrawFn) -> Auto:
+    low = draw(st.integers(1, 50))
+    target = draw(st.none() | st.floats(0.01, 10))
+    return Auto(low, draw(st.integers(low, low + 50)), target)
+
+
+_calls = st.builds(
+    Calls, st.integers(0, 40), st.integers(0, 3), st.integers(0, 3), st.floats(0, 100, allow_subnormal=False)
+)
+
+
+@given(_bounds(), st.lists(st.tuples(_calls, st.booleans()), max_size=60))
+def test_it_never_leaves_its_bounds_and_every_change_has_its_cause(auto: Auto, seen: list[tuple[Calls, bool]]) -> None:
+    limit, best, now = auto.min, None, Window()
+    for calls, used in seen:
+        now = now.seen(calls, used=used)
+        decision = decide(auto, limit, best, now)
+        if decision is None:
+            assert now.skip or now.calls.ended < limit
+            continue
+        assert auto.min <= decision.limit <= auto.max
+        assert (decision.why is None) == (decision.limit == limit)
+        if decision.limit > limit:
+            assert decision.limit == limit + 1
+            assert now.used
+            assert not now.calls.overloaded
+        if now.calls.overloaded and limit > auto.min:
+            assert decision.limit < limit
+        limit, best, now = decision.limit, decision.best, decision.window
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 64))
+def test_before_an_endpoint_of_any_size_it_settles_falls_and_recovers(first: int, then: int, most: int) -> None:
+    """The endpoint answers so many calls at once and turns the others away; later it takes another number."""
+    auto, limit, best, now = Auto(1, most), 1, None, Window()
+    for size in (first, then):
+        reached = []
+        for _ in range(300):
+            ok = min(limit, size)
+            calls = Calls(ok, limit - ok, 0, float(ok))
+            now = now.seen(calls, used=True)
+            if (decision := decide(auto, limit, best, now)) is None:
+                continue
+            limit, best, now = decision.limit, decision.best, decision.window
+            reached.append(limit)
+        settled = reached[len(reached) // 2 :]
+        assert max(settled) <= min(size + 1, most)
+        assert max(settled) >= min(size, most)
+        assert min(settled) >= min(int(0.7 * (size + 1)), size, most)
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending"),
+    [
+        (None, Ending.OK),
+        (of_http_status(429, ""), Ending.OVERLOADED),
+        (of_http_status(503, ""), Ending.OVERLOADED),
+        (of_http_status(504, ""), Ending.OVERLOADED),
+        (Failure(TIMEOUT, "", retryable=True), Ending.OVERLOADED),
+        (Failure(RETRY_ASKED, "", retryable=True), Ending.OVERLOADED),
+        (of_http_status(500, ""), Ending.OTHER),
+        (of_http_status(502, ""), Ending.OTHER),
+        (Failure(CONNECTION, "", retryable=True), Ending.OTHER),
+        (Failure(EXCEPTION, "", retryable=True), Ending.OTHER),
+    ],
+)
+def test_what_counts_as_overload(failure: Failure | None, ending: Ending) -> None:
+    assert ending_of(failure) is ending
+
+
+def test_only_so_many_changes_are_remembered_the_newest_last() -> None:
+    history: tuple[Change, ...] = ()
+    for limit in range(KEPT + 5):
+        adapted = changed(history, Decision(limit, 0.5, "because", Window()), now=100.0 + limit)
+        history = adapted.history
+    assert [change.limit for change in history] == list(range(5, KEPT + 5))
+    assert (adapted.limit, adapted.best, history[-1]) == (24, 0.5, Change(124.0, 24, "because"))
+
+
+def test_a_process_says_how_calls_ended_only_of_services_that_need_it() -> None:
+    calls = {"gpu": Calls(3, 1, 2, 4.5), "cpu": Calls(9)}
+    gpu, far = ServiceRules("gpu", 1, auto=AUTO), ServiceRules("far", 1, auto=AUTO, shard="b")
+    rules = Rules({"gpu": gpu, "far": far, "cpu": ServiceRules("cpu", 1)})
+    assert written(calls, rules, {"main": 7}) == {"calls": {"gpu": (3, 1, 2, 4.5, 7)}}
+    assert written(calls, rules, {"b": 8}) == {"calls": {"far": (0, 0, 0, 0.0, 8)}}
+    assert written(calls, Rules({"cpu": ServiceRules("cpu", 1)}), {"main": 7}) == {}
+    assert read({"calls": {"gpu": [3, 1, 2, 4.5, 7]}}) == {"gpu": Count(Calls(3, 1, 2, 4.5), 7)}
+
+
+@pytest.mark.parametrize("said", [None, [], "x", {"gpu": None}, {"gpu": [1, 2]}, {"gpu": ["a", 0, 0, 0, 0]}])
+def test_what_another_release_says_in_another_way_is_not_heard(said: object) -> None:
+    assert read({"calls": said}) == {}

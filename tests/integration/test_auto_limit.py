@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from fairlead import Call, Config, Fairlead, Retry
+from fairlead.gateway.models_operations import ServiceStatus
 from fairlead.runtime import registry
 from fairlead.runtime.loops import adapt, rules
 from fairlead.runtime.roles import Roles
@@ -173,6 +174,7 @@ async def test_it_rises_until_the_endpoint_turns_calls_away_and_falls_then(embed
             # One more than it takes is how that is found out.
             assert limits(service)[:7] == [2, 3, 4, 2, 3, 4, 2]
             assert gpu.most == 4
+            ServiceStatus.model_validate(service)
             why = [change["why"] for change in service["auto"]["history"]]
             assert "all slots were used" in why[2]
             assert "turned away or timed out" in why[3]
@@ -225,6 +227,17 @@ async def test_calls_that_take_longer_than_the_target_are_not_given_more(embedde
         traffic(gpu, app),
     ):
         await eventually(lambda: _looked(app) >= 20)
+        assert limits(await shown(app)) == []
+
+
+async def test_it_stays_when_nobody_needs_more(embedded: dict[str, str]) -> None:
+    gpu, app = Gpu(100), Fairlead(Config(), **embedded)
+
+    @app.service("gpu", **{**AUTO, "min": 3})
+    async def quick(call: Call) -> None: ...
+
+    async with app.running(), traffic(gpu, app, waiting=2):
+        await eventually(lambda: _looked(app) >= 30)
         assert limits(await shown(app)) == []
 
 

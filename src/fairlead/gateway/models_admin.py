@@ -29,7 +29,7 @@ class ServiceState(Shape):
     service: str
     limit: int
     paused: bool
-    declared_limit: int = Field(description="What the configuration says.")
+    declared_limit: int = Field(description='What the configuration says; of limit = "auto", the min.')
     override_limit: int | None = Field(description="What an operator said instead; null: nothing.")
 
 

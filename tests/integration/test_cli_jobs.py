@@ -47,6 +47,15 @@ def submitted(server: Up, *arguments: str) -> str:
 # ---------------------------------------------------------------- submit
 
 
+def test_a_job_may_say_where_its_calls_go(server: Up) -> None:
+    job_id = submitted(server, "echo", "--region", "eu", "--allowed-regions", "us,eu")
+    job = server.run("get", job_id, "--json").json
+    assert (job["region"], job["allowed_regions"]) == ("eu", ["eu", "us"])
+    done = server.run("submit", "echo", "--region", "eu", "--allowed-regions", "us")
+    assert done.code == Exit.REFUSED
+    assert "not among allowed_regions" in done.err
+
+
 def test_submit_prints_the_id_and_get_shows_the_job(server: Up) -> None:
     job_id = submitted(server, "echo", '{"a": 1}', "--user", "ada", "--priority", "high", "--metadata", '{"m": 2}')
     done = server.run("get", job_id, "--json")

@@ -10,7 +10,10 @@ import pytest
 
 from fairlead import JobStatus
 from fairlead.errors import NotFound
+from fairlead.gateway.app import create_gateway
+from fairlead.gateway.models_operations import QueueStatus, RegionStatus
 from tests import redis_servers, servers
+from tests.integration.gateway_site import client_of
 from tests.integration.regional import World, world_of
 
 PATIENCE = 30.0
@@ -223,3 +226,32 @@ async def test_a_region_that_nobody_has_is_not_found(world: World, engines: dict
     async with world.app(engines).running() as app:
         with pytest.raises(NotFound, match="known are: eu, us"):
             await app.region_status("mars")
+
+
+# ---------------------------------------------------------------- over HTTP
+
+
+async def test_regions_over_http(world: World, tmp_path: Path) -> None:
+    app = world.app({"database_url": f"sqlite:///{tmp_path}/fairlead.db"}, breaker={"failures": 1, "rest": 600})
+    world.switch("us", "hangs")
+    async with app.running(), client_of(create_gateway(app)) as client:
+        job = {"user_id": "ada", "feature_name": "gpu"}
+        there = [{**job, "region": "us"}, {**job, "allowed_regions": ["us"]}, {**job, "allowed_regions": ["us", "eu"]}]
+        receipts = (await client.post("/api/v1/jobs/bulk", json={"jobs": there})).json()["jobs"]
+        await world["us"].is_called()
+        assert (await app.wait(receipts[2]["job_id"], PATIENCE)).result == {"region": "eu"}
+        shown = (await client.get(f"/api/v1/jobs/{receipts[1]['job_id']}")).json()
+        assert (shown["status"], shown["region"], shown["allowed_regions"]) == ("PENDING", None, ["us"])
+        seen = (await client.get("/queue/status/us")).json()
+        status = RegionStatus.model_validate(seen)
+        assert (status.limit, status.running, status.waiting.main, status.waiting.retry) == (1, 1, 1, 0)
+        assert status.services[0].breaker.state == "working"
+        whole = QueueStatus.model_validate((await client.get("/queue/status")).json())
+        assert whole.services[0].regions["eu"].latency is not None
+        assert [slot.region for slot in whole.services[0].running] == ["us"]
+        unknown = await client.get("/queue/status/mars")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+        bad = await client.post("/api/v1/jobs/bulk", json={"jobs": [job, {**job, "region": "mars"}]})
+        assert (bad.status_code, bad.json()["errors"][0]["pointer"]) == (422, "/jobs/1/region")
+        world.switch("us", "works")
+        await app.wait(receipts[1]["job_id"], PATIENCE)

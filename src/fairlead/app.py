@@ -59,6 +59,7 @@ from fairlead.runtime.feed import Allowed, Feed
 from fairlead.runtime.keys import Keys
 from fairlead.runtime.lookout import Lookout
 from fairlead.runtime.operations import Operations, Page, check_id
+from fairlead.runtime.pools import pools_of, services_of
 from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
@@ -258,7 +259,8 @@ class Fairlead(Operators, Batching):
         elif roles.manager:
             await store.lock_dispatch(shared=True)
         servers: set[str] = set()
-        executors = executors_of(self.config, self._handlers, roles.services) if roles.worker else {}
+        wanted = services_of(pools_of(roles, self.config))
+        executors = executors_of(self.config, self._handlers, wanted)
         process = Process(
             name,
             self.config,

@@ -14,7 +14,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from fairlead.addresses import engine_problems, resolved
-from fairlead.domain.config import BRANCHES, MEANING, Config, contradictions, too_many_ways, unknown_plans
+from fairlead.domain.config import (
+    BRANCHES,
+    MEANING,
+    Config,
+    contradictions,
+    too_many_ways,
+    unknown_in_worker_pools,
+    unknown_plans,
+)
 from fairlead.errors import ConfigError
 
 DEFAULT_FILE = "fairlead.toml"
@@ -155,6 +163,7 @@ def _contradictions(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
     services = _section(raw, "services")
     yield from contradictions(services, *(_section(raw, name) for name in ("pipelines", "pools", "shards")))
     yield from unknown_plans(_section(raw, "users"), _section(raw, "plans"))
+    yield from unknown_in_worker_pools(_section(raw, "worker_pools"), services)
     # The service's own check is only made when all its values are valid.
     for name, said in services.items():
         if isinstance(said, dict) and (problem := too_many_ways(said)):

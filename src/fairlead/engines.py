@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import partial
 from typing import Any
 
 from fairlead.config import Settings, sqlite_options
@@ -53,18 +54,20 @@ def shards_of(
     the truth says at any moment: no other Redis is asked for work, however complete it looks."""
     if settings.redis_url is None:
         dispatcher = MemoryDispatcher(clock)
-        return [Shard(MAIN_SHARD, dispatcher, dispatcher)]
+        return [Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher)]
     from fairlead.dispatch.redis import RedisDispatcher
     from fairlead.dispatch.redis.leadership import RedisLeadership
 
     shards = []
     for name, url in {MAIN_SHARD: settings.redis_url, **settings.shards}.items():
         prefix = PREFIX if name == MAIN_SHARD else f"{PREFIX}.{name}"
+        claimer = partial(RedisDispatcher, url, prefix=prefix, admit=servers.__contains__)
         shards.append(
             Shard(
                 name,
-                RedisDispatcher(url, prefix=prefix, admit=servers.__contains__),
+                claimer(),
                 RedisDispatcher(url, prefix=prefix),
+                claimer,
                 RedisLeadership(url, prefix=prefix, holder=process, ttl=config.manager.leader_ttl),
             )
         )

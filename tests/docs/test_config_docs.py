@@ -21,6 +21,7 @@ from fairlead.domain.config import (
     ServiceConfig,
     ShareConfig,
     UserConfig,
+    WorkerPoolConfig,
 )
 from fairlead.domain.job import Priority
 from fairlead.domain.standing import Standing
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "users"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "users", "worker_pools"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -73,8 +74,13 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
     assert {key: cells[0] for key, cells in rows("services.NAME").items()} == expected
 
 
-@pytest.mark.parametrize(("section", "model"), [("plans.NAME", PlanConfig), ("users.ID", UserConfig)])
-def test_every_key_of_plans_and_users_is_documented_with_its_default(section: str, model: type[BaseModel]) -> None:
+@pytest.mark.parametrize(
+    ("section", "model"),
+    [("plans.NAME", PlanConfig), ("users.ID", UserConfig), ("worker_pools.NAME", WorkerPoolConfig)],
+)
+def test_every_key_of_plans_users_and_worker_pools_is_documented_with_its_default(
+    section: str, model: type[BaseModel]
+) -> None:
     assert {key: cells[0] for key, cells in rows(section).items()} == defaults_of(model)
 
 

@@ -10,7 +10,7 @@ from fairlead import Config, Fairlead
 from fairlead.cli import banner
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.redact import shown_settings, without_secrets
-from fairlead.cli.worker import bands_of, services_of
+from fairlead.cli.worker import bands_of, regions_of, services_of
 from fairlead.config import Settings
 from fairlead.runtime.roles import Roles
 
@@ -115,6 +115,45 @@ def test_a_worker_says_what_it_is_bound_to(capsys: pytest.CaptureFixture[str]) -
     assert "high, medium; 7 calls at once" in text
     assert "worker" in text.splitlines()[0]
     assert "paint" not in text
+
+
+REGIONAL = Config.model_validate(
+    {
+        "services": {
+            "infer": {"limit": 2, "regions": {"us": {"url": "http://us/", "limit": 1}}},
+            "paint": {"limit": 1, "url": "http://127.0.0.1:9/"},
+        },
+        "worker_pools": {
+            "high": {"bands": ["high"], "concurrency": 5},
+            "us": {"services": ["infer"], "regions": ["us"], "concurrency": 3},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("process", ["up", "worker"])
+def test_a_process_with_several_workers_says_what_each_takes(process: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = banner.facts(process, Fairlead(Settings(REGIONAL)), Roles(), [])
+    assert (said["bands"], said["concurrency"]) == (["high", "medium", "low"], 8)
+    assert [pool["name"] for pool in said["pools"]] == ["high", "us"]
+    text = drawn(process, Settings(REGIONAL), Roles(), [], capsys)
+    assert "high; 5 calls at once" in text
+    assert "high, medium, low; infer; region us; 3 calls at once" in text
+
+
+def test_what_the_command_line_says_of_a_worker_wins_over_the_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = drawn("worker", Settings(REGIONAL), Roles(api=False, regions=frozenset({"us"})), [], capsys)
+    assert "high, medium, low; region us; 1000 calls at once" in text
+    text = drawn("worker", Settings(REGIONAL), Roles(api=False, pool="high"), [], capsys)
+    assert "pool high" in text
+    assert "region us" not in text
+
+
+def test_a_worker_may_be_bound_to_regions_that_there_are() -> None:
+    assert regions_of(None, REGIONAL) is None
+    assert regions_of("us", REGIONAL) == {"us"}
+    with pytest.raises(Failure, match="no region is called 'eu'; known are: us"):
+        regions_of("eu", REGIONAL)
 
 
 @pytest.mark.parametrize(

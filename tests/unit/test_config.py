@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -343,3 +344,24 @@ def test_a_credential_for_the_priority_service_that_the_environment_lacks_is_nam
     config = Config.model_validate({"priority": {"headers": {"Authorization": "env:NO_SUCH_TOKEN"}}})
     [said] = problems_of(config, "fairlead.toml")
     assert said.startswith("fairlead.toml: priority.headers.Authorization: the environment has no NO_SUCH_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        ({"services": ["nobody"]}, "worker_pools.p.services: no service is called 'nobody'; known are: infer"),
+        ({"regions": ["mars"]}, "worker_pools.p.regions: no region is called 'mars'; known are: us"),
+        ({"bands": []}, "worker_pools.p.bands: "),
+        ({"bands": ["urgent"]}, "worker_pools.p.bands.0: "),
+        ({"concurrency": 0}, "worker_pools.p.concurrency: "),
+        ({"size": 3}, "worker_pools.p.size: there is no such key"),
+    ],
+)
+def test_a_pool_of_workers_is_bound_to_what_there_is(pool: dict[str, Any], said: str) -> None:
+    text = "[services.infer]\nlimit = 2\nregions.us = { url = 'http://us/', limit = 1 }\n[worker_pools.p]\n"
+    text += "\n".join(f"{key} = {value!r}" for key, value in pool.items())
+    try:
+        found = Fairlead(load(written(text), NOTHING)).check()
+    except ConfigError as error:
+        found = list(error.problems)
+    assert [problem for problem in found if said in problem]

@@ -11,7 +11,8 @@ from fairlead.cli.output import print_json, print_whole, safe, table
 from fairlead.cli.redact import without_secrets
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import BANDS, MAIN_SHARD
+from fairlead.domain.limits import MAIN_SHARD
+from fairlead.runtime.pools import pools_of, services_of
 from fairlead.runtime.roles import Roles
 from fairlead.version import __version__
 
@@ -25,6 +26,8 @@ NO_SERVICES = {
 def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[str, Any]:
     """For `--json` as well. `dispatcher` is null in a gateway beside a process that dispatches from memory."""
     config, settings = app.config, app.settings
+    pools = pools_of(roles, config)
+    served = services_of(pools) if pools else None
     said: dict[str, Any] = {
         "version": __version__,
         "process": process,
@@ -41,13 +44,15 @@ def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[st
                 "shard": _shard(service),
             }
             for name, service in config.services.items()
-            if roles.services is None or name in roles.services
+            if served is None or name in served
         },
     }
     if roles.worker:
-        bands = sorted(roles.bands or BANDS)
+        bands = sorted(frozenset().union(*(pool.bands for pool in pools)))
         said["bands"] = [str(Priority.of_band(band)) for band in bands]
-        said["concurrency"] = roles.concurrency or config.worker.concurrency
+        said["concurrency"] = sum(pool.concurrency for pool in pools)
+        if any(pool.name or pool.regions for pool in pools):
+            said["pools"] = [pool.told(said["services"]) for pool in pools]
     if urls:
         said["key_needed"] = settings.admin_key is not None
         said["pipelines"] = {name: list(steps) for name, steps in config.pipelines.items()}
@@ -118,7 +123,8 @@ def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
         ("dispatcher", dispatcher),
         *((f"shard {name}", url) for name, url in said["shards"].items()),
     ]
-    if said["process"] == "worker":
+    rows += [(f"pool {pool['name']}" if pool["name"] else "runs", _pool(pool, said)) for pool in said.get("pools", ())]
+    if said["process"] == "worker" and "pools" not in said:
         rows.append(("runs", f"{', '.join(said['bands'])}; {said['concurrency']} calls at once"))
     if urls := said.get("urls"):
         key = "needs a key" if said["key_needed"] else "no key needed: loopback only"
@@ -127,6 +133,16 @@ def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
     if "metrics" in said:
         rows.append(("metrics", said["metrics"]))
     return rows
+
+
+def _pool(pool: dict[str, Any], said: dict[str, Any]) -> str:
+    """`high; llm, tts; region us; 5 calls at once`: services only if they are not all there are, so with regions."""
+    parts = [", ".join(pool["bands"])]
+    if len(pool["services"]) < len(said["services"]):
+        parts.append(", ".join(pool["services"]))
+    if pool["regions"] is not None:
+        parts.append(f"region{'s' if len(pool['regions']) > 1 else ''} {', '.join(pool['regions'])}")
+    return "; ".join([*parts, f"{pool['concurrency']} calls at once"])
 
 
 def _services(said: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ def status(json: Json = False) -> None:
         say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
     if processes.get("workers"):
-        print_table(workers.COLUMNS, map(workers.row, processes["workers"]))
+        print_table(workers.COLUMNS, (row for each in processes["workers"] for row in workers.rows(each)))
     elif processes:
         note("no workers: nothing is called until one is started", style="red")
     for manager in processes.get("managers", ()):

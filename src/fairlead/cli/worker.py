@@ -1,10 +1,10 @@
-"""worker: runs steps, and listens on no port but, if told one, that of its metrics. It may be bound to some services
-and bands."""
+"""worker: runs steps, and listens on no port but, if told one, that of its metrics. It may be bound to some services,
+bands and regions, or be several workers, as [worker_pools] says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from fairlead.cli import process
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import AppPath, ConfigFile, Json, LogLevel, MetricsHost, MetricsPort
 from fairlead.domain.job import Priority
+
+if TYPE_CHECKING:
+    from fairlead.domain.config import Config
 
 
 def worker(
@@ -27,11 +30,18 @@ def worker(
             "--bands", metavar="BANDS", help="Only jobs of these priorities, as high,medium; all if not given."
         ),
     ] = None,
+    regions: Annotated[
+        str | None,
+        typer.Option("--regions", metavar="NAMES", help="Only slots of these regions, as us,eu; all if not given."),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
             "--concurrency", min=1, metavar="N", help="Calls at once in this process; worker.concurrency if not given."
         ),
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="Only this one of [worker_pools]; all if not given.")
     ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = process.LOOPBACK,
@@ -41,6 +51,8 @@ def worker(
     """Run a worker: it calls the services, as many as their limits allow over all workers. Needs Redis."""
     from fairlead.runtime.roles import Roles
 
+    if pool is not None and any(each is not None for each in (services, bands, regions, concurrency)):
+        raise Failure("--pool: the section says what its worker takes; leave out the other options", Exit.USAGE)
     wanted_bands = bands_of(bands)
     app = process.prepare("worker", context, app_path, config, log_level, needs_redis=True)
     wanted_services = services_of(services, app.config.services)
@@ -48,12 +60,27 @@ def worker(
         raise Failure(
             "this worker knows no services: give a MODULE:APP, or add [services.NAME] to fairlead.toml", Exit.USAGE
         )
-    roles = Roles(api=False, manager=False, services=wanted_services, bands=wanted_bands, concurrency=concurrency)
+    if pool is not None:
+        _chosen("--pool", "pool of workers", pool, sorted(app.config.worker_pools))
+    roles = Roles(
+        api=False,
+        manager=False,
+        services=wanted_services,
+        bands=wanted_bands,
+        regions=regions_of(regions, app.config),
+        concurrency=concurrency,
+        pool=pool,
+    )
     process.run("worker", app, roles, [], process.bind_metrics(metrics_host, metrics_port), json=json)
 
 
 def services_of(text: str | None, known: Mapping[str, Any]) -> frozenset[str] | None:
     return None if text is None else _chosen("--services", "service", text, sorted(known))
+
+
+def regions_of(text: str | None, config: Config) -> frozenset[str] | None:
+    there = {region for service in config.services.values() for region in service.regions}
+    return None if text is None else _chosen("--regions", "region", text, sorted(there))
 
 
 def bands_of(text: str | None) -> frozenset[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -31,7 +32,7 @@ def list_workers(json: Json = False) -> None:
     if json:
         print_json(found)
     elif found:
-        print_table(COLUMNS, map(row, found))
+        print_table(COLUMNS, (line for worker in found for line in rows(worker)))
     else:
         note("no workers: start one with `fairlead worker`, or everything with `fairlead up`", style="yellow")
 
@@ -53,6 +54,15 @@ def drain(
     else:
         running = worker["running"]
         say(f"{name} claims no more within two seconds; {running} call{'s' if running != 1 else ''} under way")
+
+
+def rows(worker: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The process, and below it its workers, if it has several."""
+    yield row(worker)
+    for pool in worker["pools"]:
+        bands = ", ".join([*pool["bands"], *(f"in {region}" for region in pool["regions"] or ())])
+        load = f"{pool['running']}/{pool['concurrency']}"
+        yield (f"  /{pool['name']}", "", load, ", ".join(pool["services"]), bands, "", "")
 
 
 def row(worker: dict[str, Any]) -> tuple[Any, ...]:

@@ -299,9 +299,11 @@ class Bus(Protocol):
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One dispatcher as a process has it. `builder` reaches the same one, whichever server answers: it is for whoever
-    rebuilds it. Without a `leadership`, all of it is in this process."""
+    rebuilds it. `another` is for each further worker of the process: in Redis, who waits for work is known by its
+    connection. Without a `leadership`, all of it is in this process."""
 
     name: str
     dispatcher: Dispatcher
     builder: Dispatcher
+    another: Callable[[], Dispatcher]
     leadership: Leadership | None = None

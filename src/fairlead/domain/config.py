@@ -241,6 +241,15 @@ class WorkerConfig(Section):
     max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
 
 
+class WorkerPoolConfig(Section):
+    """One of several workers that a process starts. What is not given is not bound: all bands, services and regions."""
+
+    bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)] | None = None
+    services: Annotated[list[Name], Field(min_length=1)] | None = None
+    regions: Annotated[list[Name], Field(min_length=1)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+
+
 class ManagerConfig(Section):
     """`leader_ttl`: a standby takes over this long after the leader was heard last."""
 
@@ -298,6 +307,7 @@ class Config(Section):
     retention: RetentionConfig = RetentionConfig()
     server: ServerConfig = ServerConfig()
     worker: WorkerConfig = WorkerConfig()
+    worker_pools: dict[Name, WorkerPoolConfig] = {}
     manager: ManagerConfig = ManagerConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
@@ -329,6 +339,9 @@ class Config(Section):
         users = {user_id: user.model_dump() for user_id, user in self.users.items()}
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
+        yield from unknown_in_worker_pools(
+            {name: pool.model_dump() for name, pool in self.worker_pools.items()}, services
+        )
 
 
 def contradictions(
@@ -360,6 +373,23 @@ def unknown_plans(users: Mapping[str, Any], plans: Mapping[str, Any]) -> Iterato
         plan = said.get("plan") if isinstance(said, dict) else None
         if plan is not None and plan not in plans:
             yield f"users.{user_id}.plan", f"no plan is called {plan!r}; {known(plans)}"
+
+
+def unknown_in_worker_pools(worker_pools: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong), as `contradictions`."""
+    regions = regions_of(services)
+    for name, said in worker_pools.items():
+        for key, what, there in (("services", "service", services), ("regions", "region", regions)):
+            named = said.get(key) if isinstance(said, dict) else None
+            for each in dict.fromkeys(named) if isinstance(named, list) else ():
+                if each not in there:
+                    yield f"worker_pools.{name}.{key}", f"no {what} is called {each!r}; {known(there)}"
+
+
+def regions_of(services: Mapping[str, Any]) -> dict[str, None]:
+    """The names of the regions that any service has, as the sections are written."""
+    sections = (said.get("regions") for said in services.values() if isinstance(said, dict))
+    return {region: None for section in sections if isinstance(section, dict) for region in section}
 
 
 def _priority_url_problem(url: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DEAD_AFTER = 10.0
@@ -13,9 +13,23 @@ GONE = "gone"
 """In the details of a process that another one of its machine has seen to be gone."""
 
 
+POOLS = "pools"
+"""In the details of a process with several workers: what each of them claims, and how much it runs."""
+
+
+def worker_name(process: str, pool: str) -> str:
+    """The `worker` that leases carry: the process's own name, or with the name of a pool of workers behind it."""
+    return f"{process}/{pool}" if pool else process
+
+
+def process_of(worker: str) -> str:
+    """The process that a lease's `worker` is of. A host's name has no slash in it."""
+    return worker.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What a process says of itself. Its `name` is the `worker` that its leases carry.
+    """What a process says of itself. Its `name` is the `worker` that its leases carry, or begins it (`process_of`).
 
     `seen_at` is the database's clock when it was announced last, `clock` the process's own at that moment.
     `services` are those that its worker serves. `details` are small facts, as JSON.
@@ -46,6 +60,22 @@ class ProcessRecord:
     def gone(self) -> bool:
         """For certain: nothing of it runs any more."""
         return bool(self.details.get(GONE))
+
+    @property
+    def workers(self) -> tuple[ProcessRecord, ...]:
+        """Each of its workers as a record of its own, which has that worker's name, bounds and load."""
+        return tuple(
+            replace(
+                self,
+                name=worker_name(self.name, pool["name"]),
+                services=tuple(pool["services"]),
+                bands=tuple(pool["bands"]),
+                concurrency=pool["concurrency"],
+                running=pool.get("running", 0),
+                details={**self.details, "regions": pool["regions"]},
+            )
+            for pool in self.details.get(POOLS, ())
+        ) or (self,)
 
     def alive(self, now: float) -> bool:
         """`now` is the database's clock."""

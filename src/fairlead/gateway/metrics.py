@@ -177,15 +177,19 @@ def _of_process(readings: Readings) -> dict[str, list[Sample]]:
 
 def _of_roles(process: Process) -> dict[str, list[Sample]]:
     """What its workers and its managers counted."""
-    workers = {shard: line.worker for shard, line in process.lines.items() if line.worker is not None}
+    workers = {shard: line.workers for shard, line in process.lines.items() if line.workers}
     leaders = {shard: line.leader for shard, line in process.lines.items() if line.leader is not None}
     terms = {shard: each.term for shard, each in leaders.items() if each.leading and each.term is not None}
     loops = {(shard, loop): counts for shard, of in process.counts().items() for loop, counts in of.items()}
     scores = process.scores.report()
     recovered = {shard: loops[shard, "recover"] for shard in leaders}
     return {
-        "fairlead_late_results": _by_labels({shard: worker.late_results for shard, worker in workers.items()}),
-        "fairlead_calls_running": _by_labels({shard: worker.running for shard, worker in workers.items()}),
+        "fairlead_late_results": _by_labels(
+            {shard: sum(worker.late_results for worker in each) for shard, each in workers.items()}
+        ),
+        "fairlead_calls_running": _by_labels(
+            {shard: sum(worker.running for worker in each) for shard, each in workers.items()}
+        ),
         "fairlead_event_loop_blocked": _one(sum(line.blocked_times for line in process.lines.values())),
         "fairlead_leases_expired": _by_labels({shard: counts["scanned"] for shard, counts in recovered.items()}),
         "fairlead_steps_recovered": _by_labels({shard: counts["queued"] for shard, counts in recovered.items()}),

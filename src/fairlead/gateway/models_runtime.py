@@ -68,10 +68,22 @@ class CallShape(BaseModel):
     lease_expires_at: str
 
 
+class WorkerPoolShape(BaseModel):
+    """One of several workers of a process. Its leases carry the process's name, a slash and this name."""
+
+    name: str
+    services: list[str]
+    bands: list[str]
+    regions: list[str] | None = Field(description="Null: all.")
+    concurrency: int
+    running: int = 0
+
+
 class WorkerShape(ProcessShape):
     services: list[str]
     bands: list[str]
     concurrency: int | None
+    pools: list[WorkerPoolShape] = Field(description="Its workers, if it has several or is bound to regions.")
     running: int | None = Field(description="Calls under way, as it said itself.")
     draining: bool | None = Field(description="It claims no more.")
     drain_asked: bool | None = Field(description="An operator asked it to; it hears of it within two seconds.")

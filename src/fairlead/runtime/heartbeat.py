@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher
 from fairlead.errors import Unavailable
@@ -20,29 +20,33 @@ log = logging.getLogger(__name__)
 BLOCKED_AFTER = 1.0
 
 
+class Holder(Protocol):
+    """A worker, as its pulse knows it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def leases(self) -> Collection[str]: ...
+
+    def lost(self, names: frozenset[str]) -> None: ...
+
+
 class Heartbeat:
-    """Renews all leases of a worker every third of the shortest TTL, and watches that the event loop still turns."""
+    """Renews all leases of a process's workers every third of the shortest TTL, and watches that the event loop still
+    turns."""
 
     def __init__(
-        self,
-        worker: str,
-        dispatcher: Dispatcher,
-        leases: Callable[[], Collection[str]],
-        lost: Callable[[frozenset[str]], None],
-        *,
-        interval: Callable[[], float],
+        self, process: str, dispatcher: Dispatcher, workers: Sequence[Holder], *, interval: Callable[[], float]
     ) -> None:
-        self._worker = worker
         self._dispatcher = dispatcher
-        self._leases = leases
-        self._lost = lost
+        self._workers = workers
         self._interval = interval
         self._stop = threading.Event()
         self._answered = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="fairlead-heartbeat", daemon=True)
-        self._outage = Outage(log, f"renewing the leases of {worker}")
+        self._outage = Outage(log, f"renewing the leases of {process}")
         self.blocked_times = 0
         self._blocked: tuple[float, str] | None = None
 
@@ -69,7 +73,8 @@ class Heartbeat:
         while not self._stop.wait(tick):
             now = time.monotonic()
             if now - renewed >= self._interval():
-                self._renew()
+                for worker in self._workers:
+                    self._renew(worker)
                 renewed = now
             if self._answered.is_set():
                 said, asked = False, now
@@ -78,19 +83,19 @@ class Heartbeat:
                 said = True
                 self._name_the_blocker(now - asked)
 
-    def _renew(self) -> None:
+    def _renew(self, worker: Holder) -> None:
         try:
-            renewal = self._dispatcher.renew(self._worker, list(self._leases()))
+            renewal = self._dispatcher.renew(worker.name, list(worker.leases()))
         except Unavailable as error:
             # Silence is no loss: the calls go on, and whoever rebuilds the line restores their leases.
             self._outage.began(error)
             return
         except Exception:
-            log.exception("renewing the leases of %s failed; trying again", self._worker)
+            log.exception("renewing the leases of %s failed; trying again", worker.name)
             return
         self._outage.ended()
         if renewal.lost and not renewal.rebuilding:
-            self._call(self._lost, renewal.lost)
+            self._call(worker.lost, renewal.lost)
 
     def _ask(self) -> None:
         self._answered.clear()

@@ -1,4 +1,4 @@
-"""One dispatcher as this process uses it: the relay to it, a worker on it, a leader for it, as the process's roles say.
+"""One dispatcher as this process uses it: the relay to it, workers on it, a leader for it, as the process's roles say.
 
 A process has one line; with shards it has one per shard, and none of them waits for another's Redis.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairlead.dispatch.port import Shard
+from fairlead.dispatch.port import Dispatcher, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.limits import EVERYTHING, Rules
 from fairlead.domain.order import Place
@@ -34,6 +34,7 @@ from fairlead.runtime.loops.scopes import ScopesLoop
 from fairlead.runtime.loops.timers import TimersLoop
 from fairlead.runtime.manager import Manager
 from fairlead.runtime.outage import Outage
+from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.relay import Relay
@@ -64,7 +65,7 @@ class Line:
         executors: Mapping[str, Executor],
         hub: Hub,
         clock: Clock,
-        room: Room,
+        rooms: Mapping[WorkerPool, Room],
     ) -> None:
         self.name = shard.name
         self.dispatcher = shard.dispatcher
@@ -74,14 +75,17 @@ class Line:
         self.relay = Relay(shard.dispatcher, lambda: self.lanes)
         self._late_relay = self.relay if shard.builder is shard.dispatcher else Relay(shard.builder, lambda: self.lanes)
         self.desk = Desk(shard.dispatcher)
-        self.worker: Worker | None = None
+        self.workers: list[Worker] = []
         self.leader: Leader | None = None
         self.broken: BaseException | None = None
         self._config = config
         self._journal = journal
+        self._process = process
         self._served: frozenset[str] = frozenset()
         self._executors = executors
         self._builder = shard.builder
+        self._dispatchers = {id(shard.builder): shard.builder, id(shard.dispatcher): shard.dispatcher}
+        """Each once: in memory all are the same one."""
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self.configured = -1
@@ -89,11 +93,14 @@ class Line:
         self._leader_missed = False
         self._leaderless = Outage(log, f"the line of {shard.name}")
         self._outage = Outage(log, f"telling the dispatcher {shard.name} its limits")
-        if roles.worker:
-            self.worker = Worker(
+        for pool, room in rooms.items():
+            dispatcher = shard.another() if self.workers else shard.dispatcher
+            self._dispatchers[id(dispatcher)] = dispatcher
+            worker = Worker(
                 process,
+                pool,
                 config,
-                dispatcher=shard.dispatcher,
+                dispatcher=dispatcher,
                 journal=journal,
                 recorder=recorder,
                 executors=executors,
@@ -101,8 +108,8 @@ class Line:
                 clock=clock,
                 room=room,
                 services=lambda: self._served,
-                bands=roles.bands,
             )
+            self.workers.append(worker)
         if roles.manager:
             self.leader = self._make_leader(shard, store, recorder, clock)
 
@@ -134,24 +141,35 @@ class Line:
 
     async def start(self) -> None:
         """Returns at once, also when the dispatcher is away: jobs are accepted from now on, and granted when it can."""
-        await self.dispatcher.start()
-        if self._builder is not self.dispatcher:
-            await self._builder.start()
+        for dispatcher in self._dispatchers.values():
+            await dispatcher.start()
         self._run(self.relay.run(self._journal), "relay")
-        if self.worker is not None:
-            self.dispatcher.on_wake(self.worker.wake)
+        if self.workers:
+            for dispatcher in self._claimers():
+                dispatcher.on_wake(self._wake)
             self._heartbeat = Heartbeat(
-                self.worker.name,
-                self.dispatcher,
-                self.worker.leases,
-                self.worker.lost,
-                interval=lambda: self._shortest_ttl / 3,
+                self._process, self.dispatcher, self.workers, interval=lambda: self._shortest_ttl / 3
             )
             self._heartbeat.start()
-            self._run(self.worker.run(), "worker")
-            self._run(self.worker.sweep(), "sweep")
+        for worker in self.workers:
+            self._run(worker.run(), "worker")
+            self._run(worker.sweep(), "sweep")
         if self.leader is not None:
             self._run(self.leader.run(), "leader")
+
+    def _claimers(self) -> Iterator[Dispatcher]:
+        """What workers claim from, in memory the builder too."""
+        alone = self._builder if self._builder is not self.dispatcher else None
+        return (each for each in self._dispatchers.values() if each is not alone)
+
+    def _wake(self, services: frozenset[str]) -> None:
+        """Whichever of them can take what has turned runnable: none is told of bands or regions."""
+        for worker in self.workers:
+            worker.wake(services)
+
+    async def reconnect(self) -> None:
+        for dispatcher in self._claimers():
+            await dispatcher.reconnect()
 
     async def begun(self) -> None:
         """A line in memory stands almost at once; only with a great many jobs does its building go on behind."""
@@ -175,9 +193,9 @@ class Line:
             self.rules, self.lanes = part, rules.lanes_of(self.name)
             self._served = frozenset(self._executors) & part.services.keys()
         if self.configured < self.rules.version:
-            # Both hear of it whatever becomes of the other: they must know at least themselves what belongs where.
-            version, both = self.rules.version, {id(each): each for each in (self._builder, self.dispatcher)}
-            told = [each.configure(self.rules) for each in both.values()]
+            # All hear of it whatever becomes of the others: they must know at least themselves what belongs where.
+            version = self.rules.version
+            told = [each.configure(self.rules) for each in self._dispatchers.values()]
             problems = [said for said in await asyncio.gather(*told, return_exceptions=True) if said is not None]
             for problem in problems:
                 if not isinstance(problem, Unavailable):
@@ -223,14 +241,12 @@ class Line:
     # ------------------------------------------------------------ stopping
 
     async def drain(self, timeout: float) -> None:
-        if self.worker is not None:
-            await self.worker.drain(timeout)
+        await asyncio.gather(*(worker.drain(timeout) for worker in self.workers))
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        if self.worker is not None:
-            await self.worker.close()
+        await asyncio.gather(*(worker.close() for worker in self.workers))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.leader is not None:
             with contextlib.suppress(TimeoutError):
@@ -239,9 +255,8 @@ class Line:
             await self.leadership.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
-        await self.dispatcher.close()
-        if self._builder is not self.dispatcher:
-            await self._builder.close()
+        for dispatcher in self._dispatchers.values():
+            await dispatcher.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=f"fairlead-{name}")

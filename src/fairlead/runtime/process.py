@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from fairlead.dispatch.port import Bus, ServiceSnapshot, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.limits import MAIN_SHARD, Rules, ServiceRules
 from fairlead.domain.order import Place
+from fairlead.domain.processes import POOLS
 from fairlead.errors import Unavailable
 from fairlead.executors.port import Executor
 from fairlead.runtime.clock import Clock
@@ -26,6 +28,7 @@ from fairlead.runtime.loops.rules import RulesLoop
 from fairlead.runtime.loops.scores import ScoresLoop
 from fairlead.runtime.loops.stops import StopsLoop
 from fairlead.runtime.manager import Loop, Manager
+from fairlead.runtime.pools import pools_of
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Condition, Presence, introduction
 from fairlead.runtime.roles import Roles
@@ -75,7 +78,7 @@ class Process:
         self._task: asyncio.Task[None] | None = None
         self._drain_asked = False
         self._draining: asyncio.Task[None] | None = None
-        room = Room(roles.concurrency or config.worker.concurrency)
+        rooms = {pool: Room(pool.concurrency) for pool in pools_of(roles, config)}
         self.lines = {
             shard.name: Line(
                 shard,
@@ -88,26 +91,26 @@ class Process:
                 executors=executors,
                 hub=hub,
                 clock=clock,
-                room=room,
+                rooms=rooms,
             )
             for shard in shards
         }
         self.scores = Scores()
         self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
-        about = introduction(name, roles, config, executors, clock.now())
-        self._presence = Presence(about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
+        self._about = introduction(name, roles, config, executors, clock.now())
+        self._presence = Presence(self._about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
         loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence]
         if roles.api:
             loops += [PositionsLoop(self.places, hub), ScoresLoop(store, self.scores)]
         if bus is not None:
-            loops.append(KinLoop(store, journal, about.details))
+            loops.append(KinLoop(store, journal, self._about.details))
             if roles.worker:
                 loops.append(StopsLoop(store, lambda: self.workers))
         self._loops = Manager(loops, clock)
 
     @property
     def workers(self) -> list[Worker]:
-        return [line.worker for line in self.lines.values() if line.worker is not None]
+        return [worker for line in self.lines.values() for worker in line.workers]
 
     @property
     def distributed(self) -> bool:
@@ -182,7 +185,7 @@ class Process:
             self._servers.clear()
             self._servers.update(servers)
             for line in self.lines.values():
-                await line.dispatcher.reconnect()
+                await line.reconnect()
             for worker in self.workers:
                 worker.retry()
 
@@ -247,8 +250,12 @@ class Process:
             details["blocked"] = blocked
         if problem := next((worker.outage.cause for worker in workers if worker.outage.cause), None):
             details["problem"] = problem
-        running = sum(worker.running for worker in workers)
-        return Condition(self.draining or self._drain_asked, running, details)
+        running = Counter({worker.pool.name: 0 for worker in workers})
+        for worker in workers:
+            running[worker.pool.name] += worker.running
+        if pools := self._about.details.get(POOLS):
+            details[POOLS] = [{**pool, "running": running[pool["name"]]} for pool in pools]
+        return Condition(self.draining or self._drain_asked, running.total(), details)
 
     async def stop(self) -> None:
         tasks = [task for task in (self._task, self._draining) if task is not None]

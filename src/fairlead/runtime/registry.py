@@ -19,13 +19,13 @@ from uuid_utils import uuid4
 
 from fairlead.domain.config import Config
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import BANDS
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import POOLS, ProcessRecord
 from fairlead.errors import NotFound, Unavailable, WrongState
 from fairlead.runtime import audit, kin
 from fairlead.runtime.audit import Act, AuditBook
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.manager import Manager
+from fairlead.runtime.pools import pools_of
 from fairlead.runtime.roles import Roles
 from fairlead.store.journal import Journal
 from fairlead.store.port import Announce, AskDrain, Done, Farewell, Store
@@ -42,19 +42,24 @@ def new_name() -> str:
 
 
 def introduction(name: str, roles: Roles, config: Config, services: Iterable[str], now: float) -> ProcessRecord:
-    """What does not change about a process while it runs. `services` are those that its worker can execute."""
-    bands = sorted(BANDS if roles.bands is None else roles.bands) if roles.worker else ()
+    """What does not change about a process while it runs. `services` are those that its worker can execute. Of several
+    workers it says what they claim together, and what each of them does in the details."""
+    pools = pools_of(roles, config)
+    bands = sorted(frozenset().union(*(pool.bands for pool in pools)))
+    details = kin.marks()
+    if any(pool.name or pool.regions for pool in pools):
+        details[POOLS] = [pool.told(services) for pool in pools]
     return ProcessRecord(
         name=name,
         roles=tuple(role for role in ("api", "worker", "manager") if getattr(roles, role)),
         services=tuple(sorted(services)) if roles.worker else (),
         bands=tuple(Priority.of_band(band).value for band in bands),
-        concurrency=(roles.concurrency or config.worker.concurrency) if roles.worker else 0,
+        concurrency=sum(pool.concurrency for pool in pools),
         host=socket.gethostname(),
         pid=os.getpid(),
         version=__version__,
         started_at=now,
-        details=kin.marks(),
+        details=details,
     )
 
 

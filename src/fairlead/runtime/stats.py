@@ -12,7 +12,7 @@ from typing import Any
 from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.job import Hold, JobStatus
 from fairlead.domain.limits import MAIN_SHARD, Rules
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import POOLS, ProcessRecord, process_of
 from fairlead.errors import Unavailable
 from fairlead.runtime import status
 from fairlead.runtime.events import iso
@@ -176,6 +176,7 @@ def worker_dict(record: ProcessRecord, now: float, calls: Sequence[dict[str, Any
         "services": list(record.services),
         "bands": list(record.bands),
         "concurrency": record.concurrency,
+        "pools": list(record.details.get(POOLS, ())),
         "running": record.running,
         "draining": record.draining,
         "drain_asked": record.drain_asked,
@@ -191,7 +192,7 @@ def _workers(records: Sequence[ProcessRecord], now: float, sight: Sight) -> list
     for name, theirs in sorted(calls.items()):
         nobody = dict.fromkeys(worker_dict(unheard, now))
         known = {"name": name, "roles": ["worker"], "alive": False, "calls": theirs, "running": len(theirs)}
-        found.append({**nobody, **known, "services": [], "bands": [], "details": {}})
+        found.append({**nobody, **known, "services": [], "bands": [], "pools": [], "details": {}})
     return found
 
 
@@ -200,5 +201,5 @@ def _calls(snapshots: Mapping[str, Sequence[ServiceSnapshot]]) -> dict[str, list
     for each in (snapshot for found in snapshots.values() for snapshot in found):
         for lease in each.leases:
             call = {key: value for key, value in status.lease_dict(lease).items() if key != "worker"}
-            calls.setdefault(lease.worker, []).append({"service": each.service, **call})
+            calls.setdefault(process_of(lease.worker), []).append({"service": each.service, **call})
     return calls

@@ -149,7 +149,8 @@ class Inquiry:
         self, job: Job, rules: ServiceRules, place: Place | None, *, slots_are_free: bool
     ) -> list[Reason]:
         now = await self._store.now()
-        serving = [each for each in await self._store.processes() if each.alive(now) and job.service in each.services]
+        alive = [each for each in await self._store.processes() if each.alive(now)]
+        serving = [worker for each in alive for worker in each.workers if job.service in worker.services]
         # A FIFO lane knows no priority, and retries that go first are open to all.
         any_band = rules.order is Order.FIFO or (place is not None and place.band not in _PRIORITIES)
         workers = Workers(serving, None if any_band else job.priority)

@@ -18,7 +18,6 @@ from fairlead.domain import transitions
 from fairlead.domain.adapt import ending_of
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus, StepResult
-from fairlead.domain.limits import BANDS
 from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress, Start
 from fairlead.domain.wire import to_json
@@ -28,6 +27,7 @@ from fairlead.runtime import events, failpoints
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
 from fairlead.runtime.outage import Outage
+from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.room import Room
 from fairlead.store.journal import Journal
@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY = 0.5
 SWEEP_EVERY = 1.0
+SWEEP_PARTIAL_EVERY = 0.25
+"""Of a worker bound to bands or regions: a lane that has turned runnable for others' work stays so, and nobody is woken
+when work for this one comes to it."""
+IN_VAIN = 0.01
 RETRY_EVERY = 0.5
 MANY = 1_000_000
 WAVE = 250
@@ -74,7 +78,8 @@ class Running:
 class Worker:
     def __init__(
         self,
-        name: str,
+        process: str,
+        pool: WorkerPool,
         config: Config,
         *,
         dispatcher: Dispatcher,
@@ -85,9 +90,9 @@ class Worker:
         clock: Clock,
         room: Room,
         services: Callable[[], frozenset[str]],
-        bands: frozenset[int] | None = None,
     ) -> None:
-        self.name = name
+        self.name = pool.worker(process)
+        self.pool = pool
         self._config = config
         self._dispatcher = dispatcher
         self._journal = journal
@@ -98,7 +103,6 @@ class Worker:
         self._clock = clock
         self._room = room
         room.join()
-        self._bands = frozenset(BANDS) if bands is None else bands
         self._services = services
         self._policies = {name: config.services[name].retry_policy for name in executors}
         self._waits = config.wait_timeouts
@@ -111,6 +115,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closing = False
+        self._in_vain = 0
         self._trust = MANY
         self.draining = False
         self.outage = Outage(log, "claiming")
@@ -157,8 +162,16 @@ class Worker:
                 self._spawn(self._begin(leases))
             if room and len(leases) == room:
                 continue
+            await self._let_others_go_first(got_some=bool(leases))
             await self._bell.wait()
             self._bell.clear()
+
+    async def _let_others_go_first(self, *, got_some: bool) -> None:
+        """A slot that is left to another worker of this process wakes this one too. In memory nothing suspends: without
+        this, it would ask again and again, and the other never have its turn."""
+        self._in_vain = self._in_vain + 1 if self._bell.is_set() and not got_some else 0
+        if self._in_vain:
+            await asyncio.sleep(0 if self._in_vain < 3 else IN_VAIN)
 
     def retry(self) -> None:
         """The dispatcher may be back."""
@@ -178,11 +191,11 @@ class Worker:
     async def sweep(self) -> None:
         """The safety net under the wake-ups: ask once a second whatever we were told."""
         while True:
-            await asyncio.sleep(SWEEP_EVERY)
+            await asyncio.sleep(SWEEP_PARTIAL_EVERY if self.pool.partial else SWEEP_EVERY)
             self._bell.set()
 
     def _claim(self, room: int) -> Claim:
-        return Claim(self.name, room, self._services(), self._bands)
+        return Claim(self.name, room, self.pool.serves(self._services()), self.pool.bands, self.pool.regions)
 
     async def _begin(self, leases: Sequence[Lease]) -> None:
         """Write the starts, all in one commit, then run what was not refused."""

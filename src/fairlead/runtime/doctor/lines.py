@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot
-from fairlead.domain.limits import ServiceRules
+from fairlead.domain.job import Priority
+from fairlead.domain.limits import BANDS, Order, ServiceRules
+from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime.doctor.facts import Facts, LineFacts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted
 from fairlead.runtime.doctor.workers import takers
@@ -154,7 +156,10 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
     bands = {band for process in found for band in process.bands}
     if not found or len(bands) < 3 or all(process.details.get("problem") for process in found):
         return  # then that is the cause, and is told
-    room = {process.name: process.concurrency - process.running for process in found}
+    able = [each for each in found if _takes(each, rules, snapshot)]
+    if not able:
+        return  # what waits may be for others, and whether they have room is not known
+    room = {process.name: process.concurrency - process.running for process in able}
     free = rules.limit - snapshot.in_use
     evidence: dict[str, Any] = {
         "service": service,
@@ -189,6 +194,13 @@ def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable
         mark=moved,
         **evidence,
     )
+
+
+def _takes(worker: ProcessRecord, rules: ServiceRules, snapshot: ServiceSnapshot) -> bool:
+    """It surely takes some of what waits: not one that is bound to other priorities, or to regions."""
+    waiting = {Priority.of_band(band).value for band, count in snapshot.waiting.items() if count and band in BANDS}
+    any_band = rules.order is Order.FIFO or rules.retries_first
+    return not worker.details.get("regions") and (any_band or not waiting.isdisjoint(worker.bands))
 
 
 def _truth(facts: Facts) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.domain.job import Priority
 from fairlead.domain.limits import BANDS
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import ProcessRecord, process_of
 from fairlead.runtime.doctor.facts import MANAGER, WORKER, Facts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted, shown
 
@@ -37,8 +37,9 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def takers(facts: Facts, service: str) -> list[ProcessRecord]:
-    """The live workers that may claim steps of this service."""
-    return [each for each in facts.having(WORKER) if service in each.services and not _drains(each)]
+    """The live workers that may claim steps of this service; a process may have several."""
+    processes = [each for each in facts.having(WORKER) if not _drains(each)]
+    return [worker for each in processes for worker in each.workers if service in worker.services]
 
 
 def _drains(process: ProcessRecord) -> bool:
@@ -134,7 +135,7 @@ def _gone(facts: Facts) -> Iterator[Finding]:
     known = {process.name for process in facts.alive}
     for shard, line in facts.lines.items():
         for service, snapshot in line.snapshots.items():
-            leases = [lease for lease in snapshot.leases if lease.worker and lease.worker not in known]
+            leases = [lease for lease in snapshot.leases if lease.worker and process_of(lease.worker) not in known]
             if not leases:
                 continue
             late = max(line.now - lease.expires_at for lease in leases)
@@ -177,7 +178,7 @@ def _blocked(facts: Facts) -> Iterator[Finding]:
 def _renews(facts: Facts, process: ProcessRecord) -> bool:
     """A lease of it that was granted before it fell silent, and would have expired since."""
     return any(
-        lease.worker == process.name
+        process_of(lease.worker) == process.name
         and lease.expires_at > line.now
         and _ttl(facts, service) < facts.now - process.seen_at
         for line in facts.lines.values()

@@ -11,6 +11,7 @@ from fairlead.dispatch.port import Dispatcher, Lease, Release
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Lanes, Rules
+from fairlead.domain.processes import process_of
 from fairlead.domain.transitions import Move
 from fairlead.runtime.record import Recorder
 from fairlead.store.port import Store
@@ -75,7 +76,7 @@ class RecoverLoop:
         new = gone - self._buried
         leases = [lease for snapshot in await self._dispatcher.snapshot() for lease in snapshot.leases] if new else []
         self._buried = gone
-        return [lease for lease in leases if lease.worker in new and lease.name not in known]
+        return [lease for lease in leases if process_of(lease.worker) in new and lease.name not in known]
 
     async def _take_back(self, leases: Sequence[Lease], now: float) -> None:
         """First the truth, then the slot: only when the job has moved on does its lease go."""

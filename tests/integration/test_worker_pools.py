@@ -1,0 +1,261 @@
+"""Several workers in one process: each takes its own bands, services and regions, and has room of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead import Call, Config, Fairlead, JobStatus
+from fairlead.domain.processes import process_of
+from fairlead.runtime import registry
+from fairlead.runtime.roles import Roles
+from tests import redis_servers, servers
+
+PATIENCE = 30.0
+SEED = {
+    "high": {"bands": ["high"], "concurrency": 5},
+    "medium": {"bands": ["medium"], "concurrency": 5},
+    "low": {"bands": ["low"], "concurrency": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "EVERY", 0.05)
+
+
+@pytest.fixture(params=["embedded", "distributed"])
+async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    if request.param == "embedded":
+        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
+    servers.postgres_url()
+    database_url = await servers.shared_database()
+    await servers.empty(database_url)
+    redis_url = redis_servers.server_url()
+    redis_servers.empty(redis_url)
+    return {"database_url": database_url, "redis_url": redis_url}
+
+
+class Shop:
+    """Calls of `infer` and `paint` go on until the gate is opened; `open_calls` counts those under way by input."""
+
+    def __init__(self, engines: dict[str, str], *, pool: int | None = None, **sections: Any) -> None:
+        pools = {} if pool is None else {"pools": {"gpu": pool}}
+        config = Config.model_validate({"worker": {"drain_timeout": 20}, **pools, **sections})
+        self.app = Fairlead(config, **engines)
+        self.gate = asyncio.Event()
+        self.open_calls: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.begun: list[str] = []
+        self.changed = asyncio.Event()
+        for name in ("infer", "paint"):
+            self.app.service(name, limit=100, **({} if pool is None else {"pool": "gpu"}))(self.wait_at_gate)
+
+    async def wait_at_gate(self, call: Call) -> str:
+        kind = call.params["kind"]
+        self.begun.append(kind)
+        self.open_calls[kind] += 1
+        self.most[kind] = max(self.most[kind], self.open_calls[kind])
+        self.changed.set()
+        try:
+            await self.gate.wait()
+        finally:
+            self.open_calls[kind] -= 1
+        return kind
+
+    @asynccontextmanager
+    async def open(self, roles: Roles | None = None) -> AsyncIterator[Fairlead]:
+        async with self.app.running(roles or Roles()) as app:
+            try:
+                yield app
+            finally:
+                self.gate.set()
+
+    async def submit(self, count: int, priority: str, service: str = "infer") -> list[str]:
+        handles = [
+            await self.app.submit(service, {"kind": priority}, user_id=f"u{n}", priority=priority) for n in range(count)
+        ]
+        return [handle.id for handle in handles]
+
+    async def until_open(self, **wanted: int) -> None:
+        """These calls are under way."""
+
+        async def are_open() -> bool:
+            return all(self.open_calls[kind] >= count for kind, count in wanted.items())
+
+        await until(are_open)
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await true():
+            await asyncio.sleep(0.01)
+
+
+async def all_are(app: Fairlead, job_ids: list[str], status: JobStatus) -> None:
+    async def reached() -> bool:
+        return all([(await app.get(job_id)).status is status for job_id in job_ids])
+
+    await until(reached)
+
+
+async def test_the_seeds_thirteen_workers_never_take_another_bands_work(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        jobs = [job for band in ("low", "medium", "high") for job in await shop.submit(8, band)]
+        await shop.until_open(high=5, medium=5, low=3)
+        # Slots are free, and every pool has more waiting than it may run: a while later nothing has changed.
+        shop.changed.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.6):
+                await shop.changed.wait()
+        leases = [lease for found in (await app._process.snapshots()).values() for s in found for lease in s.leases]  # type: ignore[union-attr]
+        taken = Counter((lease.worker.partition("/")[2], lease.band) for lease in leases)
+        assert taken == {("high", 1): 5, ("medium", 2): 5, ("low", 3): 3}
+        shop.gate.set()
+        await all_are(app, jobs, JobStatus.COMPLETED)
+        assert shop.most == {"high": 5, "medium": 5, "low": 3}
+
+
+async def test_a_pool_at_its_concurrency_does_not_keep_another_from_its_work(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open():
+        await shop.submit(9, "low")
+        await shop.until_open(low=3)
+        await shop.submit(1, "high")
+        await shop.until_open(high=1, low=3)
+        await shop.submit(2, "medium")
+        await shop.until_open(high=1, medium=2, low=3)
+        assert shop.most["low"] == 3
+
+
+async def test_pools_may_be_bound_to_services(engines: dict[str, str]) -> None:
+    pools = {"text": {"services": ["infer"], "concurrency": 1}, "images": {"services": ["paint"], "concurrency": 2}}
+    shop = Shop(engines, worker_pools=pools)
+    async with shop.open() as app:
+        await shop.submit(3, "medium", "infer")
+        await shop.submit(3, "high", "paint")
+        await shop.until_open(medium=1, high=2)
+        (worker,) = await app.workers()
+        assert worker["concurrency"] == 3
+        assert [(pool["name"], pool["services"]) for pool in worker["pools"]] == [
+            ("text", ["infer"]),
+            ("images", ["paint"]),
+        ]
+        assert shop.most == {"medium": 1, "high": 2}
+
+
+async def test_a_slot_of_a_gpu_budget_is_left_to_the_pool_whose_work_is_more_urgent(engines: dict[str, str]) -> None:
+    """One process's workers are rivals for it as those of several processes are."""
+    shop = Shop(engines, pool=2, worker_pools={"low": {"bands": ["low"]}, "rest": {"bands": ["high", "medium"]}})
+    async with shop.open():
+        jobs = await shop.submit(4, "low", "infer")
+        await shop.until_open(low=2)
+        jobs += await shop.submit(2, "high", "paint")
+        await until(lambda: _waiting(shop.app, 4))
+        shop.gate.set()
+        await all_are(shop.app, jobs, JobStatus.COMPLETED)
+    assert shop.begun == ["low", "low", "high", "high", "low", "low"]
+
+
+async def _waiting(app: Fairlead, count: int) -> bool:
+    return sum(sum(each["waiting"].values()) for each in (await app.status())["services"]) == count
+
+
+async def test_one_pool_alone_can_be_started_and_what_roles_say_wins(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open(Roles(pool="low")) as app:
+        await shop.submit(1, "high")
+        await shop.submit(4, "low")
+        await shop.until_open(low=3)
+        (worker,) = await app.workers()
+        assert (worker["bands"], worker["concurrency"]) == (["low"], 3)
+        assert not shop.open_calls["high"]
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open(Roles(bands=frozenset({1}))) as app:
+        await shop.until_open(high=1)
+        (worker,) = [each for each in await app.workers() if each["alive"]]
+        assert (worker["pools"], worker["bands"], worker["concurrency"]) == ([], ["high"], 1000)
+
+
+async def test_workers_are_shown_with_what_each_pool_runs(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        (job,) = await shop.submit(1, "high")
+        await shop.until_open(high=1)
+
+        async def told() -> bool:
+            (worker,) = await app.workers()
+            return [pool["running"] for pool in worker["pools"]] == [1, 0, 0]
+
+        await until(told)
+        (worker,) = await app.workers()
+        assert (worker["concurrency"], worker["bands"]) == (13, ["high", "medium", "low"])
+        assert [call["job_id"] for call in worker["calls"]] == [job]
+        assert {finding.code for finding in await app.doctor()} & {"worker-gone", "no-worker-for-band"} == set()
+
+
+async def test_why_a_job_waits_is_told_of_the_pool_that_would_take_it(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        jobs = await shop.submit(4, "low")
+        await shop.until_open(low=3)
+
+        async def told() -> bool:
+            waiting = [job for job in jobs if (await app.get(job)).status is JobStatus.PENDING]
+            return [reason.code for reason in (await app.why(waiting[0])).reasons][:1] == ["workers_full"]
+
+        await until(told)
+
+
+async def test_draining_drains_all_pools_and_undone_they_all_claim_again(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        begun = await shop.submit(1, "high") + await shop.submit(1, "low")
+        await shop.until_open(high=1, low=1)
+        (worker,) = await app.workers()
+        await app.drain_worker(worker["name"])
+
+        async def draining() -> bool:
+            return all(each.draining for each in app._process.workers)  # type: ignore[union-attr]
+
+        await until(draining)
+        waiting = [job for band in ("high", "medium", "low") for job in await shop.submit(1, band)]
+        shop.gate.set()
+        await all_are(app, begun, JobStatus.COMPLETED)
+        await all_are(app, waiting, JobStatus.PENDING)
+        await app.undrain_worker(worker["name"])
+        await all_are(app, waiting, JobStatus.COMPLETED)
+
+
+async def test_the_heartbeat_renews_the_leases_of_every_pool(engines: dict[str, str]) -> None:
+    services = {name: {"limit": 100, "lease_ttl": 1} for name in ("infer", "paint")}
+    shop = Shop(engines, worker_pools=SEED, services=services)
+    async with shop.open() as app:
+        jobs = [job for band in ("high", "medium", "low") for job in await shop.submit(1, band)]
+        await shop.until_open(high=1, medium=1, low=1)
+        first = await _expiries(app)
+        await until(lambda: _all_later(app, {name: at + 1.0 for name, at in first.items()}))
+        shop.gate.set()
+        await all_are(app, jobs, JobStatus.COMPLETED)
+        assert shop.most == {"high": 1, "medium": 1, "low": 1}
+
+
+async def _expiries(app: Fairlead) -> dict[str, float]:
+    snapshots = await app._process.snapshots()  # type: ignore[union-attr]
+    return {lease.name: lease.expires_at for found in snapshots.values() for s in found for lease in s.leases}
+
+
+async def _all_later(app: Fairlead, than: dict[str, float]) -> bool:
+    now = await _expiries(app)
+    return now.keys() == than.keys() and all(now[name] >= at for name, at in than.items())
+
+
+def test_a_leases_worker_tells_its_process() -> None:
+    assert process_of("host:17:ab12cd34/high") == "host:17:ab12cd34" == process_of("host:17:ab12cd34")

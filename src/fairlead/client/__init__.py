@@ -14,7 +14,7 @@ from fairlead.client.asynchronous import AsyncClient, AsyncJob
 from fairlead.client.asynchronous_batches import AsyncBatch
 from fairlead.client.batch_calls import BatchPage
 from fairlead.client.errors import Forbidden, NoConnection, NotAGateway, TooManyRequests, Unauthorized
-from fairlead.client.shapes import JobPage, Submitted
+from fairlead.client.shapes import Inference, JobPage, Submitted
 from fairlead.client.synchronous import Client, ClientJob
 from fairlead.client.synchronous_batches import ClientBatch
 
@@ -27,6 +27,7 @@ __all__ = [
     "ClientBatch",
     "ClientJob",
     "Forbidden",
+    "Inference",
     "JobPage",
     "NoConnection",
     "NotAGateway",

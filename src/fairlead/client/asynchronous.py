@@ -16,7 +16,7 @@ from fairlead.client.asynchronous_batches import AsyncBatchCalls
 from fairlead.client.calls import LONGEST_WAIT, Call, answer_of
 from fairlead.client.patience import Patience
 from fairlead.client.settings import Address
-from fairlead.client.shapes import JobPage, Submitted
+from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
 from fairlead.client.stream import MAX_EVENT, Stream
 from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
@@ -78,6 +78,28 @@ class AsyncClient(AsyncBatchCalls):
     ) -> list[AsyncJob]:
         """All or none."""
         return [AsyncJob(self, one) for one in await self._do(calls.submit_many(submissions, idempotency_key))]
+
+    async def infer(
+        self,
+        model: str,
+        input_data: Mapping[str, Any] | None = None,
+        *,
+        user_id: str | None = None,
+        priority: str | None = None,
+        region: str | None = None,
+        timeout: float = 30.0,
+        idempotency_key: str | None = None,
+    ) -> Inference:
+        """Call a model (a service or a pipeline) and wait for its result. Raises JobFailed, JobCancelled, or
+        ResultTimeout after `timeout` seconds: the job goes on, and `job_id` says which it is."""
+        wanted = {"input_data": input_data, "user_id": user_id, "priority": priority, "region": region}
+        until = time.monotonic() + timeout
+        found = await self._do(calls.infer(model, wanted, timeout, idempotency_key))
+        if isinstance(found, Inference):
+            return found
+        job = await self.wait(found.job_id, max(0.0, until - time.monotonic()))
+        result_of(job, timeout)
+        return inference_of_job(job)
 
     # ------------------------------------------------------------ looking
 

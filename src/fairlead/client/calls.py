@@ -11,7 +11,7 @@ import httpx2
 from uuid_utils import uuid4
 
 from fairlead.client.errors import not_a_gateway
-from fairlead.client.shapes import JobPage, Submitted, job_of, page_of, submitted_of, why_of
+from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, WrongState
@@ -75,6 +75,13 @@ def submit_many(wanted: Sequence[Submission], key: str | None) -> Call[list[Subm
     return Call("POST", f"{JOBS}/bulk", read, body=body, headers=with_body(key))
 
 
+def infer(model: str, wanted: Mapping[str, Any], timeout: float, key: str | None) -> Call[Inference | Submitted]:
+    """`Submitted`: it has not ended within the timeout, which proxies let pass."""
+    said = {"model": model, **{name: value for name, value in wanted.items() if value is not None}}
+    body = json_of({**said, "timeout": min(timeout, LONGEST_WAIT)})
+    return Call("POST", "/inference", _inferred, body=body, headers=with_body(key))
+
+
 def get(job_id: str, wait: int | None = None) -> Call[JobView]:
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
     return Call("GET", path_of(job_id), _job, headers=headers)
@@ -134,6 +141,10 @@ def with_body(key: str | None) -> dict[str, str]:
 
 def _submitted(response: httpx2.Response) -> Submitted:
     return submitted_of(response.json(), replayed="idempotent-replayed" in response.headers)
+
+
+def _inferred(response: httpx2.Response) -> Inference | Submitted:
+    return _submitted(response) if response.status_code == 202 else inference_of(response.json())
 
 
 def _job(response: httpx2.Response) -> JobView:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 
 from fairlead import errors
-from fairlead.errors import FairleadError, RequestError, TooManyWaiting, Unavailable
+from fairlead.errors import FairleadError, JobCancelled, JobFailed, RequestError, TooManyWaiting, Unavailable
 
 
 class Unauthorized(RequestError):
@@ -82,6 +82,12 @@ def of_response(response: httpx2.Response) -> FairleadError:
     if status == 429:
         busy = TooManyWaiting if code == TooManyWaiting.code else TooManyRequests
         return busy(message, retry_after=wait or 1.0)
+    if code == "inference_failed":
+        said = problem.get("details", {})
+        why = dict(said.get("error") or {})
+        return JobFailed(message, job_id=str(said.get("job_id", "")), error=why, retryable=bool(said.get("retryable")))
+    if code == "inference_cancelled":
+        return JobCancelled(message, job_id=str(problem.get("details", {}).get("job_id", "")))
     if status >= 500:
         return Unavailable(message, retry_after=wait or 1.0)
     codes = {each.get("code") for each in problem.get("errors") or () if isinstance(each, dict)}

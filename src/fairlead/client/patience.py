@@ -11,7 +11,7 @@ import httpx2
 
 from fairlead.client.calls import Call
 from fairlead.client.errors import NoConnection, of_response, retry_after
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, JobError
 
 PASSING = frozenset({429, 502, 503, 504})
 FIRST_PAUSE = 0.2
@@ -42,8 +42,9 @@ class Patience:
         self._lost = False
 
     def of_answer(self, response: httpx2.Response) -> tuple[FairleadError, float | None]:
-        passing = response.status_code in PASSING
-        return of_response(response), self._pauses.next(retry_after(response)) if passing else None
+        error = of_response(response)
+        passing = response.status_code in PASSING and not isinstance(error, JobError)
+        return error, self._pauses.next(retry_after(response)) if passing else None
 
     def of_failure(self, error: httpx2.TransportError, url: str) -> tuple[FairleadError, float | None]:
         unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)

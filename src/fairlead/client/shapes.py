@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.job import JobStatus, Priority, step_key
 from fairlead.runtime.reasons import Reason
 from fairlead.runtime.view import EstimatedWait, JobView
 from fairlead.runtime.why import Why
@@ -24,6 +24,17 @@ class Submitted:
     estimated_wait: EstimatedWait | None
     scheduled_at: float | None
     replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """A model's answer. `latency_ms` is from the job's acceptance to its end; `region` is where its last step ran."""
+
+    job_id: str
+    model: str
+    result: Any
+    region: str | None
+    latency_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,18 @@ def submitted_of(said: Mapping[str, Any], *, replayed: bool) -> Submitted:
         scheduled_at=moment(said.get("scheduled_at")),
         replayed=replayed,
     )
+
+
+def inference_of(said: Mapping[str, Any]) -> Inference:
+    return Inference(said["job_id"], said["model"], said["result"], said.get("region"), float(said["latency_ms"]))
+
+
+def inference_of_job(job: JobView) -> Inference:
+    """The same of a job that is COMPLETED, as `GET` shows it."""
+    last = (job.context or {}).get(step_key(len(job.steps) - 1, job.steps[-1]), {})
+    took = (job.finished_at or job.created_at) - job.created_at
+    region = last.get("metrics", {}).get("region")
+    return Inference(job.job_id, job.feature_name, job.result, region, round(took * 1000, 3))
 
 
 def page_of(said: Mapping[str, Any]) -> JobPage:

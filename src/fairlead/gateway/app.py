@@ -19,7 +19,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin, batches, dead, doctor, health, jobs, keys, metrics, operators, sockets, workers
+from fairlead.gateway import (
+    admin,
+    batches,
+    dead,
+    doctor,
+    health,
+    inference,
+    jobs,
+    keys,
+    metrics,
+    operators,
+    sockets,
+    workers,
+)
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
@@ -41,6 +54,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     jobs.router,
     batches.router,
+    inference.router,
     sockets.router,
     admin.router,
     dead.router,

@@ -36,7 +36,7 @@ LONGEST_BULK_KEY = 240
 
 router = APIRouter(prefix=JOBS, tags=["jobs"])
 
-_KEY = header(
+KEY = header(
     "Idempotency-Key",
     "The same key with the same body gives the job made the first time.",
     minLength=1,
@@ -44,7 +44,7 @@ _KEY = header(
 )
 _PREFER = header("Prefer", "`wait=N`: wait up to N seconds (at most 60) for the job's end.", examples=["wait=30"])
 _REPLAYED = {"Idempotent-Replayed": "`true` when the key was seen before.", **RATE_HEADERS}
-_ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was applied.", **_REPLAYED}
+ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was applied.", **_REPLAYED}
 
 
 # ---------------------------------------------------------------- submitting
@@ -55,7 +55,7 @@ _ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was ap
     status_code=202,
     summary="Submit a job",
     operation_id="submit_job",
-    openapi_extra={**body(models.SubmitRequest), "parameters": [_KEY, _PREFER]},
+    openapi_extra={**body(models.SubmitRequest), "parameters": [KEY, _PREFER]},
     responses={
         **answers(
             202,
@@ -65,9 +65,9 @@ _ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was ap
             IdempotencyMismatch,
             TooManyWaiting,
             RateLimited,
-            headers=_ACCEPTED,
+            headers=ACCEPTED,
         ),
-        **answers(200, models.Job, "With `Prefer: wait=N`: the job, which has ended.", headers=_ACCEPTED),
+        **answers(200, models.Job, "With `Prefer: wait=N`: the job, which has ended.", headers=ACCEPTED),
     },
 )
 async def submit_job(request: Request) -> Response:
@@ -89,7 +89,7 @@ async def submit_job(request: Request) -> Response:
         job = await app.wait(receipt.job_id, seconds)
         if job.status.finished:
             return answer(job.as_dict(), 200, headers)
-        return answer(_of_view(job), 202, headers)
+        return answer(receipt_of(job), 202, headers)
     shown = await _receipts(app, receipts)
     return answer(shown[0], 202, headers)
 
@@ -99,7 +99,7 @@ async def submit_job(request: Request) -> Response:
     status_code=202,
     summary="Submit many jobs, all or none",
     operation_id="submit_jobs",
-    openapi_extra={**body(models.BulkRequest), "parameters": [_KEY]},
+    openapi_extra={**body(models.BulkRequest), "parameters": [KEY]},
     responses=answers(
         202,
         models.BulkReceipt,
@@ -164,7 +164,7 @@ async def _receipts(app: Fairlead, receipts: list[Receipt]) -> list[dict[str, An
     places = await app.places_of_new(waiting) if waiting else {}
     return [
         # A job that was there before is told as it is now, not as it was wished for again.
-        _of_view(await app.get(receipt.job_id)) if receipt.replayed else _of_receipt(receipt, places)
+        receipt_of(await app.get(receipt.job_id)) if receipt.replayed else _of_receipt(receipt, places)
         for receipt in receipts
     ]
 
@@ -176,7 +176,8 @@ def _of_receipt(receipt: Receipt, places: dict[str, Place]) -> dict[str, Any]:
     return _shown(receipt, place.position, place.estimated_wait())
 
 
-def _of_view(job: JobView) -> dict[str, Any]:
+def receipt_of(job: JobView) -> dict[str, Any]:
+    """Of a job that has not ended: where it stands, and where to look."""
     wait = job.estimated_wait
     return _shown(job, job.position, (wait.low, wait.high) if wait is not None else None)
 

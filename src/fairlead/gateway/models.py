@@ -106,6 +106,42 @@ class Receipt(Shape):
     links: Links
 
 
+class InferenceRequest(Shape):
+    """One call of a model."""
+
+    model_config = example(model="fast_chat_llm", input_data={"prompt": "say hello"}, user_id="ada", timeout=30)
+
+    model: str = Field(max_length=63, description="A service, or a pipeline.")
+    input_data: dict[str, Any] | None = Field(None, description="What the service gets as params. Absent: {}.")
+    user_id: Annotated[str, Field(min_length=1, max_length=255)] = Field(
+        "anonymous", description="Whose job it is. A user's key need not say it."
+    )
+    priority: Priority | None = Field(None, description="As for a job.")
+    timeout: float | None = Field(None, ge=0, le=300, description="Seconds to wait for the result. Absent: 30.")
+
+
+class Inference(Shape):
+    """The job is COMPLETED; `GET /api/v1/jobs/{job_id}` has all of it."""
+
+    model_config = example(
+        job_id=JOB_ID,
+        status="COMPLETED",
+        model="fast_chat_llm",
+        result={"text": "hello"},
+        region=None,
+        latency_ms=2612.4,
+        metrics={"execution_time_ms": 2500},
+    )
+
+    job_id: str
+    status: JobStatus
+    model: str
+    result: Any = Field(description="The last step's data.")
+    region: str | None = Field(description="Where the last step ran; null for a service without regions.")
+    latency_ms: float = Field(description="From the job's acceptance to its end.")
+    metrics: dict[str, Any] = Field(description="The last step's.")
+
+
 class BulkReceipt(Shape):
     jobs: list[Receipt]
 

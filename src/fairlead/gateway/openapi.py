@@ -87,6 +87,8 @@ _DETAILS = {
     "invalid_input": ("priority must be high, medium or low, not 'urgent'", "/priority"),
     "unknown_feature": ("no pipeline or service is called 'ful_pipeline'", "/feature_name"),
     "idempotency_mismatch": ("this Idempotency-Key was used with another body", None),
+    "inference_failed": (f"job {models.JOB_ID} failed: fast_chat_llm did not answer within 300 s", None),
+    "inference_cancelled": (f"job {models.JOB_ID} was cancelled", None),
     "too_many_waiting": ("user 'ada' has 1000 jobs waiting", None),
     "unavailable": ("the disk is full", None),
     "not_ready": ("dispatcher: the line is being rebuilt", None),

@@ -85,6 +85,18 @@ class RateLimited(RequestError):
         self.headers = dict(headers)
 
 
+class InferenceFailed(RequestError):
+    """The model was asked and did not answer: the job behind `POST /inference` is FAILED."""
+
+    code = "inference_failed"
+    status = 502
+
+
+class InferenceCancelled(RequestError):
+    code = "inference_cancelled"
+    status = 409
+
+
 class ManyInvalid(InvalidInput):
     """Several fields are wrong, and all of them are told at once."""
 
@@ -129,6 +141,8 @@ TITLES = {
     "invalid_input": "The request is not valid",
     "unknown_feature": "No pipeline or service has this name",
     "idempotency_mismatch": "The Idempotency-Key was used with another body",
+    "inference_failed": "The model gave no result",
+    "inference_cancelled": "The job was cancelled",
     "rate_limited": "This user submits too fast",
     "too_many_waiting": "This user has too many jobs waiting",
     "internal_error": "Something went wrong on our side",

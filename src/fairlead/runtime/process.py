@@ -243,7 +243,7 @@ class Process:
             **adapt.written(
                 self._recorder.observations.calls,
                 self.rules,
-                {shard: line.configured for shard, line in self.lines.items() if line.worker is not None},
+                {shard: line.configured for shard, line in self.lines.items() if line.workers},
             ),
         }
         if blocked := next((line.blocked for line in self.lines.values() if line.blocked), None):

@@ -286,6 +286,8 @@ class Worker:
         job, now = running.job, self._clock.now()
         if isinstance(outcome, Success):
             metrics = {**outcome.metrics, "execution_time_ms": round(elapsed * 1000, 3)}
+            if running.lease.region is not None:
+                metrics["region"] = running.lease.region
             result = StepResult(
                 job.id,
                 job.step,

@@ -1,0 +1,204 @@
+"""`POST /inference`: a model's result in the answer, or where to look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fairlead import AsyncClient, Client, JobCancelled, JobFailed, JobStatus, ResultTimeout
+from fairlead.client import Inference
+from fairlead.gateway import models
+from fairlead.gateway.inference import LONGEST_TIMEOUT
+from tests.integration.gateway_site import Site, served
+
+ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
+
+
+async def infer(site: Site, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    return await site.client.post("/inference", json={"model": "echo", **fields}, headers=headers or {})
+
+
+# ---------------------------------------------------------------- what is answered
+
+
+async def test_the_answer_is_the_result(site: Site) -> None:
+    response = await infer(site, input_data={"n": 7}, user_id="ada", priority="high")
+    assert response.status_code == 200
+    said = response.json()
+    models.Inference.model_validate(said)
+    assert (said["status"], said["model"], said["result"]) == ("COMPLETED", "echo", {"echo": {"n": 7}})
+    assert said["region"] is None
+    assert said["latency_ms"] >= said["metrics"]["execution_time_ms"] > 0
+    job = await site.app.get(said["job_id"])
+    assert (job.user_id, job.priority, job.feature_name) == ("ada", "high", "echo")
+    assert response.headers["location"] == f"/api/v1/jobs/{said['job_id']}"
+
+
+async def test_a_pipeline_is_a_model_too(site: Site) -> None:
+    said = (await infer(site, model="echo_then_shout", input_data={"n": 1})).json()
+    assert said["result"] == {"shout": {"n": 1}}
+    assert (await site.app.get(said["job_id"])).user_id == "anonymous"
+
+
+async def test_a_failure_is_a_problem_that_names_the_job_and_its_error(site: Site) -> None:
+    response = await infer(site, model="broken")
+    assert (response.status_code, response.headers["content-type"]) == (502, "application/problem+json")
+    problem = response.json()
+    assert (problem["code"], problem["retryable"]) == ("inference_failed", False)
+    details = problem["details"]
+    job = await site.app.get(details["job_id"])
+    assert (job.status, job.error) == (JobStatus.FAILED, details["error"])
+    assert "this input will never work" in problem["detail"]
+    assert details["status_url"] == f"/api/v1/jobs/{job.job_id}"
+
+
+async def test_after_the_timeout_it_is_202_and_the_job_goes_on(site: Site) -> None:
+    response = await infer(site, model="gated", timeout=0.05)
+    assert response.status_code == 202
+    models.Receipt.model_validate(response.json())
+    job_id = response.json()["job_id"]
+    assert response.headers["location"] == response.json()["links"]["status_url"] == f"/api/v1/jobs/{job_id}"
+    site.gate.opened.set()
+    assert (await site.app.wait(job_id, 30)).result == {"through": True}
+
+
+async def test_whoever_goes_away_cancels_nothing(site: Site) -> None:
+    async with served(site.gateway) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"model": "gated"}'
+        head = f"POST /inference HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: application/json\r\n"
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        async with asyncio.timeout(30):
+            await site.gate.entered.wait()
+        writer.transport.abort()
+        (job_id,) = await site.job_ids()
+        site.gate.opened.set()
+        assert (await site.app.wait(job_id, 30)).status is JobStatus.COMPLETED
+
+
+async def test_a_job_that_is_cancelled_meanwhile_is_a_conflict(site: Site) -> None:
+    asked = asyncio.create_task(infer(site, model="gated"))
+    async with asyncio.timeout(30):
+        await site.gate.entered.wait()
+    (job_id,) = await site.job_ids()
+    await site.app.cancel(job_id)
+    response = await asked
+    assert (response.status_code, response.json()["code"]) == (409, "inference_cancelled")
+    assert response.json()["details"]["job_id"] == job_id
+
+
+async def test_the_same_key_gives_the_same_job_and_waits_for_it_again(site: Site) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = await infer(site, headers, model="gated", timeout=0)
+    site.gate.opened.set()
+    again = await infer(site, headers, model="gated", timeout=20)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json()["job_id"] == first.json()["job_id"]
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await infer(site, headers, model="gated", input_data={"n": 2})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ({}, "/model"),
+        ({"model": "nobody"}, "/model"),
+        ({"model": 7}, "/model"),
+        ({"model": "echo", "timeout": -1}, "/timeout"),
+        ({"model": "echo", "timeout": LONGEST_TIMEOUT + 1}, "/timeout"),
+        ({"model": "echo", "timeout": True}, "/timeout"),
+        ({"model": "echo", "timeout": "30"}, "/timeout"),
+        ({"model": "echo", "input_data": [1]}, "/input_data"),
+        ({"model": "echo", "priority": "urgent"}, "/priority"),
+        ({"model": "echo", "user_id": ""}, "/user_id"),
+        ({"model": "echo", "delay": 60}, "/delay"),
+        ({"model": "echo", "feature_name": "echo"}, "/feature_name"),
+        ([], ""),
+    ],
+)
+async def test_bad_input_is_named_and_leaves_nothing_behind(site: Site, body: Any, where: str) -> None:
+    response = await site.client.post("/inference", json=body)
+    assert response.status_code == 422
+    assert response.json()["pointer"] == where
+    assert "feature_name" not in response.json()["detail"] or where == "/feature_name"
+    assert await site.job_ids() == []
+
+
+async def test_a_user_s_key_calls_as_that_user(make_site: Callable[..., Awaitable[Site]]) -> None:
+    site = await make_site(admin_key=ADMIN)
+    key = (await site.app.create_key("user", user_id="ada")).text
+    mine = {"Authorization": f"Bearer {key}"}
+    said = (await infer(site, mine)).json()
+    assert (await site.app.get(said["job_id"])).user_id == "ada"
+    other = await infer(site, mine, user_id="bob")
+    assert (other.status_code, other.json()["pointer"]) == (403, "/user_id")
+    assert (await infer(site)).status_code == 401
+
+
+async def test_calls_count_as_submits(make_site: Callable[..., Awaitable[Site]]) -> None:
+    site = await make_site(submits_per_minute=1)
+    assert "ratelimit" in (await infer(site, user_id="ada")).headers
+    refused = await infer(site, user_id="ada")
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+    assert (await infer(site, user_id="bob")).status_code == 200
+
+
+# ---------------------------------------------------------------- from Python
+
+
+@pytest.fixture
+async def url(site: Site) -> AsyncIterator[str]:
+    async with served(site.gateway) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+async def test_the_client_infers(url: str, site: Site) -> None:
+    async with AsyncClient(url) as client:
+        found = await client.infer("echo", {"n": 1}, user_id="ada")
+        assert isinstance(found, Inference)
+        assert (found.result, found.region, found.model) == ({"echo": {"n": 1}}, None, "echo")
+        with pytest.raises(JobFailed) as failed:
+            await client.infer("broken")
+        assert failed.value.error["message"] == "this input will never work"
+        assert (await client.get(failed.value.job_id)).status is JobStatus.FAILED
+        with pytest.raises(ResultTimeout) as late:
+            await client.infer("gated", timeout=0.05)
+        asked = asyncio.create_task(client.infer("gated", user_id="bob"))
+        await client.cancel(late.value.job_id)
+        async with asyncio.timeout(30):
+            while len(await site.job_ids()) < 4:
+                await asyncio.sleep(0.01)
+        await client.cancel((await site.job_ids())[0])
+        with pytest.raises(JobCancelled):
+            await asked
+
+
+async def test_the_client_waits_longer_than_one_request_may(
+    url: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlead.client.calls.LONGEST_WAIT", 0.05)
+    async with AsyncClient(url) as client:
+        asked = asyncio.create_task(client.infer("gated", timeout=30))
+        async with asyncio.timeout(30):
+            await site.gate.entered.wait()
+        await asyncio.sleep(0.1)  # past what one request waits for
+        site.gate.opened.set()
+        found = await asked
+        assert (found.result, found.model) == ({"through": True}, "gated")
+        assert found.latency_ms > 0
+
+
+async def test_without_an_event_loop(url: str) -> None:
+    def call() -> Inference:
+        with Client(url) as client:
+            return client.infer("echo", {"n": 3}, timeout=20)
+
+    assert (await asyncio.to_thread(call)).result == {"echo": {"n": 3}}

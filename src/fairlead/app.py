@@ -33,6 +33,7 @@ from fairlead.domain import transitions
 from fairlead.domain.config import AUTO, AUTO_KEYS, Config, ServiceConfig
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.order import Place
+from fairlead.domain.transitions import Move
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
     AlreadyDispatching,
@@ -500,6 +501,21 @@ class Fairlead(Operators, Batching):
         self._opened()
         waits = self.config.wait_timeouts
         await self._operations.move(job_id, lambda job, now: transitions.resume(job, now=now, waits=waits))
+        return await self.get(job_id)
+
+    async def retry_step(self, job_id: str, step: int) -> JobView:
+        """Run one step of a COMPLETED or FAILED job again, counted from 0. Later steps are not: the job then is what it
+        was, with the new result, and the earlier one in its `history`. The step that a job failed at goes on from
+        there."""
+        self._opened()
+        waits = self.config.wait_timeouts
+
+        def build(job: Job, now: float) -> Move:
+            if not 0 <= step < len(job.steps):
+                raise InvalidInput(f"the job's steps are 0 to {len(job.steps) - 1}, not {step}", pointer="/index")
+            return transitions.rerun(job, step, now=now, waits=waits)
+
+        await self._operations.move(job_id, build)
         return await self.get(job_id)
 
     async def delete(self, job_id: str) -> None:

@@ -52,6 +52,10 @@ class JobHandle:
     async def resume(self) -> JobView:
         return await self._app.resume(self.id)
 
+    async def retry_step(self, step: int) -> JobView:
+        """Run one step of it again, once it has ended."""
+        return await self._app.retry_step(self.id, step)
+
     def events(self) -> AsyncIterator[dict[str, Any] | None]:
         return self._app.watch(self.id)
 

@@ -46,6 +46,9 @@ class SyncJobHandle:
     def resume(self) -> JobView:
         return self._front.resume(self.id)
 
+    def retry_step(self, step: int) -> JobView:
+        return self._front.retry_step(self.id, step)
+
     def __repr__(self) -> str:
         return f"SyncJobHandle({self.id!r})"
 
@@ -93,6 +96,9 @@ class SyncFairlead:
 
     def resume(self, job_id: str) -> JobView:
         return self.call(self._app.resume(job_id))
+
+    def retry_step(self, job_id: str, step: int) -> JobView:
+        return self.call(self._app.retry_step(job_id, step))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[SyncFairlead]:

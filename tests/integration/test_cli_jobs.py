@@ -203,6 +203,19 @@ def test_resume_takes_a_failed_job_up_again(server: Up, gate: Path) -> None:
     assert server.run("watch", job_id).code == Exit.OK
 
 
+def test_retry_runs_one_step_again(server: Up, gate: Path) -> None:
+    gate.touch()
+    done = server.run("submit", "two", gated(gate), "--wait", "--json")
+    assert done.code == Exit.OK
+    job_id = done.json["job_id"]
+    assert server.run("retry", job_id, "0").code == Exit.OK
+    assert server.run("watch", job_id).code == Exit.OK
+    assert [each["step"] for each in server.run("get", job_id, "--json").json["history"]] == [0]
+    refused = server.run("retry", job_id, "7")
+    assert refused.code != Exit.OK
+    assert "0 to 1" in refused.err
+
+
 # ---------------------------------------------------------------- watch
 
 

@@ -510,7 +510,7 @@ async def test_a_deadlock_is_busy_and_the_journal_gets_through(store: PostgresSt
 
 
 async def test_a_completed_job_that_begins_a_new_round_keeps_the_result_of_the_old_one(store: PostgresStore) -> None:
-    """No move that exists today does so; the result in the job's row must not stand in its way."""
+    """A re-run does so; the result in the job's row must not stand in its way."""
     await store.commit([job("j1")])
     for round_ in range(3):
         stored = (await store.get_jobs(["j1"]))["j1"]

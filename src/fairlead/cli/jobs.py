@@ -1,4 +1,4 @@
-"""submit, get, list, cancel, resume: what a user does with jobs."""
+"""submit, get, list, cancel, resume, retry: what a user does with jobs."""
 
 from __future__ import annotations
 
@@ -89,6 +89,19 @@ def cancel(
 def resume(job_id: JobId, json: Json = False) -> None:
     """Put a failed job back in line at the step that failed. Steps that are done stay done."""
     job = gateway().post(f"{job_path(job_id)}/resume")
+    if json:
+        print_json(job)
+    else:
+        say(f"{job['job_id']}  {job['status']}")
+
+
+def retry(
+    job_id: JobId,
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="Which one, counted from 0.")],
+    json: Json = False,
+) -> None:
+    """Run one step of a finished job again. Later steps are not run again; the earlier result stays in its history."""
+    job = gateway().post(f"{job_path(job_id)}/steps/{step}/retry")
     if json:
         print_json(job)
     else:

@@ -164,6 +164,10 @@ class AsyncClient(AsyncBatchCalls):
         """Take up a FAILED job that is marked retryable, at the step that failed."""
         return await self._do(calls.resume(job_id))
 
+    async def retry_step(self, job_id: str, step: int) -> JobView:
+        """Run one step of a finished job again, counted from 0; the earlier result stays in its `history`."""
+        return await self._do(calls.retry_step(job_id, step))
+
     async def delete(self, job_id: str) -> None:
         """Remove a finished job for good."""
         await self._do(calls.delete(job_id))
@@ -216,6 +220,9 @@ class AsyncJob:
 
     async def resume(self) -> JobView:
         return await self._client.resume(self.id)
+
+    async def retry_step(self, step: int) -> JobView:
+        return await self._client.retry_step(self.id, step)
 
     def __repr__(self) -> str:
         return f"AsyncJob({self.id!r})"

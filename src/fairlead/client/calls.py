@@ -100,6 +100,10 @@ def resume(job_id: str) -> Call[JobView]:
     return Call("POST", f"{path_of(job_id)}/resume", _job, again=False)
 
 
+def retry_step(job_id: str, step: int) -> Call[JobView]:
+    return Call("POST", f"{path_of(job_id)}/steps/{int(step)}/retry", _job, again=False)
+
+
 def delete(job_id: str) -> Call[None]:
     return Call("DELETE", path_of(job_id), lambda response: None, again=False)
 

@@ -161,6 +161,10 @@ class Client(BatchCalls):
         """Take up a FAILED job that is marked retryable, at the step that failed."""
         return self._do(calls.resume(job_id))
 
+    def retry_step(self, job_id: str, step: int) -> JobView:
+        """Run one step of a finished job again, counted from 0; the earlier result stays in its `history`."""
+        return self._do(calls.retry_step(job_id, step))
+
     def delete(self, job_id: str) -> None:
         """Remove a finished job for good."""
         self._do(calls.delete(job_id))
@@ -213,6 +217,9 @@ class ClientJob:
 
     def resume(self) -> JobView:
         return self._client.resume(self.id)
+
+    def retry_step(self, step: int) -> JobView:
+        return self._client.retry_step(self.id, step)
 
     def __repr__(self) -> str:
         return f"ClientJob({self.id!r})"

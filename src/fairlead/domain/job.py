@@ -76,6 +76,8 @@ class Job:
     `timer_at` is when time alone must move the job: due, backoff over, waited too long, or deadline passed.
     `region` is where the first call of the step `region_step` goes, unless it waited `spill_after` seconds for it
     (`spilled_at`); `allowed_regions` are never left. `call_region` is where the call under way is.
+    `goes_back` is set while one step alone is run again: the `step` that the job was at before, and the `error` and
+    `retryable` that it had, if it had failed.
     `priority_source` says where `original_priority` came from; None if nobody wrote it down.
     """
 
@@ -117,6 +119,7 @@ class Job:
     spill_after: float | None = None
     call_region: str | None = None
     spilled_at: float | None = None
+    goes_back: Mapping[str, Any] | None = None
 
     @property
     def service(self) -> str:
@@ -214,6 +217,13 @@ class JobRecord:
     @property
     def context(self) -> dict[str, Any]:
         return context_of(self.results)
+
+    @property
+    def history(self) -> tuple[StepResult, ...]:
+        """What a later round has replaced, in the order of steps and rounds."""
+        newest = {result.step: result.round for result in sorted(self.results, key=lambda result: result.round)}
+        earlier = [result for result in self.results if result.round < newest[result.step]]
+        return tuple(sorted(earlier, key=lambda result: (result.step, result.round)))
 
     @property
     def result(self) -> Any:

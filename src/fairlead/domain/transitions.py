@@ -8,6 +8,7 @@ worker that lost its lease changes nothing, and says so. The reason (`verb`) is 
                                   ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
                                   │               │ ├─fail──▶ FAILED ─resume, requeue─▶ PENDING
                                   └───────────────┘ └─hand_back, recover─▶ PENDING
+    rerun of one step: COMPLETED or FAILED ─▶ PENDING ─start─▶ RUNNING ─rerun_done─▶ as it was before
     promote, prioritise, spill, withdraw_claim: PENDING ─▶ PENDING
     time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
 """
@@ -81,6 +82,7 @@ class Move:
     priority: Priority | None = None
     promoted_at: float | None = None
     last_progress_at: float | None = None
+    goes_back: Mapping[str, Any] | None = None
     result: StepResult | None = None
     failed: Attempt | None = None
     hold: Hold | None = None
@@ -167,7 +169,9 @@ def submit(
 
 
 def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) -> Move:
-    """The step's result is in: on to the next step, or done."""
+    """The step's result is in: on to the next step, or done; or back to where the job was before a re-run."""
+    if job.goes_back is not None:
+        return _rerun_done(job, job.goes_back, result, now)
     following = job.step + 1
     if following < len(job.steps):
         return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now)
@@ -211,6 +215,7 @@ def failed(
         tells_line=False,
         timer_at=_earliest(now + then.delay, job.deadline_at),
         error=then.error,
+        goes_back=job.goes_back,
         failed=attempt,
     )
 
@@ -316,7 +321,45 @@ def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False) -> Move:
     """An operator takes a dead letter up again, whatever killed it."""
     _require(job, "requeue", JobStatus.FAILED)
-    return _revive(job, "requeue", now, waits, step=0 if from_start else job.step)
+    if from_start:
+        return _revive(job, "requeue", now, waits, step=0, goes_back=None)
+    return _revive(job, "requeue", now, waits, step=job.step)
+
+
+def rerun(job: Job, step: int, *, now: float, waits: WaitTimeouts) -> Move:
+    """A user has one step of a finished job run again, in a round of its own. Later steps are not run again: the job is
+    then what it was before, with the new result. Only of the step that a job failed at nothing is left to go back to:
+    it goes on from there. If the re-run fails, the job is FAILED at that step, and a resume takes the re-run up."""
+    _require(job, "re-run a step of", JobStatus.COMPLETED, JobStatus.FAILED)
+    back = job.goes_back
+    if back is None and (job.status is JobStatus.COMPLETED or step != job.step):
+        back = {"step": job.step, "error": None if job.error is None else dict(job.error), "retryable": job.retryable}
+    if back is not None and step > back["step"]:
+        raise WrongState(
+            f"step {step} has not run: the job failed at step {back['step']}", details={"status": job.status.value}
+        )
+    if back is not None and back["step"] == step and back["error"] is not None:
+        back = None
+    return _revive(job, "rerun", now, waits, step=step, goes_back=back)
+
+
+def _rerun_done(job: Job, back: Mapping[str, Any], result: StepResult, now: float) -> Move:
+    failed = back["error"] is not None
+    return Move(
+        job.id,
+        job.run,
+        "rerun_done",
+        JobStatus.FAILED if failed else JobStatus.COMPLETED,
+        step=back["step"],
+        attempt=0,
+        round=job.round,
+        tells_line=False,
+        finished_at=now,
+        last_progress_at=now,
+        error=back["error"],
+        retryable=back["retryable"],
+        result=result,
+    )
 
 
 def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
@@ -380,6 +423,7 @@ def _enter(
     since = job.waiting_since if keep_waiting and job.waiting_since is not None else now
     changes.setdefault("attempt", 0)
     changes.setdefault("round", job.round)
+    changes.setdefault("goes_back", job.goes_back)
     return Move(
         job.id,
         job.run,
@@ -399,10 +443,10 @@ def _enter(
     )
 
 
-def _revive(job: Job, verb: str, now: float, waits: WaitTimeouts, *, step: int) -> Move:
+def _revive(job: Job, verb: str, now: float, waits: WaitTimeouts, *, step: int, **changes: Any) -> Move:
     if job.deadline_at is not None and job.deadline_at <= now:
         raise WrongState(f"cannot {verb} a job whose deadline has passed", details={"status": job.status.value})
-    return _enter(job, verb, now, waits, step=step, round=job.round + 1, queued_at=now)
+    return _enter(job, verb, now, waits, step=step, round=job.round + 1, queued_at=now, **changes)
 
 
 def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> Move:
@@ -418,6 +462,7 @@ def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> 
         attempt=job.attempt,
         round=job.round,
         finished_at=now,
+        goes_back=job.goes_back,
         **changes,
     )
 

@@ -70,6 +70,7 @@ RULES: dict[tuple[str, str], Access] = {
     ("POST", "/api/v1/batches/{batch_id}/cancel"): Access.ANY,
     ("POST", "/api/v1/batches/{batch_id}/resume"): Access.ANY,
     ("POST", "/api/v1/batches/{batch_id}/items/{item}/retry"): Access.ANY,
+    ("POST", "/api/v1/jobs/{job_id}/steps/{index}/retry"): Access.ANY,
     ("POST", "/inference"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,

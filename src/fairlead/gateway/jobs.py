@@ -1,4 +1,4 @@
-"""`/api/v1/jobs`: submit, look, cancel, resume, delete.
+"""`/api/v1/jobs`: submit, look, cancel, resume, retry a step, delete.
 
 Submitting is the hot path: it reads and writes JSON with orjson alone, and `express` may call it past FastAPI's layers.
 """
@@ -301,6 +301,18 @@ async def cancel_job(request: Request, job_id: UUID) -> Response:
 )
 async def resume_job(request: Request, job_id: UUID) -> Response:
     job = await fairlead_of(request).resume(str(job_id))
+    return answer(job.as_dict())
+
+
+@router.post(
+    "/{job_id}/steps/{index}/retry",
+    summary="Run one step of a finished job again, and no other",
+    operation_id="retry_step",
+    description="Steps are counted from 0. The earlier result stays in the job's `history`; later steps' results stay.",
+    responses=answers(200, models.Job, "The job, in line for that step.", *ONE_JOB, WrongState),
+)
+async def retry_step(request: Request, job_id: UUID, index: int) -> Response:
+    job = await fairlead_of(request).retry_step(str(job_id), index)
     return answer(job.as_dict())
 
 

@@ -169,8 +169,20 @@ class Attempt(Shape):
     region: str | None
 
 
+class EarlierResult(Shape):
+    """What a step gave before it was run again."""
+
+    step: int
+    service: str
+    round: int
+    data: Any
+    metrics: dict[str, Any]
+    finished_at: str
+
+
 class Job(Shape):
-    """Everything about one job. In lists `context`, `attempts`, `result`, `input_data` and `metadata` are null."""
+    """Everything about one job. In lists `context`, `attempts`, `history`, `result`, `input_data` and `metadata` are
+    null."""
 
     model_config = example(
         job_id=JOB_ID,
@@ -204,6 +216,7 @@ class Job(Shape):
             }
         },
         attempts=[],
+        history=[],
         input_data={"prompt": "say hello"},
         metadata=None,
         region=None,
@@ -235,6 +248,7 @@ class Job(Shape):
     result: Any
     context: dict[str, Any] | None
     attempts: list[Attempt] | None
+    history: list[EarlierResult] | None = Field(description="Results that a later round of their step has replaced.")
     input_data: Any
     metadata: dict[str, Any] | None
     region: str | None

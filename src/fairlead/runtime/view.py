@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fairlead.domain.job import Job, JobRecord, JobStatus, Priority
+from fairlead.domain.job import Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.order import Place
 from fairlead.runtime import events
 from fairlead.runtime.events import Event, iso
@@ -19,7 +19,8 @@ class EstimatedWait:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything about one job. `context` and `attempts` are None in lists, where they are not read."""
+    """Everything about one job. `history` are results that a later round has replaced; it, `context` and `attempts` are
+    None in lists, where they are not read."""
 
     job_id: str
     feature_name: str
@@ -46,6 +47,7 @@ class JobView:
     result: Any = None
     context: dict[str, Any] | None = None
     attempts: list[dict[str, Any]] | None = None
+    history: list[dict[str, Any]] | None = None
     input_data: Any = None
     metadata: dict[str, Any] | None = None
     region: str | None = None
@@ -89,9 +91,21 @@ def of_record(record: JobRecord, place: Place | None) -> JobView:
         result=record.result,
         context=record.context,
         attempts=attempts,
+        history=[_earlier(result) for result in record.history],
         input_data=record.input_data,
         metadata=record.metadata,
     )
+
+
+def _earlier(result: StepResult) -> dict[str, Any]:
+    return {
+        "step": result.step,
+        "service": result.service,
+        "round": result.round,
+        "data": result.data,
+        "metrics": result.metrics,
+        "finished_at": iso(result.finished_at),
+    }
 
 
 def of_job(job: Job, place: Place | None) -> JobView:

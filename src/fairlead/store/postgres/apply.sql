@@ -157,7 +157,7 @@ UPDATE fairlead.job AS j SET
     timer_at = NULL, waiting_since = NULL, finished_at = g.finished_at, retryable = NULL, error = NULL,
     last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
     lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL, progress = NULL,
-    result_about = g.about, result_data = g.data, result_metrics = g.metrics
+    goes_back = NULL, result_about = g.about, result_data = g.data, result_metrics = g.metrics
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text::int[], $5::text::int[], $6::text::bigint[],
             $7::text::bigint[],
             $8::text[], $9::text[], $10::text[]) WITH ORDINALITY
@@ -173,7 +173,7 @@ WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n, j.seq
 
 -- name: move_and_tell
--- $17: this process, $18: now.
+-- $18: this process, $19: now.
 WITH moved AS (
     UPDATE fairlead.job AS j SET {moved_columns}
     FROM {moves}
@@ -181,7 +181,7 @@ WITH moved AS (
     RETURNING g.n, nextval('fairlead.outbox_id') AS outbox_id, {job_columns}
 ), told AS (
     INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
-        SELECT j.outbox_id, j.id, $17::text, $18::bigint, {service}, j.priority FROM moved AS j
+        SELECT j.outbox_id, j.id, $18::text, $19::bigint, {service}, j.priority FROM moved AS j
 )
 SELECT * FROM moved
 

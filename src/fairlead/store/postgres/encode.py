@@ -59,6 +59,7 @@ def completes(move: Move) -> bool:
         and move.priority is None
         and move.promoted_at is None
         and move.spilled_at is None
+        and move.goes_back is None
     )
 
 
@@ -108,6 +109,7 @@ def move_columns(moves: Iterable[Move]) -> Columns:
             micros(move.promoted_at),
             micros(move.last_progress_at),
             micros(move.spilled_at),
+            json_text(move.goes_back),
         )
         for move in moves
     )

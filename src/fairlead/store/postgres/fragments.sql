@@ -40,7 +40,7 @@ j.result_about, j.result_data, j.result_metrics
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
-j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.spec
+j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.goes_back, j.spec
 
 -- name: batch_row
 -- A batch, aliased b. Its counts are counted from its jobs until it is settled. The order is that of `batches.state_of`.
@@ -85,16 +85,16 @@ queued_at = coalesce(g.queued_at, j.queued_at), priority = coalesce(g.priority, 
 promoted_at = coalesce(g.promoted_at, j.promoted_at),
 last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
 lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL,
-spilled_at = coalesce(g.spilled_at, j.spilled_at), progress = NULL
+spilled_at = coalesce(g.spilled_at, j.spilled_at), goes_back = g.goes_back, progress = NULL
 
 -- name: moves
--- The moves as given, $1 to $16; `n` counts them from 1.
+-- The moves as given, $1 to $17; `n` counts them from 1.
 unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::int[], $5::text::int[], $6::text::int[],
        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[],
        $10::text::boolean[], $11::text[], $12::text::bigint[], $13::text::smallint[], $14::text::bigint[],
-       $15::text::bigint[], $16::text::bigint[]) WITH ORDINALITY
+       $15::text::bigint[], $16::text::bigint[], $17::text[]) WITH ORDINALITY
 AS g (job_id, run, status, step, attempt, round, timer_at, waiting_since, finished_at,
-      retryable, error, queued_at, priority, promoted_at, last_progress_at, spilled_at, n)
+      retryable, error, queued_at, priority, promoted_at, last_progress_at, spilled_at, goes_back, n)
 
 -- name: service
 -- Of the step that the job j is at; of the last one when all are done, as `domain.job.Job.service`.

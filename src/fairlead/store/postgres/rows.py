@@ -13,7 +13,7 @@ from fairlead.domain.job import Attempt, Hold, Job, JobRecord, StepResult
 from fairlead.store.port import LineChange
 from fairlead.store.rows import job_of, seconds
 
-JOB_COLUMNS = 30  # in the fragment `job_columns`
+JOB_COLUMNS = 31  # in the fragment `job_columns`
 
 
 @lru_cache(4096)
@@ -24,12 +24,13 @@ def _spec(text: str) -> Any:
 
 def job_from(row: Sequence[Any]) -> Job:
     """Reads the fragment `job_columns`, and nothing else."""
-    *plain, error, progress, spec = row
+    *plain, error, progress, goes_back, spec = row
     return job_of(
         [
             *plain,
             None if error is None else orjson.loads(error),
             None if progress is None else orjson.loads(progress),
+            None if goes_back is None else orjson.loads(goes_back),
             _spec(spec),
         ]
     )

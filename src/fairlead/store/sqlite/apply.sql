@@ -14,7 +14,8 @@ CREATE TEMP TABLE starting (n INTEGER PRIMARY KEY, seq INTEGER, lease TEXT, work
 CREATE TEMP TABLE moving (
     n INTEGER PRIMARY KEY, seq INTEGER, job_id TEXT, run INTEGER, status INTEGER, step INTEGER, attempt INTEGER,
     round INTEGER, tells_line INTEGER, timer_at INTEGER, waiting_since INTEGER, finished_at INTEGER, retryable INTEGER,
-    error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER, spilled_at INTEGER
+    error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER, spilled_at INTEGER,
+    goes_back TEXT
 );
 CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
 CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
@@ -203,13 +204,13 @@ END;
 -- ---------------------------------------------------------------- move
 
 -- body: [[job_id, run, status, step, attempt, round, tells_line, timer_at, waiting_since, finished_at, retryable, error,
---         queued_at, priority, promoted_at, last_progress_at, spilled_at], …]
+--         queued_at, priority, promoted_at, last_progress_at, spilled_at, goes_back], …]
 CREATE TEMP TRIGGER on_move INSTEAD OF INSERT ON batch WHEN NEW.kind = 'move'
 BEGIN
     INSERT INTO moving
         SELECT key, job.seq, job.id, job.run, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
                value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12, value ->> 13,
-               value ->> 14, value ->> 15, value ->> 16
+               value ->> 14, value ->> 15, value ->> 16, value ->> 17
         FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
     UPDATE job SET
         status = m.status, run = job.run + 1, step = m.step, attempt = m.attempt, round = m.round,
@@ -219,7 +220,7 @@ BEGIN
         promoted_at = coalesce(m.promoted_at, job.promoted_at),
         last_progress_at = coalesce(m.last_progress_at, job.last_progress_at),
         lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL,
-        spilled_at = coalesce(m.spilled_at, job.spilled_at), progress = NULL
+        spilled_at = coalesce(m.spilled_at, job.spilled_at), goes_back = m.goes_back, progress = NULL
         FROM moving AS m WHERE job.seq = m.seq;
     INSERT INTO outbox (job_id, origin, written_at)
         SELECT job_id, NEW.origin, NEW.now FROM moving WHERE tells_line ORDER BY n;

@@ -173,6 +173,7 @@ def _moved_row(move: Move) -> tuple[Any, ...]:
         micros(move.promoted_at),
         micros(move.last_progress_at),
         micros(move.spilled_at),
+        json_text(move.goes_back),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from fairlead import AsyncClient, Client, JobCancelled, JobFailed, JobStatus, ResultTimeout
 from fairlead.client import Inference
 from fairlead.gateway import models
+from fairlead.gateway.app import create_gateway
 from fairlead.gateway.inference import LONGEST_TIMEOUT
-from tests.integration.gateway_site import Site, served
+from tests.integration.gateway_site import Site, client_of, served
+from tests.integration.regional import world_of
 
 ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
 
@@ -103,6 +106,22 @@ async def test_the_same_key_gives_the_same_job_and_waits_for_it_again(site: Site
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
+async def test_the_answer_says_in_which_region_the_model_ran(tmp_path: Path) -> None:
+    async with world_of("eu", "us") as world:
+        world.switch("us", "fails")
+        app = world.app({"database_url": f"sqlite:///{tmp_path}/fairlead.db"})
+        async with app.running(), client_of(create_gateway(app)) as client:
+            wanted = {"model": "gpu", "input_data": {"name": "x"}}
+            said = (await client.post("/inference", json={**wanted, "region": "eu"})).json()
+            assert (said["region"], said["result"]) == ("eu", {"region": "eu"})
+            moved = (await client.post("/inference", json={**wanted, "region": "us"})).json()
+            assert moved["region"] == "eu"
+            nowhere = await client.post("/inference", json={**wanted, "region": "mars"})
+            assert (nowhere.status_code, nowhere.json()["pointer"]) == (422, "/region")
+            bound = await client.post("/inference", json={**wanted, "allowed_regions": ["us"]})
+            assert (bound.status_code, bound.json()["details"]["error"]["code"]) == (502, "HTTP_503")
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -120,6 +139,7 @@ async def test_the_same_key_gives_the_same_job_and_waits_for_it_again(site: Site
         ({"model": "echo", "priority": "urgent"}, "/priority"),
         ({"model": "echo", "user_id": ""}, "/user_id"),
         ({"model": "echo", "delay": 60}, "/delay"),
+        ({"model": "echo", "region": 7}, "/region"),
         ({"model": "echo", "feature_name": "echo"}, "/feature_name"),
         ([], ""),
     ],

@@ -16,6 +16,7 @@ from fairlead.domain.processes import process_of
 from fairlead.runtime import registry
 from fairlead.runtime.roles import Roles
 from tests import redis_servers, servers
+from tests.integration.regional import world_of
 
 PATIENCE = 30.0
 SEED = {
@@ -149,6 +150,24 @@ async def test_pools_may_be_bound_to_services(engines: dict[str, str]) -> None:
             ("images", ["paint"]),
         ]
         assert shop.most == {"medium": 1, "high": 2}
+
+
+async def test_a_pool_bound_to_a_region_takes_that_region_s_slots_only(engines: dict[str, str]) -> None:
+    async with world_of("eu", "us") as world:
+        config = {**world.config(limit=2), "worker_pools": {"us": {"regions": ["us"], "concurrency": 4}}}
+        app = Fairlead(Config.model_validate(config), **engines)
+        async with app.running():
+            away = await app.submit("gpu", {"name": "away"}, allowed_regions=["eu"])
+            anywhere = [await app.submit("gpu", {"name": f"{n}"}) for n in range(4)]
+            assert [await job.result(PATIENCE) for job in anywhere] == [{"region": "us"}] * 4
+            assert (await away.get()).status is JobStatus.PENDING
+            (worker,) = await app.workers()
+            assert [pool["regions"] for pool in worker["pools"]] == [["us"]]
+        assert world["eu"].calls == []
+        config["worker_pools"]["eu"] = {"regions": ["eu"]}
+        app = Fairlead(Config.model_validate(config), **engines)
+        async with app.running():
+            assert (await app.wait(away.id, PATIENCE)).result == {"region": "eu"}
 
 
 async def test_a_slot_of_a_gpu_budget_is_left_to_the_pool_whose_work_is_more_urgent(engines: dict[str, str]) -> None:

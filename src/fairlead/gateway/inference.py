@@ -23,7 +23,7 @@ from fairlead.runtime.view import JobView
 
 USUAL_TIMEOUT, LONGEST_TIMEOUT = 30.0, 300.0
 # Those of a job that mean the same here. A job's other fields have no place in a call that somebody waits for.
-SHARED = frozenset({"input_data", "user_id", "priority", "region", "allowed_regions"}) & bodies.FIELDS
+SHARED = frozenset({"input_data", "user_id", "priority", "region", "allowed_regions"})
 FIELDS = SHARED | {"model", "timeout"}
 
 router = APIRouter(tags=["jobs"])

@@ -117,6 +117,8 @@ class InferenceRequest(Shape):
         "anonymous", description="Whose job it is. A user's key need not say it."
     )
     priority: Priority | None = Field(None, description="As for a job.")
+    region: str | None = Field(None, max_length=63, description="Where the first call goes; retries may go elsewhere.")
+    allowed_regions: list[str] | None = Field(None, description="The only regions that its calls may go to.")
     timeout: float | None = Field(None, ge=0, le=300, description="Seconds to wait for the result. Absent: 30.")
 
 

@@ -14,6 +14,7 @@ import pytest
 from fairlead import Call, Config, Fairlead, JobStatus
 from fairlead.domain.processes import process_of
 from fairlead.runtime import registry
+from fairlead.runtime import worker as workers
 from fairlead.runtime.roles import Roles
 from tests import redis_servers, servers
 from tests.integration.regional import world_of
@@ -136,6 +137,21 @@ async def test_a_pool_at_its_concurrency_does_not_keep_another_from_its_work(eng
         assert shop.most["low"] == 3
 
 
+async def test_work_for_a_pool_with_room_is_taken_at_once_though_others_work_waits(
+    engines: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane is runnable all the time, for low work that nobody has room for: no wake tells of the rest."""
+    monkeypatch.setattr(workers, "SWEEP_PARTIAL_EVERY", 3600.0)
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        await shop.submit(5, "low")
+        await shop.until_open(low=3)
+        for count in (1, 2, 3):
+            await shop.submit(1, "high")
+            await shop.until_open(high=count)
+        assert await _waiting(app, 2)
+
+
 async def test_pools_may_be_bound_to_services(engines: dict[str, str]) -> None:
     pools = {"text": {"services": ["infer"], "concurrency": 1}, "images": {"services": ["paint"], "concurrency": 2}}
     shop = Shop(engines, worker_pools=pools)
@@ -161,6 +177,7 @@ async def test_a_pool_bound_to_a_region_takes_that_region_s_slots_only(engines: 
             anywhere = [await app.submit("gpu", {"name": f"{n}"}) for n in range(4)]
             assert [await job.result(PATIENCE) for job in anywhere] == [{"region": "us"}] * 4
             assert (await away.get()).status is JobStatus.PENDING
+            assert "no_worker" in [reason.code for reason in (await away.why()).reasons]
             (worker,) = await app.workers()
             assert [pool["regions"] for pool in worker["pools"]] == [["us"]]
         assert world["eu"].calls == []

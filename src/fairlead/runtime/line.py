@@ -143,6 +143,7 @@ class Line:
         """Returns at once, also when the dispatcher is away: jobs are accepted from now on, and granted when it can."""
         for dispatcher in self._dispatchers.values():
             await dispatcher.start()
+        self.relay.on_offered = self._late_relay.on_offered = self._ring_partial
         self._run(self.relay.run(self._journal), "relay")
         if self.workers:
             for dispatcher in self._claimers():
@@ -166,6 +167,13 @@ class Line:
         """Whichever of them can take what has turned runnable: none is told of bands or regions."""
         for worker in self.workers:
             worker.wake(services)
+
+    def _ring_partial(self) -> None:
+        """Something was put into line. A lane that is runnable already wakes nobody, and a worker bound to bands or
+        regions may have left there what is not for it."""
+        for worker in self.workers:
+            if worker.pool.partial:
+                worker.ring()
 
     async def reconnect(self) -> None:
         for dispatcher in self._claimers():

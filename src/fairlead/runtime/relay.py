@@ -26,6 +26,7 @@ class Relay:
 
     def __init__(self, dispatcher: Dispatcher, lanes: Callable[[], Lanes]) -> None:
         self.on_ended: Callable[[str], None] = lambda job_id: None
+        self.on_offered: Callable[[], None] = lambda: None
         self._dispatcher = dispatcher
         self._lanes = lanes
         self._changes: list[LineChange] = []
@@ -102,6 +103,7 @@ class Relay:
             await self._dispatcher.withdraw(withdrawals)
         if offers:
             await self._dispatcher.offer(offers)
+            self.on_offered()
         if changes:
             journal.write_later(Relayed(tuple(change.outbox_id for change in changes)))
 

@@ -15,6 +15,7 @@ from fairlead.dispatch.port import Dispatcher, Lease, ServiceSnapshot
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import Place
+from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import NotFound, Unavailable
 from fairlead.runtime import reasons
 from fairlead.runtime.clock import Clock
@@ -150,7 +151,7 @@ class Inquiry:
     ) -> list[Reason]:
         now = await self._store.now()
         alive = [each for each in await self._store.processes() if each.alive(now)]
-        serving = [worker for each in alive for worker in each.workers if job.service in worker.services]
+        serving = [worker for each in alive for worker in each.workers if _serves(worker, job, rules)]
         # A FIFO lane knows no priority, and retries that go first are open to all.
         any_band = rules.order is Order.FIFO or (place is not None and place.band not in _PRIORITIES)
         workers = Workers(serving, None if any_band else job.priority)
@@ -215,3 +216,10 @@ def _why(job: Job, found: list[Reason], place: Place | None = None) -> Why:
         None if place is None else place.position,
         None if place is None else EstimatedWait(*place.estimated_wait()),
     )
+
+
+def _serves(worker: ProcessRecord, job: Job, rules: ServiceRules) -> bool:
+    """It may claim the job's step, if its band is one of the worker's: also in a region that the job may go to."""
+    bound = worker.details.get("regions")
+    elsewhere = bool(bound and rules.regions) and set(bound or ()).isdisjoint(job.bound_to or rules.regions)
+    return job.service in worker.services and not elsewhere

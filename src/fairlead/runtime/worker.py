@@ -39,7 +39,7 @@ PROGRESS_EVERY = 0.5
 SWEEP_EVERY = 1.0
 SWEEP_PARTIAL_EVERY = 0.25
 """Of a worker bound to bands or regions: a lane that has turned runnable for others' work stays so, and nobody is woken
-when work for this one comes to it."""
+when work for this one comes to it from another process."""
 IN_VAIN = 0.01
 RETRY_EVERY = 0.5
 MANY = 1_000_000
@@ -131,6 +131,10 @@ class Worker:
 
     def wake(self, services: frozenset[str]) -> None:
         """A lane has turned runnable."""
+        self._bell.set()
+
+    def ring(self) -> None:
+        """There may be something to claim."""
         self._bell.set()
 
     async def run(self) -> None:

@@ -49,6 +49,9 @@ def test_redis_with_sqlite_is_refused(command: str, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--services", "echo,sing"), "--services: no service is called 'sing'; known are: broken, echo"),
+        (("--regions", "us"), "--regions: no region is called 'us'; none is declared"),
+        (("--pool", "high"), "--pool: no pool of workers is called 'high'; none is declared"),
+        (("--pool", "high", "--bands", "low"), "--pool: the section says what its worker takes"),
         (("--bands", "urgent"), "--bands: no band is called 'urgent'; known are: high, medium, low"),
         (("--concurrency", "0"), "--concurrency"),
     ],

@@ -1,9 +1,13 @@
 """Recovery judges only when it was awake itself."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from fairlead.dispatch.port import Lease
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import EVERYTHING, Lanes, Rules, ServiceRules
+from fairlead.domain.processes import GONE, ProcessRecord
 from fairlead.runtime.loops.recover import ASLEEP_AFTER, EVERY, GRACE, RecoverLoop
 
 
@@ -37,6 +41,35 @@ async def test_a_manager_that_was_stopped_lets_the_workers_renew_before_it_judge
     assert asked.times == 3
     await loop.tick(now + GRACE)
     assert asked.times == 4
+
+
+async def test_the_leases_of_every_worker_of_a_process_that_was_killed_are_taken_back_at_once() -> None:
+    taken: list[str] = []
+
+    class Line(Asked):
+        async def processes(self) -> list[ProcessRecord]:
+            record = ProcessRecord("host:1:ab", ("worker",), (), (), 1, "host", 1, "1", 0.0, details={GONE: True})
+            return [record, replace(record, name="host:2:cd", details={})]
+
+        async def snapshot(self) -> list[Any]:
+            names = ("host:1:ab", "host:1:ab/high", "host:1:ab/low", "host:2:cd/high")
+            leases = [Lease(f"1:{n}", f"j{n}", 0, 0, "gpu", "ada", name, 0.0, 9.0) for n, name in enumerate(names)]
+            return [SimpleNamespace(leases=leases)]
+
+        async def get_jobs(self, job_ids: list[str]) -> dict[str, Job]:
+            taken.extend(job_ids)
+            return {}
+
+        async def holds(self) -> list[Any]:
+            return []
+
+        async def hold(self, holds: list[Any]) -> None: ...
+
+        async def release(self, releases: list[Any]) -> None: ...
+
+    line: Any = Line()
+    await RecoverLoop(line, line, line, lambda: Rules({}), lambda: EVERYTHING, alone=False).tick(1000.0)
+    assert taken == ["j0", "j1", "j2"]
 
 
 async def test_a_job_that_finished_meanwhile_leaves_no_hold_behind() -> None:

@@ -74,6 +74,26 @@ async def test_a_parked_users_steps_count_by_its_virtual_time(line: Line) -> Non
 
 
 @pytest.mark.parametrize("order", Order)
+async def test_a_place_says_what_its_users_own_limit_leaves(line: Line, order: Order) -> None:
+    await line.open(ServiceRules("s", limit=10, user_limit=2, order=order, cost=4.0))
+    await line.offer_all("abcd")
+    await line.offer("other", "bob")
+    await line.take()
+    line.clock.advance(1)
+    places = await line.dispatcher.places(["b", "d", "other"])
+    own = [(places[job].user_slots, places[job].user_free, places[job].user_running) for job in ("b", "d", "other")]
+    assert own == [(2, 1, 3.0), (2, 1, 3.0), (2, 2, 0.0)]
+    assert [places[job].plain_wait for job in ("b", "other")] == [0.0, 0.0]
+    assert places["d"].plain_wait == 5.0, "two of four seconds and what runs, by two slots"
+
+
+async def test_without_a_limit_of_its_own_a_user_may_have_every_slot(line: Line) -> None:
+    await line.open(FAIR)
+    await line.offer("a")
+    assert (await line.dispatcher.places(["a"]))["a"].user_slots is None
+
+
+@pytest.mark.parametrize("order", Order)
 async def test_the_work_ahead_is_what_waits_before_and_what_is_left_of_what_runs(line: Line, order: Order) -> None:
     await line.open(ServiceRules("s", limit=2, order=order, cost=4.0))
     await line.offer_all("abcd")

@@ -96,6 +96,23 @@ def test_a_step_with_a_free_slot_for_it_does_not_wait() -> None:
     assert Place(3, 30.0, 4, 10.0, free=2).plain_wait == 7.5
 
 
+def test_who_waits_for_its_own_users_limit_waits_though_slots_are_free() -> None:
+    waits = [Place(n + 1, 2.0 * n, 10, 2.0, free=10, ahead_own=n, user_slots=1, user_free=1) for n in range(6)]
+    assert [place.plain_wait for place in waits] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert [place.starts_at_once for place in waits] == [True, False, False, False, False, False]
+    assert waits[2].estimated_wait() == (4.0, 6.0)
+    assert waits[2].pace == 2.0, "one after the other"
+    busy = Place(1, 1.5, 10, 2.0, free=9, running=1.5, user_slots=1, user_free=0, user_running=1.5)
+    assert busy.plain_wait == 1.5
+    assert busy.waits_for_own
+
+
+def test_a_full_line_may_take_longer_than_the_users_own_limit() -> None:
+    place = Place(9, 80.0, 1, 10.0, ahead_own=1, user_slots=1, user_free=1)
+    assert place.plain_wait == 80.0
+    assert not place.waits_for_own
+
+
 def test_of_what_runs_the_first_to_end_makes_room() -> None:
     assert Place(1, 6.0, 1, 10.0, running=6.0).plain_wait == 6.0
     assert Place(1, 20.0, 4, 10.0, running=20.0).plain_wait == 2.0, "of four that are half done, the first"

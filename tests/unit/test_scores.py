@@ -75,6 +75,17 @@ def test_who_has_a_free_slot_teaches_nothing() -> None:
     assert not scores.given
 
 
+def test_who_waits_for_its_own_users_limit_is_scored_as_a_kind_of_its_own() -> None:
+    own = replace(PLACE, position=2, free=4, ahead_own=1, user_slots=1, user_free=1)
+    scores = Scores()
+    for n in range(FEWEST):
+        scores.remember(f"job-{n}", own, 0.0)
+        scores.came_true(f"job-{n}", 10.0)
+    assert scores.report()["llm"]["count"] == FEWEST
+    assert scores.learned({"x": own})["x"].surprise is not None
+    assert scores.learned({"x": PLACE})["x"].surprise is None
+
+
 def test_a_report_says_how_good_the_estimates_of_each_service_were() -> None:
     scores = Scores()
     assert scores.report() == {}

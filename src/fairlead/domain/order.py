@@ -52,6 +52,13 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
     return min(count, earlier)
 
 
+def _until_a_slot(slots: int, work: float, running: float) -> float:
+    """Seconds until so much work is done. Of the calls that run, the first to end makes room: of n, that is after the
+    n-th part or so of what is left of one."""
+    slots = max(1, slots)
+    return (work - running + running * 2 / (slots + 1)) / slots
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a waiting step stands: 1 is next. `work_ahead` is the estimated slot time, in seconds, before its turn;
@@ -61,6 +68,9 @@ class Place:
     `newcomer` goes before all others of its band, and nobody who comes later overtakes it. Of the steps ahead,
     `ahead_retries` go before every priority, `ahead_bands` are of higher priority, `ahead_own` are its user's own, and
     the rest are other users' whose turn is earlier.
+
+    `user_slots` are those that its user may have at once, None if there is no such limit; `user_free` of them the user
+    has not taken, and `user_running` is what is left of the user's own calls.
 
     `surprise` is by how much waits like this one came out longer than `plain_wait` said, of late: the lower and the
     upper quarter, or None when too little is known.
@@ -78,6 +88,9 @@ class Place:
     ahead_bands: int = 0
     ahead_own: int = 0
     running: float = 0.0
+    user_slots: int | None = None
+    user_free: int = 0
+    user_running: float = 0.0
     surprise: tuple[float, float] | None = None
 
     @property
@@ -86,24 +99,40 @@ class Place:
 
     @property
     def plain_wait(self) -> float:
-        """In seconds, if nobody comes any more and every call takes as long as those before it. Of the calls that run,
-        the first to end makes room: of n, that is after the n-th part or so of what is left of one."""
-        if self.position <= self.free:
+        """In seconds, if nobody comes any more and every call takes as long as those before it."""
+        line = 0.0 if self.position <= self.free else _until_a_slot(self.slots, self.work_ahead, self.running)
+        return max(line, self._own_wait)
+
+    @property
+    def _own_wait(self) -> float:
+        """Until the user's own limit lets it start, whatever the line does."""
+        if self.user_slots is None or self.ahead_own < self.user_free:
             return 0.0
-        slots = max(1, self.slots)
-        return (self.work_ahead - self.running + self.running * 2 / (slots + 1)) / slots
+        work = self.ahead_own * self.mean + self.user_running
+        return _until_a_slot(self.user_slots, work, self.user_running)
+
+    @property
+    def starts_at_once(self) -> bool:
+        """There is a slot for it, and nothing of its user's is in its way."""
+        return self.position <= self.free and (self.user_slots is None or self.ahead_own < self.user_free)
+
+    @property
+    def waits_for_own(self) -> bool:
+        """It is the user's own limit that makes it wait, more than the line."""
+        return 0.0 < self._own_wait == self.plain_wait
 
     @property
     def pace(self) -> float:
         """The seconds from one grant to the next while all slots are busy: no wait is known better than this."""
-        return self.mean / max(1, self.slots)
+        slots = self.user_slots if self.waits_for_own else self.slots
+        return self.mean / max(1, slots or 0)
 
     def estimated_wait(self) -> tuple[float, float]:
         """A range, in seconds: half of the waits like this one ended within it. While too few of them are known, it is
         from every slot being about to free up, to every one having just begun."""
         plain, pace = self.plain_wait, self.pace
         if self.surprise is None:
-            return (plain, plain + (0.0 if self.position <= self.free else self.mean))
+            return (plain, plain + (0.0 if self.starts_at_once else self.mean))
         low, high = self.surprise
         return (max(0.0, (plain + pace) * low - pace), max(0.0, (plain + pace) * high - pace))
 

@@ -3,7 +3,8 @@
 A dispatcher knows what is ahead of a job, but not who will come and overtake it: in a fair line that is most of the
 error. So a sample of the estimates given is kept until their jobs have started. How long those really waited, as a
 share of what was thought (`Place.surprise_of`), is what the next estimates of the same kind are corrected by: of the
-last waits of a service's band, newcomers' first steps apart, the range that the middle half lay in.
+last waits of a service's band, the range that the middle half lay in. Newcomers' first steps, and those that wait for
+their own user's limit, are kinds of their own.
 
 All of it is this process's own, bounded, and begins anew with it: another gateway learns the same from its own jobs.
 """
@@ -30,7 +31,7 @@ CLOSE = 0.25
 NEXT_TO_NOTHING = 1.0
 """Seconds by which any estimate may be wrong: nobody would notice."""
 
-Kind = tuple[str, int, bool]
+Kind = tuple[str, int, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Scores:
     def remember(self, job_id: str, place: Place, now: float) -> None:
         """An estimate was given. Of many, every so-manieth is kept: to take them while there is room would keep those
         that wait long, and learn from them that all do. Who has a free slot does not wait: that teaches nothing."""
-        if place.position <= place.free:
+        if place.starts_at_once:
             return
         self._counted += 1
         if self._counted % self._every or job_id in self.given:
@@ -141,4 +142,4 @@ class Scores:
 
 
 def _kind(place: Place) -> Kind:
-    return (place.service, place.band, place.newcomer)
+    return (place.service, place.band, place.newcomer, place.waits_for_own)

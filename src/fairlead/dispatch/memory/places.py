@@ -53,6 +53,7 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
         running = _running_work(service, region, now)
         slots, free = _slots(service, region), _free(service, region, now)
         mean = _mean(service) / SECOND
+        users = {entry[JOB]: entry[USER] for entry in group}
         retries, retry_work = _all_of(service, range(min(band, FIRST_PRIORITY)), region)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region)
         before, work_before = retries + higher, retry_work + higher_work + running
@@ -60,6 +61,7 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
             found[ahead.job_id] = Place(
                 before + ahead.steps + 1, (work_before + ahead.work) / SECOND, slots, mean, free, service.name, band,
                 ahead.newcomer, retries, higher, ahead.own, running / SECOND,
+                *_user_slots(service, users[ahead.job_id], now),
             )  # fmt: skip
     return found
 
@@ -97,6 +99,19 @@ def _in_use(service: Service, now: float) -> int:
 def _free_in(service: Service, region: str, now: float) -> int:
     over = sum(hold.region == region and hold.until <= now for hold in service.holds.values())
     return max(0, service.region_free(region, over))
+
+
+def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None, int, float]:
+    """How many its user may have at once, how many of them it has not taken, and what is left of what it runs."""
+    limit = service.rules.user_limit
+    if limit is None:
+        return None, 0, 0.0
+    left = sum(
+        max(0, estimate - micros(now - lease.granted_at))
+        for lease, estimate in service.leases.values()
+        if lease.user_id == user_id
+    )
+    return limit, max(0, limit - service.users[user_id].running), left / SECOND
 
 
 def _mean(service: Service) -> int:

@@ -142,11 +142,12 @@ def places(values: Sequence[Any]) -> dict[str, Place]:
     return {
         job_id.decode(): Place(
             position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
-            higher, own, running / SECOND,
+            higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
         )
         for (
-            job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running
-        ) in _rows(values, 13)
+            job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
+            user_slots, user_free, user_running,
+        ) in _rows(values, 16)
     }  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          jobs
 --
--- Returns {0}, then thirteen values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
+-- Returns {0}, then sixteen values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
 -- 1 for a newcomer's first step, of the steps ahead: retries that go first, those of higher bands, the user's own; and
--- of the work ahead, in µs: what is left of what runs. Jobs not in line here are absent.
+-- of the work ahead, in µs: what is left of what runs; then the slots that the user may have at once (-1: no such limit),
+-- how many of them it has not taken, and what is left of what it runs, in µs. Jobs not in line here are absent.
 --
 -- FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at tag + n * charge, so the steps
 -- before a given one can be counted per user, in one pass over the users for all steps asked about. The first step of a
@@ -170,16 +171,18 @@ local function fair_ahead(service, band, lane, asked, users, answer)
   end
 end
 
--- What is left to do of the steps that run: all of them, or those in the lane's regions.
+-- What is left to do of the steps that run: all of them, or those in the lane's regions; and all of them by user.
 local function running_work(service, lane)
-  local left = 0
+  local left, of_users = 0, {}
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
-    local _, _, _, _, _, granted, where_it_runs, _, _, _, estimate = unpack_of(stored)
+    local _, _, _, user_id, _, granted, where_it_runs, _, _, _, estimate = unpack_of(stored)
+    local rest = math.max(0, estimate - math.max(0, now - granted))
+    of_users[user_id] = (of_users[user_id] or 0) + rest
     if sub(lane, 2, 2) == '-' or (where_it_runs and serves(where_it_runs, lane)) then
-      left = left + math.max(0, estimate - math.max(0, now - granted))
+      left = left + rest
     end
   end
-  return left
+  return left, of_users
 end
 
 -- Slots kept by holds that are over, and that nobody has ended yet: all of them, and by region.
@@ -247,13 +250,23 @@ for service, lanes in pairs(asked) do
   local users = not service.fifo and all_users(service)
   for lane, entries in pairs(lanes) do
     local band = band_of(lane)
-    local running, slots, free = running_work(service, lane), slots_of(service, lane)
+    local running, of_users = running_work(service, lane)
+    local slots, free = slots_of(service, lane)
+    local user_of, limit = {}, service.user_limit
+    for _, entry in ipairs(entries) do
+      user_of[entry.job] = entry.user
+    end
     local function answer(job, count, work, newcomer, retries, higher, own)
       local n = #rows
       rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
-      rows[n + 13] = running
+      rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16] = running, -1, 0, 0
+      if limit then
+        local user = read_user(service, user_of[job])
+        rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])
+        rows[n + 16] = of_users[user[ID]] or 0
+      end
     end
     if service.fifo then
       fifo_ahead(service, band, lane, entries, answer)

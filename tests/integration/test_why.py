@@ -218,7 +218,10 @@ async def test_a_held_slot_is_said_to_be_held_and_until_when(embedded: dict[str,
         until_then = app._clock.now() + 3600
         await dispatcher.hold([Hold("01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f", "one", None, until_then, "h1")])
         job_id = await waiting(app)
-        full = (await app.why(job_id)).reasons[0]
+        answer = await app.why(job_id)
+        full = answer.reasons[0]
+        assert answer.estimated_wait is not None
+        assert 3500 < answer.estimated_wait.low <= 3600 < answer.estimated_wait.high
         assert (full.code, full.details["held"]) == ("service_full", 1)
         assert "held for calls whose worker is gone" in full.message
         (named,) = full.details["holders"]
@@ -241,7 +244,11 @@ async def test_a_paused_lane(engines: dict[str, str]) -> None:
     async with shop.open() as app:
         await app.pause("one")
         job_id = await waiting(app)
-        assert await codes(app, job_id) == ["paused", "in_line"]
+        answer = await app.why(job_id)
+        assert [reason.code for reason in answer.reasons] == ["paused", "in_line"]
+        assert (answer.position, answer.estimated_wait) == (1, None), "nobody knows how long a pause lasts"
+        seen = await app.get(job_id)
+        assert (seen.position, seen.estimated_wait) == (1, None)
         await app.unpause("one")
         await is_now(app, job_id, JobStatus.RUNNING)
         assert await codes(app, job_id) == ["running"]
@@ -253,7 +260,14 @@ async def test_a_paused_lane(engines: dict[str, str]) -> None:
 async def test_no_worker_until_one_is_started(distributed: dict[str, str]) -> None:
     async with Shop(distributed).open(NO_WORKER) as app:
         job_id = await waiting(app)
-        assert (await app.why(job_id)).summary == "No worker is alive for one; the job is next in line."
+        answer = await app.why(job_id)
+        assert answer.summary == "No worker is alive for one; the job is next in line."
+        assert answer.estimated_wait is None
+
+        async def is_undated() -> bool:
+            return (await app.get(job_id)).estimated_wait is None
+
+        await until(is_undated)
         shop = Shop(distributed)
         async with shop.open(Roles(api=False, manager=False)):
             await is_now(app, job_id, JobStatus.RUNNING)
@@ -298,6 +312,7 @@ async def test_workers_without_room(embedded: dict[str, str]) -> None:
         await running(app, "two")
         job_id = await waiting(app, "one")
         reason = await says(app, job_id, "workers_full")
+        assert (await app.why(job_id)).estimated_wait is None
         (busy,) = reason.details["busy"]
         assert (busy["running"], busy["concurrency"]) == (1, 1)
         shop.gate.set()

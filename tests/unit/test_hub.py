@@ -177,6 +177,20 @@ async def test_a_notably_different_wait_is_told_though_the_position_is_the_same(
                 await reader.next(1)
 
 
+async def test_a_line_that_stands_still_and_moves_again_is_told_though_the_position_is_the_same() -> None:
+    hub, line = Hub(), Line()
+    loop = PositionsLoop(line, hub)
+    with hub.subscribe("j") as reader:
+        for undated, is_told in ((False, True), (True, True), (True, False), (False, True), (False, False)):
+            line.places = {"j": Place(3, 30.0, 1, 10.0, undated=undated)}
+            await loop.tick(0.0)
+            assert bool(waiting(reader)) is is_told
+            if is_told:
+                event = await reader.next(1)
+                assert event is not None
+                assert (event.details["estimated_wait"] is None) is undated
+
+
 async def test_the_more_are_told_the_less_often() -> None:
     hub, line = Hub(), Line()
     loop = PositionsLoop(line, hub)

@@ -76,7 +76,11 @@ def test_served_before_counts_the_starts_that_come_first(
 
 def test_the_estimated_wait_is_shared_by_the_slots() -> None:
     assert Place(position=3, work_ahead=12.0, slots=4, mean=5.0).estimated_wait() == (3.0, 8.0)
-    assert Place(position=3, work_ahead=12.0, slots=0, mean=5.0).estimated_wait() == (12.0, 17.0)
+
+
+def test_no_wait_is_told_of_a_line_that_does_not_move() -> None:
+    assert Place(position=3, work_ahead=12.0, slots=0, mean=5.0).estimated_wait() is None
+    assert Place(position=1, work_ahead=0.0, slots=4, mean=5.0, free=4, undated=True).estimated_wait() is None
 
 
 def test_an_average_is_of_all_until_it_forgets_the_oldest() -> None:
@@ -123,6 +127,6 @@ def test_an_estimate_follows_what_came_true_before() -> None:
     place = Place(9, 80.0, 4, 10.0)
     assert place.surprise_of(20.0) == 1.0
     learned = replace(place, surprise=(1.2, 2.0))
-    low, high = learned.estimated_wait()
+    low, high = learned.estimated_wait() or (0.0, 0.0)
     assert (learned.surprise_of(low), learned.surprise_of(high)) == pytest.approx((1.2, 2.0))
     assert replace(place, work_ahead=0.0, surprise=(0.1, 0.5)).estimated_wait() == (0.0, 0.0), "no wait is negative"

@@ -54,8 +54,7 @@ def test_waits_that_came_out_longer_make_the_next_estimates_longer() -> None:
         assert scores.learned({"x": PLACE})["x"].surprise is None, "too little is known"
         scores.remember(f"job-{n}", PLACE, 0.0)
         scores.came_true(f"job-{n}", 20.0 + n)
-    low, high = scores.learned({"x": PLACE})["x"].estimated_wait()
-    assert (low, high) == pytest.approx((22.0, 26.0)), "the middle half"
+    assert scores.learned({"x": PLACE})["x"].estimated_wait() == pytest.approx((22.0, 26.0)), "the middle half"
     for other in (replace(PLACE, newcomer=True), replace(PLACE, band=3), replace(PLACE, service="tts")):
         assert scores.learned({"x": other})["x"].surprise is None, "of another kind nothing is known"
 
@@ -84,6 +83,12 @@ def test_who_waits_for_its_own_users_limit_is_scored_as_a_kind_of_its_own() -> N
     assert scores.report()["llm"]["count"] == FEWEST
     assert scores.learned({"x": own})["x"].surprise is not None
     assert scores.learned({"x": PLACE})["x"].surprise is None
+
+
+def test_a_line_that_does_not_move_teaches_nothing() -> None:
+    scores = Scores()
+    scores.remember("job", replace(PLACE, undated=True), 0.0)
+    assert not scores.given
 
 
 def test_a_report_says_how_good_the_estimates_of_each_service_were() -> None:

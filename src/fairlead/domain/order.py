@@ -72,6 +72,8 @@ class Place:
     `user_slots` are those that its user may have at once, None if there is no such limit; `user_free` of them the user
     has not taken, and `user_running` is what is left of the user's own calls.
 
+    `undated`: what holds the line is known, and nobody knows until when; then no wait can be told.
+
     `surprise` is by how much waits like this one came out longer than `plain_wait` said, of late: the lower and the
     upper quarter, or None when too little is known.
     """
@@ -91,6 +93,7 @@ class Place:
     user_slots: int | None = None
     user_free: int = 0
     user_running: float = 0.0
+    undated: bool = False
     surprise: tuple[float, float] | None = None
 
     @property
@@ -127,9 +130,11 @@ class Place:
         slots = self.user_slots if self.waits_for_own else self.slots
         return self.mean / max(1, slots or 0)
 
-    def estimated_wait(self) -> tuple[float, float]:
+    def estimated_wait(self) -> tuple[float, float] | None:
         """A range, in seconds: half of the waits like this one ended within it. While too few of them are known, it is
-        from every slot being about to free up, to every one having just begun."""
+        from every slot being about to free up, to every one having just begun. None where nothing moves."""
+        if self.undated or not self.slots:
+            return None
         plain, pace = self.plain_wait, self.pace
         if self.surprise is None:
             return (plain, plain + (0.0 if self.starts_at_once else self.mean))

@@ -34,6 +34,7 @@ from fairlead.runtime.registry import Condition, Presence, introduction
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from fairlead.runtime.scores import Scores
+from fairlead.runtime.standstill import Standstill
 from fairlead.runtime.worker import Worker
 from fairlead.store.journal import Journal
 from fairlead.store.port import DeclareServices, Done, LineChange, Store
@@ -96,6 +97,7 @@ class Process:
             for shard in shards
         }
         self.scores = Scores()
+        self._standstill = Standstill(store)
         self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
         self._about = introduction(name, roles, config, executors, clock.now())
         self._presence = Presence(self._about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
@@ -170,6 +172,8 @@ class Process:
         # Two workers that add at once may each have missed what the other added.
         await self.apply(await self._add_missing(await self._store.rules()))
         await self._look_for_leaders()
+        if self.roles.api:
+            await self._standstill.look(self._clock.monotonic())
 
     async def _look_for_leaders(self) -> None:
         now = self._clock.monotonic()
@@ -307,12 +311,15 @@ class Process:
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these stand. A line that does not answer soon is left out."""
         found = await asyncio.gather(*(line.desk.places(job_ids) for line in self.lines.values()))
-        return self.scores.learned(_joined(found))
+        return self._told(_joined(found))
+
+    def _told(self, places: Mapping[str, Place]) -> dict[str, Place]:
+        return self._standstill.seen(self.scores.learned(places), self.rules)
 
     async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """The same of jobs that this process has just committed; nothing while that is dear."""
         found = await asyncio.gather(*(line.places_of_new(job_ids) for line in self.lines.values()))
-        places, now = self.scores.learned(_joined(found)), self._clock.now()
+        places, now = self._told(_joined(found)), self._clock.now()
         if self.roles.api:
             for job_id, place in places.items():
                 self.scores.remember(job_id, place, now)

@@ -99,8 +99,9 @@ class Scores:
 
     def remember(self, job_id: str, place: Place, now: float) -> None:
         """An estimate was given. Of many, every so-manieth is kept: to take them while there is room would keep those
-        that wait long, and learn from them that all do. Who has a free slot does not wait: that teaches nothing."""
-        if place.starts_at_once:
+        that wait long, and learn from them that all do. Who has a free slot does not wait, and of a line that
+        stands still nothing was said: neither teaches anything."""
+        if place.starts_at_once or place.estimated_wait() is None:
             return
         self._counted += 1
         if self._counted % self._every or job_id in self.given:
@@ -121,9 +122,10 @@ class Scores:
         given = self.given.pop(job_id, None)
         if given is None:
             return
-        place = given.place
+        place, wait = given.place, given.place.estimated_wait()
+        assert wait is not None
         self._surprises.setdefault(_kind(place), Surprises()).add(place.surprise_of(waited))
-        self._scores.setdefault(place.service, deque(maxlen=SCORED)).append(score(*place.estimated_wait(), waited))
+        self._scores.setdefault(place.service, deque(maxlen=SCORED)).append(score(*wait, waited))
         self._totals[place.service] = self._totals.get(place.service, 0) + 1
 
     def report(self) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,11 @@ class EstimatedWait:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, place: Place) -> EstimatedWait | None:
+        wait = place.estimated_wait()
+        return None if wait is None else cls(*wait)
+
 
 @dataclass(frozen=True, slots=True)
 class JobView:
@@ -134,7 +139,7 @@ def _view(job: Job, place: Place | None, **beside: Any) -> JobView:
         total_steps=len(job.steps),
         steps=job.steps,
         position=waiting.position if waiting else None,
-        estimated_wait=EstimatedWait(*waiting.estimated_wait()) if waiting else None,
+        estimated_wait=EstimatedWait.of(waiting) if waiting else None,
         retryable=job.retryable,
         error=dict(job.error) if job.error else None,
         progress=dict(job.progress) if job.progress else None,

@@ -144,7 +144,9 @@ class Inquiry:
         workers = await self._about_workers(job, rules, place, slots_are_free=not full)
         holding = [await self._with_holders(job, reason, slots) for reason, slots in full]
         learned = self._process.scores.learned({job.id: place})[job.id]
-        return _why(job, [*found, *workers, *holding, reasons.in_line(place, rules.order)], learned)
+        wait = None if found or workers else _wait(learned, [slots for _, slots in full], self._clock.now())
+        told = _why(job, [*found, *workers, *holding, reasons.in_line(place, rules.order)], place)
+        return replace(told, estimated_wait=wait)
 
     async def _about_workers(
         self, job: Job, rules: ServiceRules, place: Place | None, *, slots_are_free: bool
@@ -214,7 +216,6 @@ def _why(job: Job, found: list[Reason], place: Place | None = None) -> Why:
         summary[0].upper() + summary[1:] + ".",
         tuple(found),
         None if place is None else place.position,
-        None if place is None else EstimatedWait(*place.estimated_wait()),
     )
 
 
@@ -223,3 +224,12 @@ def _serves(worker: ProcessRecord, job: Job, rules: ServiceRules) -> bool:
     bound = worker.details.get("regions")
     elsewhere = bool(bound and rules.regions) and set(bound or ()).isdisjoint(job.bound_to or rules.regions)
     return job.service in worker.services and not elsewhere
+
+
+def _wait(place: Place, full: list[Slots], now: float) -> EstimatedWait | None:
+    """Holds say when they end: where they are all that is in the way, nothing starts before the first of them does."""
+    wait = EstimatedWait.of(place)
+    first = max((slots.holds[0].until - now for slots in full if slots.holds and not slots.leases), default=0.0)
+    if wait is None or first <= wait.low:
+        return wait
+    return EstimatedWait(first, max(wait.high, first + place.pace))

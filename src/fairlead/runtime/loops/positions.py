@@ -26,7 +26,7 @@ class PositionsLoop:
     def __init__(self, places: Callable[[Sequence[str]], Awaitable[dict[str, Place]]], hub: Hub) -> None:
         self._places = places
         self._hub = hub
-        self._told: dict[str, tuple[int, float]] = {}
+        self._told: dict[str, tuple[int, float | None]] = {}
 
     async def tick(self, now: float) -> float:
         timer = asyncio.get_running_loop().time
@@ -47,13 +47,15 @@ class PositionsLoop:
         if job_id not in self._told:
             return True
         position, wait = self._told[job_id]
-        _, high = place.estimated_wait()
-        return position != place.position or abs(high - wait) > max(NOTABLE_S, NOTABLE * wait)
+        now = place.estimated_wait()
+        if now is None or wait is None:
+            return position != place.position or (now is None) != (wait is None)
+        return position != place.position or abs(now[1] - wait) > max(NOTABLE_S, NOTABLE * wait)
 
     def _tell(self, job_id: str, place: Place, now: float) -> None:
-        low, high = place.estimated_wait()
-        self._told[job_id] = (place.position, high)
-        wait = {"low": round(low, 3), "high": round(high, 3)}
-        details = {"position": place.position, "estimated_wait": wait}
+        wait = place.estimated_wait()
+        self._told[job_id] = (place.position, None if wait is None else wait[1])
+        said = None if wait is None else {"low": round(wait[0], 3), "high": round(wait[1], 3)}
+        details = {"position": place.position, "estimated_wait": said}
         event = Event(events.POSITION, job_id, now, f"number {place.position} in line", details)
         self._hub.tell(event, self._hub.user_of(job_id))

@@ -24,6 +24,7 @@ from fairlead.runtime import line, registry, why
 from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.relay import Relay
 from fairlead.runtime.roles import Roles
+from fairlead.store.port import Farewell
 from tests import redis_servers, servers
 from tests.integration.gateway_site import Site
 from tests.redis_servers import Server
@@ -246,6 +247,7 @@ async def test_a_paused_lane(engines: dict[str, str]) -> None:
         job_id = await waiting(app)
         answer = await app.why(job_id)
         assert [reason.code for reason in answer.reasons] == ["paused", "in_line"]
+        assert answer.summary.startswith("The service one is paused: "), "a name stays as it is"
         assert (answer.position, answer.estimated_wait) == (1, None), "nobody knows how long a pause lasts"
         seen = await app.get(job_id)
         assert (seen.position, seen.estimated_wait) == (1, None)
@@ -345,6 +347,8 @@ async def test_a_line_that_nobody_builds(distributed: dict[str, str]) -> None:
     async with Shop(distributed).app.running(Roles(worker=False, manager=False)) as app:
         job = await app.submit("one")
         assert (await says(app, job.id, "no_manager")).message.startswith("no manager leads")
+        assert await codes(app, job.id) == ["no_manager", "no_worker"]
+        assert (await app.why(job.id)).summary.endswith("; no worker is alive for one.")
         shop = Shop(distributed)
         async with shop.open(Roles(api=False)):
             await is_now(app, job.id, JobStatus.RUNNING)
@@ -363,6 +367,9 @@ async def test_a_dispatcher_that_cannot_be_reached(distributed: dict[str, str]) 
             assert [reason.code for reason in answer.reasons] == ["dispatcher_unreachable"]
             assert answer.reasons[0].details["problem"]
             assert answer.position is None
+            private = await app.why(job_id, private=True)
+            assert private.reasons[0].details == {}
+            assert str(server.port) not in str(private)
             server.start()
             await says_no_more(app, job_id, "dispatcher_unreachable")
     finally:
@@ -454,6 +461,37 @@ async def test_a_scheduled_job_says_when(engines: dict[str, str]) -> None:
         job = await app.submit("one", delay=3600)
         (reason,) = (await app.why(job.id)).reasons
         assert (reason.code, reason.details["until"]) == ("scheduled", (await job.get()).as_dict()["scheduled_at"])
+
+
+async def test_what_is_due_and_not_in_line_is_said_to_be_late(
+    distributed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "LATE", 0.1)
+    async with Shop(distributed).app.running(Roles(worker=False, manager=False)) as app:
+        job = await app.submit("one", delay=0.1)
+        late = await says(app, job.id, "timers_late")
+        assert late.details["late"] > 0.1
+        assert await codes(app, job.id) == ["scheduled", "timers_late", "no_manager"]
+
+
+async def test_a_running_job_whose_worker_is_gone(engines: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "EVERY", 3600.0)
+    async with Shop(engines).open() as app:
+        job_id = await running(app)
+        assert await codes(app, job_id) == ["running"]
+        (worker,) = await app.processes()
+        assert app._journal is not None
+        await app._journal.write(Farewell(worker.name))
+        gone = (await app.why(job_id)).reasons[1]
+        assert (gone.code, gone.details) == ("worker_gone", {"lease_expired": False, "worker": worker.name})
+        assert "worker" not in (await app.why(job_id, private=True)).reasons[1].details
+
+
+async def test_a_running_job_whose_lease_has_expired(embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Shop(embedded).open() as app:
+        job_id = await running(app)
+        monkeypatch.setattr(why, "LATE", -3600.0)
+        assert (await app.why(job_id)).reasons[1].details["lease_expired"]
 
 
 async def test_a_backoff_says_until_when_and_after_what(engines: dict[str, str]) -> None:

@@ -76,6 +76,24 @@ def backing_off(job: Job, max_attempts: int) -> Reason:
     return Reason("backoff", text, details)
 
 
+def timers_late(due: float, now: float) -> Reason:
+    late = round(now - due, 3)
+    text = f"that was {late:g} s ago, and no manager has put it in line since"
+    return Reason("timers_late", text, {"due": iso(due), "late": late})
+
+
+def worker_gone(job: Job, *, lease_expired: bool, private: bool) -> Reason:
+    text = (
+        "the lease of that call has expired, so its worker is gone or cut off; a manager takes the call back"
+        if lease_expired
+        else "the worker of that call is gone; a manager takes the call back when its lease has expired"
+    )
+    details: dict[str, Any] = {"lease_expired": lease_expired}
+    if not private:
+        details["worker"] = job.worker
+    return Reason("worker_gone", text, details)
+
+
 def starting(lease: Lease, *, private: bool) -> Reason:
     details: dict[str, Any] = {"since": iso(lease.granted_at), "lease_expires_at": iso(lease.expires_at)}
     if not private:
@@ -92,20 +110,22 @@ def not_declared(service: str) -> Reason:
 
 
 def paused(service: str) -> Reason:
-    return Reason("paused", f"{service} is paused: nothing of it starts until it is resumed", {"service": service})
+    text = f"the service {service} is paused: nothing of it starts until it is resumed"
+    return Reason("paused", text, {"service": service})
 
 
 def line_elsewhere() -> Reason:
     return Reason("line_elsewhere", "the line is in another process, and cannot be seen from this one")
 
 
-def unreachable(problem: str) -> Reason:
+def unreachable(problem: str, *, private: bool) -> Reason:
+    """What the problem is has our servers' addresses in it: nobody's business but the operator's."""
     text = "the dispatcher cannot be reached; the job is safe, and goes on when it is back"
-    return Reason("dispatcher_unreachable", text, {"problem": problem})
+    return Reason("dispatcher_unreachable", text, {} if private else {"problem": problem})
 
 
-def no_manager() -> Reason:
-    return Reason("no_manager", "no manager leads, so the line is not built; start one with `fairlead manager`")
+def no_manager(so: str) -> Reason:
+    return Reason("no_manager", f"no manager leads, so {so}; start one with `fairlead manager`")
 
 
 def rebuilding() -> Reason:

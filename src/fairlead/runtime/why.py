@@ -7,7 +7,7 @@ them is looked at again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from fairlead.store.port import Store
 
 ANSWERS_WITHIN = 2.0
 LOOKS = 3
+LATE = 2.0
+"""Seconds in which what is due is done, and an expired lease taken back, if a manager leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,54 @@ class Inquiry:
         rules = self._process.rules if self._process is not None else await self._store.rules()
         match job.status:
             case JobStatus.SCHEDULED:
-                return _why(job, [reasons.scheduled(job)])
+                return _why(job, [reasons.scheduled(job), *await self._overdue(job.scheduled_at)])
             case JobStatus.RETRYING:
                 known = rules.services.get(job.service, ServiceRules(job.service, limit=0))
-                return _why(job, [reasons.backing_off(job, known.max_attempts)])
+                return _why(job, [reasons.backing_off(job, known.max_attempts), *await self._overdue(job.timer_at)])
             case JobStatus.RUNNING:
-                return _why(job, [reasons.running(job, await self._own_lease(job, rules))])
+                lease = await self._own_lease(job, rules)
+                return _why(job, [reasons.running(job, lease), *await self._lost(job, lease, rules)])
             case JobStatus.PENDING:
                 return await self._of_waiting(job, rules, last=last)
         return _why(job, [reasons.ended(job)])
+
+    async def _overdue(self, due: float | None) -> list[Reason]:
+        """Whoever leads any part of the line looks at the timers of all."""
+        now = await self._store.now()
+        if due is None or now - due <= LATE:
+            return []
+        lines = self._process.lines.values() if self._process is not None else ()
+        return [reasons.timers_late(due, now), *await self._leaderless(lines, "nothing that is due is put in line")]
+
+    async def _lost(self, job: Job, lease: Lease | None, rules: Rules) -> list[Reason]:
+        now = await self._store.now()
+        expired = lease is not None and now - lease.expires_at > LATE
+        known = {each.name for each in await self._store.processes() if each.alive(now)}
+        if not expired and job.worker in known:
+            return []
+        line = self._line(job, rules)
+        gone = reasons.worker_gone(job, lease_expired=expired, private=self._private)
+        lines = () if line is None else (line,)
+        return [gone, *await self._leaderless(lines, "calls whose worker is gone are not taken back")]
+
+    async def _leaderless(self, lines: Iterable[Line], so: str) -> list[Reason]:
+        """Why none of these lines is led; nothing if one is."""
+        found = [await self._without_leader(line, so) for line in lines]
+        return [reason for reason in found[:1] if reason is not None] if all(found) else []
+
+    async def _without_leader(self, line: Line, so: str) -> Reason | None:
+        if line.leadership is None:
+            return None
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                leads = await line.leadership.leader() is not None
+        except (Unavailable, TimeoutError) as error:
+            return self._unreachable(error)
+        return None if leads else reasons.no_manager(so)
+
+    def _unreachable(self, error: Exception) -> Reason:
+        problem = str(error) or f"the dispatcher did not answer within {ANSWERS_WITHIN:g} s"
+        return reasons.unreachable(problem, private=self._private)
 
     async def _own_lease(self, job: Job, rules: Rules) -> Lease | None:
         line = self._line(job, rules)
@@ -128,9 +169,12 @@ class Inquiry:
         try:
             sight = await _sight(line, job)
         except Unavailable as error:
-            return _why(job, [*found, reasons.unreachable(str(error))])
+            return _why(job, [*found, self._unreachable(error)])
         if not sight.open:
-            return _why(job, [*found, await _why_closed(line)])
+            # Nobody rebuilds it if nobody leads; and once it stands, somebody has to take from it.
+            closed = await self._leaderless([line], "the line is not built") or [reasons.rebuilding()]
+            workers = await self._about_workers(job, rules.services[job.service], None, slots_are_free=False)
+            return _why(job, [*found, *closed, *workers])
         if (lease := sight.lease_of(job)) is not None:
             return _why(job, [reasons.starting(lease, private=self._private)])
         if sight.place is None:
@@ -193,23 +237,10 @@ async def _look(dispatcher: Dispatcher, job_id: str, scope: str, names: list[str
     return Sight(True, places.get(job_id), {each.service: each for each in snapshots})
 
 
-async def _why_closed(line: Line) -> Reason:
-    """Nobody rebuilds it if nobody leads."""
-    if line.leadership is None:
-        return reasons.rebuilding()
-    try:
-        leads = await line.leadership.leader() is not None
-    except Unavailable as error:
-        return reasons.unreachable(str(error))
-    return reasons.rebuilding() if leads else reasons.no_manager()
-
-
 def _why(job: Job, found: list[Reason], place: Place | None = None) -> Why:
-    """The sentence says what holds it most, and where it stands."""
-    told = [found[0].message]
-    if place is not None and len(found) > 1:
-        told.append(found[-1].message)
-    summary = "; ".join(told)
+    """The sentence says what holds it most, and where it stands; of a job that is not in line, all there is to say."""
+    told = found if place is None else [found[0], *found[1:][-1:]]
+    summary = "; ".join(reason.message for reason in told)
     return Why(
         job.id,
         job.status,

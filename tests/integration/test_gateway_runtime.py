@@ -89,11 +89,11 @@ async def test_held_slots_count_as_in_use_in_their_band_and_region(site: Site, m
     changed = type(echo)(**{**values, "leases": [lease], "holds": [hold], "in_use": 2, "held": 1})
 
     async def seen() -> Any:
-        return {"main": [changed]}
+        return [changed]
 
     rules = process.rules.services["echo"]
     object.__setattr__(rules, "regions", {"eu": 5, "us": 7})
-    monkeypatch.setattr(process, "snapshots", seen)
+    monkeypatch.setattr(process.lines["main"].dispatcher, "snapshot", seen)
     stats = await stats_of(site)
     service = next(service for service in stats.services if service.service == "echo")
     assert service.bands["high"] == shapes.BandStats(waiting=0, in_use=1, held=0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,32 @@ async def test_a_rebuild_asked_for_at_one_process_is_done_by_the_leader_in_the_o
         for job in (running, waiting):
             ended = await gateway.wait(job.id, PATIENCE)
             assert (ended.status, ended.attempts) == (JobStatus.COMPLETED, [])
+
+
+async def test_what_a_dispatcher_that_is_away_or_hangs_would_say_is_not_said_to_be_nothing(two: Two) -> None:
+    if "redis_url" not in two.engines:
+        pytest.skip("a line in memory is never away")
+    server = redis_servers.Server().start()
+    try:
+        async with replace(two, engines={**two.engines, "redis_url": server.url}).made().running() as app:
+            await until(lambda: _seen(app))
+            for away, back in ((server.freeze, server.thaw), (server.kill, server.start)):
+                away()
+                began = time.monotonic()
+                said, stats = await asyncio.gather(app.status(), app.runtime_stats())
+                assert time.monotonic() - began < 4.0, "1.5 s, and some patience with a busy machine"
+                back()
+                assert said["unknown"].startswith("main: ")
+                assert stats["unknown"].startswith("main: ")
+                assert "127.0.0.1" not in said["unknown"]
+                gated = said["services"][0]
+                assert (gated["in_use"], gated["held"], set(gated["waiting"].values())) == (None, None, {None})
+                assert (stats["slots"]["in_use"], stats["slots"]["limit"]) == (None, 2)
+                assert stats["services"][0]["bands"]["low"] == {"waiting": None, "in_use": None, "held": None}
+                await until(lambda: _seen(app))
+    finally:
+        server.kill()
+
+
+async def _seen(app: Fairlead) -> bool:
+    return (await app.status())["unknown"] is None

@@ -32,7 +32,7 @@ def status(json: Json = False) -> None:
         if (auto := service.get("auto")) and auto["history"]:
             say(_last_change(service["service"], auto["history"][-1]))
     for name, pool in stats.get("pools", {}).items():
-        say(f"pool {name}: {pool['in_use']}/{pool['limit']} slots in use")
+        say(f"pool {name}: {known(pool['in_use'])}/{pool['limit']} slots in use")
     say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
     if processes.get("workers"):
         print_table(workers.COLUMNS, (row for each in processes["workers"] for row in workers.rows(each)))
@@ -44,7 +44,7 @@ def status(json: Json = False) -> None:
         if leader["problem"]:
             note(f"{shard}: {leader['problem']}; nothing is granted there: see `fairlead manager`", style="red")
     if stats.get("unknown"):
-        note(f"slots and lines are not known here: {stats['unknown']}", style="yellow")
+        note(f"slots and lines are not known, all or some: {stats['unknown']}", style="yellow")
     if stats.get("draining"):
         note("draining: running jobs finish, no new ones start", style="yellow")
 
@@ -92,9 +92,13 @@ def _override(service: dict[str, Any]) -> str:
     return ", ".join([*(["paused"] if service.get("paused") else []), *said])
 
 
+def known(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
 def _service_row(service: dict[str, Any]) -> tuple[Any, ...]:
     in_use, limit, mean = service["in_use"], service["limit"], service.get("mean_duration")
-    slots = safe(f"{in_use}/{limit}", "cyan" if in_use >= limit else "")
+    slots = safe(f"{known(in_use)}/{limit}", "cyan" if in_use is not None and in_use >= limit else "")
     waiting = service["waiting"]
     return (
         service["service"],
@@ -102,7 +106,7 @@ def _service_row(service: dict[str, Any]) -> tuple[Any, ...]:
         service.get("held") or "",
         service["order"],
         service.get("pool"),
-        *(waiting.get(band, 0) for band in BANDS),
+        *(known(waiting.get(band, 0)) for band in BANDS),
         "" if mean is None else seconds(mean),
         safe(_override(service), "yellow"),
     )

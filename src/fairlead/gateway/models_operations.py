@@ -182,15 +182,15 @@ class AutoLimit(BaseModel):
 class ServiceStatus(BaseModel):
     service: str
     limit: int
-    in_use: int
-    held: int
+    in_use: int | None = Field(description="Null: its dispatcher cannot be asked now; so are `held` and what waits.")
+    held: int | None
     paused: bool
     override: Override | None
     auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
     order: str
     pool: str | None
     shards: list[str] = Field(description="Where its line is: one shard, or several if it is split by priority.")
-    waiting: dict[str, int] = Field(description="By band: retry, high, medium, low.")
+    waiting: dict[str, int | None] = Field(description="By band: retry, high, medium, low.")
     running: list[Slot]
     mean_duration: float | None = Field(description="Seconds.")
     regions: dict[str, ServiceRegion]
@@ -198,7 +198,7 @@ class ServiceStatus(BaseModel):
 
 class PoolStatus(BaseModel):
     limit: int
-    in_use: int
+    in_use: int | None
 
 
 class Leader(BaseModel):
@@ -223,7 +223,9 @@ class QueueStatus(BaseModel):
     draining: bool
     leaders: dict[str, Leader] = Field(description="By shard; empty when one process dispatches from its memory.")
     loops: dict[str, dict[str, LoopCounts]] = Field(description="Of this process's manager: by shard and loop.")
-    unknown: str | None = Field(description="Why slots and lines are not known to this process, if they are not.")
+    unknown: str | None = Field(
+        description="Why slots and lines are not known now, all or some: their numbers are null."
+    )
 
 
 class Alive(Shape):

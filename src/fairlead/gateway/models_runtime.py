@@ -99,22 +99,22 @@ class ManagerShape(ProcessShape):
 
 
 class BandStats(BaseModel):
-    waiting: int
-    in_use: int
-    held: int
+    waiting: int | None
+    in_use: int | None
+    held: int | None
 
 
 class RegionStats(BaseModel):
     limit: int
-    in_use: int
-    held: int
+    in_use: int | None
+    held: int | None
 
 
 class ServiceStats(BaseModel):
     service: str
     limit: int
-    in_use: int = Field(description="Slots taken, also by what is held.")
-    held: int
+    in_use: int | None = Field(description="Slots taken, also by what is held; null: its dispatcher cannot be asked.")
+    held: int | None
     paused: bool
     override: Override | None
     auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
@@ -215,7 +215,7 @@ class RuntimeStats(Shape):
     )
 
     queues: QueueSizes
-    slots: dict[str, int]
+    slots: dict[str, int | None]
     services: list[ServiceStats]
     pools: dict[str, PoolStatus]
     scopes: dict[str, ScopeStats]
@@ -228,4 +228,6 @@ class RuntimeStats(Shape):
     loops: dict[str, dict[str, LoopCounts]] = Field(description="Of the answering process's manager.")
     worker: str | None = Field(description="The answering process, if it runs a worker.")
     draining: bool = Field(description="The answering process claims no more.")
-    unknown: str | None = Field(description="Why slots and lines are not known to this process, if they are not.")
+    unknown: str | None = Field(
+        description="Why slots and lines are not known now, all or some: their numbers are null."
+    )

@@ -13,7 +13,6 @@ from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.job import Hold, JobStatus
 from fairlead.domain.limits import MAIN_SHARD, Rules
 from fairlead.domain.processes import POOLS, ProcessRecord, process_of
-from fairlead.errors import Unavailable
 from fairlead.runtime import status
 from fairlead.runtime.events import iso
 from fairlead.runtime.process import Process
@@ -38,10 +37,10 @@ async def runtime_stats(store: Store, process: Process | None) -> dict[str, Any]
     leaders = said["leaders"]
     return {
         "queues": {name: said["jobs"][of.value] for name, of in SIZES.items()},
-        "slots": {what: sum(service[what] for service in services) for what in ("limit", "in_use", "held")},
+        "slots": {what: status.total(service[what] for service in services) for what in ("limit", "in_use", "held")},
         "services": services,
         "pools": said["pools"],
-        "scopes": await _scopes(store, process, leaders),
+        "scopes": await _scopes(store, process, sight),
         "leaders": leaders,
         "workers": _workers(records, now, sight),
         "managers": [
@@ -74,23 +73,25 @@ def _service(said: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
     snapshots = sight.snapshots.get(name, ())
     slots: list[Lease | Hold] = [lease for each in snapshots for lease in each.leases]
     slots += [hold for each in snapshots for hold in each.holds]
-    regions = sight.rules.services[name].regions
+    regions, known = sight.rules.services[name].regions, sight.knows(name)
     shown = {key: value for key, value in said.items() if key not in ("running", "waiting", "regions")}
     return {
         **shown,
         "bands": {
-            label: {"waiting": said["waiting"][label], **_count(slot for slot in slots if slot.band == band)}
+            label: {"waiting": said["waiting"][label], **_count(known, (slot for slot in slots if slot.band == band))}
             for band, label in BAND_NAMES.items()
         },
         "regions": {
-            region: {"limit": limit, **_count(slot for slot in slots if slot.region == region)}
+            region: {"limit": limit, **_count(known, (slot for slot in slots if slot.region == region))}
             for region, limit in regions.items()
         },
     }
 
 
-def _count(slots: Iterable[Lease | Hold]) -> dict[str, int]:
-    """A slot that is held is in use too."""
+def _count(known: bool, slots: Iterable[Lease | Hold]) -> dict[str, int | None]:
+    """A slot that is held is in use too. None: not known."""
+    if not known:
+        return {"in_use": None, "held": None}
     kinds = [isinstance(slot, Hold) for slot in slots]
     return {"in_use": len(kinds), "held": sum(kinds)}
 
@@ -98,21 +99,12 @@ def _count(slots: Iterable[Lease | Hold]) -> dict[str, int]:
 # ---------------------------------------------------------------- who leads what
 
 
-async def _scopes(store: Store, process: Process | None, leaders: Mapping[str, Any]) -> dict[str, Any]:
+async def _scopes(store: Store, process: Process | None, sight: Sight) -> dict[str, Any]:
     """What shares one epoch, and whether the dispatcher grants from it now."""
     epochs = await store.epochs()
-    if process is None:
-        rules = await store.rules()
-        return {scope: _scope(shard, epochs.get(scope), None, None) for shard, scope in _scopes_of(rules)}
-    states: dict[str, ScopeState] = {}
-    for line in process.lines.values():
-        try:
-            states |= await line.dispatcher.states(line.rules.scopes)
-        except Unavailable:
-            continue  # that is said of its leader, and in the readiness
     return {
-        scope: _scope(shard, epochs.get(scope), states.get(scope), _leader_of(shard, leaders, process))
-        for shard, scope in _scopes_of(process.rules)
+        scope: _scope(shard, epochs.get(scope), sight.states.get(scope), _leader_of(shard, sight.leaders, process))
+        for shard, scope in _scopes_of(sight.rules)
     }
 
 
@@ -137,8 +129,8 @@ def _scope(shard: str, epoch: Epoch | None, state: ScopeState | None, leader: st
     }
 
 
-def _leader_of(shard: str, leaders: Mapping[str, Any], process: Process) -> str | None:
-    if not process.distributed:
+def _leader_of(shard: str, leaders: Mapping[str, Any], process: Process | None) -> str | None:
+    if process is not None and not process.distributed:
         return process.name
     leader: str | None = leaders.get(shard, {}).get("leader")
     return leader

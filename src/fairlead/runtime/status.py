@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from fairlead.dispatch.port import Lease, ServiceSnapshot
+from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Adapted, Rules, ServiceRules
 from fairlead.errors import FairleadError, Unavailable, shown
@@ -18,77 +19,132 @@ from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+ANSWERS_WITHIN = 1.5
+"""Seconds for a dispatcher that may be away or hang. All are asked side by side."""
+ELSEWHERE = "another process dispatches, from its memory"
 BAND_NAMES = {0: "retry", 1: "high", 2: "medium", 3: "low"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What this process sees of the line at one moment: the rules, and of each service what its shards say."""
+    """What this process sees of the line at one moment: the rules, and of each service what its shards say.
+
+    `seen` are the shards that answered, and `unknown` is why others did not. `leaders` is empty when all of the line is
+    in this process.
+    """
 
     rules: Rules
-    snapshots: Mapping[str, Sequence[ServiceSnapshot]]
+    snapshots: Mapping[str, Sequence[ServiceSnapshot]] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()
+    states: Mapping[str, ScopeState] = field(default_factory=dict)
+    leaders: Mapping[str, Any] = field(default_factory=dict)
+    unknown: str | None = None
+
+    def knows(self, service: str) -> bool:
+        """What was not seen is not nothing."""
+        rules = self.rules.services[service]
+        return self.seen.issuperset([*rules.shares] or [rules.shard])
 
 
 async def look(store: Store, process: Process | None) -> Sight:
     """Without a line in this process, the slots and lines are another's."""
     if process is None:
-        return Sight(await store.rules(), {})
+        return Sight(await store.rules(), unknown=ELSEWHERE)
+    found = await asyncio.gather(*(_shard(line) for line in process.lines.values()))
     snapshots: dict[str, list[ServiceSnapshot]] = {}
-    for found in (await process.snapshots()).values():
-        for snapshot in found:
-            snapshots.setdefault(snapshot.service, []).append(snapshot)
-    return Sight(process.rules, snapshots)
+    for snapshot in (snapshot for each in found for snapshot in each.snapshots):
+        snapshots.setdefault(snapshot.service, []).append(snapshot)
+    return Sight(
+        process.rules,
+        snapshots,
+        frozenset(each.name for each in found if each.problem is None),
+        {scope: state for each in found for scope, state in each.states.items()},
+        {each.name: each.leader for each in found if each.leader is not None},
+        "; ".join(f"{each.name}: {each.problem}" for each in found if each.problem is not None) or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What one dispatcher says, or the problem with it."""
+
+    name: str
+    snapshots: Sequence[ServiceSnapshot]
+    problem: str | None
+    states: Mapping[str, ScopeState]
+    leader: dict[str, Any] | None
+
+
+async def _shard(line: Line) -> _Shard:
+    (snapshots, problem), (states, _), leader = await asyncio.gather(
+        _answer(line.dispatcher.snapshot()), _answer(line.dispatcher.states(line.rules.scopes)), _leader(line)
+    )
+    return _Shard(line.name, snapshots or (), problem, states or {}, leader)
+
+
+async def _answer(question: Awaitable[T]) -> tuple[T | None, str | None]:
+    """What was asked for, or why it is not known."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            return await question, None
+    except Unavailable as error:
+        return None, shown(error)
+    except TimeoutError:
+        return None, f"the dispatcher did not answer within {ANSWERS_WITHIN:g} s"
+
+
+async def _leader(line: Line) -> dict[str, Any] | None:
+    if line.leadership is None:
+        return None
+    found, problem = await _answer(line.leadership.leader())
+    holder, term = found or (None, None)
+    return {"leader": holder, "term": term, "problem": problem or (None if found else "no manager leads")}
 
 
 async def describe(store: Store, process: Process | None, sight: Sight | None = None) -> dict[str, Any]:
     sight = sight or await look(store, process)
-    rules, snapshots = sight.rules, sight.snapshots
-    services = [_service(name, rules, snapshots.get(name, [])) for name in sorted(rules.services)]
+    rules = sight.rules
+    services = [_service(name, sight) for name in sorted(rules.services)]
     return {
         "services": services,
         "pools": {
             name: {
                 "limit": limit,
-                "in_use": sum(s["in_use"] for s in services if s["pool"] == name),
+                "in_use": total(s["in_use"] for s in services if s["pool"] == name),
             }
             for name, limit in rules.pools.items()
         },
         "jobs": {status.value: await store.count(JobFilter(statuses=(status,))) for status in JobStatus},
         "worker": process.name if process is not None and process.workers else None,
         "draining": process.draining if process is not None else False,
-        "leaders": await _leaders(process) if process is not None else {},
+        "leaders": dict(sight.leaders),
         "loops": process.counts() if process is not None else {},
-        "unknown": None if process is not None else "another process dispatches, from its memory",
+        "unknown": sight.unknown,
     }
 
 
-async def _leaders(process: Process) -> dict[str, Any]:
-    """Who leads each shard; empty when all of the line is in this process."""
-    leaders: dict[str, Any] = {}
-    for name, line in process.lines.items():
-        if line.leadership is None:
-            continue
-        try:
-            found = await line.leadership.leader()
-        except Unavailable as error:
-            leaders[name] = {"leader": None, "term": None, "problem": shown(error)}
-            continue
-        holder, term = found if found is not None else (None, None)
-        leaders[name] = {"leader": holder, "term": term, "problem": None if found else "no manager leads"}
-    return leaders
+def total(counts: Iterable[int | None]) -> int | None:
+    """None if one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
-def _service(name: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
-    """A service that is split over shards is shown as one: its slots and lines are summed."""
+def _service(name: str, sight: Sight) -> dict[str, Any]:
+    """A service that is split over shards is shown as one: its slots and lines are summed. Null: not known."""
+    rules, snapshots, known = sight.rules, sight.snapshots.get(name, ()), sight.knows(name)
     service, override = rules.services[name], rules.overrides.get(name)
-    waiting = {label: sum(each.waiting.get(band, 0) for each in snapshots) for band, label in BAND_NAMES.items()}
+    waiting = {
+        label: sum(each.waiting.get(band, 0) for each in snapshots) if known else None
+        for band, label in BAND_NAMES.items()
+    }
     means = [each.mean_duration for each in snapshots if each.mean_duration is not None]
     return {
         "service": name,
         "limit": service.limit,
-        "in_use": sum(each.in_use for each in snapshots),
-        "held": sum(each.held for each in snapshots),
+        "in_use": sum(each.in_use for each in snapshots) if known else None,
+        "held": sum(each.held for each in snapshots) if known else None,
         "paused": service.paused,
         "override": None if override is None else {"limit": override.limit, "paused": override.paused},
         "auto": _auto(service, rules.adapted.get(name)),

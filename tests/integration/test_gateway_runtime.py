@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -41,11 +42,19 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def announced(site: Site, name: str, roles: Roles = Roles(), *, ago: float = 0.0) -> None:  # noqa: B008
+async def announced(
+    site: Site,
+    name: str,
+    roles: Roles = Roles(),  # noqa: B008
+    *,
+    ago: float = 0.0,
+    running: int = 0,
+) -> None:
     store: Any = site.app._store
     clock = store._clock
     store._clock = lambda: clock() - ago
-    await store.commit([Announce(registry.introduction(name, roles, site.app.config, ["echo"], 0.0))])
+    record = registry.introduction(name, roles, site.app.config, ["echo"], 0.0)
+    await store.commit([Announce(replace(record, running=running))])
     store._clock = clock
 
 
@@ -139,11 +148,12 @@ async def test_the_stats_tell_of_changes_that_nobody_has_relayed(still_site: Sit
 
 
 async def test_workers_that_are_silent_for_long_are_gone_and_gateways_are_no_workers(site: Site) -> None:
-    await announced(site, "old", ago=DEAD_AFTER + 5)
+    await announced(site, "old", ago=DEAD_AFTER + 5, running=2)
     await announced(site, "gateway", Roles(worker=False, manager=False))
     found = {worker.name: worker for worker in await workers_of(site)}
     assert set(found) == {"old", site.app._process.name}  # type: ignore[union-attr]
-    assert not found.pop("old").alive
+    old = found.pop("old")
+    assert (old.alive, old.running) == (False, 0), "its calls were taken back long ago"
     assert all(worker.alive for worker in found.values())
 
 

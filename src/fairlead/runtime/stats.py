@@ -7,6 +7,7 @@ truth.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
@@ -179,13 +180,22 @@ def worker_dict(record: ProcessRecord, now: float, calls: Sequence[dict[str, Any
 def _workers(records: Sequence[ProcessRecord], now: float, sight: Sight) -> list[dict[str, Any]]:
     """Also those that are known from their leases alone: they are gone, or of the release before."""
     calls = _calls(sight.snapshots)
-    found = [worker_dict(record, now, calls.pop(record.name, ())) for record in records if "worker" in record.roles]
+    # Of one that is gone, its last words do not count: what it still has is what nobody has taken back yet.
+    found = [
+        worker_dict(_as_it_is(record, now, sight, len(calls.get(record.name, ()))), now, calls.pop(record.name, ()))
+        for record in records
+        if "worker" in record.roles
+    ]
     unheard = ProcessRecord("", ("worker",), (), (), 0, "", 0, "", 0.0)
     for name, theirs in sorted(calls.items()):
         nobody = dict.fromkeys(worker_dict(unheard, now))
         known = {"name": name, "roles": ["worker"], "alive": False, "calls": theirs, "running": len(theirs)}
         found.append({**nobody, **known, "services": [], "bands": [], "pools": [], "details": {}})
     return found
+
+
+def _as_it_is(record: ProcessRecord, now: float, sight: Sight, calls: int) -> ProcessRecord:
+    return record if record.alive(now) or sight.unknown is not None else replace(record, running=calls)
 
 
 def _calls(snapshots: Mapping[str, Sequence[ServiceSnapshot]]) -> dict[str, list[dict[str, Any]]]:

@@ -131,8 +131,9 @@ class Hands:
 
     @asynccontextmanager
     async def started(self, app: Fairlead, command: list[str]) -> AsyncIterator[Fairlead]:
-        """`fairlead up`, `worker` or `manager`, as part of this process."""
-        options = dict(zip(command[2::2], command[3::2], strict=True))
+        """`fairlead up`, `worker` or `manager`, as part of this process. `app` is what MODULE:APP would stand for."""
+        said = [part for part in command[2:] if part != "MODULE:APP"]
+        options = dict(zip(said[::2], said[1::2], strict=True))
         roles = {"up": ALL, "api": API, "manager": MANAGER, "worker": WORKER}[command[1]]
         if command[1] == "worker":
             services = services_of(options.get("--services"), app.config.services)

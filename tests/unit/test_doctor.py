@@ -13,12 +13,12 @@ from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.config import Config
 from fairlead.domain.job import Hold, Job, JobStatus
 from fairlead.domain.keys import Key, Role
-from fairlead.domain.limits import Auto, Overridden, Rules, ServiceRules
+from fairlead.domain.limits import Auto, Order, Overridden, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, confirmed, examine, report
 from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, RedisNode, Schema
-from fairlead.runtime.doctor.finding import Finding, Severity, counted, shown
+from fairlead.runtime.doctor.finding import Finding, Severity, counted, sentence, shown
 from fairlead.store.port import Epoch
 
 NOW = 1_000_000.0
@@ -131,6 +131,18 @@ def test_a_service_without_a_worker_is_an_error_when_jobs_wait_and_a_warning_bef
     assert "`fairlead worker --services gpu`" in busy.fix
 
 
+def test_jobs_that_wait_while_the_line_is_not_built_are_counted_from_the_truth() -> None:
+    found = find(processes=(process("m1", "manager", services=()),), waiting_in_truth={"gpu": {1: 0, 2: 4, 3: 0}})
+    assert (found.code, found.severity, found.evidence["waiting"]) == ("no-worker", Severity.ERROR, 4)
+
+
+def test_a_service_that_is_a_function_needs_the_code_that_has_it() -> None:
+    nobody = {"processes": (process("m1", "manager", services=()),), "rules": rules(remote=False)}
+    assert "`fairlead worker MODULE:APP --services gpu`" in find(**nobody).fix
+    settings = Settings(facts().config, admin_key="secret")
+    assert "`fairlead up MODULE:APP`" in find(settings=settings, redis={}, echo=None, **nobody).fix
+
+
 def test_a_worker_that_fell_silent_is_no_worker() -> None:
     gone = process(seen_at=NOW - 11)
     assert find(processes=(gone, process("m1", "manager", services=()))).evidence["silent"] == ["w1"]
@@ -147,6 +159,13 @@ def test_a_band_that_no_worker_takes() -> None:
     found = find(processes=(high, process("m1", "manager", services=())), lines={"main": line(snapshot(waiting=0))})
     assert (found.code, found.about, found.severity) == ("no-worker-for-band", "gpu low", Severity.WARNING)
     assert "`fairlead worker --services gpu --bands low`" in found.fix
+
+
+def test_a_fifo_lane_knows_no_bands() -> None:
+    high = (process(bands=("high",)), process("m1", "manager", services=()))
+    assert codes(processes=high, rules=rules(order=Order.FIFO)) == []
+    idle = codes(processes=high, rules=rules(order=Order.FIFO), lines={"main": line(snapshot(waiting=3))})
+    assert idle == ["waiting-while-free"]
 
 
 def test_a_drained_worker_is_named_with_what_undoes_it() -> None:
@@ -303,6 +322,36 @@ def test_workers_that_are_full_are_another_cause() -> None:
     full = process(running=10)
     found = find(processes=(full, process("m1", "manager", services=())), lines={"main": line(snapshot(waiting=3))})
     assert (found.code, found.evidence["workers"]) == ("workers-full", {"w1": "10 of 10"})
+
+
+def test_each_band_is_judged_by_the_workers_that_take_it() -> None:
+    manager = process("m1", "manager", services=())
+    waiting = {"main": line(snapshot(waiting=3))}
+    some = process(bands=("medium",))
+    assert codes(processes=(some, manager), lines=waiting).count("waiting-while-free") == 1
+    full, other = replace(some, running=10), process("w2", bands=("high", "low"))
+    found = find(processes=(full, other, manager), lines=waiting)
+    assert (found.code, found.evidence["workers"]) == ("workers-full", {"w1": "10 of 10"})
+    elsewhere = codes(processes=(other, manager), lines=waiting)
+    assert elsewhere == ["no-worker-for-band"], "and nobody else could take them"
+
+
+def test_workers_that_have_fallen_silent_are_named_before_the_line_is_doubted() -> None:
+    silent = process(seen_at=NOW - 5)
+    processes = (silent, process("m1", "manager", services=()))
+    found = find(processes=processes, lines={"main": line(snapshot(waiting=3))})
+    assert (found.code, found.evidence["silent"]) == ("waiting-while-free", {"w1": 5.0})
+    assert "rebuild" not in found.fix
+    both = (*processes, process("w2"))
+    assert "rebuild" in find(processes=both, lines={"main": line(snapshot(waiting=3))}).fix
+
+
+def test_a_sentence_of_others_ends_once() -> None:
+    assert [sentence(text) for text in ("it is away", "it is away.", "is it?")] == [
+        "it is away.",
+        "it is away.",
+        "is it?",
+    ]
 
 
 def test_what_passes_between_two_looks_is_dropped() -> None:

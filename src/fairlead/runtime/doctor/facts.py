@@ -76,7 +76,7 @@ class Facts:
     `outside`: no gateway looks, but a command whose configuration may be another one than the line's.
     `elsewhere`: another process dispatches from its memory, so the line cannot be seen from here.
     `missing` are jobs, by service, that wait in the truth and not in the line; `undeclared` counts those of services
-    that nobody declares.
+    that nobody declares. `waiting_in_truth` counts by band those of services whose line does not stand or is not seen.
     """
 
     settings: Settings
@@ -101,6 +101,7 @@ class Facts:
     died_lately: Sequence[Job] = ()
     missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     undeclared: Mapping[str, int] = field(default_factory=dict)
+    waiting_in_truth: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     keys: Sequence[Key] | None = None
     # The line
     lines: Mapping[str, LineFacts] = field(default_factory=dict)
@@ -128,9 +129,18 @@ class Facts:
 
     def waiting(self, service: str) -> dict[int, int]:
         """By band, over all shards."""
+        if service in self.waiting_in_truth:
+            return dict(self.waiting_in_truth[service])
         total: dict[int, int] = {}
         for line in self.lines.values():
             snapshot = line.snapshots.get(service)
             for band, count in snapshot.waiting.items() if snapshot is not None else ():
                 total[band] = total.get(band, 0) + count
         return total
+
+    def starts(self, role: str, *services: str, options: str = "") -> str:
+        """The command that starts such a process, in backticks: for these services, or for all. What is a function
+        needs the code that has it."""
+        rules = [self.rules.services[name] for name in services or self.rules.services if name in self.rules.services]
+        code = "" if role == MANAGER or all(each.remote for each in rules) else " MODULE:APP"
+        return f"`fairlead {role}{code}{options}`"

@@ -78,6 +78,11 @@ def shown(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def sentence(text: str) -> str:
+    """What others said may have an end of its own."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def counted(count: int, what: str, does: str = "") -> str:
     """1 job, 2 jobs; 1 job waits, 2 jobs wait; 1 slot is, 2 slots are."""
     if count != 1:

@@ -13,7 +13,7 @@ from fairlead.config import Settings
 from fairlead.dispatch.port import Dispatcher, Leadership, ServiceSnapshot
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.limits import BANDS, Lanes, Rules
+from fairlead.domain.limits import BANDS, Lanes, Rules, ServiceRules
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, Schema
@@ -140,7 +140,39 @@ async def _line(sources: Sources, process: Process, found: Mapping[str, Any]) ->
             with contextlib.suppress(FairleadError, TimeoutError):
                 missing |= await _missing(sources.store, line, lines[name], found.get("now", 0.0))
     away = any(redis.problem is not None for redis in found["redis"].values())
-    return {"lines": lines, "missing": missing, "echo": None if away else await _echo(process)}
+    return {
+        "lines": lines,
+        "missing": missing,
+        "waiting_in_truth": await _waiting_in_truth(sources.store, found.get("rules"), lines),
+        "echo": None if away else await _echo(process),
+    }
+
+
+async def _waiting_in_truth(
+    store: Store | None, rules: Rules | None, lines: Mapping[str, LineFacts]
+) -> dict[str, dict[int, int]]:
+    """Of the services whose line does not stand, or cannot be seen: it says nothing of who waits."""
+    if store is None or rules is None:
+        return {}
+    unseen = [name for name, service in rules.services.items() if not _stands(service, lines)]
+    with contextlib.suppress(FairleadError):
+        return {
+            name: {band: await store.count_waiting(Lanes(frozenset({(name, band)}))) for band in BANDS}
+            for name in unseen
+        }
+    return {}
+
+
+def _stands(service: ServiceRules, lines: Mapping[str, LineFacts]) -> bool:
+    parts = [(shard, service.on(shard)) for shard in [*service.shares] or [service.shard]]
+    return all(
+        shard in lines
+        and service.service in lines[shard].snapshots
+        and part is not None
+        and part.scope in lines[shard].states
+        and lines[shard].states[part.scope].open
+        for shard, part in parts
+    )
 
 
 def _clock_of(clock: Clock, redis: RedisFacts | None) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot
 from fairlead.domain.job import Priority
 from fairlead.domain.limits import BANDS, Order, ServiceRules
 from fairlead.domain.processes import ProcessRecord
-from fairlead.runtime.doctor.facts import Facts, LineFacts
+from fairlead.runtime import registry
+from fairlead.runtime.doctor.facts import API, WORKER, Facts, LineFacts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted
 from fairlead.runtime.doctor.workers import takers
 from fairlead.runtime.events import iso
@@ -79,9 +81,8 @@ def _slots(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Service
     for region in snapshot.regions:
         if region.resting_until is not None or region.probing:
             yield _resting(service, region)
-    runnable = waiting - line.parked.get(service, 0)
-    if runnable > 0 and _has_room(facts, line, rules, snapshot):
-        yield from _idle(facts, rules, snapshot, runnable)
+    if waiting and _has_room(facts, line, rules, snapshot):
+        yield from _idle(facts, rules, snapshot, line.parked.get(service, 0))
 
 
 def _above(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot) -> Finding:
@@ -151,56 +152,99 @@ def _has_room(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Serv
     return all(regions.count(region) < limit for region, limit in rules.regions.items())
 
 
-def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, runnable: int) -> Iterator[Finding]:
-    service, found = rules.service, takers(facts, rules.service)
-    bands = {band for process in found for band in process.bands}
-    if not found or len(bands) < 3 or all(process.details.get("problem") for process in found):
-        return  # then that is the cause, and is told
-    able = [each for each in found if _takes(each, rules, snapshot)]
-    if not able:
-        return  # what waits may be for others, and whether they have room is not known
-    room = {process.name: process.concurrency - process.running for process in able}
-    free = rules.limit - snapshot.in_use
-    evidence: dict[str, Any] = {
-        "service": service,
-        "waiting": runnable,
-        "free": free,
+def _idle(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, parked: int) -> Iterator[Finding]:
+    """Band by band: who waits in one that no worker takes is told elsewhere, and hides nothing of the others."""
+    service, full, idle = rules.service, _Waiting(), _Waiting()
+    for band, waiting in snapshot.waiting.items():
+        found = [
+            each for each in takers(facts, service) if _takes(each, band, rules) and not each.details.get("problem")
+        ]
+        if waiting and found:
+            has_room = any(each.running < each.concurrency for each in found)
+            (idle if has_room else full).add(waiting, found)
+    # Of which bands those are who are at their own limit is not seen: they are taken off both.
+    if full.jobs > parked:
+        yield _workers_full(facts, rules, snapshot, full, full.jobs - parked)
+    if idle.jobs > parked:
+        yield _nothing_granted(facts, rules, snapshot, idle, idle.jobs - parked)
+
+
+@dataclass
+class _Waiting:
+    """Jobs, and the workers that would take them."""
+
+    jobs: int = 0
+    workers: dict[str, ProcessRecord] = field(default_factory=dict)
+
+    def add(self, jobs: int, workers: list[ProcessRecord]) -> None:
+        self.jobs += jobs
+        self.workers |= {each.name: each for each in workers}
+
+    def silent(self, now: float) -> list[ProcessRecord]:
+        """Those with room who missed an announcement, if nobody else has room."""
+        with_room = [each for each in self.workers.values() if each.running < each.concurrency]
+        silent = [each for each in with_room if now - each.seen_at > 2 * registry.EVERY]
+        return silent if len(silent) == len(with_room) else []
+
+
+def _takes(worker: ProcessRecord, band: int, rules: ServiceRules) -> bool:
+    """It surely takes some of what waits there. Of one that is bound to regions nobody knows: what waits may be for
+    others."""
+    any_band = rules.order is Order.FIFO or band not in BANDS
+    return not worker.details.get("regions") and (any_band or Priority.of_band(band).value in worker.bands)
+
+
+def _evidence(rules: ServiceRules, snapshot: ServiceSnapshot, waiting: _Waiting, jobs: int) -> dict[str, Any]:
+    return {
+        "service": rules.service,
+        "waiting": jobs,
+        "free": rules.limit - snapshot.in_use,
         "limit": rules.limit,
-        "workers": {process.name: f"{process.running} of {process.concurrency}" for process in found},
+        "workers": {name: f"{each.running} of {each.concurrency}" for name, each in waiting.workers.items()},
     }
-    if max(room.values()) <= 0:
-        yield WORKERS_FULL.found(
-            f"{service}: {counted(runnable, 'job', 'wait')} and {counted(free, 'slot', 'are')} free, but every worker "
-            "runs as many calls as its concurrency allows",
-            fix=f"start another: `fairlead worker --services {service}`; or raise worker.concurrency and restart"
-            if facts.distributed
-            else "raise worker.concurrency, and restart: `fairlead up`",
-            about=service,
-            **evidence,
-        )
-        return
+
+
+def _workers_full(
+    facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, waiting: _Waiting, jobs: int
+) -> Finding:
+    service, evidence = rules.service, _evidence(rules, snapshot, waiting, jobs)
+    another = facts.starts(WORKER, service, options=f" --services {service}")
+    return WORKERS_FULL.found(
+        f"{service}: {counted(jobs, 'job', 'wait')} and {counted(evidence['free'], 'slot', 'are')} free, but every "
+        "worker that takes them runs as many calls as its concurrency allows",
+        fix=f"start another: {another}; or raise worker.concurrency and restart"
+        if facts.distributed
+        else f"raise worker.concurrency, and restart: {facts.starts('up')}",
+        about=service,
+        **evidence,
+    )
+
+
+def _nothing_granted(
+    facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, waiting: _Waiting, jobs: int
+) -> Finding:
+    service, evidence = rules.service, _evidence(rules, snapshot, waiting, jobs)
     # Whatever is granted meanwhile shows in one of these: then the line moves, and all is well.
     moved = (
         tuple(sorted(lease.name for lease in snapshot.leases)),
         tuple(sorted(snapshot.virtual_time.items())),
         snapshot.mean_duration,
     )
-    yield WAITING_WHILE_FREE.found(
-        f"{service}: {counted(runnable, 'job', 'wait')}, {counted(free, 'slot', 'are')} free and workers have room, "
-        "but nothing is granted: a part of the line was lost, or its workers are stuck",
-        fix=f"build the line anew: `fairlead rebuild {service}`; if that does not help, restart its workers: "
-        f"`fairlead {'worker' if facts.distributed else 'up'}`",
-        about=service,
-        mark=moved,
-        **evidence,
-    )
-
-
-def _takes(worker: ProcessRecord, rules: ServiceRules, snapshot: ServiceSnapshot) -> bool:
-    """It surely takes some of what waits: not one that is bound to other priorities, or to regions."""
-    waiting = {Priority.of_band(band).value for band, count in snapshot.waiting.items() if count and band in BANDS}
-    any_band = rules.order is Order.FIFO or rules.retries_first
-    return not worker.details.get("regions") and (any_band or not waiting.isdisjoint(worker.bands))
+    free = f"{service}: {counted(jobs, 'job', 'wait')}, {counted(evidence['free'], 'slot', 'are')} free"
+    restart = facts.starts(WORKER if facts.distributed else "up", service)
+    if silent := waiting.silent(facts.now):
+        evidence["silent"] = {each.name: round(facts.now - each.seen_at, 1) for each in silent}
+        cause = f"{free}, but the workers with room, {', '.join(evidence['silent'])}, have fallen silent: they hang"
+        fix = f"restart them: {restart}"
+    else:
+        cause = (
+            f"{free} and workers have room, but nothing is granted: a part of the line was lost, or its workers are "
+            "stuck"
+        )
+        fix = (
+            f"build the line anew: `fairlead rebuild {service}`; if that does not help, restart its workers: {restart}"
+        )
+    return WAITING_WHILE_FREE.found(cause, fix=fix, about=service, mark=moved, **evidence)
 
 
 def _truth(facts: Facts) -> Iterator[Finding]:
@@ -217,7 +261,7 @@ def _truth(facts: Facts) -> Iterator[Finding]:
             f"{counted(count, 'job', 'wait')} for {service}, which no configuration declares any more: until one does, "
             "nothing is granted",
             fix=f"declare [services.{service}] again and restart a gateway: "
-            f"`fairlead {'api' if facts.distributed else 'up'}`; or end them: `fairlead cancel ID`",
+            f"{facts.starts(API if facts.distributed else 'up')}; or end them: `fairlead cancel ID`",
             about=service,
             service=service,
             waiting=count,
@@ -228,7 +272,7 @@ def _truth(facts: Facts) -> Iterator[Finding]:
             f"the database has {service} among its services, this gateway's configuration has not: a worker with "
             "another configuration declared it, and jobs for it are refused here",
             fix=f"add [services.{service}] to the gateway's configuration and restart it: "
-            f"`fairlead {'api' if facts.distributed else 'up'}`",
+            + facts.starts(API if facts.distributed else "up"),
             about=service,
             service=service,
         )

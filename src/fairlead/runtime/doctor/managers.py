@@ -35,7 +35,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _start(facts: Facts) -> str:
-    return f"`fairlead {MANAGER if facts.distributed else 'up'}`"
+    return facts.starts(MANAGER if facts.distributed else "up")
 
 
 def _no_manager(facts: Facts) -> Finding:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from fairlead.runtime.doctor.facts import Facts, RedisFacts, RedisNode
-from fairlead.runtime.doctor.finding import Finding, Kind, Severity
+from fairlead.runtime.doctor.finding import Finding, Kind, Severity, sentence
 
 MUCH, TOO_MUCH = 0.8, 0.95
 """Of `maxmemory`."""
@@ -30,7 +30,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     for shard, redis in facts.redis.items():
         if redis.problem is not None:
             yield UNREACHABLE.found(
-                f"{redis.shown}: {redis.problem}. Jobs are accepted and wait; nothing is granted",
+                f"{redis.shown}: {sentence(redis.problem)} Jobs are accepted and wait; nothing is granted",
                 fix="start it, or correct its address "
                 f"({'REDIS_URL' if shard == 'main' else f'[shards] {shard}'}): `fairlead config show` has it",
                 about=shard,

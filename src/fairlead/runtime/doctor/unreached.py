@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.runtime.doctor.finding import Finding, Kind, Severity
+from fairlead.runtime.doctor.finding import Finding, Kind, Severity, sentence
 
 UNREACHABLE = Kind("gateway-unreachable", Severity.ERROR, "the gateway cannot be asked")
 REFUSED = Kind("gateway-refuses", Severity.ERROR, "the gateway does not let us ask")
@@ -10,7 +10,7 @@ REFUSED = Kind("gateway-refuses", Severity.ERROR, "the gateway does not let us a
 
 def unreachable(url: str, reason: str) -> Finding:
     return UNREACHABLE.found(
-        f"{reason}. What follows was looked at from here, without the lines and slots",
+        f"{sentence(reason)} What follows was looked at from here, without the lines and slots",
         fix="start it, `fairlead up` or `fairlead api`; or say where it is with FAIRLEAD_URL",
         about=url,
         url=url,
@@ -20,7 +20,7 @@ def unreachable(url: str, reason: str) -> Finding:
 
 def refused(url: str, reason: str) -> Finding:
     return REFUSED.found(
-        f"{reason}. What follows was looked at from here, without the lines and slots",
+        f"{sentence(reason)} What follows was looked at from here, without the lines and slots",
         fix="set FAIRLEAD_API_KEY to an admin key; make one on the server: `fairlead keys create --role admin`",
         about=url,
         url=url,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import BANDS
+from fairlead.domain.limits import BANDS, Order
 from fairlead.domain.processes import ProcessRecord, process_of
-from fairlead.runtime.doctor.facts import MANAGER, WORKER, Facts
+from fairlead.runtime.doctor.facts import API, MANAGER, WORKER, Facts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted, shown
 
 BLOCKED_LATELY = 600.0
@@ -49,8 +49,8 @@ def _drains(process: ProcessRecord) -> bool:
 def _start(facts: Facts, service: str, bands: str = "") -> str:
     """The command that would start what is missing."""
     if not facts.distributed:
-        return "`fairlead up`"
-    return f"`fairlead worker --services {service}{f' --bands {bands}' if bands else ''}`"
+        return facts.starts("up")
+    return facts.starts(WORKER, service, options=f" --services {service}{f' --bands {bands}' if bands else ''}")
 
 
 def _takers(facts: Facts) -> Iterator[Finding]:
@@ -61,9 +61,10 @@ def _takers(facts: Facts) -> Iterator[Finding]:
         if not found:
             yield _none(facts, service, total)
             continue
+        fifo = facts.rules.services[service].order is Order.FIFO
         taken = {Priority(band).band for process in found for band in process.bands}
         for band in BANDS:
-            if band not in taken:
+            if band not in taken and not fifo:  # a FIFO lane knows no priorities: whoever serves it takes all
                 name = Priority.of_band(band).value
                 yield NO_WORKER_FOR_BAND.found(
                     f"{service}: {counted(len(found), 'worker', 'run')}, and none takes {name} jobs",
@@ -123,7 +124,7 @@ def _outages(facts: Facts) -> Iterator[Finding]:
             yield WORKER_CANNOT_CLAIM.found(
                 f"{process.name} cannot reach the line: {reason}",
                 fix=f"see that {process.host} reaches the REDIS_URL that all others have, "
-                "then restart it: `fairlead worker`",
+                f"then restart it: {facts.starts(WORKER, *process.services)}",
                 about=process.name,
                 host=process.host,
                 pid=process.pid,
@@ -142,7 +143,7 @@ def _gone(facts: Facts) -> Iterator[Finding]:
             stuck = late > RECOVERED_WITHIN
             if stuck:
                 cause = "their leases have expired, and no manager takes them back"
-                fix = f"start one: `fairlead {MANAGER if facts.distributed else 'up'}`"
+                fix = f"start one: {facts.starts(MANAGER if facts.distributed else 'up')}"
             else:
                 cause = f"their worker died or is cut off; the leader takes the slots back within {shown(-late)}"
                 fix = f"wait {shown(max(0.0, -late) + RECOVERED_WITHIN)}; and start another: {_start(facts, service)}"
@@ -168,11 +169,11 @@ def _blocked(facts: Facts) -> Iterator[Finding]:
         if not process.alive(facts.now):
             if _renews(facts, process):
                 yield _is_blocked(
-                    process, f"its event loop stands still since {shown(silent)}, though it lives", silent
+                    facts, process, f"its event loop stands still since {shown(silent)}, though it lives", silent
                 )
         elif blocked and blocked["ago"] <= BLOCKED_LATELY:
             cause = f"its event loop stood still for more than a second, {shown(blocked['ago'])} ago"
-            yield _is_blocked(process, cause, blocked["ago"], where=blocked["where"])
+            yield _is_blocked(facts, process, cause, blocked["ago"], where=blocked["where"])
 
 
 def _renews(facts: Facts, process: ProcessRecord) -> bool:
@@ -192,11 +193,12 @@ def _ttl(facts: Facts, service: str) -> float:
     return rules.lease_ttl if rules is not None else float("inf")
 
 
-def _is_blocked(process: ProcessRecord, cause: str, seconds: float, **evidence: Any) -> Finding:
+def _is_blocked(facts: Facts, process: ProcessRecord, cause: str, seconds: float, **evidence: Any) -> Finding:
     return LOOP_BLOCKED.found(
         f"{process.name}: {cause}; nothing else of it runs meanwhile",
         fix="an async handler must not compute or call blocking code: make it a plain `def`, which runs in a thread, "
-        'or set `run_in = "process"` for its service; then restart the worker: `fairlead worker`',
+        'or set `run_in = "process"` for its service; then restart the worker: '
+        + facts.starts(WORKER if facts.distributed else "up", *process.services),
         about=process.name,
         host=process.host,
         pid=process.pid,
@@ -213,6 +215,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     if len(by_version) > 1:
         yield VERSIONS_DIFFER.found(
             "an upgrade is under way, or was left half done",
-            fix="restart the older ones with the newer version: `fairlead worker`, `fairlead manager`, `fairlead api`",
+            fix="restart the older ones with the newer version: "
+            + ", ".join(facts.starts(role) for role in (WORKER, MANAGER, API)),
             versions=by_version,
         )

@@ -233,6 +233,8 @@ def test_up_tells_on_a_port_of_its_own_without_a_key(tmp_path: Path) -> None:
         assert url.startswith("http://127.0.0.1:")
         assert Scrape(got(url).text).value("fairlead_slots_limit", service="echo") == 4
         assert got(url, "/../api/v1/jobs").status_code == 404
+        posted = httpx2.post(url, trust_env=False, timeout=DEADLINE_S)
+        assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
         assert got(url.removesuffix("/metrics"), "/api/v1/jobs").status_code == 404
 
 

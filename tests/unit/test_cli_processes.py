@@ -9,6 +9,7 @@ import pytest
 from fairlead import Config, Fairlead
 from fairlead.cli import banner
 from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.process import bind_metrics
 from fairlead.cli.redact import shown_settings, without_secrets
 from fairlead.cli.worker import bands_of, regions_of, services_of
 from fairlead.config import Settings
@@ -54,6 +55,13 @@ def test_a_worker_may_be_bound_to_some() -> None:
     assert services_of("chat, paint,chat", KNOWN) == {"chat", "paint"}
     assert bands_of("high") == {1}
     assert bands_of("low,medium") == {2, 3}
+
+
+def test_a_host_for_metrics_without_a_port_is_no_usage() -> None:
+    with pytest.raises(Failure, match="--metrics-port") as refused:
+        bind_metrics("10.0.0.5", None)
+    assert refused.value.code is Exit.USAGE
+    assert bind_metrics(None, None) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def manager(
     app_path: AppPath = None,
     config: ConfigFile = None,
     metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = process.LOOPBACK,
+    metrics_host: MetricsHost = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:

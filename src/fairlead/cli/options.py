@@ -38,7 +38,7 @@ MetricsPort = Annotated[
     ),
 ]
 MetricsHost = Annotated[
-    str, typer.Option("--metrics-host", metavar="HOST", help="Where --metrics-port listens; it asks for no key.")
+    str | None, typer.Option("--metrics-host", metavar="HOST", help="Where --metrics-port listens; it asks for no key.")
 ]
 Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Listen here; server.host if not given.")]
 Port = Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fairlead.cli import listen
+from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.logs import log_to_stderr
 from fairlead.errors import ConfigError
 
@@ -56,9 +57,13 @@ def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socke
     return sockets
 
 
-def bind_metrics(host: str, port: int | None) -> list[socket.socket]:
+def bind_metrics(host: str | None, port: int | None) -> list[socket.socket]:
     """None unless told. Metrics hold nothing of any user, so whoever says where may have them there without a key."""
-    return [] if port is None else listen.bind(host, port, has_key=True, option="--metrics-port")
+    if port is None:
+        if host is not None:
+            raise Failure("--metrics-host says where --metrics-port listens: give that too", Exit.USAGE)
+        return []
+    return listen.bind(host or LOOPBACK, port, has_key=True, option="--metrics-port")
 
 
 def run(

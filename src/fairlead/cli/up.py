@@ -15,7 +15,7 @@ def up(
     host: Host = None,
     port: Port = None,
     metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = process.LOOPBACK,
+    metrics_host: MetricsHost = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:

@@ -44,7 +44,7 @@ def worker(
         str | None, typer.Option("--pool", metavar="NAME", help="Only this one of [worker_pools]; all if not given.")
     ] = None,
     metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = process.LOOPBACK,
+    metrics_host: MetricsHost = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:

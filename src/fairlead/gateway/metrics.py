@@ -23,6 +23,7 @@ from fairlead.domain.histogram import Histogram
 from fairlead.errors import NotFound
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.openapi import answers
+from fairlead.gateway.problems import MethodNotAllowed
 from fairlead.runtime.status import BAND_NAMES
 from fairlead.version import __version__
 
@@ -299,8 +300,10 @@ def metrics_app(app: Fairlead) -> ASGIApp:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        if scope["path"] != PATH or scope["method"] not in ("GET", "HEAD"):
+        if scope["path"] != PATH:
             raise NotFound(f"there is only GET {PATH} here")
+        if scope["method"] not in ("GET", "HEAD"):
+            raise MethodNotAllowed(f"{PATH} knows GET and HEAD, not {scope['method']}", allow="GET, HEAD")
         response = await told.answer(request.headers.get("accept", ""))
         await response(scope, receive, send)
 

@@ -472,6 +472,11 @@ def test_servers_with_known_holes(info: dict[str, str], severity: str | None) ->
     assert [(each.code, each.severity.value) for each in found] == ([("redis-old", severity)] if severity else [])
 
 
+def test_an_old_server_that_only_this_machine_uses_is_no_trouble() -> None:
+    found = find(redis=redis(on_loopback=True, redis_version="6.2.5"))
+    assert (found.code, found.severity) == ("redis-old", Severity.NOTE)
+
+
 def test_memory_that_runs_out_and_a_policy_that_throws_away() -> None:
     assert codes(redis=redis(maxmemory="0", maxmemory_policy="allkeys-lru")) == [], "without a bound nothing is evicted"
     assert codes(redis=redis(maxmemory="100000", maxmemory_policy="allkeys-lru")) == ["redis-evicts"]

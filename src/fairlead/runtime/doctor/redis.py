@@ -66,6 +66,8 @@ def _version(shard: str, about: str, redis: RedisFacts, info: Mapping[str, str])
             f"{redis.shown} is {name} {text}: CVE-2025-49844, with which a script runs any code in the server, is open",
             fix=f"upgrade it, at least to {' or '.join('.'.join(map(str, each)) for each in safe)}",
             about=about,
+            # Who reaches it there may run code on this machine anyway.
+            severity=Severity.NOTE if redis.on_loopback else None,
             shard=shard,
             server=name,
             version=text,

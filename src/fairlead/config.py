@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fairlead import adminkey
 from fairlead.addresses import engine_problems, resolved
 from fairlead.domain.config import (
     BRANCHES,
@@ -71,6 +72,7 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
         _put(raw, key, value, problems)
     database_url = environ.get("DATABASE_URL") or DEFAULT_DATABASE_URL
     redis_url = environ.get("REDIS_URL") or None
+    admin_key = adminkey.read(environ, problems)
     try:
         config = _validated(raw, source or "the environment", variables, problems)
     except ConfigError as error:
@@ -80,7 +82,7 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
     return Settings(
         config=config,
         database_url=database_url,
-        admin_key=environ.get("FAIRLEAD_ADMIN_KEY") or None,
+        admin_key=admin_key,
         source=source,
         redis_url=redis_url,
     )

@@ -59,6 +59,7 @@ def test_config_check_says_ok(tmp_path: Path) -> None:
         "source": "fairlead.toml",
         "ok": True,
         "problems": [],
+        "warnings": [],
     }
 
 
@@ -95,6 +96,16 @@ def test_config_check_and_show_know_the_services_of_an_app(tmp_path: Path) -> No
     shown = fairlead("config", "show", "project:app", "--json", cwd=tmp_path).json
     assert shown["services"]["echo"]["limit"] == 4
     assert shown["pipelines"] == {"two": ["echo", "gate"]}
+
+
+@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", Exit.OK), ("0.0.0.0", Exit.USAGE)])
+def test_config_check_tells_of_a_key_that_can_be_guessed(host: str, code: Exit, tmp_path: Path) -> None:
+    env = {"FAIRLEAD_ADMIN_KEY": "s3cret\n", "FAIRLEAD_SERVER__HOST": host}
+    assert "it has 6 characters" in fairlead("config", "check", cwd=tmp_path, env=env).err
+    done = fairlead("config", "check", "--json", cwd=tmp_path, env=env)
+    assert done.code == code
+    assert len(done.json["problems" if code else "warnings"]) == 1
+    assert not done.json["warnings" if code else "problems"]
 
 
 @pytest.mark.parametrize("form", [["--json"], []])

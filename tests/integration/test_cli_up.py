@@ -116,14 +116,25 @@ def test_it_does_not_listen_beyond_loopback_without_a_key(host: str, tmp_path: P
     assert not (tmp_path / "fairlead.db").exists()
 
 
+def test_it_does_not_listen_beyond_loopback_with_a_key_that_can_be_guessed(tmp_path: Path) -> None:
+    done = fairlead("up", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path, env={"FAIRLEAD_ADMIN_KEY": "s3cret"})
+    assert done.code == Exit.USAGE
+    assert "FAIRLEAD_ADMIN_KEY: it has 6 characters" in done.err
+    assert "s3cret" not in done.err
+    assert not (tmp_path / "fairlead.db").exists()
+
+
 def test_with_a_key_every_request_needs_it(tmp_path: Path) -> None:
-    env = {"FAIRLEAD_ADMIN_KEY": "s3cret"}
+    env = {"FAIRLEAD_ADMIN_KEY": "s3cret-of-some-length"}
     with up(tmp_path, "project:app", "--host", "0.0.0.0", env=env) as server:
         refused = server.run("list")
         assert refused.code == Exit.REFUSED
         assert "FAIRLEAD_API_KEY" in refused.err
         allowed = fairlead(
-            "list", "--json", cwd=tmp_path, env={"FAIRLEAD_URL": server.url, "FAIRLEAD_API_KEY": "s3cret"}
+            "list",
+            "--json",
+            cwd=tmp_path,
+            env={"FAIRLEAD_URL": server.url, "FAIRLEAD_API_KEY": "s3cret-of-some-length"},
         )
         assert (allowed.code, allowed.json) == (Exit.OK, [])
         assert "s3cret" not in "".join(server.heard)

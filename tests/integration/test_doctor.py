@@ -382,7 +382,7 @@ async def test_keys_are_made_as_the_doctor_says(make: Make, hands: Hands) -> Non
 async def test_a_gateway_that_listens_on_the_network(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from fairlead.cli import process
 
-    app = make(admin_key="secret")
+    app = make(admin_key="secret-secret-secret")
     async with app.running():
         for host, look in (("0.0.0.0", ill), ("127.0.0.1", well)):
             sockets = process.bind(app, host, 0)
@@ -395,7 +395,7 @@ async def test_a_gateway_that_listens_on_the_network(make: Make, monkeypatch: py
 async def test_a_gateway_that_cannot_be_asked(make: Make, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLEAD_URL", "http://127.0.0.1:1")
     assert codes_of(await looked()) >= {"gateway-unreachable", "database-older"}
-    app = make(admin_key="secret")
+    app = make(admin_key="secret-secret-secret")
     async with app.running():
         await hands.serve(app)
         refused = codes_of(await looked())

@@ -109,6 +109,23 @@ def test_the_database_and_the_admin_key_come_from_the_environment() -> None:
     assert (settings.database_url, settings.admin_key) == ("sqlite:///other.db", "s3cret")
 
 
+@pytest.mark.parametrize("said", ["s3cret\n", "s3cret\r\n", "  s3cret\t"])
+def test_what_is_around_the_admin_key_is_not_part_of_it(said: str) -> None:
+    assert load(None, {"FAIRLEAD_ADMIN_KEY": said}).admin_key == "s3cret"
+
+
+@pytest.mark.parametrize("said", ["\n", "   ", "s3\ncret", "s3\x00cret", "geheim-über-alles"])
+def test_an_admin_key_that_nobody_can_send_is_refused(said: str) -> None:
+    with pytest.raises(ConfigError, match="FAIRLEAD_ADMIN_KEY") as caught:
+        load(None, {"FAIRLEAD_ADMIN_KEY": said, "FAIRLEAD_SERVER__PORT": "x"})
+    assert any("server.port" in problem for problem in caught.value.problems), "all is told at once"
+    assert "cret" not in str(caught.value)
+
+
+def test_an_empty_admin_key_is_none() -> None:
+    assert load(None, {"FAIRLEAD_ADMIN_KEY": ""}).admin_key is None
+
+
 def test_variables_of_other_programs_and_keys_of_ours_are_left_alone() -> None:
     environ = {"PATH": "/bin", "FAIRLEAD_URL": "http://x", "FAIRLEAD_API_KEY": "k", "SERVER__PORT": "1"}
     assert load(None, environ).config == load(None, NOTHING).config

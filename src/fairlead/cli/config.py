@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from fairlead import adminkey
+from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.loading import load_app
 from fairlead.cli.options import AppPath, ConfigFile, Json
@@ -25,11 +27,15 @@ config = typer.Typer(no_args_is_help=True, help="Check or show the configuration
 def check(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
     """Read the configuration and name everything that is wrong with it. Exits with 2 if anything is."""
     settings, problems = _read(app_path, file)
+    warnings = _of_the_key(settings, problems) if settings is not None else []
     if json:
-        print_json({"source": settings and settings.source, "ok": not problems, "problems": problems})
+        said = {"source": settings and settings.source, "ok": not problems, "problems": problems}
+        print_json({**said, "warnings": warnings})
     else:
         for problem in problems:
             note(problem, style="red")
+        for warning in warnings:
+            note(warning, style="yellow")
         if settings is not None and not problems:
             say(f"{settings.source or 'defaults and environment'}: ok, {_counts(settings)}")
     if problems:
@@ -58,6 +64,21 @@ def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, lis
     except ConfigError as error:
         return None, list(error.problems)
     return replace(app.settings, config=app.config), app.check()
+
+
+def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
+    """Warnings. A key that is too short is a problem where others can reach it: `up` and `api` would not listen."""
+    server, problem = settings.config.server, adminkey.too_short(settings.admin_key)
+    if problem is None:
+        return []
+    try:
+        local = listen.is_local(server.host, server.port)
+    except Failure:
+        return []  # a name of another machine: whoever listens there will be told
+    if local:
+        return [problem]
+    problems.append(problem)
+    return []
 
 
 def _counts(settings: Settings) -> str:

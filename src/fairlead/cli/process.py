@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from fairlead import adminkey
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.logs import log_to_stderr
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
     from fairlead.runtime.roles import Roles
 
+log = logging.getLogger("fairlead.process")
 
 LOOPBACK = "127.0.0.1"
 
@@ -52,7 +55,12 @@ def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socke
 
     server = app.config.server
     host, port = host or server.host, server.port if port is None else port
-    sockets = listen.bind(host, port, has_key=not listen.is_local(host, port) and has_admin_key(app.settings))
+    local = listen.is_local(host, port)
+    if problem := adminkey.too_short(app.settings.admin_key):
+        if not local:
+            raise ConfigError([problem])
+        log.warning("%s", problem)
+    sockets = listen.bind(host, port, has_key=not local and has_admin_key(app.settings))
     app.listens_on = [listen.bound_to(each) for each in sockets]
     return sockets
 

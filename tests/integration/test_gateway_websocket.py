@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -528,3 +529,43 @@ async def test_a_page_of_another_site_opens_no_socket(still_site: Site) -> None:
             async with watching(port, "/ws", origin="https://evil.example"):
                 pass
     assert error.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/ws?user_id=ada", f"/ws/{NOBODY}"])
+async def test_a_client_that_leaves_during_the_handshake_is_no_error(
+    path: str, still_site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairlead.gateway")
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "websocket",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(b"host", b"localhost")],
+        "server": ("127.0.0.1", 80),
+        "extensions": {"websocket.http.response": {}},
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise OSError  # as uvicorn says that nobody is there
+
+    await still_site.gateway(scope, receive, send)
+    lines = [record for record in caplog.records if record.name == "fairlead.gateway"]
+    assert [record.levelname for record in lines] == ["INFO"]
+    assert lines[0].getMessage().startswith(f"WS {path} {404 if NOBODY in path else 1006} ")
+
+
+def test_a_frame_that_is_not_text_ends_its_socket_and_is_no_error_of_ours(tmp_path: Path) -> None:
+    with up(tmp_path) as server:
+        with connect_sync(server.url.replace("http", "ws") + "/ws") as client:
+            client.recv()
+            client.send(b"\xff\xfe", text=True)
+            with pytest.raises(ConnectionClosed):
+                client.recv(timeout=PATIENCE)
+            assert client.close_code == 1007
+        server.wait_for("WS /ws 1007")
+        assert "ERROR" not in "".join(server.heard)
+        assert "Traceback" not in "".join(server.heard)

@@ -36,6 +36,8 @@ def log_to_stderr(level: str) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Uvicorn takes a WebSocket that was refused with an HTTP status for an application that failed: anybody without a
-    key could fill the log with errors."""
-    return "without completing handshake" not in record.getMessage()
+    """Uvicorn takes a WebSocket that was refused with an HTTP status for an application that failed, and a frame
+    that is not UTF-8 for an error of ours: anybody could fill the log with them. Our own line of a socket's end has its
+    code."""
+    said = record.getMessage()
+    return not any(noise in said for noise in ("without completing handshake", "Invalid UTF-8 sequence received"))

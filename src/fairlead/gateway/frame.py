@@ -18,6 +18,7 @@ log = logging.getLogger("fairlead.gateway")
 
 HEADERS = "fairlead.headers"
 CLIENT_GONE = 499
+SOCKET_GONE = 1006
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 # Answers are data and never pages: nothing may sniff, store, frame or run them.
@@ -76,6 +77,7 @@ class Frame:
         began = perf_counter()
         request_id = scope[REQUEST_ID] = _request_id(scope)
         code = 0
+        gone = False
 
         async def receive_framed() -> Message:
             nonlocal code
@@ -85,17 +87,25 @@ class Frame:
             return message
 
         async def send_framed(message: Message) -> None:
-            nonlocal code
+            nonlocal code, gone
             if message["type"] == "websocket.http.response.start":
                 code = message["status"]
                 message["headers"] = [*message["headers"], *_SAFE_HEADERS, (b"x-request-id", request_id.encode())]
             elif message["type"] == "websocket.close":
                 code = code or message.get("code", 1000)
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                gone = True
+                raise
 
         try:
             await self.app(scope, receive_framed, send_framed)
         except Exception:
+            # Clients leave when they like, in the middle of the handshake too: the line of the end says enough.
+            if gone:
+                code = code or SOCKET_GONE
+                return
             log.exception("request %s: WS %s failed", request_id, _shown(scope["path"]))
             if not code:
                 with contextlib.suppress(Exception):

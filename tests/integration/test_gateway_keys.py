@@ -490,6 +490,23 @@ async def test_a_websocket_ends_when_its_key_is_revoked_and_others_go_on(still_s
     assert gateway.state.guard.ring._tending is None, "nobody watches when nothing is open"
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_request_that_waits_for_a_job_ends_when_its_key_is_revoked(method: str, still_site: Site) -> None:
+    app = still_site.app
+    await app.create_key("admin")
+    ada = await app.create_key("user", user_id="ada")
+    job = await app.submit("echo", user_id="ada")
+    path, body = (f"{JOBS}/{job.id}", None) if method == "GET" else (JOBS, ECHO)
+    waiting = asyncio.create_task(ask(still_site.gateway, method, path, ada.text, json=body, prefer="wait=15"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not app.hub.topics_here():
+            await asyncio.sleep(0.01)
+    await app.revoke_key(ada.key.id)
+    answer = await waiting
+    assert (answer.status, answer.code) == (401, "unauthorized")
+    assert len((await app.list_jobs(user_id="ada")).data) == (1 if method == "GET" else 2), "what was accepted stays"
+
+
 async def test_streams_of_the_keyless_end_when_the_first_key_is_made(still_site: Site) -> None:
     gateway = with_socket(still_site.app)
     async with asking(gateway, "WS", SOCKET) as exchange:

@@ -99,6 +99,9 @@ RULES: dict[tuple[str, str], Access] = {
 # Answers that do not end by themselves. A browser opens them with a ticket, and they end when their key is revoked.
 STREAMS = frozenset({("GET", "/api/v1/jobs/{job_id}/events"), ("GET", "/api/v1/batches/{batch_id}/events")})
 
+# Answers that wait for a job with `Prefer: wait=N`: for so long they end with their key as streams do.
+WAITS = frozenset({("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs/{job_id}")})
+
 
 def rule_of(method: str, path: str) -> Access | None:
     return RULES.get(("GET" if method == "HEAD" else method, path))
@@ -106,6 +109,10 @@ def rule_of(method: str, path: str) -> Access | None:
 
 def is_stream(method: str, path: str) -> bool:
     return method == WEBSOCKET or (method, path) in STREAMS
+
+
+def may_wait(method: str, path: str) -> bool:
+    return (method, path) in WAITS
 
 
 # ---------------------------------------------------------------- routes

@@ -37,6 +37,7 @@ from fairlead.gateway.access import (
     check_batch_in_reach,
     check_job_in_reach,
     is_stream,
+    may_wait,
     rule_of,
 )
 from fairlead.gateway.frame import headers_of
@@ -59,6 +60,7 @@ class Target(NamedTuple):
 
     access: Access | None
     stream: bool
+    waits: bool
     params: dict[str, Any]
 
 
@@ -103,7 +105,7 @@ class Guard:
             return
         if caller is not None:
             scope[CALLER] = caller
-        if caller is not None and target is not None and target.stream:
+        if caller is not None and target is not None and _lasts(target, scope):
             await self._stream(caller, scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -124,9 +126,10 @@ class Guard:
         for methods, path, route in self._routes:
             match, child = route.matches(scope)
             if match is Match.FULL:
-                return Target(rule_of(method, path), is_stream(method, path), child.get("path_params", {}))
+                params = child.get("path_params", {})
+                return Target(rule_of(method, path), is_stream(method, path), may_wait(method, path), params)
             if match is Match.PARTIAL and all(rule_of(known, path) is Access.OPEN for known in methods):
-                found = Target(Access.OPEN, stream=False, params={})  # whoever may ask may hear how
+                found = Target(Access.OPEN, stream=False, waits=False, params={})  # whoever may ask may hear how
         return found
 
     async def _admitted(self, scope: Scope, target: Target | None) -> Caller | None:
@@ -279,6 +282,11 @@ def _check_role(caller: Caller, access: Access | None) -> None:
         raise Forbidden("this route has no rule that says who may use it")
     if caller.role is not Role.ADMIN and not access.admits(caller.role):
         raise Forbidden(f"this needs {_NEEDED[access]}; yours is of the role {caller.role}")
+
+
+def _lasts(target: Target, scope: Scope) -> bool:
+    """Whether its key may be revoked before it has been answered."""
+    return target.stream or (target.waits and b"prefer" in headers_of(scope))
 
 
 def guard_of(connection: HTTPConnection) -> Guard:

@@ -66,7 +66,7 @@ from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, Roles
-from fairlead.runtime.submission import ANONYMOUS, Submission, check
+from fairlead.runtime.submission import ANONYMOUS, MAX_USER_ID, Submission, check, check_text
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Inquiry, Why
 from fairlead.store.journal import Journal
@@ -400,6 +400,11 @@ class Fairlead(Operators, Batching):
         # Nobody knows its id yet, but its user may be followed.
         if self.hub.follows(job.user_id):
             self.hub.publish(accepted(job, now), job.user_id)
+
+    async def was_submitted(self, user_id: str, idempotency_key: str) -> bool:
+        """Whether this user's key stands for a job already, so that a submit with it makes none."""
+        store, _ = self._opened()
+        return await store.was_submitted(check_text(user_id, "user_id", MAX_USER_ID), idempotency_key)
 
     # ------------------------------------------------------------ looking
 

@@ -48,6 +48,18 @@ async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
+# ---------------------------------------------------------------- idempotency keys
+
+
+async def test_a_key_is_known_while_its_job_is_there(line: Line) -> None:
+    job = line.submit(user_id="ada", idempotency_key="once", body_hash="x")
+    assert not await line.store.was_submitted("ada", "once")
+    await line.commit(job)
+    assert await line.store.was_submitted("ada", "once")
+    assert not await line.store.was_submitted("bob", "once")
+    assert not await line.store.was_submitted("ada", "twice")
+
+
 # ---------------------------------------------------------------- the outbox
 
 

@@ -573,6 +573,54 @@ async def test_who_submits_too_fast_is_told_when_to_come_back(make_site: MakeSit
     assert len((await site.app.list_jobs()).data) == 4
 
 
+async def test_a_submit_that_is_sent_again_is_answered_beyond_the_limit_and_counts_for_nothing(
+    make_site: MakeSite,
+) -> None:
+    site = await make_site(running=False, submits_per_minute=4)
+    ada = {**ECHO, "user_id": "ada"}
+    bulks = [{"jobs": [ada]}, {"jobs": [ada, ada]}]
+    requests = [(JOBS, ada, "one"), *((f"{JOBS}/bulk", bulk, f"bulk {n}") for n, bulk in enumerate(bulks))]
+
+    async def send(path: str, body: Any, key: str) -> Any:
+        return await ask(site.gateway, "POST", path, json=body, **{"idempotency-key": key})
+
+    first = await send(*requests[0])
+    again = await send(*requests[0])
+    assert first.headers["ratelimit"].startswith('"user";r=3;')
+    assert again.headers["ratelimit"].startswith('"user";r=3;')
+    for request in requests[1:]:
+        assert (await send(*request)).status == 202
+    for path, body, key in requests:
+        assert (await send(path, body, "another")).code == "rate_limited"
+        again = await send(path, body, key)
+        assert (again.status, again.headers["idempotent-replayed"]) == (202, "true")
+        assert again.headers["ratelimit"].startswith('"user";r=0;')
+        other = {**ada, "feature_name": "shout"}
+        refused = await send(path, other if path == JOBS else {"jobs": [other]}, key)
+        assert (refused.status, refused.code) == (422, "idempotency_mismatch")
+        assert refused.headers["ratelimit"].startswith('"user";r=0;t=')
+    assert len((await site.app.list_jobs()).data) == 4
+    assert (await ask(site.gateway, "POST", JOBS, json=ada)).code == "rate_limited"
+
+
+async def test_what_is_refused_for_another_reason_tells_how_the_limit_stands(make_site: MakeSite) -> None:
+    site = await make_site(running=False, submits_per_minute=9, max_waiting_per_user=1)
+    ada = {**ECHO, "user_id": "ada"}
+    assert (await ask(site.gateway, "POST", JOBS, json=ada)).status == 202
+    left = 8
+    for status, path, body in (
+        (429, JOBS, ada),
+        (429, f"{JOBS}/bulk", {"jobs": [ada]}),
+        (422, JOBS, {**ada, "feature_name": "no_such"}),
+        (422, f"{JOBS}/bulk", {"jobs": [{**ada, "priority": "no such"}]}),
+    ):
+        left -= 1
+        refused = await ask(site.gateway, "POST", path, json=body)
+        assert refused.status == status
+        assert refused.headers["ratelimit-policy"] == '"user";q=9;w=60'
+        assert refused.headers["ratelimit"].startswith(f'"user";r={left};t=')
+
+
 async def test_too_many_waiting_says_when_to_come_back(make_site: MakeSite) -> None:
     site = await make_site(running=False, max_waiting_per_user=1)
     job = {**ECHO, "user_id": "ada"}

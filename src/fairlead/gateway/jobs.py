@@ -18,10 +18,11 @@ from fairlead.domain.job import JobStatus
 from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
 from fairlead.gateway import bodies, models
+from fairlead.gateway.accepting import accept
 from fairlead.gateway.access import caller_of, user_in_reach
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited
-from fairlead.gateway.replies import answer, answer_page, fairlead_of, submit_rate_of
+from fairlead.gateway.replies import answer, answer_page, fairlead_of
 from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
 from fairlead.runtime.events import iso
 
@@ -76,9 +77,8 @@ async def submit_job(request: Request) -> Response:
     caller = caller_of(request)
     is_user = caller.role is Role.USER
     wanted = bodies.read_submission(bodies.as_own(raw, caller.user_id) if is_user else raw)
-    rate = submit_rate_of(request)
-    counted = rate.take([wanted]) if rate is not None else {}
-    receipts = await app.accept([wanted], idempotency_key=bodies.idempotency_key(request), lowers_only=is_user)
+    key = bodies.idempotency_key(request)
+    receipts, counted = await accept(request, [wanted], key, idempotency_key=key, lowers_only=is_user)
     receipt = receipts[0]
     headers = {"Location": f"{JOBS}/{receipt.job_id}", **counted}
     if receipt.replayed:
@@ -120,10 +120,9 @@ async def submit_jobs(request: Request) -> Response:
         raw = bodies.all_as_own(raw, caller.user_id)
     wanted = bodies.read_bulk(raw, app.config)
     key = bodies.idempotency_key(request)
-    rate = submit_rate_of(request)
-    headers = rate.take(wanted) if rate is not None else {}
+    first_key, keyed = _bulk_key(key, raw)
     try:
-        receipts = await app.accept(wanted, **_bulk_key(key, raw), lowers_only=is_user)
+        receipts, headers = await accept(request, wanted, first_key, **keyed, lowers_only=is_user)
     except RequestError as error:
         _name_items(error, raw["jobs"], app)
         raise
@@ -132,21 +131,21 @@ async def submit_jobs(request: Request) -> Response:
     return answer({"jobs": await _receipts(app, receipts)}, 202, headers)
 
 
-def _bulk_key(key: str | None, raw: dict[str, Any]) -> dict[str, Any]:
-    """The key of a bulk stands for its whole body: a longer or shorter list with the same key is another request, not a
-    few new jobs. The application makes each item's key from it, for which there must be room."""
+def _bulk_key(key: str | None, raw: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The first item's key, and what the application makes all items' keys from, for which there must be room. The key
+    of a bulk stands for its whole body: a longer or shorter list with the same key is another request, not a few new
+    jobs."""
     if key is None:
-        return {}
+        return None, {}
     try:
         canonical = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        return {}  # too deep for orjson, and so for any field: the application names the item
+        return None, {}  # too deep for orjson, and so for any field: the application names the item
     if len(key) > LONGEST_BULK_KEY:
         key = hashlib.sha256(key.encode()).hexdigest()
-    if len(raw["jobs"]) == 1:
-        key += "#0"
+    first_key = f"{key}#0"
     body_hash = hashlib.sha256(canonical).hexdigest()
-    return {"idempotency_key": key, "body_hash": body_hash}
+    return first_key, {"idempotency_key": first_key if len(raw["jobs"]) == 1 else key, "body_hash": body_hash}
 
 
 def _name_items(error: RequestError, items: list[Any], app: Fairlead) -> None:

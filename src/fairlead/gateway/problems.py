@@ -24,6 +24,7 @@ log = logging.getLogger("fairlead.gateway")
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID = "fairlead.request_id"
+RATE_HEADERS = "fairlead.rate_headers"
 LONGEST_DETAIL = 1000
 
 
@@ -188,7 +189,7 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     body = problem(error, request_id)
     if isinstance(error, Unavailable) and error.public != error.message:
         log.info("request %s: %s", request_id, error.message)
-    headers = dict(error.headers) if isinstance(error, RateLimited) else {}
+    headers = dict(error.headers) if isinstance(error, RateLimited) else dict(scope.get(RATE_HEADERS, ()))
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None and body["retryable"]:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after)))

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
-    from fairlead.gateway.rates import SubmitRate
     from fairlead.runtime.operations import Page
     from fairlead.runtime.view import JobView
 
@@ -24,12 +23,6 @@ def who_of(request: Request) -> str:
     """Who acts, as the audit has it: the name of the caller's key."""
     caller = request.scope.get("fairlead.caller")
     return str(getattr(caller, "name", None) or "keyless")
-
-
-def submit_rate_of(request: Request) -> SubmitRate | None:
-    """None: users may submit as fast as they like."""
-    rate: SubmitRate | None = request.app.state.submit_rate
-    return rate
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

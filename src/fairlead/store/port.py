@@ -457,6 +457,10 @@ class Store(Protocol):
         """Ids of those that are not settled and have nothing open."""
         ...
 
+    async def was_submitted(self, user_id: str, key: str) -> bool:
+        """Whether this user's idempotency key stands for a job."""
+        ...
+
     # Reads of the manager's loops
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         """Rows of these lanes: at once those of processes that do not relay, and those of processes that do if written

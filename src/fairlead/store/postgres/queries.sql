@@ -58,6 +58,9 @@ SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
     WHERE i.batch_id = b.id AND j.ended IS NULL ORDER BY i.item DESC LIMIT 1
 ) IS NULL ORDER BY b.id LIMIT $1::bigint
 
+-- name: was_submitted
+SELECT EXISTS (SELECT FROM fairlead.idempotency WHERE user_id = $1 AND key = $2)
+
 -- name: outbox
 -- $1: this process, $2: older than. The outbox is small and scanned whole: ids are not in the order of commits.
 SELECT o.id, o.job_id, {job_columns}

@@ -104,6 +104,10 @@ class Reads:
     async def ended_batches(self, limit: int) -> list[str]:
         return [row[0] for row in await self._ask(READS["ended_batches"], limit)]
 
+    async def was_submitted(self, user_id: str, key: str) -> bool:
+        ((found,),) = await self._ask(READS["was_submitted"], user_id, key)
+        return bool(found)
+
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         given = RELAYING, micros(older_than), limit
         if lanes == EVERYTHING:

@@ -59,6 +59,9 @@ SELECT json_group_array(id) FROM (
     ) IS NULL ORDER BY b.id LIMIT ?
 )
 
+-- name: was_submitted
+SELECT EXISTS (SELECT 1 FROM idempotency WHERE user_id = ? AND key = ?)
+
 -- name: outbox
 -- ?1: this process, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in the order of
 -- commits. A row is taken for one of the lane that its job is in now, and that of a job that is gone for everybody's.

@@ -144,6 +144,9 @@ class Reads:
         found: list[str] = orjson.loads(await self._ask(self._sql["ended_batches"], limit))
         return found
 
+    async def was_submitted(self, user_id: str, key: str) -> bool:
+        return bool(await self._ask(self._sql["was_submitted"], user_id, key))
+
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         sql, parameters = self._of_lanes("outbox", lanes)
         answer = await self._ask(sql, RELAYING, rows.micros(older_than), *parameters, limit)

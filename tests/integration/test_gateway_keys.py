@@ -20,7 +20,7 @@ from fairlead.domain import keytext
 from fairlead.domain.config import Config
 from fairlead.domain.keys import Role
 from fairlead.errors import InvalidInput, Unavailable
-from fairlead.gateway.access import KEYLESS, RULES, Access, Caller, caller_of, user_in_reach
+from fairlead.gateway.access import ENVIRONMENT, KEYLESS, RULES, Access, Caller, caller_of, user_in_reach
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.problems import Forbidden
@@ -166,8 +166,8 @@ async def test_every_change_of_keys_leaves_an_audit_row_with_who(still_site: Sit
     assert app._store is not None
     rows = await app._store.audit(limit=10)
     assert [(row.who, row.action, row.target) for row in rows] == [
-        ("ops", "key.revoke", made["id"]),
-        ("ops", "key.create", made["id"]),
+        (f"ops ({first.key.id})", "key.revoke", made["id"]),
+        (f"ops ({first.key.id})", "key.create", made["id"]),
         ("cli", "key.create", first.key.id),
     ]
     assert rows[1].details == {"role": "user", "user_id": "ada", "name": "ada"}
@@ -175,6 +175,24 @@ async def test_every_change_of_keys_leaves_an_audit_row_with_who(still_site: Sit
     for refused, status in (("nonsense", 404), (made["id"], 409)):
         assert (await ask(gateway, "DELETE", f"/admin/keys/{refused}", first.text)).status == status
     assert len(await app._store.audit(limit=10)) == 3
+
+
+async def test_the_audit_tells_keys_of_one_name_apart(still_site: Site) -> None:
+    app, gateway = still_site.app, still_site.gateway
+    twins = [await app.create_key("admin", name="ops") for _ in range(2)]
+    for twin in twins:
+        made = await ask(gateway, "POST", "/admin/keys", twin.text, json={"role": "user", "user_id": "ada"})
+        assert made.status == 201
+        row = (await ask(gateway, "GET", "/admin/audit", twin.text)).json["data"][0]
+        assert row["who"] == f"ops ({twin.key.id})"
+    assert KEYLESS.who == "keyless"
+    assert ENVIRONMENT.who == "FAIRLEAD_ADMIN_KEY"
+
+
+@pytest.mark.parametrize("name", ["cli", "keyless", "python", "FAIRLEAD_ADMIN_KEY"])
+async def test_no_key_is_called_what_the_audit_calls_others(name: str, still_site: Site) -> None:
+    with pytest.raises(InvalidInput, match=name):
+        await still_site.app.create_key("admin", name=name)
 
 
 async def test_no_key_and_no_ticket_is_ever_logged(

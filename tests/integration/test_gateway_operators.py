@@ -73,7 +73,7 @@ async def test_a_limit_holds_at_once_and_until_it_is_lifted(site: Site) -> None:
     assert (lifted.json()["limit"], lifted.json()["override_limit"]) == (1, None)
     rows = await audit(site)
     assert [(row.action, row.details) for row in rows] == [
-        ("service.lift_limit", {}),
+        ("service.lift_limit", {"was": 2}),
         ("service.limit", {"limit": 2, "was": 1}),
     ]
 
@@ -196,11 +196,13 @@ async def test_the_priority_of_an_ended_job_is_a_409_and_that_of_none_a_404(site
     assert await audit(site) == []
 
 
-async def test_the_same_priority_again_changes_nothing(site: Site) -> None:
+async def test_the_same_priority_again_changes_nothing_and_is_in_the_audit(site: Site) -> None:
     job_id = await site.submit(delay=3600)
     response = await site.client.post(f"/admin/jobs/{job_id}/priority", json={"priority": "medium"})
     assert (response.status_code, response.json()["promoted_at"]) == (200, None)
-    assert await audit(site) == []
+    (row,) = await audit(site)
+    assert (row.action, row.details) == ("job.priority", {"old": "medium", "new": "medium", "status": "SCHEDULED"})
+    assert row.outcome == {"status": "done"}
 
 
 async def test_a_scheduled_job_keeps_its_moment_and_gets_its_priority(site: Site) -> None:

@@ -137,8 +137,8 @@ def all_routes(routes: list[BaseRoute]) -> Iterator[tuple[frozenset[str], str, R
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `user_id` is that of a user's key, and None for all others; `name` is what the audit says; `key_id` is
-    None without keys."""
+    """Who asks. `user_id` is that of a user's key, and None for all others; `key_id` is None without
+    keys."""
 
     role: Role
     user_id: str | None
@@ -150,8 +150,14 @@ class Caller:
         if (self.role is Role.USER) != (self.user_id is not None):
             raise ValueError(f"a key of the role {self.role} with user_id {self.user_id!r}")
 
+    @property
+    def who(self) -> str:
+        """As the audit has it. Names are not unique, so the key's id stands beside it, if it has one in the truth."""
+        return self.name if self.key_id in (None, ENVIRONMENT.key_id) else f"{self.name} ({self.key_id})"
+
 
 KEYLESS = Caller(Role.ADMIN, None, "keyless", None)
+ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
 
 
 def caller_of(connection: HTTPConnection | Scope) -> Caller:
@@ -159,6 +165,11 @@ def caller_of(connection: HTTPConnection | Scope) -> Caller:
     scope: Any = connection.scope if isinstance(connection, HTTPConnection) else connection
     caller: Caller = scope[CALLER]
     return caller
+
+
+def who_of(request: HTTPConnection) -> str:
+    """Who acts, as the audit has it."""
+    return caller_of(request).who
 
 
 def user_in_reach(caller: Caller, asked: str | None) -> str | None:

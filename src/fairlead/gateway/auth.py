@@ -29,6 +29,7 @@ from fairlead.domain.keys import Key, Role
 from fairlead.errors import InvalidInput, RequestError, Unavailable
 from fairlead.gateway.access import (
     CALLER,
+    ENVIRONMENT,
     KEYLESS,
     WEBSOCKET,
     Access,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
 MANY = 100
 
 # What a WebSocket that is refused is closed with, where the server cannot answer with an HTTP status.

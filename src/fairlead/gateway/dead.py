@@ -11,9 +11,10 @@ from starlette.responses import Response
 from fairlead.errors import InvalidInput
 from fairlead.gateway import models
 from fairlead.gateway import models_operations as shapes
+from fairlead.gateway.access import who_of
 from fairlead.gateway.bodies import read_model
 from fairlead.gateway.openapi import WITH_BODY, answers, body
-from fairlead.gateway.replies import answer, answer_page, fairlead_of, who_of
+from fairlead.gateway.replies import answer, answer_page, fairlead_of
 from fairlead.runtime.events import iso
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from fairlead.errors import InvalidInput, NotFound, WrongState
 from fairlead.gateway import models_access as shapes
-from fairlead.gateway.access import caller_of, user_in_reach
+from fairlead.gateway.access import caller_of, user_in_reach, who_of
 from fairlead.gateway.auth import grant_of, guard_of
 from fairlead.gateway.bodies import read_model
 from fairlead.gateway.openapi import WITH_BODY, answers, body
@@ -58,7 +58,7 @@ async def list_keys(request: Request) -> Response:
 async def create_key(request: Request) -> Response:
     wanted = await read_model(request, shapes.KeyRequest)
     new = await fairlead_of(request).create_key(
-        wanted.role, user_id=wanted.user_id, name=wanted.name, who=caller_of(request).name
+        wanted.role, user_id=wanted.user_id, name=wanted.name, who=who_of(request)
     )
     await guard_of(request).ring.reread()
     return answer({**shown(new.key), "key": new.text}, 201)
@@ -72,6 +72,6 @@ async def create_key(request: Request) -> Response:
     responses=answers(204, None, "It is revoked.", InvalidInput, NotFound, WrongState),
 )
 async def revoke_key(request: Request, key_id: str) -> Response:
-    await fairlead_of(request).revoke_key(key_id, who=caller_of(request).name)
+    await fairlead_of(request).revoke_key(key_id, who=who_of(request))
     await guard_of(request).ring.reread()
     return Response(status_code=204)

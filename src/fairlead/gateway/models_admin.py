@@ -58,7 +58,7 @@ class AuditRow(Shape):
     model_config = example(
         id=JOB_ID,
         at=MOMENT,
-        who="ops",
+        who="ops (3f9a0c1b2d4e)",
         action="service.limit",
         target="image_gen",
         details={"limit": 3, "was": 1},
@@ -67,7 +67,7 @@ class AuditRow(Shape):
 
     id: str
     at: str
-    who: str = Field(description="The key's name.")
+    who: str = Field(description="The key's name, and its id in brackets.")
     action: str
     target: str
     details: dict[str, Any]

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from fairlead.errors import InvalidInput, NotFound, WrongState
 from fairlead.gateway import models
 from fairlead.gateway import models_admin as shapes
+from fairlead.gateway.access import who_of
 from fairlead.gateway.bodies import read_model
 from fairlead.gateway.openapi import ONE_JOB, WITH_BODY, answers, body
-from fairlead.gateway.replies import answer, fairlead_of, who_of
+from fairlead.gateway.replies import answer, fairlead_of
 from fairlead.runtime.events import iso
 
 ONE_SERVICE = (InvalidInput, NotFound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 if TYPE_CHECKING:
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 def fairlead_of(request: HTTPConnection) -> Fairlead:
     app: Fairlead = request.app.state.fairlead
     return app
-
-
-def who_of(request: Request) -> str:
-    """Who acts, as the audit has it: the name of the caller's key."""
-    caller = request.scope.get("fairlead.caller")
-    return str(getattr(caller, "name", None) or "keyless")
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

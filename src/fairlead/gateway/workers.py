@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from fairlead.errors import NotFound, WrongState
 from fairlead.gateway import models_runtime as shapes
+from fairlead.gateway.access import who_of
 from fairlead.gateway.bodies import read_model
 from fairlead.gateway.openapi import WITH_BODY, answers, body
-from fairlead.gateway.replies import answer, fairlead_of, who_of
+from fairlead.gateway.replies import answer, fairlead_of
 
 router = APIRouter(prefix="/admin", tags=["operations"])
 

@@ -55,7 +55,8 @@ class Administration:
         if before.shares:
             raise InvalidInput(f"the limit of {service} is stated per shard; change it in the config", pointer="/limit")
         if limit is None:
-            return await self._override(Override(service, lift_limit=True), Act(who, audit.LIFT_LIMIT, service))
+            lifted = Act(who, audit.LIFT_LIMIT, service, {"was": before.limit})
+            return await self._override(Override(service, lift_limit=True), lifted)
         details = {"limit": limit, "was": before.limit}
         return await self._override(Override(service, limit=limit), Act(who, audit.LIMIT, service, details))
 
@@ -102,13 +103,15 @@ class Administration:
             raise InvalidInput(said, pointer="/priority") from None
         for _ in range(TRIES):
             job, rules = await self._operations.job(job_id), await self._store.rules()
+            details = {"old": job.priority.value, "new": wanted.value, "status": job.status.value}
+            act = Act(who, audit.PRIORITY, job.id, details)
             if wanted is job.priority and not job.status.finished:
+                await self._book.write(act)
                 return
             now = self._clock.now()
             change = transitions.prioritise(job, wanted, now=now, waits=rules.wait_timeouts)
             _refuse_another_shard(job, wanted, rules)
-            details = {"old": job.priority.value, "new": wanted.value, "status": job.status.value}
-            (outcome,) = await self._book.write(Act(who, audit.PRIORITY, job.id, details), change)
+            (outcome,) = await self._book.write(act, change)
             if isinstance(outcome, Done):
                 self._recorder.tell_all([(job, change)], now)
                 return

@@ -22,6 +22,8 @@ MAX_NAME = 100
 TICKET_LIFE_S = 60
 CREATE = "key.create"
 REVOKE = "key.revoke"
+RESERVED = frozenset({"cli", "keyless", "python", "FAIRLEAD_ADMIN_KEY"})
+"""Whom the audit calls so has no key of the truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Keys:
             user_id = check_text(user_id, "user_id", MAX_USER_ID)
         elif user_id is not None:
             raise InvalidInput(f"only a key of the role user has a user_id; this one is {role}", pointer="/user_id")
+        if name in RESERVED:
+            raise InvalidInput(f"the audit calls others {name}; choose another name", pointer="/name")
         name = check_text(name, "name", MAX_NAME) if name is not None else user_id or role.value
         if role is not Role.ADMIN and not self._has_admin and not any(map(is_live_admin, await self._store.keys())):
             # From the first key on every request needs one: without an admin's nobody could see to the rest.

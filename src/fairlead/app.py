@@ -62,6 +62,7 @@ from fairlead.runtime.lookout import Lookout
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.pools import pools_of, services_of
 from fairlead.runtime.priority import Priorities, PriorityHook
+from fairlead.runtime.probes import Probes
 from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
@@ -114,6 +115,7 @@ class Fairlead(Operators, Batching):
         self._process: Process | None = None
         self._bystander: Bystander | None = None
         self._lookout: asyncio.Task[None] | None = None
+        self._probes = Probes()
 
     # ------------------------------------------------------------ declaring
 
@@ -210,6 +212,7 @@ class Fairlead(Operators, Batching):
     async def close(self) -> None:
         journal, store, lookout = self._journal, self._store, self._lookout
         self._journal = self._store = self._lookout = None
+        self._probes.close()
         if lookout is not None:
             lookout.cancel()
             await asyncio.gather(lookout, return_exceptions=True)

@@ -26,6 +26,7 @@ from fairlead.runtime.events import Hub
 from fairlead.runtime.keys import Keys, NewKey
 from fairlead.runtime.operations import Operations, Page
 from fairlead.runtime.priority import Priorities
+from fairlead.runtime.probes import Probes
 from fairlead.runtime.process import Process
 from fairlead.runtime.readings import Readings
 from fairlead.runtime.record import Recorder
@@ -34,6 +35,7 @@ from fairlead.runtime.view import JobView
 from fairlead.store.journal import Journal
 from fairlead.store.port import Store
 
+APPLIED_WITHIN = 1.0
 PYTHON = "python"
 """Who acted, as the audit has it, unless the caller says more."""
 
@@ -56,6 +58,7 @@ class Operators(ABC):
     _registry: Registry
     _priorities: Priorities
     _keys: Keys
+    _probes: Probes
 
     @abstractmethod
     def check(self) -> list[str]: ...
@@ -145,10 +148,11 @@ class Operators(ABC):
         return await self._ruled(service, self._administration.unpause(service, who=who))
 
     async def _ruled(self, service: str, change: Coroutine[Any, Any, Rules]) -> ServiceState:
-        """What is changed holds in this process at once, and in the others when they look next."""
+        """What is changed holds in this process at once, and in the others when they look next. It is in the truth by
+        then, so nobody waits for a dispatcher that hangs."""
         rules = await change
         if self._process is not None:
-            await self._process.apply(rules)
+            await self._probes.do(self._process.apply(rules), APPLIED_WITHIN)
         return await self._administration.state(service, rules)
 
     async def set_priority(self, job_id: str, priority: str, *, who: str = PYTHON) -> JobView:
@@ -261,7 +265,7 @@ class Operators(ABC):
 
     async def readiness(self) -> dict[str, Any]:
         """Can it do its work? Names what cannot."""
-        return await status.readiness(self._store, self._process)
+        return await status.readiness(self._store, self._process, self._probes)
 
     async def doctor(self, *, outside: bool = False) -> list[Finding]:
         """What is wrong with this line, how one can tell, and what mends it. An app that is not open knows less, and

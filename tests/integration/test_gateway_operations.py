@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from fairlead import operators
 from fairlead.errors import Unavailable
 from fairlead.gateway import models, models_runtime
 from fairlead.gateway import models_operations as shapes
+from fairlead.runtime import status
 from tests.integration.gateway_site import Site, client_of
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -132,6 +135,48 @@ async def test_a_process_that_cannot_do_its_work_says_which_part_is_missing(
     assert response.json()["checks"] == {"store": "the disk is full", "dispatcher": "ok", "worker": "ok"}
     assert "store: the disk is full" in response.json()["detail"]
     assert (await site.client.get("/livez")).status_code == 200
+
+
+async def test_a_part_that_hangs_is_told_in_time_and_asked_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    released = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        asked.append("")
+        await released.wait()
+
+    await site.app.wait(await site.submit(), 10)
+    assert site.app._process is not None
+    (line,) = site.app._process.lines.values()
+    for seconds in ("STORE_WITHIN", "DISPATCHER_WITHIN"):
+        monkeypatch.setattr(status, seconds, 0.01)
+    with monkeypatch.context() as frozen:
+        frozen.setattr(site.app._store, "ping", hang)
+        frozen.setattr(line.dispatcher, "states", hang)
+        for _ in range(3):
+            checks = (await site.client.get("/readyz")).json()["checks"]
+            assert checks["store"] == checks["dispatcher"] == "does not answer within 0.01 s"
+            assert checks["worker"] == "ok"
+    assert len(asked) == 2, "one that hangs is not asked again"
+    released.set()
+
+
+async def test_a_change_that_is_in_the_truth_does_not_wait_for_a_dispatcher_that_hangs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.app.wait(await site.submit(), 10)
+    applied, released = asyncio.Event(), asyncio.Event()
+
+    async def hang(rules: Any) -> None:
+        await released.wait()
+        applied.set()
+
+    monkeypatch.setattr(operators, "APPLIED_WITHIN", 0.01)
+    monkeypatch.setattr(site.app._process, "apply", hang)
+    assert (await site.client.post("/admin/services/echo/pause")).json()["paused"] is True
+    assert (await site.client.put("/admin/services/echo/limit", json={"limit": 3})).json()["limit"] == 3
+    released.set()
+    await asyncio.wait_for(applied.wait(), 20)
 
 
 async def test_an_app_that_is_not_open_answers_503_and_when_to_try_again(make_site: MakeSite) -> None:

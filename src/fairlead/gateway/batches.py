@@ -19,7 +19,8 @@ from fairlead.gateway.access import caller_of, user_in_reach
 from fairlead.gateway.batch_bodies import NDJSON
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited
-from fairlead.gateway.replies import answer, fairlead_of, submit_rate_of
+from fairlead.gateway.rates import SubmitRate
+from fairlead.gateway.replies import answer, fairlead_of
 from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
 from fairlead.runtime.batch_submission import BatchInvalid, BatchSubmission
 from fairlead.runtime.batch_view import ItemView
@@ -90,7 +91,7 @@ async def submit_batch(request: Request, query: Annotated[shapes.SubmitBatchQuer
 
 def _counted(request: Request, wanted: BatchSubmission, most: int) -> dict[str, str]:
     """Each item counts as a job that is submitted; what is too many for a batch is refused for that."""
-    rate = submit_rate_of(request)
+    rate: SubmitRate | None = request.app.state.submit_rate
     if rate is None or len(wanted.items) > most:
         return {}
     return rate.take([Submission("", None, wanted.user_id)] * len(wanted.items))

@@ -13,11 +13,12 @@ from fairlead.domain.job import JobStatus, step_key
 from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting
 from fairlead.gateway import bodies, models
+from fairlead.gateway.accepting import accept
 from fairlead.gateway.access import caller_of
 from fairlead.gateway.jobs import ACCEPTED, JOBS, KEY, receipt_of
 from fairlead.gateway.openapi import SUBMIT, answers, body
 from fairlead.gateway.problems import InferenceCancelled, InferenceFailed, ManyInvalid, RateLimited, pointer
-from fairlead.gateway.replies import answer, fairlead_of, submit_rate_of
+from fairlead.gateway.replies import answer, fairlead_of
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 
@@ -57,10 +58,9 @@ async def infer(request: Request) -> Response:
     raw = await bodies.read_json(request)
     is_user = caller.role is Role.USER
     wanted, timeout = _read(bodies.as_own(raw, caller.user_id) if is_user else raw)
-    rate = submit_rate_of(request)
-    headers = rate.take([wanted]) if rate is not None else {}
+    key = bodies.idempotency_key(request)
     try:
-        receipts = await app.accept([wanted], idempotency_key=bodies.idempotency_key(request), lowers_only=is_user)
+        receipts, headers = await accept(request, [wanted], key, idempotency_key=key, lowers_only=is_user)
     except RequestError as error:
         raise _as_said_here(error) from None
     receipt = receipts[0]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
@@ -15,6 +16,7 @@ from fairlead.errors import FairleadError, Unavailable, shown
 from fairlead.runtime import regions
 from fairlead.runtime.events import iso
 from fairlead.runtime.line import Line
+from fairlead.runtime.probes import Probes
 from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
 
@@ -184,14 +186,23 @@ def lease_dict(lease: Lease) -> dict[str, Any]:
     }
 
 
-async def readiness(store: Store | None, process: Process | None) -> dict[str, Any]:
+STORE_WITHIN = 5.0
+DISPATCHER_WITHIN = 2.0
+"""Seconds: whoever looks wants to hear of a part that hangs, not to hang with it."""
+
+
+async def readiness(store: Store | None, process: Process | None, probes: Probes) -> dict[str, Any]:
     """A process that accepts jobs is ready when the truth can be written: what waits for Redis is kept there."""
-    checks = {"store": await _store(store)}
+    asked = {"store": probes.ask("store", lambda: _store(store), STORE_WITHIN)}
+    if process is not None:
+        for name, line in process.lines.items():
+            label = _label("dispatcher", name, process)
+            asked[label] = probes.ask(label, partial(_dispatcher, line), DISPATCHER_WITHIN)
+    checks = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
     needed = ["store"]
     if process is None:
         checks["dispatcher"] = "in another process"
     else:
-        checks |= {_label("dispatcher", name, process): await _dispatcher(line) for name, line in process.lines.items()}
         if not process.distributed:
             needed = list(checks)
         if process.workers:

@@ -505,10 +505,10 @@ class Fairlead(Operators, Batching):
         return await self.get(job_id)
 
     async def resume(self, job_id: str) -> JobView:
-        """Take up a FAILED job that is marked retryable, at the step that failed."""
+        """Take up a FAILED job that is marked retryable, at the step that failed. It counts among its user's waiting
+        jobs as a new one does; an operator's `requeue` is not held back."""
         self._opened()
-        waits = self.config.wait_timeouts
-        await self._operations.move(job_id, lambda job, now: transitions.resume(job, now=now, waits=waits))
+        await self._operations.resume(job_id, self.config.wait_timeouts, self.config.server.max_waiting_per_user)
         return await self.get(job_id)
 
     async def retry_step(self, job_id: str, step: int) -> JobView:

@@ -222,6 +222,23 @@ async def test_a_user_with_too_many_waiting_jobs_hears_429_and_when_to_come_back
     assert len(await site.job_ids()) == 3
 
 
+async def test_a_resume_counts_among_the_waiting_jobs_of_its_user_and_a_requeue_does_not(make_site: MakeSite) -> None:
+    site = await make_site(max_waiting_per_user=2)
+    failed: list[str] = []
+    for _ in range(5):
+        failed.append(await site.submit(feature_name="flaky"))
+        assert (await finished(site, failed[-1]))["status"] == "FAILED"
+    assert (await site.client.post("/admin/services/flaky/pause")).status_code == 200
+    answers = await asyncio.gather(*(site.client.post(f"/api/v1/jobs/{job_id}/resume") for job_id in failed))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["code"] == "too_many_waiting"
+    assert int(refused.headers["retry-after"]) >= 1
+    waiting = next(answer for answer in answers if answer.status_code == 200).json()["job_id"]
+    assert (await site.client.post(f"/api/v1/jobs/{waiting}/resume")).json()["code"] == "wrong_state"
+    assert await site.app.requeue(all=True) == 3
+
+
 # ---------------------------------------------------------------- list
 
 

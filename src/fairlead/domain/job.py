@@ -30,6 +30,8 @@ class JobStatus(StrEnum):
 
 FINISHED = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED})
 OPEN = tuple(status for status in JobStatus if status not in FINISHED)
+WAITING = tuple(status for status in OPEN if status is not JobStatus.RUNNING)
+"""Of these `server.max_waiting_per_user` admits so many."""
 
 
 class Priority(StrEnum):

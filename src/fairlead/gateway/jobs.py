@@ -296,7 +296,7 @@ async def cancel_job(request: Request, job_id: UUID) -> Response:
     "/{job_id}/resume",
     summary="Take up a failed, retryable job at the step that failed",
     operation_id="resume_job",
-    responses=answers(200, models.Job, "The job, in line again.", *ONE_JOB, WrongState),
+    responses=answers(200, models.Job, "The job, in line again.", *ONE_JOB, WrongState, TooManyWaiting),
 )
 async def resume_job(request: Request, job_id: UUID) -> Response:
     job = await fairlead_of(request).resume(str(job_id))

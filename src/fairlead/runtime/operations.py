@@ -6,6 +6,7 @@ moved in between, it looks again.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import zlib
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from fairlead.domain.job import Job
-from fairlead.domain.transitions import Delete, Move
-from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
+from fairlead.domain import transitions
+from fairlead.domain.job import WAITING, Job
+from fairlead.domain.transitions import Delete, Move, WaitTimeouts
+from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.record import Recorder
 from fairlead.store.journal import Journal
@@ -40,6 +42,7 @@ class Operations:
         self._journal = journal
         self._recorder = recorder
         self._clock = clock
+        self._resuming = asyncio.Lock()
 
     async def move(self, job_id: str, build: Callable[[Job, float], Move]) -> None:
         """Apply what `build` makes of the job's present state; it raises WrongState if that allows none."""
@@ -49,6 +52,17 @@ class Operations:
             if await self._recorder.record(job, build(job, now), now):
                 return
         raise Unavailable(f"job {job_id} keeps changing; try again")
+
+    async def resume(self, job_id: str, waits: WaitTimeouts, most_waiting: int) -> None:
+        """As a submit, it may not make a user's waiting jobs more than `most_waiting` (0: any number). One after the
+        other, or many at once would all find room for one."""
+        async with self._resuming:
+            if most_waiting:
+                job = await self.job(job_id)
+                transitions.resume(job, now=self._clock.now(), waits=waits)  # what cannot be resumed says that first
+                if await self._store.count(JobFilter(job.user_id, WAITING)) >= most_waiting:
+                    raise TooManyWaiting(f"this user has {most_waiting} jobs waiting already, which is the limit")
+            await self.move(job_id, lambda job, now: transitions.resume(job, now=now, waits=waits))
 
     async def delete(self, job_id: str) -> None:
         job = await self.job(job_id)

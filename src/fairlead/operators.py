@@ -129,6 +129,11 @@ class Operators(ABC):
         self._opened()
         return await self._dead.preview(dead.which_of(job_ids, all, where))
 
+    async def not_dead(self, job_ids: Sequence[str]) -> list[str]:
+        """Those of them that are no dead letters, so that `requeue` and `purge` leave them as they are."""
+        self._opened()
+        return await self._dead.missing(job_ids)
+
     def _revived(self, from_start: bool) -> Callable[[Job, float], Move]:
         waits = self.config.wait_timeouts
         return lambda job, now: transitions.requeue(job, now=now, waits=waits, from_start=from_start)

@@ -244,6 +244,8 @@ def test_a_watch_of_nothing_is_refused(server: Up) -> None:
 
 # ---------------------------------------------------------------- dead, status
 
+NOBODY = "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
+
 
 def fails(server: Up, user: str) -> str:
     done = server.run("submit", "broken", "--user", user, "--wait", "--json")
@@ -267,6 +269,12 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
     mine = ("--user", user, "--service", "broken", "--error", "PERMANENT", "--permanent", "--since", "2000-01-01")
     assert first in server.run("dead", "requeue", *mine, "--dry-run").out
     assert server.run("dead", "list", *mine, "--until", "2000-01-02", "--json").json == []
+    for verb in ("requeue", "purge"):
+        unknown = server.run("dead", verb, NOBODY, "--yes")
+        assert (unknown.code, unknown.out.strip()) == (Exit.REFUSED, f"0 jobs {verb}d")
+        assert NOBODY in unknown.err
+        told = server.run("dead", verb, NOBODY, "--yes", "--json")
+        assert (told.code, told.json["missing"]) == (Exit.REFUSED, [NOBODY])
     unsure = server.run("dead", "purge", "--user", user)
     assert unsure.code == Exit.USAGE
     assert "--yes" in unsure.err

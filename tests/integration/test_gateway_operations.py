@@ -52,7 +52,7 @@ async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Sit
     assert [job.job_id for job in preview.sample or []] == ids[::-1]
     assert len(await dead_ids(site)) == 3
     named = await site.client.post("/admin/queue-dead/purge", json={"job_ids": ids[:1]})
-    assert named.json() == {"purged": 1, "dry_run": False}
+    assert named.json() == {"purged": 1, "dry_run": False, "missing": []}
     none = await site.client.post("/admin/queue-dead/purge", json={"job_ids": []})
     assert none.json()["purged"] == 0
     other = await site.client.post("/admin/queue-dead/purge", json={"user_id": "bob"})
@@ -60,6 +60,16 @@ async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Sit
     rest = await site.client.post("/admin/queue-dead/purge", json={"all": True})
     assert rest.json()["purged"] == 2
     assert await site.job_ids() == []
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+async def test_named_jobs_that_are_no_dead_letters_are_told(site: Site, verb: str) -> None:
+    (dead,) = await make_dead(site, 1)
+    open_job, nobody = await site.submit(delay=3600), models.JOB_ID
+    for dry_run in (True, False):
+        body = {"job_ids": [open_job, dead, nobody, open_job], "dry_run": dry_run}
+        answer = (await site.client.post(f"/admin/queue-dead/{verb}", json=body)).json()
+        assert (answer[f"{verb}d"], answer["missing"]) == (1, [open_job, nobody])
 
 
 async def test_a_requeue_takes_dead_letters_up_again(site: Site) -> None:

@@ -147,6 +147,10 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
         say(f"{count} job{'s' if count != 1 else ''} {'would be ' if dry_run else ''}{verb}d")
         if answer.get("sample"):
             print_table(("ID", "FEATURE", "USER", "SERVICE", "FAILED", "ERROR"), map(_sample_row, answer["sample"]))
+    if missing := answer.get("missing"):
+        for job_id in missing:
+            note(f"{job_id}: there is no such job, or it has not failed", style="red")
+        raise typer.Exit(Exit.REFUSED)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,6 +18,9 @@ from fairlead.gateway.replies import answer, answer_page, fairlead_of
 from fairlead.runtime.events import iso
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairlead.app import Fairlead
     from fairlead.domain.job import Job
     from fairlead.runtime.dead import Preview
 
@@ -47,10 +50,12 @@ async def list_dead(request: Request, query: Annotated[models.DeadQuery, Query()
 async def requeue_dead(request: Request) -> Response:
     wanted = await read_model(request, shapes.RequeueRequest)
     app = fairlead_of(request)
+    missing = await _missing(app, wanted.chosen()["job_ids"])
     if wanted.dry_run:
-        return _previewed("requeued", await app.preview_requeue(**wanted.chosen(), from_start=wanted.from_start))
+        preview = await app.preview_requeue(**wanted.chosen(), from_start=wanted.from_start)
+        return _previewed("requeued", preview, missing)
     count = await app.requeue(**wanted.chosen(), from_start=wanted.from_start, who=who_of(request))
-    return answer({"requeued": count, "dry_run": False})
+    return answer({"requeued": count, "dry_run": False, **missing})
 
 
 @router.post(
@@ -63,13 +68,20 @@ async def requeue_dead(request: Request) -> Response:
 async def purge_dead(request: Request) -> Response:
     wanted = await read_model(request, shapes.PurgeRequest)
     app = fairlead_of(request)
+    missing = await _missing(app, wanted.chosen()["job_ids"])
     if wanted.dry_run:
-        return _previewed("purged", await app.preview_purge(**wanted.chosen()))
-    return answer({"purged": await app.purge(**wanted.chosen(), who=who_of(request)), "dry_run": False})
+        return _previewed("purged", await app.preview_purge(**wanted.chosen()), missing)
+    return answer({"purged": await app.purge(**wanted.chosen(), who=who_of(request)), "dry_run": False, **missing})
 
 
-def _previewed(verb: str, preview: Preview) -> Response:
-    return answer({verb: preview.count, "dry_run": True, "sample": [_sampled(job) for job in preview.sample]})
+async def _missing(app: Fairlead, job_ids: Sequence[str] | None) -> dict[str, list[str]]:
+    """Looked up first: afterwards none of them is a dead letter any more."""
+    return {} if job_ids is None else {"missing": await app.not_dead(job_ids)}
+
+
+def _previewed(verb: str, preview: Preview, missing: dict[str, list[str]]) -> Response:
+    sample = [_sampled(job) for job in preview.sample]
+    return answer({verb: preview.count, "dry_run": True, "sample": sample, **missing})
 
 
 def _sampled(job: Job) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Requeued(Shape):
     requeued: int
     dry_run: bool
     sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
+    missing: list[str] | None = Field(None, description="Of `job_ids` only: those that are no dead letters.")
 
 
 class Purged(Shape):
@@ -90,6 +91,7 @@ class Purged(Shape):
     purged: int
     dry_run: bool
     sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
+    missing: list[str] | None = Field(None, description="Of `job_ids` only: those that are no dead letters.")
 
 
 class Slot(BaseModel):

@@ -112,6 +112,13 @@ class DeadLetters:
             sample += able[: SAMPLE - len(sample)]
         return Preview(count, sample)
 
+    async def missing(self, job_ids: Sequence[str]) -> list[str]:
+        """Those that are no dead letters: there is no such job, or it has not failed."""
+        found: set[str] = set()
+        async for jobs in self._found(Which(where_of({}), tuple(map(check_id, job_ids)))):
+            found.update(job.id for job in jobs)
+        return [job_id for job_id in dict.fromkeys(job_ids) if job_id not in found]
+
     async def requeue(self, which: Which, build: Build, *, who: str, from_start: bool) -> int:
         details = {**which.shown(), "from_start": from_start}
         async with self._book.many(Act(who, audit.REQUEUE, _target(which), details)) as outcome:

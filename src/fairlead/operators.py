@@ -174,6 +174,16 @@ class Operators(ABC):
             self._process.look_at_scopes()
         return scopes
 
+    async def leaderless(self) -> str | None:
+        """Why what is asked of the leader, such as a rebuild, is not done soon, if nobody is there to lead."""
+        store, _ = self._opened()
+        if self._process is not None and any(line.leader is not None for line in self._process.lines.values()):
+            return None
+        now = await store.now()
+        if any("manager" in each.roles and each.alive(now) for each in await store.processes()):
+            return None
+        return "no manager is alive: it is done when one starts (fairlead manager, or fairlead up)"
+
     async def audit(
         self, *, action: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[AuditRecord]:

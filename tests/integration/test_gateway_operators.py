@@ -124,7 +124,7 @@ async def test_a_rebuild_brings_back_the_line_and_takes_no_slot_from_who_runs(si
     leader.scopes.on_built = built.set
     response = await site.client.post("/admin/services/gated/rebuild")
     assert response.status_code == 202
-    assert response.json() == {"service": "gated", "scopes": ["service:gated"]}
+    assert response.json() == {"service": "gated", "scopes": ["service:gated"], "problem": None}
     await built.wait()
     assert leader.scopes.rebuild.count == before + 1
     status = shapes.QueueStatus.model_validate((await site.client.get("/queue/status")).json())
@@ -139,6 +139,17 @@ async def test_a_rebuild_brings_back_the_line_and_takes_no_slot_from_who_runs(si
 
 
 # ---------------------------------------------------------------- priorities
+
+
+async def test_a_rebuild_that_nobody_is_there_to_do_says_so(tmp_path: Path) -> None:
+    async with open_site(tmp_path / "jobs.db") as site:
+        await site.app.wait(await site.submit(), 10)
+        assert (await site.client.post("/admin/services/echo/rebuild")).json()["problem"] is None
+    async with open_site(tmp_path / "jobs.db", running=False) as site:
+        answer = await site.client.post("/admin/services/echo/rebuild")
+        assert answer.status_code == 202
+        assert "no manager is alive" in answer.json()["problem"]
+        models_admin.RebuildRequested.model_validate(answer.json())
 
 
 async def test_another_priority_moves_the_waiting_step_and_its_user_is_told(site: Site) -> None:

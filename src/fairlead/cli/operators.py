@@ -57,6 +57,9 @@ def rebuild(service: Service, json: Json = False) -> None:
     answer = gateway().post(f"{_path(service)}/rebuild")
     if json:
         print_json(answer)
+    elif answer.get("problem"):
+        say(f"asked for: {', '.join(answer['scopes'])}")
+        note(answer["problem"], style="yellow")
     else:
         say(f"asked for: {', '.join(answer['scopes'])}; the leader does it within a second, and its log says so")
 

@@ -40,10 +40,11 @@ class PriorityRequest(Shape):
 
 
 class RebuildRequested(Shape):
-    model_config = example(service="image_gen", scopes=["service:image_gen"])
+    model_config = example(service="image_gen", scopes=["service:image_gen"], problem=None)
 
     service: str
     scopes: list[str] = Field(description="What is rebuilt: the service, or the pool with all its services.")
+    problem: str | None = Field(description="Why it is not done soon: nobody is there to lead.")
 
 
 class AuditQuery(PageQuery):

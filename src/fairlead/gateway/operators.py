@@ -77,8 +77,9 @@ async def lift_limit(request: Request, service: str) -> Response:
     responses=answers(202, shapes.RebuildRequested, "The leader does it within a second.", *ONE_SERVICE, WrongState),
 )
 async def rebuild_service(request: Request, service: str) -> Response:
-    scopes = await fairlead_of(request).rebuild(service, who=who_of(request))
-    return answer({"service": service, "scopes": scopes}, 202)
+    app = fairlead_of(request)
+    scopes = await app.rebuild(service, who=who_of(request))
+    return answer({"service": service, "scopes": scopes, "problem": await app.leaderless()}, 202)
 
 
 # ---------------------------------------------------------------- jobs

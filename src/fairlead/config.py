@@ -123,6 +123,8 @@ def _read(path: str | Path | None) -> tuple[dict[str, Any], str | None]:
 def _overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """`FAIRLEAD_SERVER__PORT=8123` is `[server] port = 8123`; a double underscore goes one level down."""
     for name, text in sorted(environ.items()):
+        if name in ALIASES and not text:
+            continue  # how compose files say that a variable is not set
         if name in ALIASES:
             yield name, ALIASES[name], text
         elif name.startswith(PREFIX) and "__" in name:

@@ -327,6 +327,11 @@ def test_the_priority_service_is_known_by_the_name_that_the_seeds_users_have() -
     assert config.priority.template == "http://priorities:8000/users/{user_id}/priority"
 
 
+def test_an_empty_variable_that_the_seeds_users_have_is_none() -> None:
+    environ = {"PRIORITY_API_URL": "", "PROMOTE_LOW_TO_MEDIUM_AFTER": ""}
+    assert load(None, environ).config == load(None, NOTHING).config
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
@@ -336,6 +341,9 @@ def test_the_priority_service_is_known_by_the_name_that_the_seeds_users_have() -
         ("http://example/?token=1", "write the whole URL"),
         ("ftp://example", "must begin with http://"),
         ("http://[::1/", "no URL"),
+        ("http://example:70000/", "no URL"),
+        ("http://example/{user}", "{user} stands for nothing"),
+        ("http://example/{user_id}/{tier}", "{tier} stands for nothing"),
     ],
 )
 def test_where_the_priority_service_is_must_be_the_operators_choice(url: str, problem: str) -> None:

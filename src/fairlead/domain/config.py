@@ -3,6 +3,7 @@ part."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
@@ -51,6 +52,7 @@ Limit = Annotated[
     Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
     Discriminator(lambda said: BRANCHES[said == AUTO]),
 ]
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
@@ -396,8 +398,11 @@ def _priority_url_problem(url: str) -> str | None:
     """Whoever a user is, the host is the operator's choice."""
     try:
         parts = urlsplit(url)
+        _ = parts.port  # raises if it is no port
     except ValueError:
         return "this is no URL; for example http://priorities:8000"
+    if unknown := set(_PLACEHOLDER.findall(url)) - {USER_ID}:
+        return f"{', '.join(sorted(unknown))} stands for nothing; {USER_ID} is the only placeholder"
     if USER_ID not in url:
         if "?" in url or "#" in url:
             return f"with a query, write the whole URL, with {USER_ID} where the user's id goes"

@@ -60,8 +60,8 @@ class Service:
             answer = orjson.loads(body)
         except orjson.JSONDecodeError:
             raise NoAnswer("its answer is not JSON", counts=True) from None
-        if not isinstance(answer, dict):
-            raise NoAnswer('its answer is not of the shape {"priority": "high"}', counts=True)
+        if not isinstance(answer, dict | str):
+            raise NoAnswer('its answer is neither {"priority": "high"} nor "high"', counts=True)
         return answer
 
     def _open(self) -> aiohttp.ClientSession:

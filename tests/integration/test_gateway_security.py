@@ -59,7 +59,18 @@ async def test_without_a_key_the_own_host_names_are_served(still_site: Site, hos
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "192.168.0.7", "", "[::1"]
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "192.168.0.7",
+        "",
+        "[::1",
+        "evil.example@127.0.0.1",
+        "localhost/evil.example",
+        "localhost?evil.example",
+    ],
 )
 async def test_without_a_key_a_foreign_host_name_is_refused(still_site: Site, host: str) -> None:
     response = await still_site.client.post("/api/v1/jobs", json=BODY, headers={"Host": host})

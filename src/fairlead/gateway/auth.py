@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MANY = 100
+_NOT_A_HOST = frozenset("@/?#\\")
 
 # What a WebSocket that is refused is closed with, where the server cannot answer with an HTTP status.
 CLOSE_CODES = {401: 4401, 403: 4403, 404: 4404, 421: 4403, 422: 4422, 503: 1013}
@@ -227,7 +228,7 @@ class Guard:
             return
         if address is not None and not _is_loopback(address):
             raise Unauthorized("without keys only this machine is served; make one with: fairlead keys create")
-        if _hostname(f"//{host.decode('latin-1')}") not in self._hosts:
+        if _hostname(host.decode("latin-1")) not in self._hosts:
             raise WrongHost("without a key this server answers only to its own host name, such as localhost")
         if len(self._passed) < MANY:
             self._passed.add((host, address))
@@ -341,8 +342,11 @@ def _is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def _hostname(url: str) -> str | None:
+def _hostname(host: str) -> str | None:
+    """Of a Host header, which is a name and a port and nothing else: of `evil.example@localhost` a URL takes the end."""
+    if not _NOT_A_HOST.isdisjoint(host):
+        return None
     try:
-        return urlsplit(url).hostname
+        return urlsplit(f"//{host}").hostname
     except ValueError:
         return None

@@ -503,7 +503,8 @@ async def test_a_websocket_ends_when_its_key_is_revoked_and_others_go_on(still_s
         await still_site.app.revoke_key(ada.key.id)
         async with asyncio.timeout(PATIENCE_S):
             await hers.ended.wait()
-        assert {"type": "websocket.close", "code": 4401}.items() <= hers.messages[-1].items()
+        closed = {"type": "websocket.close", "code": 4401, "reason": "the key was revoked"}
+        assert closed.items() <= hers.messages[-1].items()
         assert not his.ended.is_set()
     assert gateway.state.guard.ring._tending is None, "nobody watches when nothing is open"
 
@@ -532,6 +533,7 @@ async def test_streams_of_the_keyless_end_when_the_first_key_is_made(still_site:
         await still_site.app.create_key("admin")
         async with asyncio.timeout(PATIENCE_S):
             await exchange.ended.wait()
+        assert exchange.messages[-1]["reason"] == "a key is needed now"
 
 
 async def test_a_handler_s_own_timeout_is_not_taken_for_a_revoked_key(still_site: Site) -> None:

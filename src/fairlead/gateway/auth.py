@@ -260,7 +260,7 @@ class Guard:
         except TimeoutError:
             if not until.expired():
                 raise
-            revoked = Unauthorized("the key was revoked")
+            revoked = Unauthorized("a key is needed now" if caller.key_id is None else "the key was revoked")
             # The client may have gone meanwhile, and then there is nobody to tell.
             with contextlib.suppress(Exception):
                 if not began:

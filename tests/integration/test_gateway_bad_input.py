@@ -337,6 +337,8 @@ async def test_a_job_id_that_is_no_id_is_refused_everywhere(still_site: Site, jo
         ("cursor=%C3%A9", "/cursor"),
         ("cursor=" + "A" * 1000, "/cursor"),
         ("user_id=" + "u" * 1024, "/user_id"),
+        ("user_id=", "/user_id"),
+        ("feature_name=&user_id=ada", "/feature_name"),
         ("state=PENDING", "/state"),
     ],
 )
@@ -345,6 +347,14 @@ async def test_a_wrong_query_is_named(still_site: Site, query: str, pointer: str
         response = await still_site.client.get(f"{path}?{query}")
         problem = await refused(still_site, response, 422, "invalid_input")
         assert problem["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    "query", ["/admin/queue-dead?service=", "/admin/queue-dead?error_code=", "/admin/audit?action="]
+)
+async def test_a_filter_of_nothing_is_refused(still_site: Site, query: str) -> None:
+    problem = await refused(still_site, await still_site.client.get(query), 422, "invalid_input")
+    assert problem["pointer"] == f"/{query.partition('?')[2].rstrip('=')}"
 
 
 async def test_a_cursor_of_another_list_is_refused(still_site: Site) -> None:

@@ -323,15 +323,17 @@ class PageQuery(Shape):
 
 
 class JobsQuery(PageQuery):
-    user_id: str | None = Field(None, max_length=255)
-    feature_name: str | None = Field(None, max_length=255)
+    user_id: str | None = Field(None, min_length=1, max_length=255)
+    feature_name: str | None = Field(None, min_length=1, max_length=255)
 
 
 class DeadQuery(JobsQuery):
     """One page of the dead letters."""
 
-    service: str | None = Field(None, max_length=255, description="Whose step failed.")
-    error_code: str | None = Field(None, max_length=255, description="Of the last error, such as `HTTP_503`.")
+    service: str | None = Field(None, min_length=1, max_length=255, description="Whose step failed.")
+    error_code: str | None = Field(
+        None, min_length=1, max_length=255, description="Of the last error, such as `HTTP_503`."
+    )
     # Not a bool: pydantic takes "on", "1" and more for one.
     retryable: Literal["true", "false"] | None = Field(None, description="Whether its user may resume it.")
     since: str | None = Field(None, max_length=64, description="Failed at this moment or later: ISO 8601.")

@@ -50,7 +50,7 @@ class RebuildRequested(Shape):
 class AuditQuery(PageQuery):
     """One page of the audit, newest first."""
 
-    action: str | None = Field(None, max_length=255, description="Only these, such as `service.pause`.")
+    action: str | None = Field(None, min_length=1, max_length=255, description="Only these, such as `service.pause`.")
 
 
 class AuditRow(Shape):

@@ -92,9 +92,17 @@ async def test_limits_and_pauses_survive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "says"), [(0, "pause it instead"), (-1, "from 1 to"), (1_000_001, "from 1 to"), (None, "integer")]
+    ("limit", "says"),
+    [
+        (0, "pause it instead"),
+        (-1, "from 1 to"),
+        (1_000_001, "from 1 to"),
+        (10**30, "limit has an integer beyond 64 bits, which is more than it may be"),
+        (1.5, "integer"),
+        (None, "integer"),
+    ],
 )
-async def test_a_limit_that_cannot_be_is_refused(site: Site, limit: int | None, says: str) -> None:
+async def test_a_limit_that_cannot_be_is_refused(site: Site, limit: float | None, says: str) -> None:
     response = await site.client.put("/admin/services/echo/limit", json={"limit": limit})
     assert (response.status_code, response.json()["pointer"]) == (422, "/limit")
     assert says in response.json()["detail"]

@@ -83,10 +83,15 @@ def _refuse_large_integers(body: bytes) -> None:
     if wrong:
         raise ManyInvalid(
             [
-                InvalidInput(f"{path[-1]} has an integer beyond 64 bits; send it as text", pointer=pointer(*path))
+                InvalidInput(f"{path[-1]} has an integer beyond 64 bits{_instead(path)}", pointer=pointer(*path))
                 for path in wrong
             ]
         )
+
+
+def _instead(path: tuple[str | int, ...]) -> str:
+    """A field of ours that is a number takes no text either."""
+    return "; send it as text" if path[-1] in ("input_data", "metadata") else ", which is more than it may be"
 
 
 def _fields(body: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:

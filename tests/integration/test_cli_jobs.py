@@ -367,6 +367,14 @@ def test_a_url_that_is_none_is_told(tmp_path: Path) -> None:
     assert "FAIRLEAD_URL" in done.err
 
 
+@pytest.mark.parametrize("key", ["fl_schlüssel", "fl_a\x07b"])
+def test_a_key_that_cannot_be_sent_is_told_as_such(key: str, tmp_path: Path) -> None:
+    done = fairlead("status", cwd=tmp_path, env={"FAIRLEAD_API_KEY": key})
+    assert done.code == Exit.USAGE
+    assert "FAIRLEAD_API_KEY is not a key" in done.err
+    assert key not in done.err
+
+
 # ---------------------------------------------------------------- operators
 
 

@@ -146,8 +146,11 @@ PAGE = 100
 def gateway() -> Gateway:
     """The one that the environment names."""
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise Failure(f"{KEY_VARIABLE} is not a key: it has characters that a header cannot carry", Exit.USAGE)
     try:
-        return Gateway(url, os.environ.get(KEY_VARIABLE) or None)
+        return Gateway(url, key or None)
     except (httpx2.InvalidURL, ValueError) as error:
         raise Failure(f"{URL_VARIABLE} is not a URL: {error}", Exit.USAGE) from None
 

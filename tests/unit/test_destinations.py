@@ -131,3 +131,10 @@ def test_a_later_step_spills_from_when_it_began_to_wait() -> None:
 def test_a_job_without_a_region_has_no_timer_for_it() -> None:
     assert job_of("draw").timer_at is None
     assert job_of("draw", allowed_regions=["us"]).timer_at is None
+
+
+def test_a_hold_takes_a_slot_where_the_call_is_and_not_where_the_job_asked_to_go() -> None:
+    job = replace(job_of("draw", region="us"), status=JobStatus.RUNNING, call_region="eu", call_deadline=1100.0)
+    hold = transitions.hold_of(job, 1050.0)
+    assert hold is not None
+    assert (hold.region, hold.until) == ("eu", 1100.0)

@@ -57,6 +57,13 @@ async def grow(url: str) -> None:
             SELECT n, 0, 0, 'draw', '1', '{}', n, NULL FROM generate_series(1, 5000) AS n;
             INSERT INTO fairlead.attempt
             SELECT n, 1, 0, 'draw', 0, 1, '{}', n, n, NULL, NULL FROM generate_series(1, 5000) AS n;
+            INSERT INTO fairlead.job_batch
+            SELECT 'batch-' || n, 'user-' || n % 300, NULL, NULL, n, 20, NULL, NULL,
+                   CASE WHEN n % 50 > 0 THEN n END, '[]'
+            FROM generate_series(1, 2000) AS n;
+            INSERT INTO fairlead.batch_item
+            SELECT 'batch-' || b, i, 'job-' || b * 20 + i, 'item-' || i
+            FROM generate_series(1, 2000) AS b, generate_series(0, 19) AS i;
             INSERT INTO fairlead.outbox
             SELECT n, n, 'job-' || n, 'x', 'service-' || n % 7, 1 + n % 3 FROM generate_series(1, 20000) AS n;
             ANALYZE
@@ -93,6 +100,14 @@ USED = {
     "list of all": (LISTED.replace("{where}", "TRUE"), "job_by_seq"),
     "list of a user": (LISTED.replace("{where}", "j.user_id = 'user-7'"), "job_by_user"),
     "list of the dead": (LISTED.replace("{where}", "j.ended = 5"), "job_dead"),
+    "a batch": (READS["get_batch"], "batch_item_pkey"),
+    "batches of a user": (READS["list_batches"].replace("{whose}", "b.user_id = $3"), "job_batch_by_user"),
+    "items": (READS["batch_items"], "batch_item_pkey"),
+    "items of a status": (READS["batch_items_of_status"], "batch_item_pkey"),
+    "ended batches": (READS["ended_batches"], "job_batch_open"),
+    "settle_batch": (WRITES["settle_batch"], "batch_item_pkey"),
+    "reopen_batches": (WRITES["reopen_batches"], "batch_item_job"),
+    "prune_batches": (WRITES["prune_batches"], "job_batch_finished"),
     "prunable": (WRITES["prunable"], "job_finished"),
     "waiting_of_users": (WRITES["waiting_of_users"], "job_open_by_user"),
     "start": (WRITES["start"], "job_id_unique"),
@@ -119,7 +134,7 @@ async def test_every_hot_statement_uses_its_index_and_scans_no_table(grown: str,
         plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE asked {given}"))
         await connection.execute("DEALLOCATE asked")
     assert re.search(rf"\b{index}\b", plan), plan
-    assert not re.search(r"Seq Scan on (job|outbox|step_result|attempt)\b", plan), plan
+    assert not re.search(r"Seq Scan on (job|outbox|step_result|attempt|job_batch|batch_item)\b", plan), plan
     if name in ("due", "promotable"):
         assert "Sort" not in plan, "it would read all that is due for each batch"
 

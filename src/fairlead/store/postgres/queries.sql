@@ -38,10 +38,20 @@ SELECT user_id FROM fairlead.job_batch WHERE id = $1
 SELECT id, body_hash FROM fairlead.job_batch WHERE user_id = $1 AND idempotency_key = $2
 
 -- name: batch_items
--- $1: batch, $2: after, $3: limit, $4: statuses, none for all.
+-- $1: batch, $2: after, $3: limit. Their numbers have no gaps, so a page is a range of them: whatever the planner knows of
+-- tables that were filled a moment ago, no more is read than is asked for.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
-WHERE i.batch_id = $1 AND i.item > $2::int AND (cardinality($4::int[]) = 0 OR j.status = ANY ($4::int[]))
+WHERE i.batch_id = $1 AND i.item > $2::int AND i.item <= $2::int + $3::int ORDER BY i.item
+
+-- name: batch_items_of_status
+-- $4: statuses. From item to item, until there are enough; OFFSET 0 keeps the planner from joining all of them first.
+SELECT i.item, i.custom_id, i.job_id, {job_columns}
+FROM (
+    SELECT item, custom_id, job_id FROM fairlead.batch_item WHERE batch_id = $1 AND item > $2::int ORDER BY item OFFSET 0
+) AS i CROSS JOIN LATERAL (
+    SELECT * FROM fairlead.job WHERE id = i.job_id AND status = ANY ($4::int[]) OFFSET 0
+) AS j
 ORDER BY i.item LIMIT $3::bigint
 
 -- name: batch_item
@@ -52,10 +62,14 @@ WHERE i.batch_id = $1 AND (i.custom_id = $2 OR i.item = $3::int)
 ORDER BY (i.custom_id = $2) IS NOT TRUE LIMIT 1
 
 -- name: ended_batches
--- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end.
+-- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end. As
+-- `batch_items_of_status`, from item to item.
 SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
-    SELECT 1 FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id
-    WHERE i.batch_id = b.id AND j.ended IS NULL ORDER BY i.item DESC LIMIT 1
+    SELECT j.open FROM (
+        SELECT job_id FROM fairlead.batch_item WHERE batch_id = b.id ORDER BY item DESC OFFSET 0
+    ) AS i CROSS JOIN LATERAL (
+        SELECT 1 AS open FROM fairlead.job WHERE id = i.job_id AND ended IS NULL OFFSET 0
+    ) AS j LIMIT 1
 ) IS NULL ORDER BY b.id LIMIT $1::bigint
 
 -- name: was_submitted

@@ -94,8 +94,10 @@ class Reads:
     async def batch_items(
         self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
     ) -> list[BatchItem]:
-        codes = [STATUS_CODES[status] for status in statuses]
-        return [rows.item_from(row) for row in await self._ask(READS["batch_items"], batch_id, after, limit, codes)]
+        name, codes = "batch_items", []
+        if statuses:
+            name, codes = "batch_items_of_status", [[STATUS_CODES[status] for status in statuses]]
+        return [rows.item_from(row) for row in await self._ask(READS[name], batch_id, after, limit, *codes)]
 
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
         answer = await self._ask(READS["batch_item"], batch_id, name, batches.number_of(name))

@@ -343,7 +343,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _hostname(host: str) -> str | None:
-    """Of a Host header, which is a name and a port and nothing else: of `evil.example@localhost` a URL takes the end."""
+    """Of a Host header, which is a name and a port, nothing else: of `evil.example@localhost` a URL takes the end."""
     if not _NOT_A_HOST.isdisjoint(host):
         return None
     try:

@@ -29,19 +29,20 @@ RETURNING 1
 -- name: reopen_batches
 -- $1: ids of jobs that begin a new round. Locked whether settled or not: a settlement under way, which still saw these jobs
 -- ended, is struck out when it is done.
-UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id IN (
+UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id = ANY (ARRAY(
     SELECT b.id FROM fairlead.job_batch AS b
     WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))
     ORDER BY b.id FOR UPDATE
-)
+))
 
 -- name: prune_batches
--- $1: finished before, $2: limit. One that another manager is pruning is left to it.
+-- $1: finished before, $2: limit. One that another manager is pruning is left to it. An array, made once: a plan may ask a
+-- subquery anew for each row, and get others each time.
 WITH gone AS (
-    DELETE FROM fairlead.job_batch WHERE id IN (
+    DELETE FROM fairlead.job_batch WHERE id = ANY (ARRAY(
         SELECT id FROM fairlead.job_batch WHERE finished_at < $1::bigint
         ORDER BY finished_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
-    ) RETURNING id
+    )) RETURNING id
 ), items AS (
     DELETE FROM fairlead.batch_item AS i USING gone WHERE i.batch_id = gone.id
 )

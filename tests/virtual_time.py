@@ -92,7 +92,8 @@ class VirtualHeartbeat(Heartbeat):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._interval())
-            self._renew()
+            for worker in self._workers:
+                self._renew(worker)
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -31,6 +31,7 @@ from fairlead.gateway.app import create_gateway
 from fairlead.runtime import line, lookout
 from fairlead.runtime.line import Line
 from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers
+from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from tests.integration.gateway_site import client_of
@@ -176,7 +177,7 @@ class Cao:
         assert self.app._journal is not None
         dispatcher = self.app._process.lines[MAIN_SHARD].dispatcher
         worker = Line(
-            Shard(MAIN_SHARD, dispatcher, dispatcher),
+            Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher),
             self.app.config,
             Roles(api=False, manager=False),
             process=f"worker {next(self._numbers)}",
@@ -186,7 +187,7 @@ class Cao:
             executors=executors_of(self.app.config, {}),
             hub=self.app.hub,
             clock=self.app._clock,
-            room=Room(10),
+            rooms={WorkerPool("", 10): Room(10)},
         )
         await worker.apply(self.app._process.rules)
         await worker.start()
@@ -197,8 +198,8 @@ class Cao:
 
     def _wake(self, services: frozenset[str]) -> None:
         for each in self.workers:
-            assert each.worker is not None
-            each.worker.wake(services)
+            for worker in each.workers:
+                worker.wake(services)
 
     async def crash(self, worker: Line) -> None:
         """No goodbye: its leases stay, and nobody renews them."""

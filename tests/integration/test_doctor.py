@@ -401,7 +401,7 @@ async def test_a_gateway_that_cannot_be_asked(make: Make, hands: Hands, monkeypa
         refused = codes_of(await looked())
         assert "gateway-refuses" in refused
         assert "gateway-unreachable" not in refused
-        monkeypatch.setenv("FAIRLEAD_API_KEY", "secret")
+        monkeypatch.setenv("FAIRLEAD_API_KEY", "secret-secret-secret")
         asked = await looked()
         assert not codes_of(asked) & {"gateway-unreachable", "gateway-refuses"}
         assert asked["asked"]

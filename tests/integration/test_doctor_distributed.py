@@ -147,7 +147,7 @@ async def knows_the_line(gateway: Fairlead) -> bool:
     assert gateway._process is not None
     problems = [process.details.get("problem") for process in await gateway._store.processes()]
     (line,) = gateway._process.lines.values()
-    return line._configured == line.rules.version and not any(problems)
+    return line.configured == line.rules.version and not any(problems)
 
 
 @provokes("worker-gone", "waiting-while-free")

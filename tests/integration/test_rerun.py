@@ -115,7 +115,8 @@ async def test_its_events_are_told(engines: dict[str, str]) -> None:
             async with asyncio.timeout(PATIENCE):
                 while not told or told[-1] != "JOB_COMPLETE":
                     told.append((await subscription.next()).type)
-        kinds = [kind for kind in told if kind not in ("POSITION", "PROGRESS")]
+        # That the job has ended before may be heard late from another process.
+        kinds = [kind for kind in told if kind not in ("POSITION", "PROGRESS", "ENDED")]
         assert kinds == ["WAITING", "STEP_START", "STEP_COMPLETE", "JOB_COMPLETE"]
 
 

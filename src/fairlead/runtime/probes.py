@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+Question = Callable[[], Coroutine[Any, Any, str]]
 
 
 class Probes:
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Task[Any]] = {}
 
-    async def ask(self, name: str, question: Callable[[], Coroutine[Any, Any, str]], within: float) -> str:
-        """What it says, or that nothing comes."""
+    async def ask_all(self, asked: Mapping[str, tuple[Question, float]]) -> dict[str, str]:
+        """Side by side, each with its seconds: what each says, or that nothing comes."""
+        said = await asyncio.gather(*(self._ask(name, *about) for name, about in asked.items()))
+        return dict(zip(asked, said, strict=True))
+
+    async def _ask(self, name: str, question: Question, within: float) -> str:
         task = self._under_way.get(name) or self._start(name, question())
         await asyncio.wait({task}, timeout=within)
         return str(task.result()) if task.done() else f"does not answer within {within:g} s"

@@ -16,7 +16,7 @@ from fairlead.errors import FairleadError, Unavailable, shown
 from fairlead.runtime import regions
 from fairlead.runtime.events import iso
 from fairlead.runtime.line import Line
-from fairlead.runtime.probes import Probes
+from fairlead.runtime.probes import Probes, Question
 from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
 
@@ -54,12 +54,13 @@ async def look(store: Store, process: Process | None) -> Sight:
     """Without a line in this process, the slots and lines are another's."""
     if process is None:
         return Sight(await store.rules(), unknown=ELSEWHERE)
+    rules = process.rules
     found = await asyncio.gather(*(_shard(line) for line in process.lines.values()))
     snapshots: dict[str, list[ServiceSnapshot]] = {}
     for snapshot in (snapshot for each in found for snapshot in each.snapshots):
         snapshots.setdefault(snapshot.service, []).append(snapshot)
     return Sight(
-        process.rules,
+        rules,
         snapshots,
         frozenset(each.name for each in found if each.problem is None),
         {scope: state for each in found for scope, state in each.states.items()},
@@ -193,12 +194,11 @@ DISPATCHER_WITHIN = 2.0
 
 async def readiness(store: Store | None, process: Process | None, probes: Probes) -> dict[str, Any]:
     """A process that accepts jobs is ready when the truth can be written: what waits for Redis is kept there."""
-    asked = {"store": probes.ask("store", lambda: _store(store), STORE_WITHIN)}
+    asked: dict[str, tuple[Question, float]] = {"store": (lambda: _store(store), STORE_WITHIN)}
     if process is not None:
         for name, line in process.lines.items():
-            label = _label("dispatcher", name, process)
-            asked[label] = probes.ask(label, partial(_dispatcher, line), DISPATCHER_WITHIN)
-    checks = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+            asked[_label("dispatcher", name, process)] = partial(_dispatcher, line), DISPATCHER_WITHIN
+    checks = await probes.ask_all(asked)
     needed = ["store"]
     if process is None:
         checks["dispatcher"] = "in another process"

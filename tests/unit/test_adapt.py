@@ -69,6 +69,16 @@ def test_nothing_is_decided_before_as_many_calls_have_ended_as_the_limit_allows(
     assert decided(AUTO, 4, seen.seen(Calls(ok=1, seconds=1.0), used=False)).limit == 5
 
 
+def test_what_is_turned_away_after_a_rise_is_heard_at_once() -> None:
+    risen = decided(AUTO, 4, window(ok=4)).window
+    assert (risen.skip, decide(AUTO, 5, 1.0, risen)) == (4, None)
+    heard = risen.seen(Calls(ok=1, overloaded=1), used=True)
+    fallen = decided(AUTO, 5, heard)
+    assert fallen.limit < 5
+    # What was open as it fell was so because it was too high: that is answered already.
+    assert decide(AUTO, fallen.limit, 1.0, fallen.window.seen(Calls(overloaded=4), used=True)) is None
+
+
 def test_calls_that_were_open_when_it_changed_say_nothing_of_the_new_limit() -> None:
     fell = decided(AUTO, 10, window(overloaded=10))
     late = fell.window.seen(Calls(overloaded=4), used=True).seen(Calls(overloaded=6), used=True)

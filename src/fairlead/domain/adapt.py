@@ -3,7 +3,7 @@ away. Additive increase and multiplicative decrease, as TCP finds its share of a
 
 It is decided once per window: when as many calls have ended as the limit allows. After a change, as many as were
 allowed before it are passed over first, for they were open then: so one overload is answered once, and nothing rises by
-calls that ran while the limit was lower.
+calls that ran while the limit was lower. Only what is turned away after a rise is heard at once: it was one too many.
 """
 
 from __future__ import annotations
@@ -82,21 +82,24 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was seen since the last decision. `skip`: so many calls that end are passed over first. `used`: at some
-    moment all slots were taken. `latency` is the smoothed one of the windows before."""
+    """What was seen since the last decision. `skip`: so many calls that end are passed over first; but calls that are
+    turned away after the limit `rose` are its answer, and count at once. `used`: at some moment all slots were taken.
+    `latency` is the smoothed one of the windows before."""
 
     skip: int = 0
     calls: Calls = Calls()
     used: bool = False
     latency: float | None = None
+    rose: bool = False
 
     def seen(self, calls: Calls, *, used: bool) -> Window:
-        if self.skip:
+        if self.skip and not (self.rose and calls.overloaded):
             return replace(self, skip=max(0, self.skip - calls.ended))
-        return replace(self, calls=self.calls + calls, used=self.used or used)
+        return replace(self, skip=0, calls=self.calls + calls, used=self.used or used)
 
     def over(self, limit: int) -> bool:
-        return not self.skip and self.calls.ended >= max(1, limit)
+        too_high = self.rose and self.calls.overloaded > 0
+        return not self.skip and (too_high or self.calls.ended >= max(1, limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def decide(auto: Auto, limit: int, best: float | None, window: Window) -> Decisi
     after = bounded(after, auto)
     if after == limit:
         return Decision(limit, best, None, Window(latency=latency))
-    return Decision(after, best, why, Window(skip=limit, latency=latency))
+    return Decision(after, best, why, Window(skip=limit, rose=after > limit, latency=latency))
 
 
 def _next(auto: Auto, limit: int, window: Window, latency: float | None, best: float | None) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain import transitions
-from fairlead.domain.adapt import ending_of
+from fairlead.domain.adapt import Ending, ending_of
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
@@ -46,6 +46,9 @@ MANY = 1_000_000
 WAVE = 250
 """At most so many are claimed at once. While one wave's starts are written, the next is claimed and the last one's
 results are written: a single great wave would have each part of the system wait for the others in turn."""
+COOL_DOWN = 0.5
+"""While a limit is being found, a slot whose call was turned away is kept for so many seconds: one slot too many would
+else go through the whole line while the limit is still too high."""
 STUBBORN_AFTER = 3.0
 TIMED_OUT, CANCELLED, LOST, DRAINED = "timed out", "cancelled", "lost", "drained"
 
@@ -246,6 +249,8 @@ class Worker:
             running.progress_due.cancel()
         if not running.abandoned:
             await self._finish(running, self._conclude(running, outcome, elapsed))
+        if self._config.services[job.service].auto is not None and _was_turned_away(outcome):
+            await asyncio.sleep(COOL_DOWN)
         if call.lingering is not None:
             await self._outwait(call)
         self._give_back(running.lease, failed=_failed(running.lease, outcome))
@@ -508,6 +513,10 @@ class Worker:
             self._idle.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a step's task failed", exc_info=task.exception())
+
+
+def _was_turned_away(outcome: Success | Failure | None) -> bool:
+    return isinstance(outcome, Failure) and ending_of(outcome) is Ending.OVERLOADED
 
 
 def _failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:

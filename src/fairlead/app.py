@@ -508,7 +508,12 @@ class Fairlead(Operators, Batching):
         """Take up a FAILED job that is marked retryable, at the step that failed. It counts among its user's waiting
         jobs as a new one does; an operator's `requeue` is not held back."""
         self._opened()
-        await self._operations.resume(job_id, self.config.wait_timeouts, self.config.server.max_waiting_per_user)
+        waits = self.config.wait_timeouts
+
+        def build(job: Job, now: float) -> Move:
+            return transitions.resume(job, now=now, waits=waits)
+
+        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user)
         return await self.get(job_id)
 
     async def retry_step(self, job_id: str, step: int) -> JobView:
@@ -523,7 +528,7 @@ class Fairlead(Operators, Batching):
                 raise InvalidInput(f"the job's steps are 0 to {len(job.steps) - 1}, not {step}", pointer="/index")
             return transitions.rerun(job, step, now=now, waits=waits)
 
-        await self._operations.move(job_id, build)
+        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user)
         return await self.get(job_id)
 
     async def delete(self, job_id: str) -> None:

@@ -156,10 +156,10 @@ class Batching(ABC):
     async def resume_batch(self, batch_id: str) -> int:
         """Take up every FAILED item that is marked retryable; returns how many."""
         self._opened()
-        return await self._batches.resume(batch_id)
+        return await self._batches.resume(batch_id, self.config.server.max_waiting_per_user)
 
     async def retry_item(self, batch_id: str, item: str | int) -> ItemView:
         """Take up one FAILED item, by its custom_id or its number, at the step that failed: one that is not retryable
         too."""
         self._opened()
-        return await self._batches.retry(batch_id, str(item))
+        return await self._batches.retry(batch_id, str(item), self.config.server.max_waiting_per_user)

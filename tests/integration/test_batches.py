@@ -169,6 +169,26 @@ async def test_a_cap_on_waiting_jobs_holds_for_a_batch_as_a_whole(make_site: Mak
     await submitted(site, [{"feature_name": "echo"}] * 3)
 
 
+async def test_taking_up_a_batch_or_an_item_counts_among_the_waiting_jobs_of_its_user(make_site: MakeSite) -> None:
+    site = await make_site(max_waiting_per_user=3)
+    batches = []
+    for _ in range(2):
+        batches.append(await submitted(site, [{"feature_name": "flaky"}] * 2))
+        assert (await site.app.wait_batch(batches[-1], 30)).finished
+    done = await site.submit(feature_name="echo")
+    await site.app.wait(done, 30)
+    for service in ("flaky", "echo"):
+        await site.app.pause(service)
+    first, second = [await site.client.post(f"{BATCHES}/{batch_id}/resume") for batch_id in batches]
+    assert (first.status_code, second.status_code, second.json()["code"]) == (200, 429, "too_many_waiting")
+    answers = [
+        await site.client.post(f"{BATCHES}/{batches[1]}/items/0/retry"),
+        await site.client.post(f"{BATCHES}/{batches[1]}/items/1/retry"),
+        await site.client.post(f"/api/v1/jobs/{done}/steps/0/retry"),
+    ]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+
+
 async def test_every_item_counts_for_the_rate(make_site: MakeSite) -> None:
     site = await make_site(running=False, submits_per_minute=10)
     await submitted(site, [{"feature_name": "echo"}] * 9)

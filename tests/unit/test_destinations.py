@@ -60,8 +60,14 @@ def test_a_place_where_a_job_cannot_go_is_refused(feature: str, wanted: Any, poi
 
 
 def test_services_without_regions_do_not_mind_them() -> None:
-    job = job_of("plain", region="mars", allowed_regions=["mars"])
-    assert (job.region, job.allowed_regions, job.spill_after) == ("mars", ("mars",), None)
+    job = job_of("plain", region="mars")
+    assert (job.region, job.spill_after) == ("mars", None)
+
+
+def test_a_job_without_regions_cannot_be_kept_within_any() -> None:
+    with pytest.raises(InvalidInput, match="none of its services has regions") as caught:
+        job_of("plain", allowed_regions=["mars"])
+    assert caught.value.pointer == "/allowed_regions"
 
 
 def test_only_the_first_call_of_the_first_step_with_regions_goes_to_the_region() -> None:

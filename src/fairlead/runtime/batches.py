@@ -110,16 +110,20 @@ class Batches:
             raise WrongState("every item of this batch has ended already", details={"cancelled": 0})
         return moved
 
-    async def resume(self, batch_id: str) -> int:
-        """How many failed items were taken up again: all that are marked retryable."""
+    async def resume(self, batch_id: str, most_waiting: int) -> int:
+        """How many failed items were taken up again: all that are marked retryable, if their user may have all failed
+        ones waiting."""
         waits = self._waits()
         build: Build = lambda job, now: transitions.resume(job, now=now, waits=waits)  # noqa: E731
-        moved = await self._move_all(batch_id, (JobStatus.FAILED,), build)
+        async with self._operations.reviving:
+            state = await self._state(batch_id)
+            await self._operations.check_room(state.batch.user_id, state.counts.get(JobStatus.FAILED, 0), most_waiting)
+            moved = await self._move_all(batch_id, (JobStatus.FAILED,), build)
         if not moved:
             raise WrongState("no item of this batch is FAILED and marked retryable", details={"resumed": 0})
         return moved
 
-    async def retry(self, batch_id: str, name: str) -> ItemView:
+    async def retry(self, batch_id: str, name: str, most_waiting: int) -> ItemView:
         """One failed item, by its custom_id or its number: once more from the step that failed."""
         item = await self._item(batch_id, name)
         waits = self._waits()
@@ -129,7 +133,7 @@ class Batches:
                 return transitions.resume(job, now=now, waits=waits)
             return transitions.requeue(job, now=now, waits=waits)
 
-        await self._operations.move(item.job_id, again)
+        await self._operations.revive(item.job_id, again, most_waiting)
         return batch_view.of_item(await self._item(batch_id, name))
 
     async def _item(self, batch_id: str, name: str) -> BatchItem:

@@ -36,6 +36,11 @@ def check(region: Any, allowed: Any, steps: Sequence[str], config: Config) -> De
         raise InvalidInput(f"region {region!r} is not among allowed_regions: {', '.join(permitted)}", pointer="/region")
     regional = [(index, step) for index, step in enumerate(steps) if config.services[step].regions]
     if permitted is not None:
+        if not regional:
+            raise InvalidInput(
+                "none of its services has regions: nothing could keep the job within the allowed ones",
+                pointer="/allowed_regions",
+            )
         for _, step in regional:
             _can_be_served(permitted, step, config)
         _are_known(permitted, [step for _, step in regional], config)

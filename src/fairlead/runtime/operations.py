@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from fairlead.domain import transitions
 from fairlead.domain.job import WAITING, Job
-from fairlead.domain.transitions import Delete, Move, WaitTimeouts
+from fairlead.domain.transitions import Delete, Move
 from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.record import Recorder
@@ -42,7 +41,7 @@ class Operations:
         self._journal = journal
         self._recorder = recorder
         self._clock = clock
-        self._resuming = asyncio.Lock()
+        self.reviving = asyncio.Lock()
 
     async def move(self, job_id: str, build: Callable[[Job, float], Move]) -> None:
         """Apply what `build` makes of the job's present state; it raises WrongState if that allows none."""
@@ -53,16 +52,19 @@ class Operations:
                 return
         raise Unavailable(f"job {job_id} keeps changing; try again")
 
-    async def resume(self, job_id: str, waits: WaitTimeouts, most_waiting: int) -> None:
-        """As a submit, it may not make a user's waiting jobs more than `most_waiting` (0: any number). One after the
-        other, or many at once would all find room for one."""
-        async with self._resuming:
+    async def revive(self, job_id: str, build: Callable[[Job, float], Move], most_waiting: int) -> None:
+        """A move that puts an ended job in line again: as a submit, it may not make a user's waiting jobs more than
+        `most_waiting` (0: any number)."""
+        async with self.reviving:
             if most_waiting:
                 job = await self.job(job_id)
-                transitions.resume(job, now=self._clock.now(), waits=waits)  # what cannot be resumed says that first
-                if await self._store.count(JobFilter(job.user_id, WAITING)) >= most_waiting:
-                    raise TooManyWaiting(f"this user has {most_waiting} jobs waiting already, which is the limit")
-            await self.move(job_id, lambda job, now: transitions.resume(job, now=now, waits=waits))
+                build(job, self._clock.now())  # what cannot be taken up says that first
+                await self.check_room(job.user_id, 1, most_waiting)
+            await self.move(job_id, build)
+
+    async def check_room(self, user_id: str, more: int, most_waiting: int) -> None:
+        if most_waiting and await self._store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
+            raise TooManyWaiting(f"this user may have {most_waiting} jobs waiting, and would have more")
 
     async def delete(self, job_id: str) -> None:
         job = await self.job(job_id)

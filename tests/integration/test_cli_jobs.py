@@ -48,9 +48,11 @@ def submitted(server: Up, *arguments: str) -> str:
 
 
 def test_a_job_may_say_where_its_calls_go(server: Up) -> None:
-    job_id = submitted(server, "echo", "--region", "eu", "--allowed-regions", "us,eu")
+    job_id = submitted(server, "echo", "--region", "eu")
     job = server.run("get", job_id, "--json").json
-    assert (job["region"], job["allowed_regions"]) == ("eu", ["eu", "us"])
+    assert (job["region"], job["allowed_regions"]) == ("eu", None)
+    nowhere = server.run("submit", "echo", "--region", "eu", "--allowed-regions", "us,eu")
+    assert (nowhere.code, "none of its services has regions" in nowhere.err) == (Exit.REFUSED, True)
     done = server.run("submit", "echo", "--region", "eu", "--allowed-regions", "us")
     assert done.code == Exit.REFUSED
     assert "not among allowed_regions" in done.err

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import redis_servers, servers
 from tests.integration.gateway_site import Site, open_site
 
 
@@ -19,6 +20,30 @@ async def make_site(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Sit
             return await stack.enter_async_context(open_site(tmp_path / "jobs.db", **settings))
 
         yield make
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> dict[str, str]:
+    """SQLite and memory, as `Fairlead(config, **embedded)` takes them."""
+    return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
+
+
+@pytest.fixture
+async def distributed() -> dict[str, str]:
+    """PostgreSQL and Redis, both empty."""
+    servers.postgres_url()
+    database_url = await servers.shared_database()
+    await servers.empty(database_url)
+    redis_url = redis_servers.server_url()
+    redis_servers.empty(redis_url)
+    return {"database_url": database_url, "redis_url": redis_url}
+
+
+@pytest.fixture(params=["embedded", "distributed"])
+def engines(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Either pair."""
+    found: dict[str, str] = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ BAD_ANSWERS = {
     "too large": answering(body=b'{"priority": "high", "more": "' + b"x" * MAX_ANSWER + b'"}'),
     "endless": endless,
     "said to be compressed": answering(body=b'\x1f\x8b{"priority": "high"}', **{"Content-Encoding": "gzip"}),
-    "a redirect to itself": answering(status=302, Location="/users/root/priority"),
+    "a redirect to itself": answering(status=302, Location="/users/bob/priority"),
     "a redirect elsewhere": answering(status=307, Location="http://127.0.0.1:9/"),
 }
 

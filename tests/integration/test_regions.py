@@ -12,23 +12,10 @@ from fairlead import JobStatus
 from fairlead.errors import NotFound
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.models_operations import QueueStatus, RegionStatus
-from tests import redis_servers, servers
 from tests.integration.gateway_site import client_of
 from tests.integration.regional import World, world_of
 
 PATIENCE = 30.0
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    if request.param == "sqlite":
-        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
 
 
 @pytest.fixture

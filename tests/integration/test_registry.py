@@ -29,18 +29,6 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EVERY", 0.05)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    if request.param == "sqlite":
-        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
-
-
 class Shop:
     """An app with a service `slow`, whose calls go on until the gate is opened; `begun` counts them."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,23 +12,10 @@ import pytest
 from fairlead import AsyncClient, Call, Config, Fairlead, JobStatus, JobView, Permanent, WrongState
 from fairlead.errors import InvalidInput
 from fairlead.gateway import models
-from tests import redis_servers, servers
 from tests.integration.gateway_site import Site, served
 
 PATIENCE = 30.0
 ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(params=["embedded", "distributed"])
-async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    if request.param == "embedded":
-        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
 
 
 class Shop:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +24,6 @@ from fairlead.runtime.rebuild import Rebuild
 from fairlead.runtime.relay import Relay
 from fairlead.runtime.roles import Roles
 from fairlead.store.port import Farewell
-from tests import redis_servers, servers
 from tests.integration.gateway_site import Site
 from tests.redis_servers import Server
 
@@ -36,30 +34,6 @@ NO_WORKER = Roles(worker=False)
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EVERY", 0.05)
-
-
-async def _distributed() -> dict[str, str]:
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
-
-
-@pytest.fixture
-async def embedded(tmp_path: Path) -> dict[str, str]:
-    return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-
-
-@pytest.fixture
-async def distributed() -> dict[str, str]:
-    return await _distributed()
-
-
-@pytest.fixture(params=["embedded", "distributed"])
-async def engines(request: pytest.FixtureRequest, embedded: dict[str, str]) -> dict[str, str]:
-    return embedded if request.param == "embedded" else await _distributed()
 
 
 class Shop:

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from fairlead.domain.processes import process_of
 from fairlead.runtime import registry
 from fairlead.runtime import worker as workers
 from fairlead.runtime.roles import Roles
-from tests import redis_servers, servers
 from tests.integration.regional import world_of
 
 PATIENCE = 30.0
@@ -30,18 +28,6 @@ SEED = {
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EVERY", 0.05)
-
-
-@pytest.fixture(params=["embedded", "distributed"])
-async def engines(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    if request.param == "embedded":
-        return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
 
 
 class Shop:

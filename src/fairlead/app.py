@@ -199,7 +199,7 @@ class Fairlead(Operators, Batching):
         )
         self._batch_watch = BatchWatch(self._batches, self.hub, self._clock)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
-        self._keys = Keys(store, self._journal, self._clock, has_admin=self.settings.admin_key is not None)
+        self._keys = Keys(store, self._journal, self._clock, self._audit, has_admin=self.settings.admin_key is not None)
         self._turns = asyncio.Semaphore(LOOK_AT_ONCE)
         lookout = Lookout(store, self.hub, self._clock, deaf=lambda: self._process is None)
         self._lookout = asyncio.get_running_loop().create_task(lookout.run(), name="fairlead-lookout")

@@ -31,6 +31,8 @@ REQUEUE = "dead.requeue"
 PURGE = "dead.purge"
 DRAIN = "worker.drain"
 UNDRAIN = "worker.undrain"
+CREATE_KEY = "key.create"
+REVOKE_KEY = "key.revoke"
 LONGEST = 255
 
 

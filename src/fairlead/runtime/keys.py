@@ -6,22 +6,19 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from uuid_utils import uuid7
-
 from fairlead.domain import keytext
-from fairlead.domain.audit import AuditRecord
 from fairlead.domain.keys import Key, Role
 from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
+from fairlead.runtime import audit
+from fairlead.runtime.audit import Act, AuditBook
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import iso
 from fairlead.runtime.submission import MAX_USER_ID, check_text
 from fairlead.store.journal import Journal
-from fairlead.store.port import Audit, CreateKey, Done, IssueTicket, RevokeKey, Store, UseTicket
+from fairlead.store.port import CreateKey, Done, IssueTicket, RevokeKey, Store, UseTicket
 
 MAX_NAME = 100
 TICKET_LIFE_S = 60
-CREATE = "key.create"
-REVOKE = "key.revoke"
 RESERVED = frozenset({"cli", "keyless", "python", "FAIRLEAD_ADMIN_KEY"})
 """Whom the audit calls so has no key of the truth."""
 
@@ -37,10 +34,11 @@ class NewKey:
 class Keys:
     """`has_admin` says that an admin's key exists beside those in the truth: `FAIRLEAD_ADMIN_KEY`."""
 
-    def __init__(self, store: Store, journal: Journal, clock: Clock, *, has_admin: bool) -> None:
+    def __init__(self, store: Store, journal: Journal, clock: Clock, book: AuditBook, *, has_admin: bool) -> None:
         self._store = store
         self._journal = journal
         self._clock = clock
+        self._book = book
         self._has_admin = has_admin
 
     async def create(self, role: Role | str, user_id: str | None, name: str | None, *, who: str) -> NewKey:
@@ -61,8 +59,8 @@ class Keys:
         key_id = secrets.token_hex(keytext.ID_BYTES)
         text = keytext.key_text(key_id, secrets.token_bytes(keytext.SECRET_BYTES))
         key = Key(key_id, role, user_id, name[:MAX_NAME], keytext.hash_of(text), now)
-        outcomes = await self._journal.write_all([CreateKey(key), _audit(who, CREATE, key, now)])
-        if not isinstance(outcomes[0], Done):
+        (outcome,) = await self._book.write(_act(who, audit.CREATE_KEY, key), CreateKey(key))
+        if not isinstance(outcome, Done):
             raise Unavailable("another key has this id by chance; try again")
         return NewKey(key, text)
 
@@ -70,10 +68,11 @@ class Keys:
         known = {key.id: key for key in await self._store.keys()}
         if key_id not in known:
             raise NotFound(f"there is no key {key_id[:50]}")
-        key, now = known[key_id], self._clock.now()
+        key = known[key_id]
         if key.revoked_at is None:
-            outcomes = await self._journal.write_all([RevokeKey(key_id, now), _audit(who, REVOKE, key, now)])
-            if isinstance(outcomes[0], Done):
+            revoke = RevokeKey(key_id, self._clock.now())
+            (outcome,) = await self._book.write(_act(who, audit.REVOKE_KEY, key), revoke)
+            if isinstance(outcome, Done):
                 return
         raise WrongState(f"the key {key_id} is revoked already")
 
@@ -107,9 +106,8 @@ def is_live_admin(key: Key) -> bool:
     return key.role is Role.ADMIN and key.revoked_at is None
 
 
-def _audit(who: str, action: str, key: Key, now: float) -> Audit:
-    said = {"role": key.role.value, "user_id": key.user_id, "name": key.name}
-    return Audit(AuditRecord(str(uuid7()), now, who, action, key.id, said, {"status": "done"}))
+def _act(who: str, action: str, key: Key) -> Act:
+    return Act(who, action, key.id, {"role": key.role.value, "user_id": key.user_id, "name": key.name})
 
 
 def _role(value: Role | str) -> Role:

@@ -17,7 +17,6 @@ from fairlead.gateway.models_operations import ServiceStatus
 from fairlead.runtime import registry
 from fairlead.runtime.loops import adapt, rules
 from fairlead.runtime.roles import Roles
-from tests import redis_servers, servers
 
 PATIENCE = 60.0
 AUTO = {
@@ -262,16 +261,6 @@ async def test_a_function_says_with_retry_that_it_has_too_many(embedded: dict[st
     going.cancel()
 
 
-@pytest.fixture
-async def distributed() -> dict[str, str]:
-    servers.postgres_url()
-    database_url = await servers.shared_database()
-    await servers.empty(database_url)
-    redis_url = redis_servers.server_url()
-    redis_servers.empty(redis_url)
-    return {"database_url": database_url, "redis_url": redis_url}
-
-
 async def test_two_workers_and_a_manager_elsewhere_share_one_limit(distributed: dict[str, str]) -> None:
     worker = Roles(api=False, manager=False)
     roles = [Roles(worker=False), worker, worker]
@@ -282,5 +271,5 @@ async def test_two_workers_and_a_manager_elsewhere_share_one_limit(distributed: 
         for app in apps:
             await until(app, lambda service: service["limit"] == 6)
         # Found from the calls of both.
-        assert all(app._process._recorder.observations.calls["gpu"].ok for app in apps[1:] if app._process)
+        assert all(app._process._recorder.observations.calls_of("gpu").ok for app in apps[1:] if app._process)
         assert gpu.most <= 6

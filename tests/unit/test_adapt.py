@@ -12,6 +12,7 @@ from fairlead.domain.adapt import KEPT, Calls, Decision, Ending, Window, changed
 from fairlead.domain.limits import Auto, Change, Rules, ServiceRules
 from fairlead.domain.retry import CONNECTION, EXCEPTION, RETRY_ASKED, TIMEOUT, Failure, of_http_status
 from fairlead.runtime.loops.adapt import Count, read, written
+from fairlead.runtime.observations import Observations
 
 AUTO = Auto(1, 16)
 
@@ -170,7 +171,12 @@ def test_only_so_many_changes_are_remembered_the_newest_last() -> None:
 
 
 def test_a_process_says_how_calls_ended_only_of_services_that_need_it() -> None:
-    calls = {"gpu": Calls(3, 1, 2, 4.5), "cpu": Calls(9)}
+    seen = Observations()
+    for ending, count in ((Ending.OK, 3), (Ending.OVERLOADED, 1), (Ending.OTHER, 2)):
+        for _ in range(count):
+            seen.answered("gpu", ending, 1.5)
+    seen.answered("cpu", Ending.OK, 9.0)
+    calls = seen.calls_of
     gpu, far = ServiceRules("gpu", 1, auto=AUTO), ServiceRules("far", 1, auto=AUTO, shard="b")
     rules = Rules({"gpu": gpu, "far": far, "cpu": ServiceRules("cpu", 1)})
     assert written(calls, rules, {"main": 7}) == {"calls": {"gpu": (3, 1, 2, 4.5, 7)}}

@@ -53,15 +53,6 @@ class Calls:
     def ended(self) -> int:
         return self.ok + self.overloaded + self.other
 
-    def and_one(self, ending: Ending, seconds: float) -> Calls:
-        match ending:
-            case Ending.OK:
-                return self + Calls(ok=1, seconds=seconds)
-            case Ending.OVERLOADED:
-                return self + Calls(overloaded=1)
-            case Ending.OTHER:
-                return self + Calls(other=1)
-
     def __add__(self, more: Calls) -> Calls:
         return Calls(
             self.ok + more.ok,

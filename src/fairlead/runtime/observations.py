@@ -53,7 +53,9 @@ class Observations:
         self.promotions: Counter[Priority] = Counter()
         self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
-        self.calls: defaultdict[str, Calls] = defaultdict(Calls)
+        self._answers: Counter[tuple[str, Ending]] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        """What the calls took, by service, that ended well."""
 
     def started(self, job: Job) -> None:
         """`job` as its start was written: with when the step entered the line, and when its call began."""
@@ -65,7 +67,14 @@ class Observations:
 
     def answered(self, service: str, ending: Ending, seconds: float) -> None:
         """A call of this service has ended by itself, or for taking too long."""
-        self.calls[service] = self.calls[service].and_one(ending, seconds)
+        self._answers[service, ending] += 1
+        if ending is Ending.OK:
+            self._seconds[service] += seconds
+
+    def calls_of(self, service: str) -> Calls:
+        """How they ended since this process was opened."""
+        ok, overloaded, other = (self._answers[service, ending] for ending in Ending)
+        return Calls(ok, overloaded, other, self._seconds[service])
 
     def moved(self, job: Job, move: Move) -> None:
         """`job` as it was before."""

@@ -245,7 +245,7 @@ class Process:
             "event_loop_blocked": sum(line.blocked_times for line in self.lines.values()),
             "late_results": sum(worker.late_results for worker in workers),
             **adapt.written(
-                self._recorder.observations.calls,
+                self._recorder.observations.calls_of,
                 self.rules,
                 {shard: line.configured for shard, line in self.lines.items() if line.workers},
             ),

@@ -249,7 +249,7 @@ class Worker:
             running.progress_due.cancel()
         if not running.abandoned:
             await self._finish(running, self._conclude(running, outcome, elapsed))
-        if self._config.services[job.service].auto is not None and _was_turned_away(outcome):
+        if _was_turned_away(outcome) and self._config.services[job.service].auto is not None:
             await asyncio.sleep(COOL_DOWN)
         if call.lingering is not None:
             await self._outwait(call)

@@ -114,11 +114,11 @@ def _found(rules: Rules, name: str) -> Watched:
     return Watched(Window(), adapted.best if adapted is not None else None, 0)
 
 
-def written(calls: Mapping[str, Calls], rules: Rules, versions: Mapping[str, int]) -> dict[str, Any]:
+def written(calls_of: Callable[[str], Calls], rules: Rules, versions: Mapping[str, int]) -> dict[str, Any]:
     """What a process says of the services whose limits are found by themselves; nothing if there are none. `versions`
     are of the rules that it goes by on each shard."""
     said = {
-        name: (*astuple(calls.get(name, Calls())), versions[service.shard])
+        name: (*astuple(calls_of(name)), versions[service.shard])
         for name, service in rules.services.items()
         if service.auto is not None and service.shard in versions
     }

@@ -81,7 +81,7 @@ bench-full: install
 LOCK = $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-EXTRAS = --extra server --extra postgres --extra redis
+EXTRAS = --extra server --extra postgres --extra redis --extra celery
 
 lock:
 	"$(PYTHON)" -m venv --clear $(LOCK_VENV)

@@ -79,7 +79,7 @@ async def test_a_job_that_finished_meanwhile_leaves_no_hold_behind() -> None:
         async def get_jobs(self, job_ids: list[str]) -> dict[str, Job]:
             return {JOB.id: JOB}
 
-        async def record_each(self, moves: list[Any], now: float) -> list[Any]:
+        async def apply_each(self, moves: list[Any], now: float) -> list[Any]:
             return []  # the result arrived first: the move was refused
 
         async def hold(self, holds: list[Any]) -> None:

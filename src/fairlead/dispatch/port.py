@@ -13,9 +13,10 @@ from typing import Protocol
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
+from fairlead.domain.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Offer:
     """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one
     that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will."""
@@ -64,7 +65,7 @@ class Claim:
     regions: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well. `scope` is the
     lease's own: its service may have moved to another pool since. `failed` is how the region of the call did; None: it
@@ -77,7 +78,7 @@ class Release:
     failed: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Withdrawal:
     """Take a job out of line, unless what is there is newer than `run`."""
 

@@ -7,11 +7,13 @@ beside it. Nothing here changes a job: only `transitions` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 import orjson
+
+from fairlead.domain.records import record
 
 
 class JobStatus(StrEnum):
@@ -69,7 +71,7 @@ _BANDS = {Priority.HIGH: 1, Priority.MEDIUM: 2, Priority.LOW: 3}
 _BY_BAND = {band: priority for priority, band in _BANDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Job:
     """The job's row. Times are seconds since the epoch, UTC.
 
@@ -155,7 +157,7 @@ class Job:
 RANK_RETRY, RANK_UNDER_WAY, RANK_ARRIVAL = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepResult:
     """One step that is done. Inserted once per round, never changed. Kept as JSON text: most readers only pass it
     on."""
@@ -182,7 +184,7 @@ class StepResult:
         return step_key(self.step, self.service)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attempt:
     """One call that did not succeed, and why."""
 
@@ -198,7 +200,7 @@ class Attempt:
     region: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JobRecord:
     """A job with everything kept beside it: what `GET /api/v1/jobs/{id}` shows."""
 
@@ -235,7 +237,7 @@ class JobRecord:
         return max(self.results, key=lambda result: (result.step, result.round)).data
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold:
     """A slot kept taken until a deadline, because a call whose worker is gone may still be computing."""
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fairlead.domain import retry as retries
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.records import record
 from fairlead.domain.retry import Fail, Failure, RetryPolicy
 from fairlead.errors import WrongState
 
@@ -32,7 +33,7 @@ WaitTimeouts = Mapping[str, float]
 # ---------------------------------------------------------------- what the store applies
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Submit:
     """A new job. With an idempotency key seen before (per user), no job is made and the earlier one is named."""
 
@@ -44,7 +45,7 @@ class Submit:
     max_waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Start:
     """The claimed step begins: written before the handler runs, refused if the job moved on or the epoch changed."""
 
@@ -58,7 +59,7 @@ class Start:
     region: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Move:
     """Every other change of a job's state. `None` leaves queued_at, priority, promoted_at, last_progress_at and
     spilled_at as they are; all other fields are written as given, and lease, worker, call_started_at, call_deadline,
@@ -89,7 +90,7 @@ class Move:
     spilled_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progress:
     """What a running handler reported. Not a change of state: guarded by `run`, but does not raise it."""
 
@@ -98,7 +99,7 @@ class Progress:
     progress: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prioritise:
     """Another priority for a job that is not in line now, which counts when it next is. Not a change of state either:
     a call under way goes on. None leaves queued_at and promoted_at as they are."""
@@ -110,7 +111,7 @@ class Prioritise:
     promoted_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delete:
     """A finished job and everything kept beside it, removed for good."""
 
@@ -120,7 +121,7 @@ class Delete:
 # ---------------------------------------------------------------- building them
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstState:
     """What a job's acceptance decides."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
 
+from fairlead.domain.records import record
 from fairlead.domain.retry import Failure
 from fairlead.domain.wire import NotJson, to_json
 
@@ -87,7 +88,7 @@ class Call:
             self._report(said)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Success:
     data_json: str
     metrics: Mapping[str, Any] = field(default_factory=dict)

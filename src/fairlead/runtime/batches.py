@@ -157,7 +157,7 @@ class Batches:
                     with contextlib.suppress(WrongState):  # what cannot be moved stays as it is
                         if item.job is not None:
                             moves.append((item.job, build(item.job, now)))
-                applied = await self._recorder.record_each(moves, now)
+                applied = await self._recorder.apply_each(moves, now)
                 moved += len(applied)
                 missed += len(moves) - len(applied)
             if not missed:

@@ -125,7 +125,7 @@ class DeadLetters:
             outcome["requeued"] = 0
             async for jobs in self._found(which):
                 now = self._clock.now()
-                moved = await self._recorder.record_each(self._built(jobs, build, now), now)
+                moved = await self._recorder.apply_each(self._built(jobs, build, now), now)
                 outcome["requeued"] += len(moved)
         return int(outcome["requeued"])
 

@@ -34,15 +34,22 @@ class Recorder:
         self._tell(job, move, now)
         return True
 
-    async def record_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> list[Move]:
-        """Many at once, each for itself; returns those that were applied."""
+    async def record_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> list[bool | Exception]:
+        """Many at once, each for itself: whether it was applied, or why nobody can say."""
+        told: list[bool | Exception] = []
         outcomes = await self._journal.write_each([move for _, move in moves])
-        applied = []
         for (job, move), outcome in zip(moves, outcomes, strict=True):
             if isinstance(outcome, Done):
-                applied.append(move)
                 self._tell(job, move, now)
-        return applied
+                told.append(True)
+            else:
+                told.append(outcome if isinstance(outcome, Exception) else False)
+        return told
+
+    async def apply_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> list[Move]:
+        """The same; returns those that were applied."""
+        told = await self.record_each(moves, now)
+        return [move for (_, move), applied in zip(moves, told, strict=True) if applied is True]
 
     async def sweep(self, sweep: RingTimers | PromoteWaiting, now: float) -> Rung:
         """What the store found to be due, and moved."""

@@ -109,11 +109,14 @@ class Worker:
         self._services = services
         self._policies = {name: config.services[name].retry_policy for name in executors}
         self._waits = config.wait_timeouts
+        # Asked for once: the running loop is looked up with a system call, and every step would do so three times.
+        self._loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
         self._back = asyncio.Event()
         self._leases: dict[str, Lease] = {}
         self._running: dict[str, Running] = {}
         self._released: list[Release] = []
+        self._ended: list[tuple[Running, Move, bool | None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -247,13 +250,46 @@ class Worker:
             self._observations.answered(job.service, ending_of(failure), elapsed)
         if running.progress_due is not None:
             running.progress_due.cancel()
+        cools_down = _was_turned_away(outcome) and self._config.services[job.service].auto is not None
         if not running.abandoned:
-            await self._finish(running, self._conclude(running, outcome, elapsed))
-        if _was_turned_away(outcome) and self._config.services[job.service].auto is not None:
+            move = self._conclude(running, outcome, elapsed)
+            if move is not None and move.hold is None and not cools_down and call.lingering is None:
+                self._hand_in(running, move, _failed(running.lease, outcome))
+                return
+            await self._finish(running, move)
+        if cools_down:
             await asyncio.sleep(COOL_DOWN)
         if call.lingering is not None:
             await self._outwait(call)
         self._give_back(running.lease, failed=_failed(running.lease, outcome))
+
+    def _hand_in(self, running: Running, move: Move, failed: bool | None) -> None:
+        """What ends in the same moment is written together: a task and a future for each would cost more than the
+        rest of its way through here."""
+        self._ended.append((running, move, failed))
+        if len(self._ended) == 1:
+            self._spawn(self._write_ended())
+
+    async def _write_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        moves = [(running.job, move) for running, move, _ in ended]
+        applied: list[bool | Exception]
+        try:
+            applied = await self._recorder.record_each(moves, self._clock.now())
+        except Unavailable as error:
+            applied = [error] * len(ended)
+        failpoints.passed(failpoints.AFTER_FINISH)
+        for (running, move, failed), outcome in zip(ended, applied, strict=True):
+            if isinstance(outcome, Exception):
+                self._spawn(self._finish_alone(running, move, failed))
+                continue
+            self._note(running, written=outcome)
+            self._give_back(running.lease, failed=failed)
+
+    async def _finish_alone(self, running: Running, move: Move, failed: bool | None) -> None:
+        """It could not be written with the others: until the store is back, or it turns out to be this one's fault."""
+        await self._record(running, move)
+        self._give_back(running.lease, failed=failed)
 
     # ------------------------------------------------------------ the parts of one step
 
@@ -262,7 +298,7 @@ class Worker:
         if running.stopped:
             return None
         running.performing = True
-        alarm = asyncio.get_running_loop().call_later(call.timeout, self._stop, running, TIMED_OUT)
+        alarm = self._loop.call_later(call.timeout, self._stop, running, TIMED_OUT)
         try:
             outcome: Success | Failure | None = await self._executors[call.service].execute(call)
         except asyncio.CancelledError:
@@ -334,10 +370,7 @@ class Worker:
         job, delay = running.job, 0.1
         while True:
             try:
-                if not await self._recorder.record(job, move, self._clock.now()):
-                    self.late_results += 1
-                    log.info("a late result of job %s, step %d was refused", job.id, job.step)
-                self._writing.ended()
+                self._note(running, written=await self._recorder.record(job, move, self._clock.now()))
                 return
             except Unavailable as error:
                 self._writing.began(error)
@@ -348,6 +381,12 @@ class Worker:
                 log.exception("job %s: its outcome could not be written", job.id)
                 self._forget(running.lease.name)
                 return
+
+    def _note(self, running: Running, *, written: bool) -> None:
+        self._writing.ended()
+        if not written:
+            self.late_results += 1
+            log.info("a late result of job %s, step %d was refused", running.job.id, running.job.step)
 
     async def _outwait(self, call: Call) -> None:
         log.warning("job %s: %s cannot be stopped; its slot is kept until it ends", call.job_id, call.service)
@@ -382,10 +421,8 @@ class Worker:
     # ------------------------------------------------------------ progress
 
     def _reporter(self, running: Running) -> Callable[[dict[str, Any]], None]:
-        loop = asyncio.get_running_loop()
-
         def report(said: dict[str, Any]) -> None:
-            loop.call_soon_threadsafe(self._progressed, running, said)
+            self._loop.call_soon_threadsafe(self._progressed, running, said)
 
         return report
 
@@ -399,8 +436,7 @@ class Worker:
             text = str(said.get("message", f"{job.service} is at {said.get('fraction', 0):.0%}"))
             self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, running.progress), job.user_id)
         if running.progress_due is None:
-            loop = asyncio.get_running_loop()
-            running.progress_due = loop.call_later(PROGRESS_EVERY, self._keep_progress, running)
+            running.progress_due = self._loop.call_later(PROGRESS_EVERY, self._keep_progress, running)
 
     def _keep_progress(self, running: Running) -> None:
         running.progress_due = None
@@ -438,7 +474,7 @@ class Worker:
 
     def _stop(self, running: Running, reason: str) -> None:
         if running.stop(reason):
-            asyncio.get_running_loop().call_later(STUBBORN_AFTER, self._abandon_handler, running)
+            self._loop.call_later(STUBBORN_AFTER, self._abandon_handler, running)
 
     def _abandon_handler(self, running: Running) -> None:
         """It ignores its cancellation: the job moves on without it, and its slot is given back when it ends."""
@@ -501,7 +537,7 @@ class Worker:
             await asyncio.wait(self._tasks, timeout=2.0)
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         self._idle.clear()
         task.add_done_callback(self._finished)

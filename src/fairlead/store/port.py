@@ -17,6 +17,7 @@ from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Adapted, Lanes, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.records import record
 from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import InvalidInput, Unavailable
 
@@ -297,7 +298,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Accepted:
     """A submitted job. `replayed`: its idempotency key was seen before, and this is the job it made."""
 
@@ -306,7 +307,7 @@ class Accepted:
     replayed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Started:
     """The job as it now is (RUNNING, run raised, attempt counted), and what its handler needs.
 
@@ -322,7 +323,7 @@ class Started:
 Outcome = Done | Refused | Accepted | Started
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineChange:
     """An outbox row and the job's state at that moment: what the relay makes the line match."""
 

@@ -7,6 +7,7 @@ would give up the interpreter's lock once per row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, cast
 
@@ -65,24 +66,13 @@ def begins_round(move: Move) -> bool:
     return move.round > 0 and move.queued_at is not None
 
 
-_SLOTS: tuple[str, ...] = Job.__slots__
-
-
-class _Unfrozen:
-    """A `Job` under construction: the same slots, but assignable, and then turned into a Job by its `__class__`.
-
-    The constructor of a frozen dataclass with 39 fields takes 6 µs, this way 1 µs, and every job passes here twice.
-    """
-
-    __slots__ = _SLOTS
-
-
-_fields_of = attrgetter(*_SLOTS)
+_fields_of = attrgetter(*(field.name for field in fields(Job)))
 
 
 def job_of(row: list[Any]) -> Job:
     """Reads what the fragment `job_row` wrote."""
-    job: Any = _Unfrozen()
+    # Field by field takes a third of what the constructor takes with its names.
+    job: Any = object.__new__(Job)
     (
         job.seq,
         job.id,
@@ -137,56 +127,13 @@ def job_of(row: list[Any]) -> Job:
     job.allowed_regions = None if allowed_regions is None else tuple(allowed_regions)
     job.priority_source = later[0] if later else None  # what a later release adds is left out
     job.region_step, job.spill_after = later[1:3] if len(later) > 2 else (0, None)
-    job.__class__ = Job
     return cast(Job, job)
 
 
 def numbered(job: Job, seq: int) -> Job:
     """The submitted job, with the number it was given."""
-    twin: Any = _Unfrozen()
-    (
-        twin.id,
-        twin.feature_name,
-        twin.user_id,
-        twin.steps,
-        twin.priority,
-        twin.original_priority,
-        twin.status,
-        twin.seq,
-        twin.step,
-        twin.run,
-        twin.attempt,
-        twin.round,
-        twin.created_at,
-        twin.queued_at,
-        twin.waiting_since,
-        twin.scheduled_at,
-        twin.promoted_at,
-        twin.started_at,
-        twin.finished_at,
-        twin.last_progress_at,
-        twin.timer_at,
-        twin.deadline_at,
-        twin.lease,
-        twin.worker,
-        twin.call_started_at,
-        twin.call_deadline,
-        twin.retryable,
-        twin.error,
-        twin.progress,
-        twin.cost,
-        twin.weight,
-        twin.region,
-        twin.allowed_regions,
-        twin.priority_source,
-        twin.region_step,
-        twin.spill_after,
-        twin.call_region,
-        twin.spilled_at,
-        twin.goes_back,
-    ) = _fields_of(job)
+    twin: Any = Job(*_fields_of(job))
     twin.seq = seq
-    twin.__class__ = Job
     return cast(Job, twin)
 
 

@@ -112,7 +112,7 @@ class RecoverLoop:
         moves = [(job, self._recovery(job, now)) for job in jobs]
         if not moves:
             return
-        applied = await self._recorder.record_each(moves, now)
+        applied = await self._recorder.apply_each(moves, now)
         # Held before the lease goes, so that the slot is never free in between; and only for a job that was taken back:
         # one that finished meanwhile is computing no more.
         await self._dispatcher.hold([move.hold for move in applied if move.hold is not None])

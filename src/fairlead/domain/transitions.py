@@ -486,8 +486,10 @@ def _attempt(job: Job, error: Mapping[str, Any], now: float) -> Attempt:
 def _waiting_timer(
     service: str, since: float, deadline_at: float | None, waits: WaitTimeouts, spill_after: float | None
 ) -> float | None:
-    longest = _earliest(waits.get(service), spill_after)
-    return _earliest(None if longest is None else since + longest, deadline_at)
+    longest = waits.get(service)
+    if spill_after is not None:
+        longest = spill_after if longest is None else min(longest, spill_after)
+    return deadline_at if longest is None else _earliest(since + longest, deadline_at)
 
 
 def _spills(job: Job, waits: WaitTimeouts) -> bool:

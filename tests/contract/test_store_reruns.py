@@ -192,6 +192,101 @@ async def test_a_re_run_that_fails_can_be_taken_up_and_still_goes_back(line: Lin
     assert data_of(record) == ["first 0", "second 1", "first 2"]
 
 
+async def fails(line: Line, job: Job, step: int, code: str, policy: RetryPolicy = MANUAL) -> Job:
+    """That step, run again, and failing so."""
+    await line.one(rerun(line, job, step))
+    running = await line.started(await line.job(job.id))
+    failure = Failure(code, "busy", retryable=True)
+    await line.one(transitions.failed(running, failure, policy, now=line.clock.now, randomness=0))
+    return await line.job(job.id)
+
+
+def stands(record: JobRecord) -> tuple[JobStatus, int, str | None]:
+    return record.job.status, record.job.step, (record.job.error or {}).get("code")
+
+
+async def test_a_failed_re_run_is_not_hidden_by_the_re_run_of_another_step(line: Line) -> None:
+    job = await fails(line, await completed(line), 1, "HTTP_503")
+    record = await again(line, job, 0, '"second 0"')
+    assert stands(record) == (JobStatus.FAILED, 1, "HTTP_503")
+    assert (record.job.retryable, data_of(record)) == (True, ["second 0", "first 1", "first 2"])
+    await line.one(transitions.resume(record.job, now=line.clock.now, waits={}))
+    running = await line.started(await line.job(job.id))
+    await line.one(line.done(running, '"second 1"'))
+    record = await record_of(line, job)
+    assert (stands(record), record.job.goes_back) == ((JobStatus.COMPLETED, 3, None), None)
+    assert (record.result, data_of(record)) == ("first 2", ["second 0", "second 1", "first 2"])
+
+
+async def test_of_several_failed_re_runs_each_must_succeed_and_the_newest_is_shown(line: Line) -> None:
+    job = await fails(line, await completed(line), 1, "HTTP_503")
+    job = await fails(line, job, 0, "HTTP_502")
+    job = await fails(line, job, 1, "HTTP_429")  # which takes the place of its first failure
+    record = await again(line, job, 1, '"second 1"')
+    assert stands(record) == (JobStatus.FAILED, 0, "HTTP_502")
+    record = await again(line, record.job, 0, '"second 0"')
+    assert stands(record) == (JobStatus.COMPLETED, 3, None)
+
+
+async def test_a_job_that_goes_on_to_its_end_stays_failed_where_a_re_run_failed(line: Line) -> None:
+    job = await fails(line, await failed_at(line, 1), 0, "HTTP_503")
+    record = await again(line, job, 1, '"second 1"')
+    assert (record.job.status, record.job.step) == (JobStatus.PENDING, 2)
+    running = await line.started(record.job)
+    await line.one(line.done(running, '"first 2"'))
+    record = await record_of(line, job)
+    assert (stands(record), record.result) == ((JobStatus.FAILED, 0, "HTTP_503"), None)
+    record = await again(line, record.job, 0, '"second 0"')
+    assert (stands(record), record.result) == ((JobStatus.COMPLETED, 3, None), "first 2")
+
+
+async def test_a_cancelled_re_run_leaves_a_completed_job_with_its_results(line: Line) -> None:
+    before = await record_of(line, await completed(line))
+    for begun in (False, True):
+        job = await line.job(before.job.id)
+        await line.one(rerun(line, job, 1))
+        job = await line.job(job.id)
+        if begun:
+            job = await line.started(job)
+        line.changes.clear()
+        await line.one(transitions.cancel(job, now=line.clock.now))
+        assert [change.job and change.job.status for change in line.changes] == [JobStatus.COMPLETED]
+        record = await record_of(line, job)
+        assert (stands(record), record.job.goes_back) == ((JobStatus.COMPLETED, 3, None), None)
+        assert (record.result, data_of(record), record.history) == (before.result, data_of(before), ())
+        if begun:
+            assert isinstance(await line.one(line.done(job, '"late"')), Refused)
+    record = await again(line, record.job, 2, '"second 2"')
+    assert (record.result, history_of(record)) == ("second 2", [(2, 0, "first 2")])
+
+
+async def test_a_cancelled_re_run_leaves_a_failed_job_with_its_error(line: Line) -> None:
+    before = await failed_at(line, 2, BUSY, MANUAL)
+    await line.one(rerun(line, before, 0))
+    await line.one(transitions.cancel(await line.job(before.id), now=line.clock.now))
+    job = await line.job(before.id)
+    assert (job.status, job.step, job.error, job.retryable) == (JobStatus.FAILED, 2, before.error, True)
+    job = await fails(line, job, 1, "HTTP_502")
+    await line.one(rerun(line, job, 0))
+    await line.one(transitions.cancel(await line.job(before.id), now=line.clock.now))
+    assert stands(await record_of(line, job)) == (JobStatus.FAILED, 1, "HTTP_502")
+
+
+async def test_to_give_up_a_failed_re_run_it_is_begun_again_and_cancelled(line: Line) -> None:
+    job = await fails(line, await completed(line), 1, "HTTP_503")
+    await line.one(rerun(line, job, 1))
+    await line.one(transitions.cancel(await line.job(job.id), now=line.clock.now))
+    record = await record_of(line, job)
+    assert (stands(record), record.result) == ((JobStatus.COMPLETED, 3, None), "first 2")
+
+
+async def test_a_job_that_goes_on_from_where_it_failed_is_cancelled_as_any_other(line: Line) -> None:
+    job = await failed_at(line, 1)
+    await line.one(rerun(line, job, 1))
+    await line.one(transitions.cancel(await line.job(job.id), now=line.clock.now))
+    assert (await line.job(job.id)).status is JobStatus.CANCELLED
+
+
 async def test_a_dead_letter_that_is_requeued_from_the_start_goes_back_nowhere(line: Line) -> None:
     job = await completed(line)
     await line.one(rerun(line, job, 1))

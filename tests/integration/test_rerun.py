@@ -19,12 +19,15 @@ ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
 
 
 class Shop:
-    """A pipeline of three; each step says how often it was called, and `broken` are those that fail."""
+    """A pipeline of three; each step says how often it was called,
+    `broken` are those that fail, `stuck` those that hang."""
 
     def __init__(self, engines: dict[str, str]) -> None:
         self.app = Fairlead(Config(), **engines)
         self.calls: list[tuple[str, str]] = []
         self.broken: set[str] = set()
+        self.stuck: set[str] = set()
+        self.entered, self.stopped = asyncio.Event(), asyncio.Event()
         for name in ("ask", "judge", "sum_up"):
             self.app.service(name, limit=5)(self._handler(name))
         self.app.pipeline("survey", ["ask", "judge", "sum_up"])
@@ -34,6 +37,12 @@ class Shop:
             self.calls.append((name, call.idempotency_key))
             if name in self.broken:
                 raise Permanent(f"{name} is broken")
+            if name in self.stuck:
+                self.entered.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.stopped.set()
             return f"{name} {sum(called == name for called, _ in self.calls)}"
 
         return handle
@@ -88,6 +97,38 @@ async def test_a_failed_job_s_step_goes_on_and_its_earlier_ones_leave_it_failed(
         await app.retry_step(job.id, 1)
         done = await shop.ended(job.id)
         assert (done.status, data_of(done)) == (JobStatus.COMPLETED, ["ask 2", "judge 2", "sum_up 1"])
+
+
+async def test_a_cancelled_re_run_leaves_the_line_and_the_job_as_it_was(engines: dict[str, str]) -> None:
+    """Of a step that waits, and of one that runs: the services of the other steps hear nothing of it."""
+    shop = Shop(engines)
+    async with shop.app.running() as app:
+        job = await app.submit("survey", user_id="ada")
+        before = await shop.ended(job.id)
+        await app.pause("ask")
+        await job.retry_step(0)
+        cancelled = await job.cancel()
+        assert (cancelled.status, cancelled.result) == (JobStatus.COMPLETED, before.result)
+        async with asyncio.timeout(PATIENCE):
+            while await app.places([job.id]):  # the line of that step hears of it, too
+                await asyncio.sleep(0.01)
+        await app.unpause("ask")
+        shop.stuck = {"judge"}
+        await job.retry_step(1)
+        async with asyncio.timeout(PATIENCE):
+            await shop.entered.wait()
+        cancelled = await job.cancel()
+        assert (cancelled.status, cancelled.result) == (JobStatus.COMPLETED, before.result)
+        async with asyncio.timeout(PATIENCE):
+            await shop.stopped.wait()
+        assert (data_of(cancelled), cancelled.history) == (["ask 1", "judge 1", "sum_up 1"], [])
+        another = await app.submit("survey", user_id="ada")
+        shop.stuck = set()
+        await shop.ended(another.id)
+        # The re-run that was cancelled before it began was never called.
+        assert [name for name, _ in shop.calls] == ["ask", "judge", "sum_up", "judge", "ask", "judge", "sum_up"]
+        with pytest.raises(WrongState):
+            await job.cancel()
 
 
 async def test_its_events_are_told(engines: dict[str, str]) -> None:

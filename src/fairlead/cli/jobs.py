@@ -70,7 +70,7 @@ def cancel(
     target, cancelled, refused = gateway(), [], []
     for job_id in job_ids:
         try:
-            cancelled.append(target.post(f"{job_path(job_id)}/cancel"))
+            cancelled.append(job := target.post(f"{job_path(job_id)}/cancel"))
         except Failure as failure:
             # The others may still be cancelled; without a connection, none can.
             if failure.code is Exit.NO_CONNECTION:
@@ -79,7 +79,8 @@ def cancel(
             note(f"{job_id}: {failure.message}", style="red")
         else:
             if not json:
-                say(f"{job_id}  cancelled")
+                again = "" if job["status"] == "CANCELLED" else f" (its re-run; the job is {job['status']} as before)"
+                say(f"{job_id}  cancelled{again}")
     if json:
         print_json({"cancelled": cancelled, "refused": refused})
     if refused:

@@ -80,8 +80,7 @@ class Job:
     `timer_at` is when time alone must move the job: due, backoff over, waited too long, or deadline passed.
     `region` is where the first call of the step `region_step` goes, unless it waited `spill_after` seconds for it
     (`spilled_at`); `allowed_regions` are never left. `call_region` is where the call under way is.
-    `goes_back` is set while one step alone is run again: the `step` that the job was at before, and the `error` and
-    `retryable` that it had, if it had failed.
+    `goes_back` is set while one step alone is run again: how the job stood before (`domain.reruns`).
     `priority_source` says where `original_priority` came from; None if nobody wrote it down.
     """
 

@@ -10,7 +10,7 @@ worker that lost its lease changes nothing, and says so. The reason (`verb`) is 
                                   └───────────────┘ └─hand_back, recover─▶ PENDING
     rerun of one step: COMPLETED or FAILED ─▶ PENDING ─start─▶ RUNNING ─rerun_done─▶ as it was before
     promote, prioritise, spill, withdraw_claim: PENDING ─▶ PENDING
-    time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
+    time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED; a re-run that is cancelled ─▶ as it was before
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fairlead.domain import reruns
 from fairlead.domain import retry as retries
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.records import record
@@ -171,24 +172,13 @@ def submit(
 
 def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) -> Move:
     """The step's result is in: on to the next step, or done; or back to where the job was before a re-run."""
-    if job.goes_back is not None:
-        return _rerun_done(job, job.goes_back, result, now)
+    if not reruns.goes_on(job):
+        assert job.goes_back is not None
+        return _stands(job, "rerun_done", reruns.ended(job.goes_back), now, result=result, last_progress_at=now)
     following = job.step + 1
     if following < len(job.steps):
         return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now)
-    return Move(
-        job.id,
-        job.run,
-        "complete",
-        JobStatus.COMPLETED,
-        step=following,
-        attempt=0,
-        round=job.round,
-        tells_line=False,
-        finished_at=now,
-        last_progress_at=now,
-        result=result,
-    )
+    return _stands(job, "complete", reruns.completed(job), now, result=result, last_progress_at=now)
 
 
 def failed(
@@ -301,11 +291,15 @@ def prioritise(job: Job, priority: Priority, *, now: float, waits: WaitTimeouts)
 
 
 def cancel(job: Job, *, now: float) -> Move:
+    """A job that has not ended is CANCELLED; of one that had, only the re-run of a step is given up: the job is what it
+    was before."""
     if job.status.finished:
         raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
-    return _end(
-        job, JobStatus.CANCELLED, "cancel", now, tells_line=job.status in (JobStatus.PENDING, JobStatus.RUNNING)
-    )
+    in_line = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
+    if not reruns.goes_on(job):
+        assert job.goes_back is not None
+        return _stands(job, "cancel", reruns.ended(job.goes_back), now, tells_line=in_line)
+    return replace(_end(job, JobStatus.CANCELLED, "cancel", now, tells_line=in_line), goes_back=None)
 
 
 def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
@@ -330,37 +324,10 @@ def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = Fal
 def rerun(job: Job, step: int, *, now: float, waits: WaitTimeouts) -> Move:
     """A user has one step of a finished job run again, in a round of its own. Later steps are not run again: the job is
     then what it was before, with the new result. Only of the step that a job failed at nothing is left to go back to:
-    it goes on from there. If the re-run fails, the job is FAILED at that step, and a resume takes the re-run up."""
+    it goes on from there. If the re-run fails, the job is FAILED at that step until it succeeds, and a resume takes the
+    re-run up."""
     _require(job, "re-run a step of", JobStatus.COMPLETED, JobStatus.FAILED)
-    back = job.goes_back
-    if back is None and (job.status is JobStatus.COMPLETED or step != job.step):
-        back = {"step": job.step, "error": None if job.error is None else dict(job.error), "retryable": job.retryable}
-    if back is not None and step > back["step"]:
-        raise WrongState(
-            f"step {step} has not run: the job failed at step {back['step']}", details={"status": job.status.value}
-        )
-    if back is not None and back["step"] == step and back["error"] is not None:
-        back = None
-    return _revive(job, "rerun", now, waits, step=step, goes_back=back)
-
-
-def _rerun_done(job: Job, back: Mapping[str, Any], result: StepResult, now: float) -> Move:
-    failed = back["error"] is not None
-    return Move(
-        job.id,
-        job.run,
-        "rerun_done",
-        JobStatus.FAILED if failed else JobStatus.COMPLETED,
-        step=back["step"],
-        attempt=0,
-        round=job.round,
-        tells_line=False,
-        finished_at=now,
-        last_progress_at=now,
-        error=back["error"],
-        retryable=back["retryable"],
-        result=result,
-    )
+    return _revive(job, "rerun", now, waits, step=step, goes_back=reruns.begun(job, step))
 
 
 def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
@@ -464,6 +431,25 @@ def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> 
         round=job.round,
         finished_at=now,
         goes_back=job.goes_back,
+        **changes,
+    )
+
+
+def _stands(job: Job, verb: str, standing: reruns.Standing, now: float, **changes: Any) -> Move:
+    """At the end of a job, or back to where it ended before."""
+    changes.setdefault("tells_line", False)
+    return Move(
+        job.id,
+        job.run,
+        verb,
+        standing.status,
+        step=standing.step,
+        attempt=0,
+        round=job.round,
+        finished_at=now,
+        error=standing.error,
+        retryable=standing.retryable,
+        goes_back=standing.goes_back,
         **changes,
     )
 

@@ -285,7 +285,13 @@ async def watch_job(request: Request, job_id: UUID) -> Response:
     "/{job_id}/cancel",
     summary="Cancel a job that has not ended",
     operation_id="cancel_job",
-    responses=answers(200, models.Job, "The job, cancelled.", *ONE_JOB, WrongState),
+    responses=answers(
+        200,
+        models.Job,
+        "The job, cancelled; or as it was before the re-run of a step that is given up.",
+        *ONE_JOB,
+        WrongState,
+    ),
 )
 async def cancel_job(request: Request, job_id: UUID) -> Response:
     job = await fairlead_of(request).cancel(str(job_id))

@@ -12,6 +12,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Bus, ServiceSnapshot, Shard
 from fairlead.domain.config import Config
+from fairlead.domain.job import Job
 from fairlead.domain.limits import MAIN_SHARD, Rules, ServiceRules
 from fairlead.domain.order import Place
 from fairlead.domain.processes import POOLS
@@ -31,6 +32,7 @@ from fairlead.runtime.manager import Loop, Manager
 from fairlead.runtime.pools import pools_of
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Condition, Presence, introduction
+from fairlead.runtime.relay import waited_for
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from fairlead.runtime.scores import Scores
@@ -287,10 +289,14 @@ class Process:
             at = MAIN_SHARD if job is None else self.rules.shard_of(job.service, job.priority.band)
             if at in self.lines:
                 self.lines[at].relay.committed([change])
-            service = None if job is None else self.rules.services.get(job.service)
-            if job is not None and service is not None:
-                for other in service.shares.keys() & self.lines.keys() - {at}:
+            if job is not None:
+                for other in self._left(job) & self.lines.keys() - {at}:
                     self.lines[other].relay.moved_away(job)
+
+    def _left(self, job: Job) -> set[str]:
+        """The shards where an older step of it may wait."""
+        services = (self.rules.services.get(name) for name in waited_for(job))
+        return {shard for each in services if each is not None for shard in each.shares or (each.shard,)}
 
     def stop_job(self, job_id: str, run: int | None = None) -> None:
         for worker in self.workers:

@@ -14,6 +14,7 @@ from fairlead.store.journal import Journal
 from fairlead.store.port import Done, PromoteWaiting, RingTimers, Rung
 
 OPERATOR = "moved by an operator"
+DONE = "the job is complete"
 
 
 class Recorder:
@@ -100,7 +101,8 @@ def told(job: Job, move: Move, now: float) -> list[Event]:
         said.append(Event(events.STEP_COMPLETE, job.id, now, text, details))
     match move.status:
         case JobStatus.COMPLETED:
-            said.append(Event(events.JOB_COMPLETE, job.id, now, "the job is complete"))
+            text = "the re-run was cancelled, the job is complete as before" if move.verb == "cancel" else DONE
+            said.append(Event(events.JOB_COMPLETE, job.id, now, text))
         case JobStatus.CANCELLED:
             said.append(Event(events.JOB_CANCELLED, job.id, now, "the job was cancelled"))
         case JobStatus.FAILED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
 from fairlead.domain.job import Job, JobStatus
@@ -57,7 +57,7 @@ class Relay:
     def moved_away(self, job: Job) -> None:
         """It waits on another shard from now on. If this is not heard here, its step is granted, and refused at its
         start."""
-        self._strays.append(Withdrawal(job.id, job.service, job.run))
+        self._strays.extend(Withdrawal(job.id, service, job.run) for service in waited_for(job))
         self._bell.set()
 
     async def run(self, journal: Journal) -> None:
@@ -86,7 +86,8 @@ class Relay:
                 self._after_this = []
 
     async def relay(self, changes: Sequence[LineChange], journal: Journal) -> None:
-        offers, withdrawals = [], []
+        offers: list[Offer] = []
+        withdrawals: list[Withdrawal] = []
         lanes = self._lanes()
         for change in changes:
             job = change.job
@@ -95,7 +96,7 @@ class Relay:
             if job.status is JobStatus.PENDING and lanes.has(job.service, job.priority.band):
                 offers.append(offer_of(job))
             else:
-                withdrawals.append(Withdrawal(job.id, job.service, job.run))
+                withdrawals.extend(Withdrawal(job.id, service, job.run) for service in waited_for(job))
                 if job.status.finished:
                     # Another process may have cancelled it while a worker of this one runs it.
                     self.on_ended(job.id)
@@ -106,6 +107,11 @@ class Relay:
             self.on_offered()
         if changes:
             journal.write_later(Relayed(tuple(change.outbox_id for change in changes)))
+
+
+def waited_for(job: Job) -> Iterable[str]:
+    """The services that it may wait for. A re-run that was cancelled has left the step that it waited for."""
+    return dict.fromkeys(job.steps) if job.round and job.status.finished else (job.service,)
 
 
 def offer_of(job: Job) -> Offer:

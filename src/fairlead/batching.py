@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from fairlead.domain.config import Config
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import Job
 from fairlead.errors import IdempotencyMismatch, RequestError
 from fairlead.handle import BatchHandle, BatchReceipt
 from fairlead.runtime.batch_submission import BatchSubmission, CheckedBatch, check_batch
-from fairlead.runtime.batch_view import BatchView, ItemView
+from fairlead.runtime.batch_view import BatchView, ItemStatus, ItemView
 from fairlead.runtime.batch_watch import BatchWatch
 from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock
@@ -122,9 +122,9 @@ class Batching(ABC):
         return await self._batches.page(user_id, limit, cursor)
 
     async def batch_items(
-        self, batch_id: str, *, status: JobStatus | None = None, limit: int = 50, cursor: str | None = None
+        self, batch_id: str, *, status: ItemStatus | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[ItemView]:
-        """In their order, without their results."""
+        """In their order, without their results. `REMOVED` are those whose job is there no more."""
         self._opened()
         return await self._batches.items(batch_id, status, limit, cursor)
 

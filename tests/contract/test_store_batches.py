@@ -167,15 +167,31 @@ async def test_jobs_that_are_gone_count_as_removed_and_end_the_batch(line: Line)
     assert (state.finished_at, state.removed) == (line.clock.now, 2)
 
 
-async def test_a_settled_batch_keeps_its_counts_when_its_jobs_are_pruned(line: Line) -> None:
-    for job_id in await made(line, "b1", 2):
+async def test_a_settled_batch_counts_the_jobs_that_are_gone_as_its_items_do(line: Line) -> None:
+    jobs = await made(line, "b1", 4)
+    for job_id in jobs[:3]:
         await complete(line, job_id)
+    await line.one(transitions.cancel(await line.job(jobs[3]), now=line.clock.now))
+    await made(line, "b2", 1)
     assert await settle(line, "b1")
-    assert await line.one(Prune(line.clock.now + 1, line.clock.now + 1, 10)) == Done(2)
+    ended = await line.store.get_batch("b1")
+    await line.one(Delete(jobs[1]))
     state = await line.store.get_batch("b1")
     assert state is not None
-    assert (state.counts, state.removed) == ({JobStatus.COMPLETED: 2}, 0)
-    assert [item.job for item in await line.store.batch_items("b1", limit=10)] == [None, None]
+    assert ended is not None
+    assert (state.counts, state.removed) == ({JobStatus.COMPLETED: 2, JobStatus.CANCELLED: 1}, 1)
+    assert (state.finished_at, state.open) == (ended.finished_at, 0)
+    assert [each.counts for each in await line.store.list_batches(None, before=None, limit=9) if each == state]
+    gone = await line.store.removed_items("b1", limit=10)
+    assert [(item.number, item.job_id, item.job) for item in gone] == [(1, jobs[1], None)]
+    line.clock.forward(1)
+    assert await line.one(Prune(line.clock.now, line.clock.now, 10)) == Done(3)
+    state = await line.store.get_batch("b1")
+    assert state is not None
+    assert (state.counts, state.removed, state.finished_at) == ({}, 4, ended.finished_at)
+    assert [item.job for item in await line.store.batch_items("b1", limit=10)] == [None] * 4
+    assert [item.number for item in await line.store.removed_items("b1", after=1, limit=1)] == [2]
+    assert await line.store.removed_items("b2", limit=10) == []
 
 
 async def test_items_come_in_their_order_by_status_and_in_pages(line: Line) -> None:

@@ -305,7 +305,8 @@ async def test_a_batch_is_followed_to_its_end(site: Site) -> None:
 async def test_progress_is_told_when_something_changed(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "gated"}, {"feature_name": "flaky"}])
     events = site.app.watch_batch(batch_id)
-    counts = (await told(events))["counts"]
+    event = await told(events)  # which may tell of both already
+    counts = event["counts"]
     while counts["FAILED"] == 0 or counts["RUNNING"] == 0:
         event = await asyncio.wait_for(told(events), 10)
         assert event["type"] == "BATCH_PROGRESS"
@@ -455,6 +456,14 @@ async def test_an_item_whose_job_was_deleted_is_told_as_removed(site: Site) -> N
     assert counted(await looked_at(site, batch_id))["REMOVED"] == 1
     gone = (await results(site, batch_id))[0]
     assert (gone.status, gone.result) == ("REMOVED", None)
+    site.gate.opened.set()
+    other = (await results(site, batch_id))[1]
+    await site.app.wait_batch(batch_id, 10)
+    await site.app.delete(other.job_id)  # of a batch that has ended
+    assert counted(await looked_at(site, batch_id)) == {"REMOVED": 2}
+    for status, found in (("REMOVED", [0, 1]), ("COMPLETED", [])):
+        page = await site.client.get(f"{BATCHES}/{batch_id}/items", params={"status": status})
+        assert [item["item"] for item in page.json()["data"]] == found
     refused = await site.client.post(f"{BATCHES}/{batch_id}/items/0/retry")
     assert refused.status_code == 404
 

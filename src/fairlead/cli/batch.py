@@ -38,6 +38,13 @@ def submit(
         Priority | None,
         typer.Option("--priority", metavar="PRIORITY", help="Of items that say none: high, medium or low."),
     ] = None,
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="REGION", help="Where the first calls go of items that say none.")
+    ] = None,
+    allowed_regions: Annotated[
+        str | None,
+        typer.Option("--allowed-regions", metavar="A,B", help="The only regions for calls of items that say none."),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option("--key", metavar="KEY", help="Idempotency key: sent twice, the batch is made once."),
@@ -47,7 +54,14 @@ def submit(
 ) -> None:
     """Submit a batch from a file of JSON Lines: all items or none."""
     target = gateway()
-    said = {"user_id": user, "name": name, "feature_name": feature, "priority": priority and priority.value}
+    said = {
+        "user_id": user,
+        "name": name,
+        "feature_name": feature,
+        "priority": priority and priority.value,
+        "region": region,
+        "allowed_regions": allowed_regions,
+    }
     receipt = target.post_lines(
         BATCHES,
         _read(file),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,9 +42,10 @@ async def read_batch(request: Request, caller: Caller, asked: Mapping[str, Any])
 
 
 def _lines(body: bytes) -> list[Any]:
-    """Empty lines count for nothing, as at the end of a file."""
+    """Empty lines count for nothing, as at the end of a file. Some programs begin a file with a byte order mark, which
+    is no part of the first line."""
     items = []
-    for number, line in enumerate(body.split(b"\n"), 1):
+    for number, line in enumerate(body.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if line and not line.isspace():
             try:
                 items.append(bodies.decode(line))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import Field, FiniteFloat, Json, create_model, field_validator
 
-from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.job import Priority
 from fairlead.gateway.models import JOB_ID, MOMENT, PageQuery, Shape, SubmitRequest, example
 from fairlead.runtime.batch_submission import DEFAULTS, MAX_CUSTOM_ID, MAX_NAME
+from fairlead.runtime.batch_view import ItemStatus
 
 BATCH_ID = "01938f1c-7a10-7b31-8e4d-6c9f4d2e3f50"
 _COUNTS = {
@@ -81,12 +82,27 @@ BatchRequest.model_config["json_schema_extra"] = {
 
 
 class SubmitBatchQuery(Shape):
-    """What JSON Lines have no place for. A body of JSON says it itself, and then that counts."""
+    """What JSON Lines have no place for: all that JSON says beside `items`. A body of JSON says it itself, and that
+    counts more."""
 
     user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
+    metadata: Json[dict[str, Any]] | None = Field(None, description="The batch's own, as JSON.")
     feature_name: Annotated[str, Field(max_length=63)] | None = None
     priority: Priority | None = None
+    scheduled_at: str | None = Field(None, max_length=64)
+    delay: FiniteFloat | None = None
+    deadline: FiniteFloat | str | None = Field(
+        None, union_mode="left_to_right", description="Seconds from now, or ISO 8601."
+    )
+    cost: FiniteFloat | None = None
+    region: str | None = Field(None, max_length=63)
+    allowed_regions: list[str] | None = Field(None, description="Once for each, or with commas.")
+
+    @field_validator("allowed_regions")
+    @classmethod
+    def _each(cls, said: list[str] | None) -> list[str] | None:
+        return None if said is None else [region for several in said for region in several.split(",")]
 
 
 class BatchLinks(Shape):
@@ -148,7 +164,7 @@ class BatchesQuery(PageQuery):
 class ItemsQuery(PageQuery):
     """One page of the items, in their order."""
 
-    status: JobStatus | None = None
+    status: ItemStatus | None = Field(None, description="Their job's status, or REMOVED.")
 
 
 class Item(Shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -11,8 +11,10 @@ from fairlead.domain.batch import BatchItem, BatchState
 from fairlead.domain.job import JobRecord, JobStatus
 from fairlead.runtime.events import iso
 
-REMOVED = "REMOVED"
+REMOVED: Final = "REMOVED"
 """Stands for the status of an item whose job was deleted or pruned."""
+
+ItemStatus = JobStatus | Literal["REMOVED"]
 
 
 @dataclass(frozen=True, slots=True)

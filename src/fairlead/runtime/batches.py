@@ -15,7 +15,7 @@ from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.transitions import Move, WaitTimeouts
 from fairlead.errors import NotFound, Unavailable, WrongState
 from fairlead.runtime import batch_view
-from fairlead.runtime.batch_view import BatchView, ItemView
+from fairlead.runtime.batch_view import REMOVED, BatchView, ItemStatus, ItemView
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.operations import TRIES, Operations, Page, check_id, check_limit, read_cursor, write_cursor
 from fairlead.runtime.record import Recorder
@@ -62,13 +62,16 @@ class Batches:
         views = [batch_view.of_state(state, now) for state in found[:limit]]
         return Page(views, views[-1].batch_id if more else None)
 
-    async def items(self, batch_id: str, status: JobStatus | None, limit: int, cursor: str | None) -> Page[ItemView]:
+    async def items(self, batch_id: str, status: ItemStatus | None, limit: int, cursor: str | None) -> Page[ItemView]:
         check_limit(limit)
         where = ("items", batch_id, status)
         after = -1 if cursor is None else read_cursor(cursor, where)
         await self._require(batch_id)
-        statuses = () if status is None else (status,)
-        found = await self._store.batch_items(batch_id, statuses=statuses, after=after, limit=limit + 1)
+        if status == REMOVED:
+            found = await self._store.removed_items(batch_id, after=after, limit=limit + 1)
+        else:
+            statuses = () if status is None else (JobStatus(status),)
+            found = await self._store.batch_items(batch_id, statuses=statuses, after=after, limit=limit + 1)
         more = len(found) > limit
         views = [batch_view.of_item(item) for item in found[:limit]]
         return Page(views, write_cursor(views[-1].item, where) if more else None)

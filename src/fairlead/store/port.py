@@ -450,6 +450,10 @@ class Store(Protocol):
         whose job is there and has one of them."""
         ...
 
+    async def removed_items(self, batch_id: str, *, after: int = -1, limit: int) -> list[BatchItem]:
+        """Those whose job is there no more."""
+        ...
+
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
         """By its custom_id, or else by its number."""
         ...

@@ -35,6 +35,14 @@ UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id = ANY (
     ORDER BY b.id FOR UPDATE
 ))
 
+-- name: strike_counts
+-- $1: ids of jobs that are gone: what was counted of their batches is so no more. Locked as by `reopen_batches`.
+UPDATE fairlead.job_batch SET counts = NULL WHERE id = ANY (ARRAY(
+    SELECT b.id FROM fairlead.job_batch AS b
+    WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))
+    ORDER BY b.id FOR UPDATE
+))
+
 -- name: prune_batches
 -- $1: finished before, $2: limit. One that another manager is pruning is left to it. An array, made once: a plan may ask a
 -- subquery anew for each row, and get others each time.

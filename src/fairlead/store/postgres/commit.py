@@ -259,9 +259,16 @@ class Commit:
 
     async def _delete(self, places: list[int]) -> None:
         ids = [self._batch[place].job_id for place in self._by_job(places)]  # type: ignore[union-attr]
-        gone = {row[0] for row in await self._ask("delete", ids)}
+        gone = set(await self._gone(ids))
         for place in places:
             self._outcomes[place] = DONE if self._batch[place].job_id in gone else NOT_FINISHED  # type: ignore[union-attr]
+
+    async def _gone(self, ids: list[str]) -> list[str]:
+        """Those of the jobs that had ended, and are there no more."""
+        gone = [row[0] for row in await self._ask("delete", ids)] if ids else []
+        if gone:
+            await self._ask("strike_counts", gone)
+        return gone
 
     async def _relayed(self, places: list[int]) -> None:
         ids = sorted(id_ for place in places for id_ in self._batch[place].outbox_ids)  # type: ignore[union-attr]
@@ -277,8 +284,7 @@ class Commit:
             prune: Any = self._batch[place]
             moments = micros(prune.finished_before), micros(prune.failed_before)
             doomed = await self._ask("prunable", *moments, prune.limit)
-            gone = await self._ask("delete", sorted(row[0] for row in doomed)) if doomed else []
-            self._outcomes[place] = Done(len(gone))
+            self._outcomes[place] = Done(len(await self._gone(sorted(row[0] for row in doomed))))
 
     async def _batch_up(self, places: list[int]) -> None:
         for place in places:

@@ -43,9 +43,10 @@ j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started
 j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.goes_back, j.spec
 
 -- name: batch_row
--- A batch, aliased b. Its counts are counted from its jobs until it is settled. The order is that of `batches.state_of`.
+-- A batch, aliased b. Its counts are counted from its jobs, but for those of a settled one that has all of them. The order
+-- is that of `batches.state_of`.
 b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
-CASE WHEN b.finished_at IS NOT NULL THEN b.counts ELSE (
+CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
     SELECT json_agg(json_build_array(found.status, found.n))::text FROM (
         SELECT j.status, count(*) AS n FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id
         WHERE i.batch_id = b.id GROUP BY j.status

@@ -54,6 +54,14 @@ FROM (
 ) AS j
 ORDER BY i.item LIMIT $3::bigint
 
+-- name: removed_items
+-- As `batch_items_of_status`: those whose job is gone.
+SELECT i.item, i.custom_id, i.job_id, {job_columns}
+FROM (
+    SELECT item, custom_id, job_id FROM fairlead.batch_item WHERE batch_id = $1 AND item > $2::int ORDER BY item OFFSET 0
+) AS i LEFT JOIN LATERAL (SELECT * FROM fairlead.job WHERE id = i.job_id OFFSET 0) AS j ON true
+WHERE j.id IS NULL ORDER BY i.item LIMIT $3::bigint
+
 -- name: batch_item
 -- $1: batch, $2: the caller's name for it, $3: its number if that can be one.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}

@@ -99,6 +99,9 @@ class Reads:
             name, codes = "batch_items_of_status", [[STATUS_CODES[status] for status in statuses]]
         return [rows.item_from(row) for row in await self._ask(READS[name], batch_id, after, limit, *codes)]
 
+    async def removed_items(self, batch_id: str, *, after: int = -1, limit: int) -> list[BatchItem]:
+        return [rows.item_from(row) for row in await self._ask(READS["removed_items"], batch_id, after, limit)]
+
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
         answer = await self._ask(READS["batch_item"], batch_id, name, batches.number_of(name))
         return rows.item_from(answer[0]) if answer else None

@@ -307,6 +307,10 @@ BEGIN
     DELETE FROM idempotency WHERE (user_id, key) IN (
         SELECT job.user_id, note.idempotency_key FROM job_note AS note JOIN job USING (seq) WHERE note.seq = NEW.seq
     );
+    -- Its batch's counts are no more what they were.
+    UPDATE job_batch SET counts = NULL WHERE id IN (
+        SELECT i.batch_id FROM job CROSS JOIN batch_item AS i ON i.job_id = job.id WHERE job.seq = NEW.seq
+    );
     DELETE FROM job_note WHERE seq = NEW.seq;
     DELETE FROM job_input WHERE seq = NEW.seq;
     DELETE FROM step_result WHERE seq = NEW.seq;

@@ -15,11 +15,12 @@ json_array(
 )
 
 -- name: batch_row
--- A batch, aliased b, as one JSON array. Its counts are counted from its jobs until it is settled. The order is that of
+-- A batch, aliased b, as one JSON array. Its counts are counted from its jobs, but for those of a settled one that has
+-- all of them. The order is that of
 -- `batches.state_of`.
 json_array(
     b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
-    CASE WHEN b.finished_at IS NOT NULL THEN json(b.counts) ELSE json((
+    CASE WHEN b.counts IS NOT NULL THEN json(b.counts) ELSE json((
         SELECT json_group_array(json_array(status, n)) FROM (
             SELECT j.status, count(*) AS n FROM batch_item AS i CROSS JOIN job AS j ON j.id = i.job_id
             WHERE i.batch_id = b.id GROUP BY j.status

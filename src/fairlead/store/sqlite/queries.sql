@@ -45,6 +45,13 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     ORDER BY i.item LIMIT ?
 )
 
+-- name: removed_items
+-- ?: batch, after, limit. Items whose job is gone.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {item_row} AS row FROM batch_item AS i LEFT JOIN job AS j ON j.id = i.job_id
+    WHERE i.batch_id = ? AND i.item > ? AND j.id IS NULL ORDER BY i.item LIMIT ?
+)
+
 -- name: batch_item
 -- ?1: batch, ?2: the caller's name for it, ?3: its number if that can be one.
 SELECT {item_row} FROM batch_item AS i LEFT JOIN job AS j ON j.id = i.job_id

@@ -136,6 +136,9 @@ class Reads:
         codes = orjson.dumps([rows.STATUS_CODES[status] for status in statuses]).decode()
         return rows.items_of(await self._ask(self._sql["batch_items"], batch_id, after, codes, codes, limit))
 
+    async def removed_items(self, batch_id: str, *, after: int = -1, limit: int) -> list[BatchItem]:
+        return rows.items_of(await self._ask(self._sql["removed_items"], batch_id, after, limit))
+
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
         answer = await self._ask(self._sql["batch_item"], batch_id, name, batches.number_of(name))
         return None if answer is None else rows.items_of(f"[{answer}]")[0]

@@ -22,6 +22,49 @@ async def test_an_unbound_step_goes_to_the_region_with_most_free_slots(line: Lin
     assert [lease.region for lease in await line.claim(9)] == ["eu", "eu", "us"]
 
 
+async def test_unbound_work_is_spread_by_the_weights_of_the_regions(line: Line) -> None:
+    regions = {"ap": 9, "eu": 9, "us": 9}
+    await line.open(ServiceRules("s", limit=9, regions=regions, region_weights={"ap": 1, "eu": 2, "us": 3}))
+    await line.offer_all("abcdefgh")
+    leases = await line.claim(6)
+    assert [lease.region for lease in leases] == ["us", "eu", "us", "ap", "eu", "us"]
+    await line.end(leases[1], after=1.0, failed=False)
+    assert (await line.take()).region == "eu"  # where there is least to do for its weight, however fast the others are
+
+
+async def test_among_regions_of_the_same_load_the_faster_one_is_taken(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 9, "us": 9}, region_weights={"eu": 1, "us": 2}))
+    await line.offer_all("abcde")
+    slow, *_, fast = leases = await line.claim(3)
+    assert [lease.region for lease in leases] == ["us", "eu", "us"]
+    await line.end(leases[1], after=1.0, failed=False)
+    await line.end(slow, after=1.0, failed=False)
+    await line.end(fast, failed=False)
+    assert [lease.region for lease in await line.claim(2)] == ["us", "eu"]
+
+
+async def test_a_failing_region_has_nothing_of_its_weight_while_others_have_a_slot(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 2, "us": 9}, region_weights={"eu": 1, "us": 100}))
+    await line.offer_all("abcd")
+    await line.end(await line.take(), failed=True)
+    assert [lease.region for lease in await line.claim(9)] == ["eu", "eu", "us"]
+
+
+async def test_a_step_for_several_regions_is_spread_by_their_weights_too(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"ap": 9, "eu": 9, "us": 9}, region_weights={"us": 2.5}))
+    await line.offer_all("abcd", region=lane_of(["eu", "us"]))
+    assert [lease.region for lease in await line.claim(9)] == ["us", "us", "eu", "us"]
+
+
+async def test_weights_may_change_while_calls_run(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=9, regions={"eu": 9, "us": 9}))
+    await line.offer_all("abcd")
+    assert [lease.region for lease in await line.claim(2)] == ["eu", "us"]
+    await line.change("s", region_weights={"eu": 1, "us": 4})
+    assert [lease.region for lease in await line.claim(2)] == ["us", "us"]
+    await line.change("s", region_weights={})
+
+
 async def test_region_limits_nest_in_the_services_limit(line: Line) -> None:
     await line.open(ServiceRules("s", limit=2, regions={"eu": 2, "us": 2}))
     await line.offer_all("abcd")

@@ -107,6 +107,11 @@ class ReferenceService:
         taken = [lease.region for lease, _ in self.leases] + [hold.region for hold in self.holds]
         return len(taken) if region is None else taken.count(region)
 
+    def load(self, region: str) -> float:
+        """What regions with weights are chosen by."""
+        weights = self.rules.region_weights
+        return (self.in_use(region) + 1) / weights.get(region, 1.0) if weights else 0.0
+
     def running(self, user: str) -> int:
         return sum(lease.user_id == user for lease, _ in self.leases)
 
@@ -161,7 +166,7 @@ class ReferenceService:
         }
         if self.rules.regions and not free:
             return None
-        preferred = sorted(free, key=lambda region: (-free[region], region))
+        preferred = sorted(free, key=lambda region: (self.load(region), -free[region], region))
         heads = []
         for offer in self.waiting:
             lane = offer.region if self.rules.regions else None

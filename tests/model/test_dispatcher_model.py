@@ -325,6 +325,12 @@ class DispatcherModel(RuleBasedStateMachine):
         changed.configure(replace(changed.rules, user_limit=user_limit))
         self.configure()
 
+    @rule(us=st.sampled_from([None, 0.5, 3.0]))
+    def change_the_weights(self, us: float | None) -> None:
+        changed = self.services["regions"]
+        changed.configure(replace(changed.rules, region_weights={} if us is None else {"us": us}))
+        self.configure()
+
     @rule(limit=st.integers(0, 4))
     def change_the_pool(self, limit: int) -> None:
         self.pool_limit = limit

@@ -33,6 +33,7 @@ SERVICES = {
         retries_first=True,
         breaker_failures=2,
         breaker_rest=2.0,
+        region_weights={"eu": 3.0},
     ),
 }
 SCOPES = sorted({rules.scope for rules in SERVICES.values()})
@@ -207,6 +208,7 @@ class BothEngines(RuleBasedStateMachine):
                 "order": st.sampled_from(Order),
                 "retries_first": st.booleans(),
                 "breaker_failures": st.integers(0, 3),
+                "region_weights": st.dictionaries(st.sampled_from(["ap", "eu", "us"]), st.sampled_from([0.3, 1.0, 7])),
             },
         ),
         pool_limit=st.integers(0, 4),

@@ -81,8 +81,11 @@ class BackoffConfig(Section):
 
 
 class RegionConfig(Section):
+    """`weight`: where those of a service's regions differ, work that may go to several is spread by it."""
+
     url: Url
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
+    weight: Weight = 1.0
 
 
 class BreakerConfig(Section):
@@ -188,6 +191,11 @@ class ServiceConfig(Section):
             backoff = Backoff(**self.backoff.model_dump())
         return RetryPolicy(self.max_attempts, backoff, manual=self.retry == "manual")
 
+    def _region_weights(self) -> dict[str, float]:
+        """None where they are all the same: that says no more than to give none."""
+        weights = {region: config.weight for region, config in self.regions.items()}
+        return weights if len(set(weights.values())) > 1 else {}
+
     def rules(self, name: str) -> ServiceRules:
         return ServiceRules(
             service=name,
@@ -199,6 +207,7 @@ class ServiceConfig(Section):
             cost=self.cost,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},
+            region_weights=self._region_weights(),
             remote=self.remote,
             max_attempts=self.max_attempts,
             wait_timeout=self.wait_timeout,

@@ -104,6 +104,8 @@ class ServiceRules:
     retries_first: bool = False
     paused: bool = False
     regions: Mapping[str, int] = field(default_factory=dict)
+    # By what unbound work is spread over the regions; empty: it is not, the faster ones have it.
+    region_weights: Mapping[str, float] = field(default_factory=dict)
     shard: str = MAIN_SHARD
     shares: Mapping[str, Share] = field(default_factory=dict)
     part_on: str | None = None

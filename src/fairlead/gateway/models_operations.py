@@ -129,6 +129,9 @@ class ServiceRegion(BaseModel):
     """One region of one service."""
 
     limit: int
+    weight: float = Field(
+        description="By which work is spread that may go to several; where all are the same: it is not."
+    )
     running: int = Field(description="Slots taken, also by what is held.")
     waiting: Lanes = Field(description="What may run here and not in every region.")
     breaker: Breaker
@@ -150,6 +153,7 @@ class RegionStatus(Shape):
             {
                 "service": "inference",
                 "limit": 1,
+                "weight": 1.0,
                 "running": 1,
                 "waiting": {"main": 3, "retry": 1},
                 "breaker": {"state": "working", "failures": 0, "resting_until": None},

@@ -23,13 +23,15 @@ def of_service(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> dic
     """By name. A service with regions is on one shard, so at most one snapshot has them."""
     seen = {each.region: each for snapshot in snapshots for each in snapshot.regions}
     return {
-        name: _region(seen.get(name) or RegionSnapshot(name, limit, 0)) for name, limit in sorted(rules.regions.items())
+        name: _region(rules, seen.get(name) or RegionSnapshot(name, limit, 0))
+        for name, limit in sorted(rules.regions.items())
     }
 
 
-def _region(seen: RegionSnapshot) -> dict[str, Any]:
+def _region(rules: ServiceRules, seen: RegionSnapshot) -> dict[str, Any]:
     return {
         "limit": seen.limit,
+        "weight": rules.region_weights.get(seen.region, 1.0),
         "running": seen.in_use,
         "waiting": {"main": seen.waiting, "retry": seen.retrying},
         "breaker": {"state": state_of(seen), "failures": seen.failures, "resting_until": iso(seen.resting_until)},

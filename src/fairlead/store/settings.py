@@ -35,6 +35,7 @@ _LATER: dict[str, Any] = {
     "breaker_failures": 0,
     "breaker_rest": 30.0,
     "auto": None,
+    "region_weights": {},
 }
 
 

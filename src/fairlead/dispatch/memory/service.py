@@ -267,10 +267,11 @@ class Service:
                 return (number, first[2], first[0][1], first[3])
         return None
 
-    def _preference(self, region: str) -> tuple[bool, int]:
-        """Lowest first: healthy, then fast."""
-        health = self.health.get(region)
-        return (False, 0) if health is None else (health.failures > 0, health.latency or 0)
+    def _preference(self, region: str) -> tuple[bool, float, int]:
+        """Lowest first: healthy, then with the least to do for its weight, if they differ, then fast."""
+        health, weights = self.health.get(region), self.rules.region_weights
+        load = (len(self.region_slots.get(region, ())) + 1) / weights.get(region, 1.0) if weights else 0.0
+        return (False, load, 0) if health is None else (health.failures > 0, load, health.latency or 0)
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """The step leaves the line and its user is charged: the step, its user, the estimated cost, the charge."""

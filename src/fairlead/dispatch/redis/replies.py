@@ -48,6 +48,8 @@ def rules_json(rules: ServiceRules) -> bytes:
         "breaker": rules.breaker_failures,
         "breaker_rest": micros(rules.breaker_rest),
     }
+    if rules.region_weights:
+        wanted["weights"] = [rules.region_weights.get(region, 1.0) for region in sorted(rules.regions)]
     if rules.user_limit is not None:
         wanted["user_limit"] = rules.user_limit
     return orjson.dumps(wanted)

@@ -6,7 +6,8 @@
 --   ARGV[6]   the pool's limit, or empty
 --   ARGV[7]   the scope's services by these rules, joined by NUL
 --   ARGV[8..] per service of these: name, rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
---             user_limit or absent, regions as a list of [name, limit] by name, breaker and its rest in µs}
+--             user_limit or absent, regions as a list of [name, limit] by name, breaker and its rest in µs,
+--             and if they differ, the weights of the regions in the same order}
 --
 -- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
@@ -115,12 +116,21 @@ local function rules_from(r)
   for _, region in ipairs(r.regions) do
     rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
   end
+  if r.weights then
+    for _, weight in ipairs(r.weights) do
+      rules[#rules + 1] = weight
+    end
+    rules[#rules + 1] = true
+  end
   return rules
 end
 
 local function without_slots(service)
-  return { 0, service.fifo, service.paused, service.retries_first, service.ttl, service.cost, service.user_limit,
-    unpack(service.regions) }
+  local rules = { 0, service.fifo, service.paused, service.retries_first, service.ttl, service.cost, service.user_limit }
+  for _, value in ipairs(service.regions) do
+    rules[#rules + 1] = value
+  end
+  return rules
 end
 
 local wanted = {}

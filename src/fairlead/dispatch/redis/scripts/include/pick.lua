@@ -44,9 +44,10 @@ local function earlier(service, a, b)
   return before(first, other)
 end
 
--- Regions with a slot, the one that unbound work prefers first: healthy, then fast, then with most slots.
+-- Regions with a slot, the one that unbound work prefers first: healthy, then with the least to do for its weight, if they
+-- differ, then fast, then with most slots.
 local function free_regions(service, regions)
-  local free, slots_in, failing, latency = {}, {}, {}, {}
+  local free, slots_in, failing, latency, load = {}, {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
     local name = service.regions[i]
     local slots = region_free(service, name, service.regions[i + 1])
@@ -55,11 +56,15 @@ local function free_regions(service, regions)
       free[#free + 1], slots_in[name] = name, slots
       failing[name] = health ~= nil and health[FAILURES] > 0
       latency[name] = health and health[LATENCY] or 0
+      load[name] = service.weights[name] and (service.taken[name] + 1) / service.weights[name] or 0
     end
   end
   table.sort(free, function(a, b)
     if failing[a] ~= failing[b] then
       return failing[b]
+    end
+    if load[a] ~= load[b] then
+      return load[a] < load[b]
     end
     if latency[a] ~= latency[b] then
       return latency[a] < latency[b]

@@ -241,7 +241,14 @@ async def test_a_ping_answers(line: Line) -> None:
 
 
 DRAW = ServiceRules(
-    "draw", 4, regions={"eu": 1, "us": 2}, region_weights={"eu": 1.0, "us": 2.5}, retries_first=True, cost=2.5
+    "draw",
+    4,
+    regions={"eu": 1, "us": 2},
+    region_weights={"eu": 1.0, "us": 2.5},
+    pool="gpu",
+    pooled_regions=("us",),
+    retries_first=True,
+    cost=2.5,
 )
 CHAT = ServiceRules("chat", 2, order=Order.FIFO, pool="gpu", user_limit=1, lease_ttl=7.5)
 FAR = ServiceRules("far", 3, shard="b")

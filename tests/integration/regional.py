@@ -28,6 +28,13 @@ class Deployment:
         async with asyncio.timeout(20):
             await self.called.wait()
 
+    async def reaches(self, calls: int) -> None:
+        """So many are open at once."""
+        async with asyncio.timeout(20):
+            while self.open < calls:
+                self.called.clear()
+                await self.called.wait()
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.open += 1
         self.most = max(self.most, self.open)
@@ -52,6 +59,8 @@ class World:
     def __init__(self, *names: str) -> None:
         self.regions = {name: Deployment(name, self) for name in names}
         self.changed = asyncio.Event()
+        self.together = names
+        """Those whose open calls are counted together."""
         self.most = 0
         self.url = ""
 
@@ -60,7 +69,7 @@ class World:
 
     @property
     def open(self) -> int:
-        return sum(each.open for each in self.regions.values())
+        return sum(self.regions[name].open for name in self.together)
 
     def switch(self, name: str, mode: str) -> None:
         self.regions[name].mode = mode

@@ -107,6 +107,10 @@ class ReferenceService:
         taken = [lease.region for lease, _ in self.leases] + [hold.region for hold in self.holds]
         return len(taken) if region is None else taken.count(region)
 
+    def in_pool(self) -> int:
+        taken = [lease.region for lease, _ in self.leases] + [hold.region for hold in self.holds]
+        return sum(map(self.rules.in_pool, taken))
+
     def load(self, region: str) -> float:
         """What regions with weights are chosen by."""
         weights = self.rules.region_weights
@@ -155,14 +159,18 @@ class ReferenceService:
 
     # -- the next
 
-    def head(self, bands: frozenset[int], regions: frozenset[str] | None = None) -> Head | None:
-        """What the next free slot goes to."""
+    def head(self, bands: frozenset[int], regions: frozenset[str] | None = None, *, dry: bool = False) -> Head | None:
+        """What the next free slot goes to. `dry`: the pool has none."""
         if not self.open or self.rules.paused or self.in_use() >= self.rules.limit:
+            return None
+        if dry and self.rules.pooled_regions is None:
             return None
         free = {
             region: limit - self.in_use(region)
             for region, limit in sorted(self.rules.regions.items())
-            if limit > self.in_use(region) and (regions is None or region in regions)
+            if limit > self.in_use(region)
+            and (regions is None or region in regions)
+            and not (dry and self.rules.in_pool(region))
         }
         if self.rules.regions and not free:
             return None

@@ -33,9 +33,10 @@ SERVICES = {
     "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1),
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
+    "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 2, "us": 2}, pooled_regions=("us",)),
     "regions": ServiceRules("regions", limit=3, regions={"eu": 1, "us": 2}, retries_first=True),
 }
-POOLED = ("pool-x", "pool-y")
+POOLED = ("pool-x", "pool-y", "pool-z")
 ALL = frozenset({1, 2, 3})
 SUBMITS = {
     "service": st.sampled_from(sorted(SERVICES)),
@@ -63,6 +64,7 @@ class DispatcherModel(RuleBasedStateMachine):
         self.services = {name: ReferenceService(rules) for name, rules in SERVICES.items()}
         self.pool_limit = 3
         self.pool_turns = [Turns() for _ in BANDS]
+        self.beside: set[str] = set()
         self.wakes: list[frozenset[str]] = []
         self.dispatcher.on_wake(self.wakes.append)
         self.runnable: set[str] = set()
@@ -106,17 +108,17 @@ class DispatcherModel(RuleBasedStateMachine):
         return [lease for service in self.services.values() for lease, _ in service.leases]
 
     def pool_free(self) -> int:
-        return self.pool_limit - sum(self.services[name].in_use() for name in POOLED)
+        return self.pool_limit - sum(self.services[name].in_pool() for name in POOLED)
 
-    def head(self, name: str, claim: Claim) -> Head | None:
-        if name in POOLED and self.pool_free() <= 0:
-            return None
-        return self.services[name].head(claim.bands, claim.regions)
+    def head(self, name: str, claim: Claim, *, dry: bool = False) -> Head | None:
+        dry = name in POOLED and (dry or self.pool_free() <= 0)
+        return self.services[name].head(claim.bands, claim.regions, dry=dry)
 
-    def turn(self, name: str, head: Head) -> tuple[int, int, str]:
+    def turn(self, name: str, head: Head) -> tuple[int, bool, int, str]:
         """What services of a pool compare by."""
         turns = self.pool_turns[head.band]
-        return (head.band, max(turns.tag(name), turns.virtual_time), name)
+        again = name in self.beside and not SERVICES[name].in_pool(head.region)
+        return (head.band, again, max(turns.tag(name), turns.virtual_time), name)
 
     def end_holds(self, now: float) -> int:
         before = sum(len(service.holds) for service in self.services.values())
@@ -223,7 +225,7 @@ class DispatcherModel(RuleBasedStateMachine):
     def release(self, release: Release) -> None:
         service = self.services[release.service]
         lease, estimate, real = service.release(release.lease, self.clock.now, refund=release.refund)
-        if release.service in POOLED:
+        if service.rules.in_pool(lease.region):
             used = 0 if real is None else charge(real, 1.0)
             self.pool_turns[lease.band].settle(release.service, used - charge(estimate, 1.0))
         self.runs[lease.job_id] = max(self.runs[lease.job_id], lease.run + 2)
@@ -242,6 +244,9 @@ class DispatcherModel(RuleBasedStateMachine):
 
     def check_grant(self, claim: Claim, lease: Lease) -> None:
         head = self.head(lease.service, claim)
+        dry = lease.service in POOLED and (head is None or head.offer.job_id != lease.job_id)
+        if dry:  # a slot of the pool was left to another worker; what needs none was not
+            head = self.head(lease.service, claim, dry=True)
         assert head is not None, f"{lease} was not to be granted at all"
         offer, service = head.offer, self.services[lease.service]
         assert (lease.job_id, lease.step, lease.run) == (offer.job_id, offer.step, offer.run)
@@ -251,18 +256,27 @@ class DispatcherModel(RuleBasedStateMachine):
         assert lease.scope == service.rules.scope
         if lease.service in POOLED:
             for other in claim.services & frozenset(POOLED):
-                rival = self.head(other, claim)
+                rival = self.head(other, claim, dry=dry)
                 assert rival is None or self.turn(lease.service, head) <= self.turn(other, rival)
-            turns = self.pool_turns[head.band]
-            turns.enter(lease.service)
-            turns.grant(lease.service, charge(service.estimate(offer), 1.0))
+            self.note_turn(lease.service, head)
         assert lease.band == head.band
         # A copy, as `renew` moves the expiry of the dispatcher's own.
         assert lease.charged == service.grant(head, replace(lease))
 
+    def note_turn(self, name: str, head: Head) -> None:
+        service, turns = self.services[name], self.pool_turns[head.band]
+        if not service.rules.in_pool(head.region):
+            self.beside = {name} if name in self.beside else {*self.beside, name}
+            return
+        self.beside = set()
+        turns.enter(name)
+        turns.grant(name, charge(service.estimate(head.offer), 1.0))
+
     def check_nothing_was_left(self, claim: Claim) -> None:
         """A worker with room left was given all it may have; but a pool's slots may have been left to another."""
         for name in claim.services:
+            if name in POOLED:
+                assert self.head(name, claim, dry=True) is None, name
             if name not in POOLED or (claim.services, claim.bands) == (frozenset(SERVICES), ALL):
                 assert self.head(name, claim) is None, name
 
@@ -297,7 +311,7 @@ class DispatcherModel(RuleBasedStateMachine):
         job=st.integers(1, 3),
     )
     def hold(self, service: str, ticks: int, region: str | None, job: int) -> None:
-        region = region if service == "regions" else None
+        region = region if SERVICES[service].regions else None
         hold = Hold(f"held-{job}", service, region, self.clock.now + ticks / 64)
         self.run(self.dispatcher.hold([hold, hold]))
         known = {(other.job_id, other.until) for other in self.services[service].holds}
@@ -343,7 +357,7 @@ class DispatcherModel(RuleBasedStateMachine):
         epoch = rebuilt[0].epoch + 1
         assert self.run(self.dispatcher.close_scope(scope, epoch))
         if scope == "pool:gpu":
-            self.pool_turns = [Turns() for _ in BANDS]
+            self.pool_turns, self.beside = [Turns() for _ in BANDS], set()
         for service in rebuilt:
             leases, holds, offers = service.rebuild(self.clock.now)
             assert self.run(self.dispatcher.restore(scope, epoch, leases, holds))
@@ -390,8 +404,8 @@ class DispatcherModel(RuleBasedStateMachine):
     @invariant()
     def places_are_an_order(self) -> None:
         """Whoever is asked about, the places of a service without regions are 1, 2, 3..., and 1 is who goes next."""
-        for name, service in self.services.items():
-            if name == "regions" or not service.waiting:
+        for service in self.services.values():
+            if service.rules.regions or not service.waiting:
                 continue
             places = self.run(self.dispatcher.places([offer.job_id for offer in service.waiting]))
             assert sorted(place.position for place in places.values()) == list(range(1, len(service.waiting) + 1))

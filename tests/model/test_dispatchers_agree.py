@@ -26,6 +26,7 @@ SERVICES = {
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
+    "pool-part": ServiceRules("pool-part", limit=4, pool="gpu", regions={"eu": 2, "us": 2}, pooled_regions=("us",)),
     "regions": ServiceRules(
         "regions",
         limit=4,
@@ -212,8 +213,10 @@ class BothEngines(RuleBasedStateMachine):
             },
         ),
         pool_limit=st.integers(0, 4),
+        pooled=st.sampled_from([("us",), ("us",), ("eu", "us"), (), None]),
     )
-    def change(self, service: str, changes: dict[str, Any], pool_limit: int) -> None:
+    def change(self, service: str, changes: dict[str, Any], pool_limit: int, pooled: tuple[str, ...] | None) -> None:
+        self.rules["pool-part"] = replace(self.rules["pool-part"], pooled_regions=pooled)
         self.rules[service] = replace(self.rules[service], **changes)
         self.pool_limit = pool_limit
         self.configure()

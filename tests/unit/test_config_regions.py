@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.domain.config import ServiceConfig
+from fairlead.domain.config import Config, ServiceConfig
 
 
 def service(**regions: dict[str, Any]) -> ServiceConfig:
@@ -28,3 +28,40 @@ def test_weights_that_are_all_the_same_change_nothing(weight: float) -> None:
 def test_what_is_no_weight_is_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match="weight"):
         service(us={"weight": weight}, eu={})
+
+
+def test_only_calls_in_the_regions_that_say_so_count_in_the_pool() -> None:
+    rules = service(us={"pool": "gpu"}, eu={}).rules("s")
+    assert (rules.pool, rules.pooled_regions, rules.scope) == ("gpu", ("us",), "pool:gpu")
+    assert [rules.in_pool(region) for region in ("us", "eu", None)] == [True, False, False]
+
+
+def test_a_pool_of_all_regions_is_the_service_s() -> None:
+    rules = service(us={"pool": "gpu"}, eu={"pool": "gpu"}).rules("s")
+    assert (rules.pool, rules.pooled_regions) == ("gpu", None)
+    assert service(us={}, eu={}).rules("s").pool is None
+
+
+@pytest.mark.parametrize(
+    ("pools", "said", "shards", "key"),
+    [
+        ({"us": "gpu"}, {}, {}, None),
+        ({"us": "nothing"}, {}, {}, "services.s.regions.us.pool"),
+        ({"us": "gpu", "eu": "other"}, {}, {}, "services.s.regions"),
+        ({"us": "gpu"}, {"pool": "gpu"}, {}, "services.s.pool"),
+        ({"us": "gpu"}, {"shard": "b"}, {"b": "redis://b"}, "pools.gpu"),
+    ],
+)
+def test_a_pool_is_one_and_is_there(
+    pools: dict[str, str], said: dict[str, Any], shards: dict[str, str], key: str | None
+) -> None:
+    regions = {name: {"url": "http://x/", "limit": 1, "pool": pools.get(name)} for name in ("us", "eu")}
+    whole = {
+        "services": {
+            "s": {"limit": 2, "regions": regions, **said},
+            "t": {"limit": 1, "url": "http://t/", "pool": "gpu"},
+        },
+        "pools": {"gpu": 2, "other": 2},
+        "shards": shards,
+    }
+    assert [found for found, _ in Config.model_validate(whole).contradictions()] == ([] if key is None else [key])

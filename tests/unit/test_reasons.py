@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import Hold, Job, Priority
-from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import Place
 from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime.reasons import Slots, Workers, in_line
@@ -25,7 +25,9 @@ def slots(*regions: str, held: str | None = None) -> Slots:
 
 
 def full(job: Job, seen: Slots) -> list[str]:
-    return [reason.details["region"] for reason, _ in seen.full(job, REGIONAL, {}) if reason.code == "region_full"]
+    return [
+        reason.details["region"] for reason, _ in seen.full(job, Rules({"s": REGIONAL})) if reason.code == "region_full"
+    ]
 
 
 def test_a_bound_step_waits_for_its_own_region_only() -> None:
@@ -42,8 +44,22 @@ def test_any_other_step_waits_when_no_region_has_a_slot() -> None:
     assert full(retry, slots("eu")) == [], "a retry may go anywhere"
 
 
+def test_a_full_pool_keeps_a_step_from_the_regions_that_count_in_it() -> None:
+    partly = replace(REGIONAL, regions={"eu": 1, "us": 2}, pool="gpu", pooled_regions=("us",))
+    rules = Rules({"s": partly, "t": ServiceRules("t", limit=9, pool="gpu")}, {"gpu": 1})
+
+    def codes(job: Job, *taken: str) -> list[str]:
+        return [reason.code for reason, _ in slots(*taken).full(job, rules)]
+
+    assert codes(JOB, "us") == [], "eu has a slot, and needs none of the pool"
+    assert codes(JOB, "eu") == [], "the pool has one"
+    assert codes(JOB, "us", "eu") == ["pool_full", "region_full"]
+    assert codes(replace(JOB, region="us"), "us") == ["pool_full"]
+    assert codes(replace(JOB, region="eu"), "us") == []
+
+
 def test_a_limit_of_nothing_is_said_as_such() -> None:
-    ((reason, _),) = slots().full(JOB, ServiceRules("s", limit=0), {})
+    ((reason, _),) = slots().full(JOB, Rules({"s": ServiceRules("s", limit=0)}))
     assert (reason.code, reason.message) == ("service_full", "the limit of s is 0")
 
 

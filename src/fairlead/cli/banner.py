@@ -40,7 +40,7 @@ def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[st
                 "limit": service.limit,
                 "runs": _where(service),
                 "order": service.order,
-                "pool": service.pool,
+                "pool": service.rules(name).pool,
                 "shard": _shard(service),
             }
             for name, service in config.services.items()

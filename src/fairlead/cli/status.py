@@ -67,7 +67,7 @@ def _manager_line(manager: dict[str, Any]) -> str:
 
 def _region_line(service: str, region: str, there: dict[str, Any]) -> str:
     waiting, breaker = there["waiting"], there["breaker"]
-    parts = [f"{there['running']}/{there['limit']} slots in use"]
+    parts = [f"{there['running']}/{there['limit']} slots in use" + (f", of {there['pool']}" if there["pool"] else "")]
     if any(waiting.values()):
         parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
     if there["latency"] is not None:

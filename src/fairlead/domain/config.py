@@ -81,11 +81,13 @@ class BackoffConfig(Section):
 
 
 class RegionConfig(Section):
-    """`weight`: where those of a service's regions differ, work that may go to several is spread by it."""
+    """`weight`: where those of a service's regions differ, work that may go to several is spread by it. `pool`: calls
+    here take a slot of it, and those in the service's other regions do not, unless they say so as well."""
 
     url: Url
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
     weight: Weight = 1.0
+    pool: Name | None = None
 
 
 class BreakerConfig(Section):
@@ -196,18 +198,26 @@ class ServiceConfig(Section):
         weights = {region: config.weight for region, config in self.regions.items()}
         return weights if len(set(weights.values())) > 1 else {}
 
+    def _pool(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """The pool that its calls count in, and of which regions they do; None: all of them."""
+        pooled = {region: config.pool for region, config in self.regions.items() if config.pool is not None}
+        pool = self.pool or next(iter(pooled.values()), None)
+        return pool, None if self.pool or len(pooled) == len(self.regions) else tuple(sorted(pooled))
+
     def rules(self, name: str) -> ServiceRules:
+        pool, pooled_regions = self._pool()
         return ServiceRules(
             service=name,
             limit=self.lowest,
             order=Order(self.order),
-            pool=self.pool,
+            pool=pool,
             user_limit=self.user_limit,
             lease_ttl=self.lease_ttl,
             cost=self.cost,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},
             region_weights=self._region_weights(),
+            pooled_regions=pooled_regions,
             remote=self.remote,
             max_attempts=self.max_attempts,
             wait_timeout=self.wait_timeout,
@@ -359,7 +369,6 @@ def contradictions(
     services: Mapping[str, Any], pipelines: Mapping[str, Any], pools: Mapping[str, Any], shards: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """(key, what is wrong) for what no single section can see. Given are the sections as they are written."""
-    pool_of = {name: said.get("pool") if isinstance(said, dict) else None for name, said in services.items()}
     for name, steps in pipelines.items():
         if not isinstance(steps, list):
             continue
@@ -368,14 +377,29 @@ def contradictions(
         if len(steps) > MAX_STEPS:
             yield f"pipelines.{name}", f"a pipeline has at most {MAX_STEPS} steps"
         for step in dict.fromkeys(steps):
-            if step not in pool_of:
-                yield f"pipelines.{name}", f"no service is called {step!r}; {known(pool_of)}"
-        if name in pool_of:
+            if step not in services:
+                yield f"pipelines.{name}", f"no service is called {step!r}; {known(services)}"
+        if name in services:
             yield f"pipelines.{name}", "a service has the same name; a pipeline needs one of its own"
-    for name, pool in pool_of.items():
-        if pool is not None and pool not in pools:
-            yield f"services.{name}.pool", f"no pool is called {pool!r}; {known(pools)}"
+    for name, said in services.items():
+        if isinstance(said, dict):
+            yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(said, pools))
     yield from sharding.contradictions(services, shards)
+
+
+def _wrong_pools(service: Mapping[str, Any], pools: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    named = sharding.pools_of(service)
+    for key, pool in named.items():
+        if pool not in pools:
+            yield key, f"no pool is called {pool!r}; {known(pools)}"
+    if len(named) > 1 and ".pool" in named:
+        yield ".pool", "the service as a whole is in a pool, so its regions are: say it once, here or of regions"
+    elif len(set(named.values())) > 1:
+        spread = ", ".join(sorted(set(map(str, named.values()))))
+        yield (
+            ".regions",
+            f"its regions are in several pools ({spread}); all calls of a service count in one pool, or none",
+        )
 
 
 def unknown_plans(users: Mapping[str, Any], plans: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -106,6 +106,8 @@ class ServiceRules:
     regions: Mapping[str, int] = field(default_factory=dict)
     # By what unbound work is spread over the regions; empty: it is not, the faster ones have it.
     region_weights: Mapping[str, float] = field(default_factory=dict)
+    # Of a service that has a pool: the regions whose calls count there; None: all calls do.
+    pooled_regions: tuple[str, ...] | None = None
     shard: str = MAIN_SHARD
     shares: Mapping[str, Share] = field(default_factory=dict)
     part_on: str | None = None
@@ -125,6 +127,10 @@ class ServiceRules:
         if self.part_on is not None:
             return f"service:{self.service}@{self.part_on}"
         return f"pool:{self.pool}" if self.pool else f"service:{self.service}"
+
+    def in_pool(self, region: str | None) -> bool:
+        """Whether a call there takes a slot of the pool."""
+        return self.pool is not None and (self.pooled_regions is None or region in self.pooled_regions)
 
     def on(self, shard: str) -> ServiceRules | None:
         """The rules that this shard's dispatcher grants by; None if the service does not live there."""

@@ -27,6 +27,14 @@ def contradictions(services: Mapping[str, Any], shards: Mapping[str, Any]) -> It
     yield from _pools_that_span(tables)
 
 
+def pools_of(service: Mapping[str, Any]) -> dict[str, Any]:
+    """The pools that it names, as a whole and of its regions, by their key."""
+    regions = service.get("regions")
+    tables = regions.items() if isinstance(regions, dict) else ()
+    named = {f".regions.{name}.pool": said.get("pool") for name, said in tables if isinstance(said, dict)}
+    return {key: pool for key, pool in {".pool": service.get("pool"), **named}.items() if pool is not None}
+
+
 def total(shares: Any) -> int | None:
     """The sum of the shares' limits; None if not all of them have one."""
     if not isinstance(shares, dict) or not shares:
@@ -81,10 +89,10 @@ def _not_a_partition(shares: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _pools_that_span(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     pools: dict[str, dict[str, list[str]]] = {}
     for name, said in tables.items():
-        pool = said.get("pool")
-        if isinstance(pool, str) and not said.get("shards"):
-            shard = said.get("shard") or MAIN_SHARD
-            pools.setdefault(pool, {}).setdefault(str(shard), []).append(name)
+        shard = said.get("shard") or MAIN_SHARD
+        for pool in dict.fromkeys(pools_of(said).values()):
+            if isinstance(pool, str) and not said.get("shards"):
+                pools.setdefault(pool, {}).setdefault(str(shard), []).append(name)
     for pool, there in pools.items():
         if len(there) > 1:
             spread = "; ".join(f"{', '.join(names)} on {shard}" for shard, names in sorted(there.items()))

@@ -132,6 +132,7 @@ class ServiceRegion(BaseModel):
     weight: float = Field(
         description="By which work is spread that may go to several; where all are the same: it is not."
     )
+    pool: str | None = Field(description="Whose slots calls here take as well.")
     running: int = Field(description="Slots taken, also by what is held.")
     waiting: Lanes = Field(description="What may run here and not in every region.")
     breaker: Breaker
@@ -154,6 +155,7 @@ class RegionStatus(Shape):
                 "service": "inference",
                 "limit": 1,
                 "weight": 1.0,
+                "pool": None,
                 "running": 1,
                 "waiting": {"main": 3, "retry": 1},
                 "breaker": {"state": "working", "failures": 0, "resting_until": None},
@@ -194,7 +196,7 @@ class ServiceStatus(BaseModel):
     override: Override | None
     auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
     order: str
-    pool: str | None
+    pool: str | None = Field(description="Whose slots its calls take as well, in all or (see `regions`) some regions.")
     shards: list[str] = Field(description="Where its line is: one shard, or several if it is split by priority.")
     waiting: dict[str, int | None] = Field(description="By band: retry, high, medium, low.")
     running: list[Slot]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot
 from fairlead.domain.job import Hold, Job, JobStatus, Priority
-from fairlead.domain.limits import Order, ServiceRules
+from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import Place
 from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime.events import iso
@@ -201,29 +201,48 @@ class Slots:
     def in_use(self) -> int:
         return len(self.leases) + len(self.holds)
 
-    def full(self, job: Job, rules: ServiceRules, pools: Mapping[str, int]) -> list[tuple[Reason, Slots]]:
+    def full(self, job: Job, all_rules: Rules) -> list[tuple[Reason, Slots]]:
         """Each limit that is full, with who holds its slots."""
-        service, pool = self._only(service=self.service), rules.pool
+        service, rules = self._only(service=self.service), all_rules.services[self.service]
         found = [service._reason("service_full", f"the limit of {self.service}", rules.limit, service=self.service)]
-        if pool is not None:
-            found.append(self._reason("pool_full", f"the limit of the pool {pool}", pools.get(pool, 0), pool=pool))
-        found += service._regions(job, rules)
+        pool = self._pool(rules.pool, all_rules)
+        if rules.pooled_regions is None:
+            found.append(pool)
+        found += service._regions(job, rules, pool)
         if rules.user_limit is not None:
             own = service._only(user_id=job.user_id)
             text = f"the limit of each user on {self.service}"
             found.append(own._reason("user_full", text, rules.user_limit, service=self.service))
         return [each for each in found if each is not None]
 
-    def _regions(self, job: Job, rules: ServiceRules) -> list[tuple[Reason, Slots] | None]:
-        """A step bound to regions waits for the first of those that has a slot; any other for the first of all."""
+    def _pool(self, pool: str | None, rules: Rules) -> tuple[Reason, Slots] | None:
+        if pool is None:
+            return None
+
+        def counts(each: Lease | Hold) -> bool:
+            service = rules.services.get(each.service)
+            return service is None or service.in_pool(each.region)
+
+        counting = Slots(self.service, tuple(filter(counts, self.leases)), tuple(filter(counts, self.holds)))
+        return counting._reason("pool_full", f"the limit of the pool {pool}", rules.pools.get(pool, 0), pool=pool)
+
+    def _regions(
+        self, job: Job, rules: ServiceRules, pool: tuple[Reason, Slots] | None
+    ) -> list[tuple[Reason, Slots] | None]:
+        """A step bound to regions waits for the first of those that has a slot; any other for the first of all. Where
+        only some regions count in the pool that is full, it keeps a step from these."""
         bound = job.bound_to
         resting = {each.region: each for each in self.regions if each.resting_until is not None or each.probing}
         found = [
             self._only(region=name)._region(name, limit, resting.get(name))
+            or (pool if rules.pooled_regions is not None and rules.in_pool(name) else None)
             for name, limit in rules.regions.items()
             if bound is None or name in bound
         ]
-        return list(found) if all(found) else []
+        if not all(found):
+            return []
+        others = [each for each in found if each is not pool]
+        return [pool, *others] if len(others) < len(found) else others
 
     def _region(self, name: str, limit: int, resting: RegionSnapshot | None) -> tuple[Reason, Slots] | None:
         if resting is None:

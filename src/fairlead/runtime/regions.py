@@ -32,11 +32,19 @@ def _region(rules: ServiceRules, seen: RegionSnapshot) -> dict[str, Any]:
     return {
         "limit": seen.limit,
         "weight": rules.region_weights.get(seen.region, 1.0),
+        "pool": rules.pool if rules.in_pool(seen.region) else None,
         "running": seen.in_use,
         "waiting": {"main": seen.waiting, "retry": seen.retrying},
         "breaker": {"state": state_of(seen), "failures": seen.failures, "resting_until": iso(seen.resting_until)},
         "latency": seen.latency,
     }
+
+
+def in_pool(rules: ServiceRules, snapshot: ServiceSnapshot) -> int:
+    """How many of its pool's slots a service has."""
+    if rules.pooled_regions is None:
+        return snapshot.in_use
+    return sum(each.in_use for each in snapshot.regions if rules.in_pool(each.region))
 
 
 def describe(region: str, rules: Rules, snapshots: Mapping[str, Sequence[ServiceSnapshot]]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ async def describe(store: Store, process: Process | None, sight: Sight | None = 
         "pools": {
             name: {
                 "limit": limit,
-                "in_use": total(s["in_use"] for s in services if s["pool"] == name),
+                "in_use": total(_in_pool(each, sight) for each, its in rules.services.items() if its.pool == name),
             }
             for name, limit in rules.pools.items()
         },
@@ -132,6 +132,12 @@ def total(counts: Iterable[int | None]) -> int | None:
     """None if one of them is not known."""
     known = list(counts)
     return None if None in known else sum(filter(None, known))
+
+
+def _in_pool(name: str, sight: Sight) -> int | None:
+    if not sight.knows(name):
+        return None
+    return sum(regions.in_pool(sight.rules.services[name], each) for each in sight.snapshots.get(name, ()))
 
 
 def _service(name: str, sight: Sight) -> dict[str, Any]:

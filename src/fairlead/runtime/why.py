@@ -184,7 +184,7 @@ class Inquiry:
     async def _of_place(self, job: Job, line: Line, place: Place, sight: Sight, found: list[Reason]) -> Why:
         assert self._process is not None
         rules = line.rules.services[job.service]
-        full = Slots.of(job.service, sight.snapshots.values()).full(job, rules, line.rules.pools)
+        full = Slots.of(job.service, sight.snapshots.values()).full(job, line.rules)
         workers = await self._about_workers(job, rules, place, slots_are_free=not full)
         holding = [await self._with_holders(job, reason, slots) for reason, slots in full]
         learned = self._process.scores.learned({job.id: place})[job.id]

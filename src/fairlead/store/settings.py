@@ -36,6 +36,7 @@ _LATER: dict[str, Any] = {
     "breaker_rest": 30.0,
     "auto": None,
     "region_weights": {},
+    "pooled_regions": None,
 }
 
 
@@ -57,7 +58,10 @@ def _read(service: dict[str, Any]) -> ServiceRules:
         shard: Share(frozenset(share["bands"]), share["limit"]) for shard, share in known.get("shares", {}).items()
     }
     auto = None if known.get("auto") is None else Auto(**known["auto"])
-    return ServiceRules(**{**known, "order": Order(known["order"]), "shares": shares, "auto": auto})
+    pooled = None if known.get("pooled_regions") is None else tuple(known["pooled_regions"])
+    return ServiceRules(
+        **{**known, "order": Order(known["order"]), "shares": shares, "auto": auto, "pooled_regions": pooled}
+    )
 
 
 def adapted_row(adapt: Adapt) -> tuple[str, int | None, int, float | None, str]:

@@ -229,7 +229,7 @@ class MemoryDispatcher:
             worker, now, now + service.rules.lease_ttl, region, charged, user.weight, band, service.scope.name,
         )  # fmt: skip
         if service.pool is not None:
-            service.pool.charge(band, service.name, estimate)
+            service.pool.granted(band, service, region, estimate)
         service.keep(lease, estimate)
         self._leases.keep(lease)
         self._readiness.touch(service)

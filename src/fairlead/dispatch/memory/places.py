@@ -7,6 +7,7 @@ The first step of a newcomer starts where the newcomer stands instead, before al
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -69,10 +70,19 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
 def _slots(service: Service, region: str | None) -> int:
     """How many of them this step could ever have."""
     rules = service.rules
-    slots = rules.limit if service.pool is None else min(rules.limit, service.pool.limit)
+    pool = math.inf if service.pool is None else service.pool.limit
+    return _most(
+        service, rules.limit, pool, {name: limit for name, limit in rules.regions.items() if _serves(name, region)}
+    )
+
+
+def _most(service: Service, own: int, pool: float, regions: dict[str, int]) -> int:
+    """Of the service's slots, the pool's and those of regions, as many as can be had at once."""
+    rules = service.rules
     if not rules.regions:
-        return slots
-    return min(slots, sum(limit for name, limit in rules.regions.items() if _serves(name, region)))
+        return int(min(own, pool))
+    pooled = sum(slots for region, slots in regions.items() if rules.in_pool(region))
+    return int(min(own, min(pool, pooled) + sum(regions.values()) - pooled))
 
 
 def _serves(region: str | None, lane: str | None) -> bool:
@@ -84,16 +94,20 @@ def _free(service: Service, region: str | None, now: float) -> int:
     rules = service.rules
     if rules.paused or not service.scope.open:
         return 0
-    free = rules.limit - _in_use(service, now)
+    free, pool = rules.limit - _in_use(service, now), math.inf
     if service.pool is not None:
-        free = min(free, service.pool.limit - sum(_in_use(each, now) for each in service.pool.services))
-    if rules.regions:
-        free = min(free, sum(_free_in(service, each, now) for each in rules.regions if _serves(each, region)))
-    return max(0, free)
+        pool = max(0, service.pool.limit - sum(_in_pool(each, now) for each in service.pool.services))
+    regions = {each: _free_in(service, each, now) for each in rules.regions if _serves(each, region)}
+    return max(0, _most(service, free, pool, regions))
 
 
 def _in_use(service: Service, now: float) -> int:
-    return len(service.leases) + sum(hold.until > now for hold in service.holds.values())
+    return service.in_use - sum(hold.until <= now for hold in service.holds.values())
+
+
+def _in_pool(service: Service, now: float) -> int:
+    over = [hold for hold in service.holds.values() if hold.until <= now and service.rules.in_pool(hold.region)]
+    return service.in_pool - len(over)
 
 
 def _free_in(service: Service, region: str, now: float) -> int:

@@ -4,6 +4,10 @@ A free slot goes to the best head among the services that have a live worker wit
 as band 1), then to the services in turn, by a virtual time of their own per band. So a worker may find that a slot is
 not for it, when the best head belongs to a service that only another worker can execute. That slot is left, and that
 service woken.
+
+Of some services only certain regions count. What is granted elsewhere takes no slot of the pool and is not charged, so
+that it costs the service no turn there. But it takes a worker's room: between two such grants of one service, each
+other service of the pool that waits in the band has had one.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ WORKER_MEMORY_S = 30.0
 
 
 class Pool:
-    __slots__ = ("limit", "name", "passed_over", "services", "tags", "virtual_times")
+    __slots__ = ("beside", "limit", "name", "passed_over", "services", "tags", "virtual_times")
 
     def __init__(self, scope: str) -> None:
         self.name = scope
@@ -31,10 +35,21 @@ class Pool:
         """Services whose worker was refused a slot that is another's; to be woken when anything changes."""
         self.virtual_times = [0 for _ in ALL_BANDS]
         self.tags: list[dict[str, int]] = [{} for _ in ALL_BANDS]
+        self.beside: set[str] = set()
+        """Services that were granted something beside the pool's slots since one of those was granted."""
 
     @property
     def free(self) -> int:
-        return self.limit - sum(service.in_use for service in self.services)
+        return self.limit - sum(service.in_pool for service in self.services)
+
+    def granted(self, band: int, service: Service, region: str | None, estimate: int) -> None:
+        if service.rules.in_pool(region):
+            self.beside.clear()
+            self.charge(band, service.name, estimate)
+            return
+        if service.name in self.beside:
+            self.beside.clear()
+        self.beside.add(service.name)
 
     def start(self, band: int, service: str) -> int:
         """A service's start tag. Whatever kept it from taking its turns, it has saved up no credit."""
@@ -53,6 +68,7 @@ class Pool:
 
     def clear(self) -> None:
         """Forget whose turn it is."""
+        self.beside.clear()
         self.virtual_times = [0 for _ in ALL_BANDS]
         self.tags = [{} for _ in ALL_BANDS]
 
@@ -69,14 +85,20 @@ class Worker:
 
 
 class Option(NamedTuple):
-    """A step that a pool's slot could go to; the first three decide."""
+    """A step that could be granted; the first four decide."""
 
     band: int
+    again: bool
     start: int
     name: str
     service: Service
     pick: Pick
     worker: Worker
+
+    @property
+    def takes_slot(self) -> bool:
+        """One of the pool's."""
+        return self.service.rules.in_pool(self.pick[3])
 
 
 class PoolTurn:
@@ -93,24 +115,29 @@ class PoolTurn:
         self.left_to: dict[str, int] = {}
 
     def next(self) -> tuple[Service, Pick] | None:
-        while self.pool.free > sum(self.left.values()):
-            mine = min(self._options(self.worker), key=_rank, default=None)
-            theirs = min(self._options_of_rivals(), key=_rank, default=None) if self.rivals else None
+        while True:
+            dry = self.pool.free <= sum(self.left.values())
+            mine = min(self._options(self.worker, dry=dry), key=_rank, default=None)
+            if mine is None and dry:
+                return None
+            theirs = None
+            if self.rivals and (mine is None or mine.takes_slot):
+                theirs = min(self._options_of_rivals(), key=_rank, default=None)
             if theirs is None or (mine is not None and _rank(mine) <= _rank(theirs)):
                 return None if mine is None else (mine.service, mine.pick)
             self._leave(theirs)
-        return None
 
-    def _options(self, worker: Worker) -> Iterator[Option]:
+    def _options(self, worker: Worker, *, dry: bool = False) -> Iterator[Option]:
         claim = worker.claim
         for service in self.pool.services:
             left = self.left.get(service, 0)
             if service.name not in claim.services or service.free <= left:
                 continue
-            pick = service.pick(worker.bands, claim.regions)
+            pick = service.pick(worker.bands, claim.regions, dry=dry)
             if pick is not None:
-                band = pick[0]
-                yield Option(band, self.pool.start(band, service.name), service.name, service, pick, worker)
+                band, start = pick[0], self.pool.start(pick[0], service.name)
+                again = service.name in self.pool.beside and not service.rules.in_pool(pick[3])
+                yield Option(band, again, start, service.name, service, pick, worker)
 
     def _options_of_rivals(self) -> Iterator[Option]:
         for rival in self.rivals:
@@ -118,7 +145,7 @@ class PoolTurn:
                 continue
             for option in self._options(rival):
                 left = self.left.get(option.service, 0)
-                if left < option.service.bands[option.band].waiting:
+                if option.takes_slot and left < option.service.bands[option.band].waiting:
                     # Slots already left to that service count as if it had had them: turns stay turns.
                     taken = left * charge(option.service.estimate_at(option.pick), 1.0)
                     yield option._replace(start=option.start + taken)
@@ -133,5 +160,5 @@ class PoolTurn:
         return {option.name for option in self._options(self.worker)} if self.left else set()
 
 
-def _rank(option: Option) -> tuple[int, int, str]:
-    return option[:3]
+def _rank(option: Option) -> tuple[int, bool, int, str]:
+    return option[:4]

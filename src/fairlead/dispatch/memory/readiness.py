@@ -1,7 +1,8 @@
 """Which services could grant something right now, and when workers are to be told.
 
 A service is *ready* when a slot of its own is free and a step that may have it waits; *runnable* when its pool has a
-slot for it too. Workers are woken when a service turns runnable, and not again while it stays so, unless by a claim.
+slot for it too, or need not have one. Workers are woken when a service turns runnable, and not again while it stays so,
+unless by a claim.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Readiness:
         has_slot = pool.free > 0
         turned = set()
         for service in pool.services:
-            runnable = service.ready and has_slot
+            runnable = service.ready and (has_slot or service.pick(dry=True) is not None)
             if runnable and (not service.runnable or service.name in pool.passed_over):
                 turned.add(service.name)
             service.runnable = runnable

@@ -154,6 +154,14 @@ class Service:
     def free(self) -> int:
         return self.rules.limit - len(self.leases) - len(self.holds)
 
+    @property
+    def in_pool(self) -> int:
+        """How many of the pool's slots it has."""
+        pooled = self.rules.pooled_regions
+        if pooled is None:
+            return self.in_use
+        return sum(len(self.region_slots.get(region, ())) for region in pooled)
+
     def region_free(self, region: str, more: int = 0) -> int:
         """`more` are free though they are counted as taken."""
         free = self.rules.regions[region] - len(self.region_slots.get(region, ())) + more
@@ -223,14 +231,19 @@ class Service:
 
     # -- granting ------------------------------------------------------------------------------------------------
 
-    def pick(self, bands: tuple[int, ...] = ALL_BANDS, regions: frozenset[str] | None = None) -> Pick | None:
-        """Whose step the next free slot goes to, if there is both."""
+    def pick(
+        self, bands: tuple[int, ...] = ALL_BANDS, regions: frozenset[str] | None = None, *, dry: bool = False
+    ) -> Pick | None:
+        """Whose step the next free slot goes to, if there is both. `dry`: the pool has none, so only regions that do
+        not count in it may have one."""
         if not self.scope.open or self.rules.paused or self.free <= 0:
+            return None
+        if dry and self.rules.pooled_regions is None:
             return None
         if self.fifo:
             bands = FIFO_BANDS
         if self.rules.regions:
-            return self._pick_of_regions(bands, regions)
+            return self._pick_of_regions(bands, regions, dry=dry)
         for number in bands:
             band = self.bands[number]
             if band.waiting:
@@ -239,12 +252,14 @@ class Service:
                     return (number, None, head[1], None)
         return None
 
-    def _pick_of_regions(self, bands: tuple[int, ...], regions: frozenset[str] | None) -> Pick | None:
+    def _pick_of_regions(self, bands: tuple[int, ...], regions: frozenset[str] | None, *, dry: bool) -> Pick | None:
         """The unbound lane competes with all lanes that have a region with a slot; global retries come before all."""
         free = {
             region: slots
             for region in sorted(self.rules.regions)
-            if (regions is None or region in regions) and (slots := self.region_free(region)) > 0
+            if (regions is None or region in regions)
+            and not (dry and self.rules.in_pool(region))
+            and (slots := self.region_free(region)) > 0
         }
         if not free:
             return None
@@ -325,7 +340,7 @@ class Service:
             user.mean = smoothed(user.mean, real)
             self.mean, self.measured = averaged(self.mean, real, self.measured)
         self.bands[lease.band].settle(lease.user_id, used - lease.charged)
-        if self.pool is not None:
+        if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         if self.parked:
             self._park_or_unpark(user)

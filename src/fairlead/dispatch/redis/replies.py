@@ -48,8 +48,12 @@ def rules_json(rules: ServiceRules) -> bytes:
         "breaker": rules.breaker_failures,
         "breaker_rest": micros(rules.breaker_rest),
     }
-    if rules.region_weights:
-        wanted["weights"] = [rules.region_weights.get(region, 1.0) for region in sorted(rules.regions)]
+    if rules.regions and (rules.region_weights or rules.pooled_regions is not None):
+        weights = rules.region_weights
+        wanted["more"] = [
+            (weights.get(region, 1.0) if weights else False, rules.in_pool(region)) for region in sorted(rules.regions)
+        ]
+        wanted["partial"] = rules.pooled_regions is not None
     if rules.user_limit is not None:
         wanted["user_limit"] = rules.user_limit
     return orjson.dumps(wanted)

@@ -15,6 +15,7 @@ from fairlead.runtime.doctor.facts import API, WORKER, Facts, LineFacts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted
 from fairlead.runtime.doctor.workers import takers
 from fairlead.runtime.events import iso
+from fairlead.runtime.regions import in_pool
 
 PAUSED = Kind("service-paused", Severity.WARNING, "a service is paused")
 OVERRIDDEN = Kind("limit-overridden", Severity.NOTE, "a limit was changed at run time")
@@ -139,10 +140,11 @@ def _has_room(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Serv
         return False
     if rules.pool is not None:
         used = sum(
-            each.in_use
+            in_pool(facts.rules.services[name], each)
             for name, each in line.snapshots.items()
             if name in facts.rules.services and facts.rules.services[name].pool == rules.pool
         )
+        # Where only some of its regions count there, a step may need none of its slots: which wait is not seen here.
         if used >= facts.rules.pools.get(rules.pool, 0):
             return False
     if any(region.resting_until is not None or region.probing for region in snapshot.regions):

@@ -7,7 +7,8 @@
 --   ARGV[7]   the scope's services by these rules, joined by NUL
 --   ARGV[8..] per service of these: name, rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
 --             user_limit or absent, regions as a list of [name, limit] by name, breaker and its rest in µs,
---             and if they differ, the weights of the regions in the same order}
+--             and if there is more to say of the regions: `more`, as a list of [weight or false, whether in the pool] in
+--             the same order, and `partial` if not all calls count in the pool}
 --
 -- Returns {0, services this process is to wake for, joined by NUL}.
 --- @include scope
@@ -116,11 +117,11 @@ local function rules_from(r)
   for _, region in ipairs(r.regions) do
     rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
   end
-  if r.weights then
-    for _, weight in ipairs(r.weights) do
-      rules[#rules + 1] = weight
+  if r.more then
+    for _, said in ipairs(r.more) do
+      rules[#rules + 1], rules[#rules + 2] = said[1], said[2]
     end
-    rules[#rules + 1] = true
+    rules[#rules + 1], rules[#rules + 2] = r.partial, true
   end
   return rules
 end

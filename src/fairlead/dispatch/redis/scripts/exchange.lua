@@ -93,7 +93,7 @@ if scope.pool_limit then
   end
   while chosen do
     local entry, user, estimate, charged = take(service, chosen, taken)
-    pool_charge(chosen.band, service.name, estimate)
+    pool_granted(chosen.band, service, chosen.region, estimate)
     issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
     chosen = nil
     if count < room then
@@ -125,12 +125,13 @@ elseif single then
   take_many(single, worker.bands, room, issue)
 end
 local more = 0
-if not whole and count >= room and (not scope.pool_limit or pool_free() > 0) then
+if not whole and count >= room then
+  local dry = scope.pool_limit and pool_free() <= 0
   for _, name in ipairs(claimed) do
     local service = by_name[name]
     if service then
       refresh(service)
-      if pick(service, worker.bands, worker.regions) then
+      if pick(service, worker.bands, worker.regions, dry) then
         more = 1
       end
     end

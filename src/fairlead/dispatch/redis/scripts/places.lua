@@ -198,28 +198,48 @@ local function over_holds(service)
   return #over, by_region
 end
 
+-- How many of them were slots of the pool.
+local function over_of_pool(service)
+  local over, by_region = over_holds(service)
+  if service.partial then
+    over = 0
+    for region, count in pairs(by_region) do
+      over = over + (in_pool(service, region) and count or 0)
+    end
+  end
+  return over
+end
+
 -- How many slots a step of this lane could ever have, and how many of them nobody has now; none of a lane that grants
 -- nothing.
 local function slots_of(service, lane)
-  local slots, free, in_regions, free_in_regions = service.limit, service.limit, 0, 0
+  local slots, free, pool, pool_free = service.limit, service.limit, math.huge, math.huge
   local over, over_in = over_holds(service)
   free = free - service.leased - service.held + over
   if scope.pool_limit then
-    local pool_free = scope.pool_limit
+    pool, pool_free = scope.pool_limit, scope.pool_limit
     for _, other in ipairs(pooled) do
-      pool_free = pool_free - other.leased - other.held + (other == service and over or over_holds(other))
+      pool_free = pool_free - taken_of_pool(other) + over_of_pool(other)
     end
-    slots, free = math.min(slots, scope.pool_limit), math.min(free, pool_free)
+    pool_free = math.max(0, pool_free)
   end
   if service.regional then
+    local counting, counting_free, others, others_free = 0, 0, 0, 0
     for i = 1, #service.regions, 2 do
       local name, limit = service.regions[i], service.regions[i + 1]
       if serves(name, lane) then
-        in_regions = in_regions + limit
-        free_in_regions = free_in_regions + math.max(0, region_free(service, name, limit, over_in[name]))
+        local free_there = math.max(0, region_free(service, name, limit, over_in[name]))
+        if in_pool(service, name) then
+          counting, counting_free = counting + limit, counting_free + free_there
+        else
+          others, others_free = others + limit, others_free + free_there
+        end
       end
     end
-    slots, free = math.min(slots, in_regions), math.min(free, free_in_regions)
+    slots = math.min(slots, math.min(pool, counting) + others)
+    free = math.min(free, math.min(pool_free, counting_free) + others_free)
+  else
+    slots, free = math.min(slots, pool), math.min(free, pool_free)
   end
   return slots, (service.paused or not scope.open) and 0 or math.max(0, free)
 end

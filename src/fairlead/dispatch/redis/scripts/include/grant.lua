@@ -124,7 +124,16 @@ local function note_ended(jobs, lease_names)
   call_many('HDEL', ONLEASE, gone)
 end
 
-local function pool_charge(band, name, estimate)
+local function pool_granted(band, service, region, estimate)
+  local name, beside = service.name, scope.pool[4]
+  if not in_pool(service, region) then
+    if beside[name] then
+      scope.pool[4] = {}
+    end
+    scope.pool[4][name] = true
+    return
+  end
+  scope.pool[4] = {}
   local times, tags = scope.pool[1], scope.pool[2][band + 1]
   local start = math.max(times[band + 1], tags[name] or 0)
   times[band + 1] = start
@@ -156,7 +165,7 @@ local function give_back(service, name, mark, job, _, _, user_id, _, granted, re
       user[NEW + band] = false -- who has a debt is not new
     end
   end
-  if scope.pool_limit then
+  if scope.pool_limit and in_pool(service, region) then
     local tags = scope.pool[2][band + 1]
     tags[service.name] = (tags[service.name] or 0) + (real and charge(real, 1) or 0) - charge(estimate, 1)
   end

@@ -46,12 +46,12 @@ end
 
 -- Regions with a slot, the one that unbound work prefers first: healthy, then with the least to do for its weight, if they
 -- differ, then fast, then with most slots.
-local function free_regions(service, regions)
+local function free_regions(service, regions, dry)
   local free, slots_in, failing, latency, load = {}, {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
     local name = service.regions[i]
     local slots = region_free(service, name, service.regions[i + 1])
-    if slots > 0 and (not regions or regions[name]) then
+    if slots > 0 and (not regions or regions[name]) and not (dry and in_pool(service, name)) then
       local health = service.health[name]
       free[#free + 1], slots_in[name] = name, slots
       failing[name] = health ~= nil and health[FAILURES] > 0
@@ -79,8 +79,8 @@ end
 
 -- The lanes compete that have a region with a slot, and the unbound one; global retries come before all. The first head
 -- from a lane's beginning on is that lane's, or the next one's that has any.
-local function pick_of_regions(service, bands, regions)
-  local free = free_regions(service, regions)
+local function pick_of_regions(service, bands, regions, dry)
+  local free = free_regions(service, regions, dry)
   if #free == 0 then
     return nil
   end
@@ -111,17 +111,18 @@ local function pick_of_regions(service, bands, regions)
   end
 end
 
--- Whose step the next free slot goes to, if there is both. `bands` in order; `regions` a set, or nil for all.
+-- Whose step the next free slot goes to, if there is both. `bands` in order; `regions` a set, or nil for all; `dry`: the
+-- pool has none, so only regions that do not count in it may have one.
 local FIFO_BANDS = { 0, 1 }
-local function pick(service, bands, regions)
-  if not scope.open or service.paused or free_slots(service) <= 0 then
+local function pick(service, bands, regions, dry)
+  if not scope.open or service.paused or free_slots(service) <= 0 or (dry and not service.partial) then
     return nil
   end
   if service.fifo then
     bands = FIFO_BANDS
   end
   if service.regional then
-    return pick_of_regions(service, bands, regions)
+    return pick_of_regions(service, bands, regions, dry)
   end
   return pick_unbound(service, bands)
 end

@@ -26,7 +26,7 @@ end
 local function pool_free()
   local free = scope.pool_limit
   for _, service in ipairs(pooled) do
-    free = free - service.leased - service.held
+    free = free - taken_of_pool(service)
   end
   return free
 end
@@ -35,7 +35,7 @@ end
 local function turned_in_pool(turned, passing)
   local has_slot, passed = pool_free() > 0, scope.pool[3]
   for _, service in ipairs(pooled) do
-    local runnable = service.ready and has_slot
+    local runnable = service.ready and (has_slot or pick(service, ALL_BANDS, nil, true) ~= nil)
     if runnable and (not service.runnable or passed[service.name]) then
       passed[service.name] = nil
       if not passing[service.name] then

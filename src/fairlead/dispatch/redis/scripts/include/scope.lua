@@ -106,23 +106,23 @@ local services, by_name, scope = {}, {}, nil
 -- 0.6 µs.
 
 local function take_more_of_regions(service, values)
-  local count = (#values - 1) / 3
-  service.regions, service.weights = {}, {}
-  for i = 1, 2 * count do
-    service.regions[i] = values[i]
-  end
-  for i = 1, count do
-    service.weights[values[2 * i - 1]] = values[2 * count + i]
+  local count = (#values - 2) / 2
+  service.regions, service.weights, service.pooled, service.partial = {}, {}, {}, values[#values - 1]
+  for i = 1, count, 2 do
+    local name = values[i]
+    service.regions[i], service.regions[i + 1] = name, values[i + 1]
+    service.weights[name], service.pooled[name] = values[count + i] or nil, values[count + i + 1]
   end
 end
 
 -- A service's rules, in the order in which they are stored; then its regions, each with its limit. If more is said of the
--- regions, it follows, and `true` at the end: the weight of each.
+-- regions, it follows: the weight of each or false, and whether it counts in the pool; whether all calls do; and `true`.
 local function take_rules(service, limit, fifo, paused, retries_first, ttl, cost, user_limit, ...)
   service.limit, service.fifo, service.paused, service.retries_first = limit, fifo, paused, retries_first
   service.ttl, service.cost, service.user_limit = ttl, cost, user_limit
   service.regional = select('#', ...) > 0
-  service.regions, service.weights = service.regional and { ... } or NONE, NONE
+  service.regions = service.regional and { ... } or NONE
+  service.weights, service.pooled, service.partial = NONE, NONE, false
   if service.regional and service.regions[#service.regions] == true then
     take_more_of_regions(service, service.regions)
   end
@@ -189,8 +189,27 @@ local function count_slots(service)
   end
 end
 
+-- Of a pool: its virtual times by band, its services' tags by band, those that were passed over, and those that were
+-- granted something beside its slots since one of these was granted (absent in what an older version stored).
 local function new_pool()
-  return { { 0, 0, 0, 0 }, { {}, {}, {}, {} }, {} }
+  return { { 0, 0, 0, 0 }, { {}, {}, {}, {} }, {}, {} }
+end
+
+-- Whether a call there takes a slot of the pool.
+local function in_pool(service, region)
+  return not service.partial or service.pooled[region] == true
+end
+
+-- How many of the pool's slots a service has.
+local function taken_of_pool(service)
+  if not service.partial then
+    return service.leased + service.held
+  end
+  local taken = 0
+  for region, counts in pairs(service.pooled) do
+    taken = taken + (counts and service.taken[region] or 0)
+  end
+  return taken
 end
 
 -- With all fields that it will ever have: a table that grows later is built twice.
@@ -204,7 +223,7 @@ local function new_service(name, base)
     },
     joining = {}, joining_seqs = {}, new_leases = {}, new_slots = {}, gone = {},
     limit = 0, fifo = false, paused = false, retries_first = false, ttl = 15000000, cost = 1000000, user_limit = false,
-    regional = false, regions = NONE, weights = NONE, leased = 0, held = 0, taken = NONE,
+    regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0, taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
@@ -221,9 +240,12 @@ local function load_scope()
   scope = {
     epoch = tonumber(read[1]), open = read[2] == '1', closed = read[2] == '0',
     members = read[3] == ARGV[2] and names or split(read[3] or ''), pool_limit = pool_limit,
-    pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool(), counter = counter, counter_read = counter,
+    pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false, counter = counter, counter_read = counter,
     version = tonumber(read[7]),
   }
+  if scope.pool then
+    scope.pool[4] = scope.pool[4] or {}
+  end
   for i, name in ipairs(names) do
     local service, rules, state = new_service(name, 9 * i - 4), of_services[2 * i - 1], of_services[2 * i]
     if rules then

@@ -34,20 +34,25 @@ local function better(a, b)
   if a.band ~= b.band then
     return a.band < b.band
   end
+  if a.again ~= b.again then
+    return b.again
+  end
   if a.start ~= b.start then
     return a.start < b.start
   end
   return before(a.service.name, b.service.name)
 end
 
-local function options_of(turn, worker)
+local function options_of(turn, worker, dry)
   local options = {}
   for _, service in ipairs(pooled) do
     if worker.services[service.name] and free_slots(service) > (turn.left[service.name] or 0) then
-      local chosen = pick(service, worker.bands, worker.regions)
+      local chosen = pick(service, worker.bands, worker.regions, dry)
       if chosen then
         local start = math.max(scope.pool[1][chosen.band + 1], scope.pool[2][chosen.band + 1][service.name] or 0)
-        options[#options + 1] = { band = chosen.band, start = start, service = service, chosen = chosen, worker = worker }
+        local takes_slot = in_pool(service, chosen.region)
+        options[#options + 1] = { band = chosen.band, start = start, service = service, chosen = chosen, worker = worker,
+          takes_slot = takes_slot, again = not takes_slot and scope.pool[4][service.name] == true }
       end
     end
   end
@@ -81,7 +86,7 @@ local function best_of_rivals(turn)
     if (turn.left_to[rival.name] or 0) < rival.spare then
       for _, option in ipairs(options_of(turn, rival)) do
         local left = turn.left[option.service.name] or 0
-        if left < waiting_in(option.service, option.band) then
+        if option.takes_slot and left < waiting_in(option.service, option.band) then
           -- Slots already left to that service count as if it had had them: turns stay turns.
           if left > 0 then
             option.start = option.start + left * charge(cost_at_head(option.service, option.chosen), 1)
@@ -99,8 +104,15 @@ local function next_of_pool(turn)
   for _, count in pairs(turn.left) do
     total = total + count
   end
-  while pool_free() > total do
-    local mine, theirs = best_of(options_of(turn, turn.worker)), best_of_rivals(turn)
+  while true do
+    local dry, theirs = pool_free() <= total, nil
+    local mine = best_of(options_of(turn, turn.worker, dry))
+    if not mine and dry then
+      return nil
+    end
+    if not mine or mine.takes_slot then
+      theirs = best_of_rivals(turn)
+    end
     if not theirs or (mine and not better(theirs, mine)) then
       return mine and mine.service, mine and mine.chosen
     end

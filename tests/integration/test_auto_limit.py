@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fairlead import Call, Config, Fairlead, Retry
+from fairlead import Call, Config, Fairlead, JobStatus, Retry
 from fairlead.gateway.models_operations import ServiceStatus
 from fairlead.runtime import registry
 from fairlead.runtime.loops import adapt, rules
@@ -259,6 +259,29 @@ async def test_a_function_says_with_retry_that_it_has_too_many(embedded: dict[st
         assert (stats["auto"]["min"], stats["auto"]["max"], stats["auto"]["limit"]) == (2, 6, stats["limit"])
         assert set(stats["auto"]["history"][0]) == {"at", "limit", "why"}
     going.cancel()
+
+
+async def test_no_job_dies_of_the_calls_by_which_the_limit_is_found(engines: dict[str, str]) -> None:
+    async with (
+        serving(3) as (gpu, url),
+        running(gpu, url, engines, max_attempts=1) as (app,),
+        traffic(gpu, app),
+    ):
+        service = await until(app, lambda service: len(fell(service)) >= 3)
+        assert gpu.refused >= 3
+        assert (await app.status())["jobs"]["FAILED"] == 0
+        refused = [job for job in (await app.list_jobs(limit=500)).data if job.status is JobStatus.COMPLETED]
+        attempts = [each for job in refused for each in (await app.get(job.job_id)).attempts or ()]
+        assert {(each["error"]["code"], each["attempt"]) for each in attempts} <= {("HTTP_503", 1)}
+        assert (service["auto"]["min"], min(limits(service))) == (1, 2)
+
+
+async def test_before_the_lowest_limit_a_refusal_is_the_endpoints_own(embedded: dict[str, str]) -> None:
+    async with serving(0) as (gpu, url), running(gpu, url, embedded, max_attempts=2) as (app,):
+        gpu.closing = True
+        job = await app.submit("gpu")
+        shown = await app.wait(job.id, PATIENCE)
+    assert (shown.status, gpu.refused) == (JobStatus.FAILED, 2)
 
 
 async def test_two_workers_and_a_manager_elsewhere_share_one_limit(distributed: dict[str, str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.domain.adapt import KEPT, Calls, Decision, Ending, Window, changed, decide, ending_of
+from fairlead.domain.adapt import KEPT, Calls, Ceiling, Decision, Ending, Window, changed, decide, ending_of
 from fairlead.domain.limits import Auto, Change, Rules, ServiceRules
 from fairlead.domain.retry import CONNECTION, EXCEPTION, RETRY_ASKED, TIMEOUT, Failure, of_http_status
 from fairlead.runtime.loops.adapt import Count, read, written
@@ -78,6 +79,49 @@ def test_what_is_turned_away_after_a_rise_is_heard_at_once() -> None:
     assert fallen.limit < 5
     # What was open as it fell was so because it was too high: that is answered already.
     assert decide(AUTO, fallen.limit, 1.0, fallen.window.seen(Calls(overloaded=4), used=True)) is None
+
+
+def probes(size: int, windows: int, most: int = 16) -> list[int]:
+    """Before an endpoint that takes so many: in which windows the limit was one more."""
+    auto, limit, best, now, found = Auto(1, most), 1, None, Window(), []
+    for number in range(windows):
+        while (decision := decide(auto, limit, best, now)) is None:
+            ok = min(limit, size)
+            now = now.seen(Calls(ok, limit - ok, 0, float(ok)), used=True)
+        if limit > size:
+            found.append(number)
+        limit, best, now = decision.limit, decision.best, decision.window
+    return found
+
+
+def test_a_limit_that_was_too_high_is_tried_again_after_ever_longer_pauses() -> None:
+    tried = probes(3, 500)
+    apart = [later - earlier for earlier, later in pairwise(tried)]
+    # A fall to 2, a rise to 3, the pause and the rise to 4.
+    assert [each - 3 for each in apart] == [4, 8, 16, 32, 64, 64, 64, 64, 64, 64]
+
+
+def test_once_it_holds_it_rises_on_without_a_pause() -> None:
+    now = Window(ceiling=Ceiling(5, failed=4, pause=1), calls=Calls(4, seconds=4.0), used=True)
+    waits = decided(AUTO, 4, now)
+    assert (waits.limit, waits.why) == (4, None)
+    tries = decided(AUTO, 4, replace(waits.window, calls=Calls(4, seconds=4.0), used=True))
+    assert tries.limit == 5
+    holds = decided(AUTO, 5, replace(tries.window, skip=0, calls=Calls(5, seconds=5.0), used=True))
+    assert (holds.limit, holds.window.ceiling) == (6, None)
+
+
+def test_a_limit_that_nobody_used_up_has_not_been_tried() -> None:
+    tried = Window(ceiling=Ceiling(5, failed=2, pause=0), calls=Calls(5, seconds=5.0), rose=True)
+    idle = decided(AUTO, 5, tried)
+    assert (idle.limit, idle.window.ceiling, idle.window.rose) == (5, tried.ceiling, True)
+    fell = decided(AUTO, 5, idle.window.seen(Calls(overloaded=1), used=True))
+    assert (fell.limit, fell.window.ceiling) == (3, Ceiling(5, failed=3, pause=16))
+
+
+def test_less_than_it_took_before_is_found_without_a_pause() -> None:
+    known = Window(ceiling=Ceiling(9, failed=3, pause=20), calls=Calls(4, 4), used=True)
+    assert decided(AUTO, 8, known).window.ceiling is None
 
 
 def test_calls_that_were_open_when_it_changed_say_nothing_of_the_new_limit() -> None:

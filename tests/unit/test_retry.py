@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairlead.domain.retry import Backoff, Fail, Failure, Retry, RetryPolicy, of_http_status
+from fairlead.domain.retry import MOST_SPARED, Backoff, Fail, Failure, Retry, RetryPolicy, of_http_status
 
 PASSING = Failure("CONNECTION", "reset by peer", retryable=True)
 FINAL = Failure("PERMANENT", "no such model", retryable=False)
@@ -65,3 +65,15 @@ def test_retry_after_is_honoured_when_it_is_longer_than_the_backoff() -> None:
     assert policy.after(asked, 1, 0.5) == Retry({"code": "HTTP_429", "message": "slow down"}, 30)
     shorter = Failure("HTTP_429", "slow down", True, retry_after=1)
     assert policy.after(shorter, 1, 0.5) == Retry({"code": "HTTP_429", "message": "slow down"}, 2)
+
+
+def test_a_call_that_was_turned_away_because_of_us_is_no_attempt_up_to_so_many() -> None:
+    policy = RetryPolicy(max_attempts=1, backoff=Backoff(base=2, jitter=0))
+    busy = of_http_status(503, "busy")
+    first = policy.spared(busy, 0, 0.5)
+    assert first is not None
+    assert (first.delay, first.counts, first.error["refusals"]) == (2, False, 1)
+    assert policy.spared(busy, MOST_SPARED - 1, 0.5) is not None
+    assert policy.spared(busy, MOST_SPARED, 0.5) is None
+    assert policy.spared(FINAL, 0, 0.5) is None
+    assert RetryPolicy(manual=True).spared(busy, 0, 0.5) is None, "its user decides"

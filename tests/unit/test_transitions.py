@@ -6,7 +6,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
-from fairlead.domain.retry import Backoff, Failure, RetryPolicy
+from fairlead.domain.retry import MOST_SPARED, Backoff, Failure, RetryPolicy
 from fairlead.domain.transitions import Move, Prioritise
 from fairlead.errors import WrongState
 
@@ -228,3 +228,20 @@ def test_the_idempotency_key_is_the_same_for_all_attempts_and_new_for_a_new_roun
     assert replace(JOB, attempt=1).idempotency_key == replace(JOB, attempt=2).idempotency_key
     assert replace(JOB, round=1).idempotency_key != JOB.idempotency_key
     assert replace(JOB, step=1).idempotency_key != JOB.idempotency_key
+
+
+def test_a_refusal_that_is_spared_costs_no_attempt_and_the_next_that_counts_does() -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=Backoff(base=2, jitter=0))
+    busy = Failure("HTTP_503", "busy", retryable=True)
+    running = RUNNING
+    for refusals in range(1, MOST_SPARED + 1):
+        move = transitions.failed(running, busy, policy, now=NOW, randomness=0.5, spare=True)
+        assert (move.status, move.attempt) == (JobStatus.RETRYING, 0)
+        assert move.error is not None
+        assert move.error["refusals"] == refusals
+        assert move.failed is not None
+        running = replace(RUNNING, error=move.error)
+    move = transitions.failed(running, busy, policy, now=NOW, randomness=0.5, spare=True)
+    assert (move.status, move.attempt) == (JobStatus.RETRYING, 1)
+    last = replace(RUNNING, attempt=2, error=move.error)
+    assert transitions.failed(last, busy, policy, now=NOW, randomness=0.5).status is JobStatus.FAILED

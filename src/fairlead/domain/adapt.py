@@ -4,6 +4,9 @@ away. Additive increase and multiplicative decrease, as TCP finds its share of a
 It is decided once per window: when as many calls have ended as the limit allows. After a change, as many as were
 allowed before it are passed over first, for they were open then: so one overload is answered once, and nothing rises by
 calls that ran while the limit was lower. Only what is turned away after a rise is heard at once: it was one too many.
+
+A limit that was one too many is not tried again at once: what the service takes seldom changes. It is tried after a few
+windows, and each time it fails after twice as many; once it succeeds, all is forgotten.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ SMOOTHING = 0.3
 """What the newest window counts in the smoothed latency."""
 KEPT = 20
 """Changes that are remembered."""
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+"""Windows in which the limit could have risen, and did not, because one more was too many before."""
 
 
 class Ending(StrEnum):
@@ -38,6 +43,11 @@ def ending_of(failure: Failure | None) -> Ending:
     if failure is None:
         return Ending.OK
     return Ending.OVERLOADED if failure.code in _OVERLOADED else Ending.OTHER
+
+
+def was_refused(failure: Failure) -> bool:
+    """Turned away before anything was done: with these a service says that it has too many."""
+    return failure.code in (RETRY_ASKED, "HTTP_429", "HTTP_503")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,18 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A limit that was too high, how often in a row it was so, and the windows to pass before it is tried again."""
+
+    limit: int
+    failed: int = 1
+    pause: int = FIRST_PAUSE
+
+    def again(self) -> Ceiling:
+        return Ceiling(self.limit, self.failed + 1, min(LONGEST_PAUSE, FIRST_PAUSE << min(self.failed, 16)))
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """What was seen since the last decision. `skip`: so many calls that end are passed over first; but calls that are
     turned away after the limit `rose` are its answer, and count at once. `used`: at some moment all slots were taken.
@@ -82,6 +104,7 @@ class Window:
     used: bool = False
     latency: float | None = None
     rose: bool = False
+    ceiling: Ceiling | None = None
 
     def seen(self, calls: Calls, *, used: bool) -> Window:
         if self.skip and not (self.rose and calls.overloaded):
@@ -116,10 +139,25 @@ def decide(auto: Auto, limit: int, best: float | None, window: Window) -> Decisi
     if latency is not None:
         best = latency if best is None else min(best, latency)
     after, why = _next(auto, limit, window, latency, best)
-    after = bounded(after, auto)
+    after, ceiling = bounded(after, auto), _ceiling(limit, window)
+    if ceiling is not None and ceiling.pause and limit < after >= ceiling.limit:
+        after, ceiling = limit, replace(ceiling, pause=ceiling.pause - 1)
     if after == limit:
-        return Decision(limit, best, None, Window(latency=latency))
-    return Decision(after, best, why, Window(skip=limit, rose=after > limit, latency=latency))
+        # It has shown what it is worth once all slots were used.
+        untried = window.rose and not window.used
+        return Decision(limit, best, None, Window(latency=latency, rose=untried, ceiling=ceiling))
+    return Decision(after, best, why, Window(skip=limit, rose=after > limit, latency=latency, ceiling=ceiling))
+
+
+def _ceiling(limit: int, window: Window) -> Ceiling | None:
+    """What is known of it after this window."""
+    known = window.ceiling
+    if window.calls.overloaded:
+        if not window.rose:
+            return None  # it takes less than it did, and how much is found anew
+        return known.again() if known is not None and known.limit == limit else Ceiling(limit)
+    holds = known is not None and limit >= known.limit and window.used and window.calls.ok > 0
+    return None if holds else known
 
 
 def _next(auto: Auto, limit: int, window: Window, latency: float | None, best: float | None) -> tuple[int, str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+MOST_SPARED = 10
+"""So many calls of a step may be turned away, for the limit is too high, before such a call counts as an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ EXCEPTION = "EXCEPTION"
 BAD_RESULT = "BAD_RESULT"
 RETRY_ASKED = "RETRY_ASKED"
 ATTEMPTS_USED_UP = "ATTEMPTS_USED_UP"
+REFUSALS = "refusals"
+"""In an error: how many calls of the step in a row were turned away and did not count as attempts."""
 
 
 def of_http_status(status: int, message: str, retry_after: float | None = None) -> Failure:
@@ -80,16 +84,26 @@ class RetryPolicy:
             return Fail(error, retryable=True)
         if attempt >= self.max_attempts:
             return Fail({**error, "attempts": attempt, "reason": ATTEMPTS_USED_UP}, retryable=False)
+        return Retry(error, self._delay(failure, attempt, randomness))
+
+    def spared(self, failure: Failure, refusals: int, randomness: float) -> Retry | None:
+        """What follows a call that was turned away because we sent one too many: it is no attempt, up to so many.
+        `refusals`: those before it. None: it is one."""
+        if not failure.retryable or self.manual or refusals >= MOST_SPARED:
+            return None
+        error = {**failure.as_error(), REFUSALS: refusals + 1}
+        return Retry(error, self._delay(failure, refusals + 1, randomness), counts=False)
+
+    def _delay(self, failure: Failure, attempt: int, randomness: float) -> float:
         delay = self.backoff.delay(attempt, randomness)
-        if failure.retry_after is not None:
-            delay = max(delay, failure.retry_after)
-        return Retry(error, delay)
+        return delay if failure.retry_after is None else max(delay, failure.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     error: Mapping[str, Any]
     delay: float
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,10 +188,13 @@ def failed(
     *,
     now: float,
     randomness: float,
+    spare: bool = False,
 ) -> Move:
     """The call did not succeed: backoff and another try, or the dead letters. The attempt's error is kept either
-    way."""
-    then = policy.after(failure, job.attempt, randomness)
+    way. `spare`: it was turned away because we sent one too many, which costs the job no attempt."""
+    refusals = int((job.error or {}).get(retries.REFUSALS, 0))
+    spared = policy.spared(failure, refusals, randomness) if spare else None
+    then = spared or policy.after(failure, job.attempt, randomness)
     attempt = _attempt(job, then.error, now)
     if isinstance(then, Fail):
         return _end(job, JobStatus.FAILED, "fail", now, error=then.error, retryable=then.retryable, failed=attempt)
@@ -201,7 +204,7 @@ def failed(
         "retry",
         JobStatus.RETRYING,
         step=job.step,
-        attempt=job.attempt,
+        attempt=job.attempt if then.counts else job.attempt - 1,
         round=job.round,
         tells_line=False,
         timer_at=_earliest(now + then.delay, job.deadline_at),

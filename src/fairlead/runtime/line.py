@@ -108,6 +108,7 @@ class Line:
                 clock=clock,
                 room=room,
                 services=lambda: self._served,
+                rules=lambda: self.rules,
             )
             self.workers.append(worker)
         if roles.manager:

@@ -15,9 +15,10 @@ from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain import transitions
-from fairlead.domain.adapt import Ending, ending_of
+from fairlead.domain.adapt import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.limits import Rules
 from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress, Start
 from fairlead.domain.wire import to_json
@@ -93,6 +94,7 @@ class Worker:
         clock: Clock,
         room: Room,
         services: Callable[[], frozenset[str]],
+        rules: Callable[[], Rules],
     ) -> None:
         self.name = pool.worker(process)
         self.pool = pool
@@ -107,6 +109,7 @@ class Worker:
         self._room = room
         room.join()
         self._services = services
+        self._rules = rules
         self._policies = {name: config.services[name].retry_policy for name in executors}
         self._waits = config.wait_timeouts
         # Asked for once: the running loop is looked up with a system call, and every step would do so three times.
@@ -346,12 +349,24 @@ class Worker:
             return transitions.step_done(job, result, now=now, waits=self._waits)
         if isinstance(outcome, Failure):
             policy = self._policies[job.service]
-            return transitions.failed(job, outcome, policy, now=now, randomness=self._clock.randomness())
+            return transitions.failed(
+                job,
+                outcome,
+                policy,
+                now=now,
+                randomness=self._clock.randomness(),
+                spare=self._is_our_doing(job, outcome),
+            )
         if running.stop_reason == DRAINED:
             remote = self._config.services[job.service].remote
             hold = transitions.hold_of(job, now) if remote else None
             return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
         return None
+
+    def _is_our_doing(self, job: Job, failure: Failure) -> bool:
+        """It was turned away while its limit is being found, and above the lowest: it may well be too high."""
+        rules = self._rules().services.get(job.service)
+        return was_refused(failure) and rules is not None and rules.auto is not None and rules.limit > rules.auto.min
 
     async def _finish(self, running: Running, move: Move | None) -> None:
         if move is None:

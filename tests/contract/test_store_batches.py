@@ -209,9 +209,9 @@ async def test_items_come_in_their_order_by_status_and_in_pages(line: Line) -> N
 
 async def test_an_item_is_found_by_its_custom_id_and_else_by_its_number(line: Line) -> None:
     await made(line, "b1", 3, ["a", None, "0"])
-    found = {name: await line.store.batch_item("b1", name) for name in ("a", "1", "0", "7", "x", "9" * 30)}
+    found = {name: await line.store.batch_item("b1", name) for name in ("a", "1", "01", "0", "7", "x", "9" * 30)}
     numbers = {name: item and item.number for name, item in found.items()}
-    assert numbers == {"a": 0, "1": 1, "0": 2, "7": None, "x": None, "9" * 30: None}
+    assert numbers == {"a": 0, "1": 1, "01": None, "0": 2, "7": None, "x": None, "9" * 30: None}
 
 
 async def test_batches_are_listed_newest_first_in_pages(line: Line) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from fairlead import Fairlead
 from fairlead.cli.root import app as command_line
-from fairlead.cli.worker import bands_of, services_of
+from fairlead.cli.worker import bands_of, regions_of, services_of
 from fairlead.gateway.app import create_gateway
 from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.roles import ALL, Roles
@@ -137,7 +137,13 @@ class Hands:
         roles = {"up": ALL, "api": API, "manager": MANAGER, "worker": WORKER}[command[1]]
         if command[1] == "worker":
             services = services_of(options.get("--services"), app.config.services)
-            roles = Roles(api=False, manager=False, services=services, bands=bands_of(options.get("--bands")))
+            roles = Roles(
+                api=False,
+                manager=False,
+                services=services,
+                bands=bands_of(options.get("--bands")),
+                regions=regions_of(options.get("--regions"), app.config),
+            )
         async with app.running(roles):
             yield app
 

@@ -24,6 +24,7 @@ from fairlead.runtime.roles import Roles
 from tests import redis_servers, servers
 from tests.integration import cli_process
 from tests.integration.clinic import API, MANAGER, WORKER, Hands, ill, named, provokes, redis_cli, well
+from tests.integration.regional import world_of
 
 Make = Callable[..., Fairlead]
 WAITS_FOR_EVER = """
@@ -128,6 +129,25 @@ async def test_a_band_that_no_worker_takes(make: Make, hands: Hands, stack: Asyn
         command = named(seen["no-worker-for-band"], "fairlead", "worker")
         await stack.enter_async_context(hands.started(make(), command))
         await well(gateway, "no-worker-for-band")
+
+
+@provokes("no-worker-for-region")
+async def test_a_region_that_no_worker_takes(make: Make, hands: Hands, stack: AsyncExitStack) -> None:
+    async with world_of("eu", "us") as world:
+        services = {"services": {"inference": world.config()["services"]["gpu"]}}
+        for roles in (MANAGER, Roles(api=False, manager=False, regions=frozenset({"us"}))):
+            await stack.enter_async_context(make(**services).running(roles))
+        async with make(**services).running(API) as gateway:
+            job = await gateway.submit("inference", allowed_regions=["eu"])
+            seen = await ill(gateway, "no-worker-for-region")
+            finding = seen["no-worker-for-region"]
+            assert (finding.about, finding.evidence["waiting"]) == ("inference eu", 1)
+            assert "waiting-while-free" not in seen
+            command = named(finding, "fairlead", "worker")
+            await stack.enter_async_context(hands.started(make(**services), command))
+            assert await job.result(30) == {"region": "eu"}
+            await well(gateway, "no-worker-for-region")
+        await stack.aclose()
 
 
 @provokes("manager-not-leading", "another-redis")

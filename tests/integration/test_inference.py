@@ -44,6 +44,9 @@ async def test_a_pipeline_is_a_model_too(site: Site) -> None:
     said = (await infer(site, model="echo_then_shout", input_data={"n": 1})).json()
     assert said["result"] == {"shout": {"n": 1}}
     assert (await site.app.get(said["job_id"])).user_id == "anonymous"
+    nulls = dict.fromkeys(("user_id", "priority", "region", "allowed_regions", "timeout", "input_data"))
+    said = (await infer(site, **nulls)).json()
+    assert (await site.app.get(said["job_id"])).user_id == "anonymous"
 
 
 async def test_a_failure_is_a_problem_that_names_the_job_and_its_error(site: Site) -> None:
@@ -157,6 +160,8 @@ async def test_a_user_s_key_calls_as_that_user(make_site: Callable[..., Awaitabl
     key = (await site.app.create_key("user", user_id="ada")).text
     mine = {"Authorization": f"Bearer {key}"}
     said = (await infer(site, mine)).json()
+    assert (await site.app.get(said["job_id"])).user_id == "ada"
+    said = (await infer(site, mine, user_id=None)).json()
     assert (await site.app.get(said["job_id"])).user_id == "ada"
     other = await infer(site, mine, user_id="bob")
     assert (other.status_code, other.json()["pointer"]) == (403, "/user_id")

@@ -174,7 +174,7 @@ async def test_the_route_answers_with_the_job_and_refuses_with_a_problem(site: S
     done = (await site.client.get(f"/api/v1/jobs/{job_id}", headers={"Prefer": "wait=30"})).json()
     models.Job.model_validate(done)
     assert (done["status"], [each["step"] for each in done["history"]]) == ("COMPLETED", [0])
-    for index in ("2", "-1", "x"):
+    for index in ("2", "-1", "x", "00", "01", "+1", "0_1", "%201", "1.0", "9" * 30):
         refused = await site.client.post(f"{url}/{index}/retry")
         assert (refused.status_code, refused.json()["pointer"]) == (422, "/index")
     gone = await site.client.post(f"/api/v1/jobs/{uuid.uuid4()}/steps/0/retry")

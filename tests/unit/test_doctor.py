@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fairlead.config import Settings
-from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
+from fairlead.dispatch.port import Lease, RegionSnapshot, ScopeState, ServiceSnapshot
 from fairlead.domain.config import Config
 from fairlead.domain.job import Hold, Job, JobStatus
 from fairlead.domain.keys import Key, Role
 from fairlead.domain.limits import Auto, Order, Overridden, Rules, ServiceRules
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import POOLS, ProcessRecord
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, confirmed, examine, report
 from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, RedisNode, Schema
@@ -159,6 +159,26 @@ def test_a_band_that_no_worker_takes() -> None:
     found = find(processes=(high, process("m1", "manager", services=())), lines={"main": line(snapshot(waiting=0))})
     assert (found.code, found.about, found.severity) == ("no-worker-for-band", "gpu low", Severity.WARNING)
     assert "`fairlead worker --services gpu --bands low`" in found.fix
+
+
+def test_a_region_that_no_worker_takes() -> None:
+    regional = Rules({"gpu": ServiceRules("gpu", 2, remote=True, regions={"eu": 1, "us": 1})})
+    both = (RegionSnapshot("eu", 1, 0, waiting=2, retrying=1), RegionSnapshot("us", 1, 0))
+    seen = {"main": line(replace(snapshot(waiting=3), regions=both))}
+    pools = [{"name": "", "services": ["gpu"], "bands": ["high", "medium", "low"], "regions": ["us"], "concurrency": 5}]
+    bound = (process(details={POOLS: pools}), process("m1", "manager", services=()))
+    found = find(rules=regional, processes=bound, lines=seen)
+    assert (found.code, found.about, found.severity) == ("no-worker-for-region", "gpu eu", Severity.ERROR)
+    assert (found.evidence["waiting"], found.evidence["workers"]) == (3, {"w1": ["us"]})
+    assert "`fairlead worker --services gpu --regions eu`" in found.fix
+    idle = {"main": line(replace(snapshot(), regions=(RegionSnapshot("eu", 1, 0), RegionSnapshot("us", 1, 0))))}
+    assert find(rules=regional, processes=bound, lines=idle).severity is Severity.WARNING
+    assert "no-worker-for-region" not in codes(rules=regional, lines=seen), "a worker that is not bound takes all"
+    one = Settings(facts().config, admin_key="secret")
+    alone = examine(facts(settings=one, redis={}, echo=None, rules=regional, processes=bound, lines=seen))
+    assert [each.fix for each in alone if each.code == found.code] == [
+        "add eu to the `regions` of one of [worker_pools], and start again: `fairlead up`"
+    ]
 
 
 def test_a_fifo_lane_knows_no_bands() -> None:

@@ -56,6 +56,8 @@ router = APIRouter(tags=["jobs"])
 async def infer(request: Request) -> Response:
     app, caller = fairlead_of(request), caller_of(request)
     raw = await bodies.read_json(request)
+    if isinstance(raw, dict):  # all but the model may be absent, and null is the same as that
+        raw = {name: value for name, value in raw.items() if value is not None or name not in SHARED}
     is_user = caller.role is Role.USER
     wanted, timeout = _read(bodies.as_own(raw, caller.user_id) if is_user else raw)
     key = bodies.idempotency_key(request)

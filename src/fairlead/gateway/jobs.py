@@ -11,6 +11,7 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -281,6 +282,16 @@ async def watch_job(request: Request, job_id: UUID) -> Response:
 # ---------------------------------------------------------------- acting
 
 
+def _plain_number(said: Any) -> Any:
+    """One step has one address: neither 01 nor +1 nor 1_0."""
+    if isinstance(said, str) and not (said.isascii() and said.isdecimal() and said == str(int(said[:9]))):
+        raise ValueError("a step's number is 0 or more, in digits")
+    return said
+
+
+Index = Annotated[int, BeforeValidator(_plain_number)]
+
+
 @router.post(
     "/{job_id}/cancel",
     summary="Cancel a job that has not ended",
@@ -316,7 +327,7 @@ async def resume_job(request: Request, job_id: UUID) -> Response:
     description="Steps are counted from 0. The earlier result stays in the job's `history`; later steps' results stay.",
     responses=answers(200, models.Job, "The job, in line for that step.", *ONE_JOB, WrongState),
 )
-async def retry_step(request: Request, job_id: UUID, index: int) -> Response:
+async def retry_step(request: Request, job_id: UUID, index: Index) -> Response:
     job = await fairlead_of(request).retry_step(str(job_id), index)
     return answer(job.as_dict())
 

@@ -113,8 +113,8 @@ class InferenceRequest(Shape):
 
     model: str = Field(max_length=63, description="A service, or a pipeline.")
     input_data: dict[str, Any] | None = Field(None, description="What the service gets as params. Absent: {}.")
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] = Field(
-        "anonymous", description="Whose job it is. A user's key need not say it."
+    user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
+        "anonymous", description="Whose job it is. A user's key need not say it; null is the same as absent."
     )
     priority: Priority | None = Field(None, description="As for a job.")
     region: str | None = Field(None, max_length=63, description="Where the first call goes; retries may go elsewhere.")

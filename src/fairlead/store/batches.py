@@ -58,4 +58,4 @@ def key_taken() -> KeyTaken:
 
 def number_of(name: str) -> int | None:
     """An item's number, if the name can be one."""
-    return int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else None
+    return int(name) if name.isascii() and name.isdecimal() and name == str(int(name[:9])) else None

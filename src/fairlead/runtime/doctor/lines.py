@@ -13,7 +13,7 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.runtime import registry
 from fairlead.runtime.doctor.facts import API, WORKER, Facts, LineFacts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted
-from fairlead.runtime.doctor.workers import takers
+from fairlead.runtime.doctor.workers import takers, without_worker
 from fairlead.runtime.events import iso
 from fairlead.runtime.regions import in_pool
 
@@ -82,7 +82,9 @@ def _slots(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Service
     for region in snapshot.regions:
         if region.resting_until is not None or region.probing:
             yield _resting(service, region)
-    if waiting and _has_room(facts, line, rules, snapshot):
+    # Which of the waiting are bound to a region is not seen: those that nobody takes are told elsewhere.
+    elsewhere = any(without_worker(facts, service).values())
+    if waiting and not elsewhere and _has_room(facts, line, rules, snapshot):
         yield from _idle(facts, rules, snapshot, line.parked.get(service, 0))
 
 

@@ -18,6 +18,7 @@ RECOVERED_WITHIN = 5.0
 
 NO_WORKER = Kind("no-worker", Severity.ERROR, "no worker takes the jobs of a service")
 NO_WORKER_FOR_BAND = Kind("no-worker-for-band", Severity.ERROR, "no worker takes one of the priorities of a service")
+NO_WORKER_FOR_REGION = Kind("no-worker-for-region", Severity.ERROR, "no worker takes one of the regions of a service")
 WORKER_DRAINING = Kind("worker-draining", Severity.WARNING, "a worker was told to drain, and takes nothing new")
 WORKER_CANNOT_CLAIM = Kind("worker-cannot-claim", Severity.ERROR, "a worker cannot ask for work", passing=True)
 WORKER_GONE = Kind("worker-gone", Severity.WARNING, "slots are held by workers that are gone", passing=True)
@@ -61,6 +62,7 @@ def _takers(facts: Facts) -> Iterator[Finding]:
         if not found:
             yield _none(facts, service, total)
             continue
+        yield from _regions(facts, service, found)
         fifo = facts.rules.services[service].order is Order.FIFO
         taken = {Priority(band).band for process in found for band in process.bands}
         for band in BANDS:
@@ -76,6 +78,41 @@ def _takers(facts: Facts) -> Iterator[Finding]:
                     waiting=waiting.get(band, 0),
                     workers={process.name: list(process.bands) for process in found},
                 )
+
+
+def without_worker(facts: Facts, service: str) -> dict[str, int]:
+    """The regions of a service in which no live worker takes anything, and how many jobs wait that may run there and
+    not in every region."""
+    bound = [worker.details.get("regions") for worker in takers(facts, service)]
+    there = facts.rules.services[service].regions
+    missing = [] if None in bound else sorted(set(there).difference(*(regions or () for regions in bound)))
+    seen = {
+        region.region: region.waiting + region.retrying
+        for line in facts.lines.values()
+        if service in line.snapshots
+        for region in line.snapshots[service].regions
+    }
+    return {region: seen.get(region, 0) for region in missing}
+
+
+def _regions(facts: Facts, service: str, found: list[ProcessRecord]) -> Iterator[Finding]:
+    for region, waiting in without_worker(facts, service).items():
+        if facts.distributed:
+            start = facts.starts(WORKER, service, options=f" --services {service} --regions {region}")
+            fix = f"start one: {start}"
+        else:
+            fix = f"add {region} to the `regions` of one of [worker_pools], and start again: {facts.starts('up')}"
+        yield NO_WORKER_FOR_REGION.found(
+            f"{service}: {counted(len(found), 'worker', 'run')}, and none takes calls in {region}"
+            + (f", for which {counted(waiting, 'job', 'wait')}" if waiting else ""),
+            fix=fix,
+            about=f"{service} {region}",
+            severity=_by_waiting(waiting),
+            service=service,
+            region=region,
+            waiting=waiting,
+            workers={worker.name: worker.details.get("regions") for worker in found},
+        )
 
 
 def _by_waiting(waiting: int) -> Severity:

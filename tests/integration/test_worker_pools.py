@@ -223,6 +223,14 @@ async def test_workers_are_shown_with_what_each_pool_runs(engines: dict[str, str
         assert {finding.code for finding in await app.doctor()} & {"worker-gone", "no-worker-for-band"} == set()
 
 
+async def test_the_worker_of_a_pool_is_not_gone_while_its_process_lives(engines: dict[str, str]) -> None:
+    shop = Shop(engines, worker_pools=SEED)
+    async with shop.open() as app:
+        (running,) = await shop.submit(1, "high")
+        await shop.until_open(high=1)
+        assert [reason.code for reason in (await app.why(running)).reasons] == ["running"]
+
+
 async def test_why_a_job_waits_is_told_of_the_pool_that_would_take_it(engines: dict[str, str]) -> None:
     shop = Shop(engines, worker_pools=SEED)
     async with shop.open() as app:

@@ -27,8 +27,10 @@ def status(json: Json = False) -> None:
     else:
         note("no services")
     for service in stats["services"]:
-        for region, there in service.get("regions", {}).items():
-            say(_region_line(service["service"], region, there))
+        regions = service.get("regions", {})
+        partly = any(there.get("pool") is None for there in regions.values())
+        for region, there in regions.items():
+            say(_region_line(service["service"], region, there, partly=partly))
         if (auto := service.get("auto")) and auto["history"]:
             say(_last_change(service["service"], auto["history"][-1]))
     for name, pool in stats.get("pools", {}).items():
@@ -65,9 +67,12 @@ def _manager_line(manager: dict[str, Any]) -> str:
     return f"manager {manager['name']}: {leads if manager['alive'] else 'gone'}, seen {workers.seen(manager)}"
 
 
-def _region_line(service: str, region: str, there: dict[str, Any]) -> str:
+def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bool) -> str:
+    """`partly`: only some regions of the service count in its pool."""
     waiting, breaker = there["waiting"], there["breaker"]
-    parts = [f"{there['running']}/{there['limit']} slots in use" + (f", of {there['pool']}" if there["pool"] else "")]
+    parts = [f"{there['running']}/{there['limit']} slots in use"]
+    if there.get("pool") and partly:
+        parts.append(f"which count in the pool {there['pool']}")
     if any(waiting.values()):
         parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
     if there["latency"] is not None:

@@ -15,7 +15,7 @@ from fairlead.dispatch.port import Dispatcher, Lease, ServiceSnapshot
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import Place
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import ProcessRecord, process_of
 from fairlead.errors import NotFound, Unavailable
 from fairlead.runtime import reasons
 from fairlead.runtime.clock import Clock
@@ -117,7 +117,7 @@ class Inquiry:
         now = await self._store.now()
         expired = lease is not None and now - lease.expires_at > LATE
         known = {each.name for each in await self._store.processes() if each.alive(now)}
-        if not expired and job.worker in known:
+        if not expired and process_of(job.worker or "") in known:
             return []
         line = self._line(job, rules)
         gone = reasons.worker_gone(job, lease_expired=expired, private=self._private)

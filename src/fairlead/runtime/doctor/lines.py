@@ -125,7 +125,7 @@ def _held(rules: ServiceRules, snapshot: ServiceSnapshot, waiting: int) -> Findi
 def _resting(service: str, region: RegionSnapshot) -> Finding:
     until = iso(region.resting_until)
     return RESTING.found(
-        f"the last {counted(region.failures, 'call', 'failed')} of {service} in {region.region}: "
+        f"the last {counted(region.failures, 'call')} of {service} in {region.region} failed: "
         + (f"nothing is sent there until {until}" if until else "one call is to show whether it works again"),
         fix=f"look after the endpoint of {service} in {region.region}; the errors are in the attempts of its jobs",
         about=f"{service} {region.region}",

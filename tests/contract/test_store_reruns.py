@@ -31,8 +31,8 @@ async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
-async def completed(line: Line, steps: tuple[str, ...] = STEPS) -> Job:
-    job = await line.running(steps=steps)
+async def completed(line: Line, steps: tuple[str, ...] = STEPS, **given: Any) -> Job:
+    job = await line.running(steps=steps, **given)
     for step in range(len(steps)):
         await line.one(line.done(job, f'"first {step}"'))
         job = await line.job(job.id)
@@ -270,6 +270,19 @@ async def test_a_cancelled_re_run_leaves_a_failed_job_with_its_error(line: Line)
     await line.one(rerun(line, job, 0))
     await line.one(transitions.cancel(await line.job(before.id), now=line.clock.now))
     assert stands(await record_of(line, job)) == (JobStatus.FAILED, 1, "HTTP_502")
+
+
+async def test_a_re_run_that_the_deadline_ends_leaves_the_job_as_it_was(line: Line) -> None:
+    before = await record_of(line, await completed(line, deadline_at=line.clock.now + 60))
+    await line.one(rerun(line, before.job, 1))
+    running = await line.started(await line.job(before.job.id))
+    line.clock.forward(61)
+    move = transitions.timer_rang(running, now=line.clock.now, waits={})
+    assert move is not None
+    await line.one(move)
+    record = await record_of(line, running)
+    assert (stands(record), record.result) == ((JobStatus.COMPLETED, 3, None), before.result)
+    assert [(attempt.step, attempt.error["code"]) for attempt in record.attempts] == [(1, "DEADLINE_PASSED")]
 
 
 async def test_to_give_up_a_failed_re_run_it_is_begun_again_and_cancelled(line: Line) -> None:

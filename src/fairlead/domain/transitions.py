@@ -10,7 +10,8 @@ worker that lost its lease changes nothing, and says so. The reason (`verb`) is 
                                   └───────────────┘ └─hand_back, recover─▶ PENDING
     rerun of one step: COMPLETED or FAILED ─▶ PENDING ─start─▶ RUNNING ─rerun_done─▶ as it was before
     promote, prioritise, spill, withdraw_claim: PENDING ─▶ PENDING
-    time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED; a re-run that is cancelled ─▶ as it was before
+    time_out, expire, cancel: anything open ─▶ FAILED or CANCELLED
+    give_up: a re-run that is cancelled, or ended by the deadline ─▶ as it was before
 """
 
 from __future__ import annotations
@@ -300,8 +301,7 @@ def cancel(job: Job, *, now: float) -> Move:
         raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
     in_line = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
     if not reruns.goes_on(job):
-        assert job.goes_back is not None
-        return _stands(job, "cancel", reruns.ended(job.goes_back), now, tells_line=in_line)
+        return _give_up(job, now)
     return replace(_end(job, JobStatus.CANCELLED, "cancel", now, tells_line=in_line), goes_back=None)
 
 
@@ -339,6 +339,8 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
         return None
     if job.deadline_at is not None and job.deadline_at <= now:
         error = {"code": retries.DEADLINE_PASSED, "message": "the job's deadline passed before it was done"}
+        if not reruns.goes_on(job):
+            return _give_up(job, now, failed=_attempt(job, error, now) if job.status is JobStatus.RUNNING else None)
         in_line = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
         return _end(job, JobStatus.FAILED, "expire", now, error=error, retryable=False, tells_line=in_line)
     if job.status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
@@ -455,6 +457,13 @@ def _stands(job: Job, verb: str, standing: reruns.Standing, now: float, **change
         goes_back=standing.goes_back,
         **changes,
     )
+
+
+def _give_up(job: Job, now: float, **changes: Any) -> Move:
+    """The re-run of a step ends without a result: the job is what it was before."""
+    assert job.goes_back is not None
+    in_line = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
+    return _stands(job, "give_up", reruns.ended(job.goes_back), now, tells_line=in_line, **changes)
 
 
 def _attempt(job: Job, error: Mapping[str, Any], now: float) -> Attempt:

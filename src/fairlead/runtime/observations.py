@@ -86,7 +86,7 @@ class Observations:
         elif move.priority is not None:
             self.promotions[move.priority] += 1
         # An error that is only carried along, of an earlier call, is none of this move.
-        carried = move.verb in ("rerun_done", "complete", "cancel")
+        carried = move.verb in ("rerun_done", "complete", "give_up")
         if move.failed is not None or (status is JobStatus.FAILED and move.error is not None and not carried):
             self.failures[job.service, _code(move)] += 1
 

@@ -72,7 +72,7 @@ class Recorder:
         self.observations.moved(job, move)
         if move.timer_at is not None:
             self.on_timer(move.timer_at)
-        if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "recover"):
+        if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "give_up", "recover"):
             self.on_stopped(job.id, job.run)
         if move.status.finished:
             self.on_ended(job.id)
@@ -101,7 +101,7 @@ def told(job: Job, move: Move, now: float) -> list[Event]:
         said.append(Event(events.STEP_COMPLETE, job.id, now, text, details))
     match move.status:
         case JobStatus.COMPLETED:
-            text = "the re-run was cancelled, the job is complete as before" if move.verb == "cancel" else DONE
+            text = "the re-run was given up, the job is complete as before" if move.verb == "give_up" else DONE
             said.append(Event(events.JOB_COMPLETE, job.id, now, text))
         case JobStatus.CANCELLED:
             said.append(Event(events.JOB_CANCELLED, job.id, now, "the job was cancelled"))

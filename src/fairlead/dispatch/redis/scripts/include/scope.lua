@@ -116,7 +116,7 @@ local function take_more_of_regions(service, values)
 end
 
 -- A service's rules, in the order in which they are stored; then its regions, each with its limit. If more is said of the
--- regions, it follows: the weight of each or false, and whether it counts in the pool; whether all calls do; and `true`.
+-- regions, it follows: the weight of each or false, and whether it counts in the pool; whether not all do; and `true`.
 local function take_rules(service, limit, fifo, paused, retries_first, ttl, cost, user_limit, ...)
   service.limit, service.fifo, service.paused, service.retries_first = limit, fifo, paused, retries_first
   service.ttl, service.cost, service.user_limit = ttl, cost, user_limit

@@ -40,7 +40,9 @@ SERVICES = {
 SCOPES = sorted({rules.scope for rules in SERVICES.values()})
 SERVICE = st.sampled_from(sorted(SERVICES))
 REGION = st.sampled_from([None, None, "eu", "us", "eu+us", "ap+us", "elsewhere"])
-JOB = st.integers(1, 40).map(lambda number: f"job-{number}")
+JOB = st.integers(1, 40).map(
+    lambda number: f"job-{number}" if number % 3 else f"00000000-0000-8000-8000-{number:012}"  # every third is a turn
+)
 RUN = st.integers(1, 6)
 BAND = st.integers(1, 3)
 PICKS = st.lists(st.integers(0, 10**6), max_size=4)
@@ -68,6 +70,9 @@ CLAIM = st.builds(
     services=st.one_of(st.just(frozenset(SERVICES)), st.frozensets(SERVICE, min_size=1)),
     bands=st.sampled_from([frozenset({1, 2, 3})] * 3 + [frozenset({1}), frozenset({2, 3})]),
     regions=st.sampled_from([None, None, frozenset({"us"})]),
+    turns=st.sampled_from([False, False, True]),
+    only=st.one_of(st.none(), st.none(), st.none(), JOB),
+    waits=st.sampled_from([True, True, False]),
 )
 
 

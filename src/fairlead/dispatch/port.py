@@ -14,6 +14,7 @@ from fairlead.domain.job import Hold
 from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place
 from fairlead.domain.records import record
+from fairlead.domain.turns import is_turn
 
 
 @record
@@ -56,13 +57,24 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker with room asks for work: `services` are those it can execute, `bands` those it is bound to."""
+    """A worker with room asks for work: `services` are those it can execute, `bands` those it is bound to. `turns`: as
+    long as the next in line is a turn, and no further; `only`: if it is this one. `waits`: it may be told when a lane
+    turns runnable, if it is left with room."""
 
     worker: str
     room: int
     services: frozenset[str]
     bands: frozenset[int] = frozenset({1, 2, 3})
     regions: frozenset[str] | None = None
+    turns: bool = False
+    only: str | None = None
+    waits: bool = True
+
+    def admits(self, job_id: str) -> bool:
+        """Whether it may be granted this one, which is the next in line. If not, it is granted nothing of that line."""
+        if self.only is not None:
+            return job_id == self.only
+        return not self.turns or is_turn(job_id)
 
 
 @record

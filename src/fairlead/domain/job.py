@@ -81,6 +81,7 @@ class Job:
     `region` is where the first call of the step `region_step` goes, unless it waited `spill_after` seconds for it
     (`spilled_at`); `allowed_regions` are never left. `call_region` is where the call under way is.
     `goes_back` is set while one step alone is run again: how the job stood before (`domain.reruns`).
+    `turn` is set on a turn alone: the process whose caller waits for the slot, or has it.
     `priority_source` says where `original_priority` came from; None if nobody wrote it down.
     """
 
@@ -123,6 +124,7 @@ class Job:
     call_region: str | None = None
     spilled_at: float | None = None
     goes_back: Mapping[str, Any] | None = None
+    turn: str | None = None
 
     @property
     def service(self) -> str:

@@ -119,6 +119,8 @@ class ServiceRules:
     breaker_failures: int = 0
     breaker_rest: float = 30.0
     auto: Auto | None = None
+    # Nothing executes it: its slots are taken by callers that do the work themselves.
+    turns_only: bool = False
 
     @property
     def scope(self) -> str:

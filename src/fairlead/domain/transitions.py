@@ -23,6 +23,7 @@ from typing import Any
 
 from fairlead.domain import reruns
 from fairlead.domain import retry as retries
+from fairlead.domain import turns
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.records import record
 from fairlead.domain.retry import Fail, Failure, RetryPolicy
@@ -111,6 +112,16 @@ class Prioritise:
     priority: Priority
     queued_at: float | None = None
     promoted_at: float | None = None
+
+
+@record
+class Adopt:
+    """Another process has a turn's caller from now on. Refused: it moved on, or is no turn. Not a change of state
+    either: it waits where it waited, and who has the slot keeps it."""
+
+    job_id: str
+    run: int
+    process: str
 
 
 @record
@@ -220,11 +231,20 @@ def hand_back(job: Job, *, now: float, waits: WaitTimeouts, hold: Hold | None = 
     return _enter(job, "hand_back", now, waits, step=job.step, attempt=max(0, job.attempt - 1), hold=hold)
 
 
+def end_turn(job: Job, verb: str, error: Mapping[str, Any], *, now: float) -> Move:
+    """A turn that came to nothing, waiting or held. Nobody but its caller could do the work: it is never tried again."""
+    held = job.status is JobStatus.RUNNING
+    failed = _attempt(job, error, now) if held else None
+    return _end(job, JobStatus.FAILED, verb, now, error=error, retryable=False, failed=failed)
+
+
 def recover(job: Job, *, now: float, waits: WaitTimeouts, max_attempts: int, hold: Hold | None) -> Move:
     """The worker is gone. Before its start: offered anew. While running: the call counts, and its slot may be held."""
     if job.status is JobStatus.PENDING:
         return withdraw_claim(job, now=now, waits=waits)
     _require(job, "recover", JobStatus.RUNNING)
+    if job.turn is not None:
+        return end_turn(job, "recover", turns.holder_died(job), now=now)
     error: dict[str, Any] = {
         "code": retries.WORKER_DIED,
         "message": f"the worker {job.worker} died or lost its lease",
@@ -307,6 +327,7 @@ def cancel(job: Job, *, now: float) -> Move:
 
 def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
     """A user takes up a failed job that is marked retryable, at the step that failed, with fresh attempts."""
+    _is_no_turn(job, "resume")
     if job.status is not JobStatus.FAILED or not job.retryable:
         raise WrongState(
             f"only a FAILED job marked retryable can be resumed; this one is {job.status}"
@@ -318,6 +339,7 @@ def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 
 def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False) -> Move:
     """An operator takes a dead letter up again, whatever killed it."""
+    _is_no_turn(job, "requeue")
     _require(job, "requeue", JobStatus.FAILED)
     if from_start:
         return _revive(job, "requeue", now, waits, step=0, goes_back=None)
@@ -329,6 +351,7 @@ def rerun(job: Job, step: int, *, now: float, waits: WaitTimeouts) -> Move:
     then what it was before, with the new result. Only of the step that a job failed at nothing is left to go back to:
     it goes on from there. If the re-run fails, the job is FAILED at that step until it succeeds, and a resume takes the
     re-run up."""
+    _is_no_turn(job, "re-run")
     _require(job, "re-run a step of", JobStatus.COMPLETED, JobStatus.FAILED)
     return _revive(job, "rerun", now, waits, step=step, goes_back=reruns.begun(job, step))
 
@@ -348,6 +371,8 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts) -> Move | None:
     if job.status is JobStatus.PENDING:
         if _spills(job, waits):
             return spill(job, now=now, waits=waits)
+        if job.turn is not None:
+            return end_turn(job, "time_out", turns.waited_too_long(job), now=now)
         error = {
             "code": retries.RESOURCE_EXHAUSTED,
             "message": f"no capacity of {job.service} within its wait_timeout; the job can be resumed",
@@ -499,6 +524,14 @@ def _spills(job: Job, waits: WaitTimeouts) -> bool:
 
 def _earliest(*moments: float | None) -> float | None:
     return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _is_no_turn(job: Job, verb: str) -> None:
+    if job.turn is not None:
+        raise WrongState(
+            f"cannot {verb} a turn: the caller that would do the work is not there; it takes a new turn",
+            details={"status": job.status.value, "turn": True},
+        )
 
 
 def _require(job: Job, verb: str, *allowed: JobStatus) -> None:

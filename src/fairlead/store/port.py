@@ -18,7 +18,7 @@ from fairlead.domain.keys import Key
 from fairlead.domain.limits import EVERYTHING, Adapted, Lanes, Rules, ServiceRules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.records import record
-from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import InvalidInput, Unavailable
 
 RELAYING = "relaying"
@@ -254,6 +254,7 @@ Transition = (
     | Move
     | Progress
     | Prioritise
+    | Adopt
     | Delete
     | Relayed
     | RingTimers
@@ -489,6 +490,14 @@ class Store(Protocol):
     async def count_waiting(self, lanes: Lanes = EVERYTHING) -> int: ...
 
     async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]: ...
+
+    async def turn_owners(self) -> list[str]:
+        """The processes that own turns which have not ended."""
+        ...
+
+    async def turns_of(self, process: str, limit: int) -> list[Job]:
+        """Those of one of them, oldest first."""
+        ...
 
     async def holds(self) -> list[Hold]: ...
 

@@ -95,6 +95,7 @@ def job_of(row: list[Any]) -> Job:
         call_deadline,
         job.call_region,
         spilled_at,
+        job.turn,
         retryable,
         job.error,
         job.progress,

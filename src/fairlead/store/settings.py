@@ -37,6 +37,7 @@ _LATER: dict[str, Any] = {
     "auto": None,
     "region_weights": {},
     "pooled_regions": None,
+    "turns_only": False,
 }
 
 

@@ -7,14 +7,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import RequestError
 from fairlead.store.port import Announce, Farewell, Outcome, Transition
 
 log = logging.getLogger(__name__)
 
 
-_WITH_JOB_ID = frozenset({Start, Move, Progress, Prioritise, Delete})
+_WITH_JOB_ID = frozenset({Start, Move, Progress, Prioritise, Adopt, Delete})
 
 
 def job_id_of(transition: Any) -> str | None:

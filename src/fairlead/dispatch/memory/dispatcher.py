@@ -197,14 +197,15 @@ class MemoryDispatcher:
         names = self._readiness.may_grant(claim.services)
         turns = self._workers.turns(worker, self._services, names, now)
         going = deque(turns)
+        picky = claim.turns or claim.only is not None
         while going and len(leases) < claim.room:
             turn = going.popleft()
             next_up = turn.next()
-            if next_up is not None:
+            if next_up is not None and (not picky or claim.admits(next_up[0].job_at(next_up[1]))):
                 leases.append(self._grant(*next_up, claim.worker, now))
                 worker.last_turn = turn.name
                 going.append(turn)
-        worker.spare = max(0, claim.room - len(leases))
+        worker.spare = max(0, claim.room - len(leases)) if claim.waits else 0
         left_to_others = self._left_to_others(turns)
         if leases and not worker.spare:
             return claim.services | left_to_others if left_to_others else claim.services

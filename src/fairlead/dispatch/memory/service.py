@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from fairlead.dispatch.memory.health import Health
-from fairlead.dispatch.memory.lines import BAND, COST, RANK, REGION, USER, Entry, FairBand, FifoBand, rekeyed
+from fairlead.dispatch.memory.lines import BAND, COST, JOB, RANK, REGION, USER, Entry, FairBand, FifoBand, rekeyed
 from fairlead.dispatch.port import Lease
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.limits import Order, ServiceRules, regions_of
@@ -317,6 +317,11 @@ class Service:
         """The estimate for the step that would be taken."""
         band, lane, user_id, _ = pick
         return self.estimate(self.users[user_id], self.bands[band].lanes[lane].lines[user_id][0][COST])
+
+    def job_at(self, pick: Pick) -> str:
+        """The job whose step would be taken."""
+        band, lane, user_id, _ = pick
+        return self.bands[band].lanes[lane].lines[user_id][0][JOB]
 
     def give_back(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
         """End a lease, if it is there: its charge is settled to the slot time really used, or goes back whole."""

@@ -105,10 +105,11 @@ class Claims:
     async def _whole(
         self, claim: Claim, scope: str, services: set[str], releases: list[Release]
     ) -> tuple[list[Lease], set[str]]:
-        waits = "1" if self._waits(scope, services) else ""
+        waits = "-" if not claim.waits else "1" if self._waits(scope, services) else ""
         args = self._args(claim, scope, claim.room, services, whole=True, waits=waits) + replies.release_args(releases)
         answer = (await self._scopes.run("exchange", {scope: args}))[scope]
-        self._note_waiting(scope, services, bool(answer[7]), was=bool(waits))
+        if claim.waits:
+            self._note_waiting(scope, services, bool(answer[7]), was=bool(waits))
         return replies.grants(answer, claim.worker, scope), set(names(answer[6]))
 
     async def _shared(
@@ -131,7 +132,7 @@ class Claims:
             args = {}
             for scope in asked:
                 share = asked[scope]
-                waits = "-" if claim.room == 0 else "1" if self._waits(scope, share.services) else ""
+                waits = "-" if claim.room == 0 or not claim.waits else "1" if self._waits(scope, share.services) else ""
                 if not share.services:
                     waits = "-"
                 args[scope] = self._args(
@@ -162,7 +163,7 @@ class Claims:
             raise next(iter(failed.values()))
         if leases:
             worker.last_turn = leases[-1].scope
-        spare = max(0, claim.room - len(leases))
+        spare = max(0, claim.room - len(leases)) if claim.waits else 0
         woken: set[str] = set()
         with contextlib.suppress(Unavailable):  # what was granted is granted
             await self._end_shared(claim, shares, spare)
@@ -182,6 +183,7 @@ class Claims:
             waits,
             state,
             scope_mark(scope),
+            claim.only or ("turns" if claim.turns else ""),
         ]
 
     async def _wakes(self, claim: Claim, shares: Mapping[str, Share], leases: list[Lease], spare: int) -> set[str]:
@@ -243,7 +245,7 @@ class Claims:
                 await self._scopes.connection.command("HDEL", self._scopes.key(scope, "waiters"), self._scopes.process)
 
     async def _end_shared(self, claim: Claim, shares: Mapping[str, Share], spare: int) -> None:
-        if not spare:
+        if not spare and claim.waits:
             await self.stop_waiting(list(shares))
         for scope in self._pools(shares):
             await self._scopes.connection.command(

@@ -118,7 +118,7 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     ON CONFLICT DO NOTHING RETURNING user_id, key
 
 -- name: submit
--- Numbers are given in the order of the arrays. $16: this process, $17: now.
+-- Numbers are given in the order of the arrays. $17: this process, $18: now.
 {submitted}
 SELECT seq, outbox_id FROM inserted
 
@@ -245,6 +245,12 @@ UPDATE fairlead.job AS j SET priority = g.priority, queued_at = coalesce(g.queue
 FROM unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[]) WITH ORDINALITY
     AS g (job_id, run, priority, queued_at, promoted_at, n)
 WHERE j.id = g.job_id AND j.run = g.run
+RETURNING g.n
+
+-- name: adopt
+UPDATE fairlead.job AS j SET turn = g.process
+FROM unnest($1::text[], $2::text::int[], $3::text[]) WITH ORDINALITY AS g (job_id, run, process, n)
+WHERE j.id = g.job_id AND j.run = g.run AND j.turn IS NOT NULL
 RETURNING g.n
 
 -- name: delete

@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 
 from fairlead.domain.job import Job
-from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
@@ -98,6 +98,7 @@ class Commit:
             (Move, self._move),
             (Progress, self._progress),
             (Prioritise, self._prioritise),
+            (Adopt, self._adopt),
             (Delete, self._delete),
             # A sweep never waits for a job's row. So it comes when nothing else that follows waits for one: whoever
             # waits for what a sweep has locked waits for the rest of this commit only, and there is no deadlock in it.
@@ -244,17 +245,22 @@ class Commit:
     # ------------------------------------------------------------ progress, delete, and the manager's housekeeping
 
     async def _progress(self, places: list[int]) -> None:
-        places = self._by_job(places)
-        for place in places:
-            self._outcomes[place] = MOVED_ON
-        for (n,) in await self._ask("progress", *encode.progress_columns(self._of(places)), self._now):
-            self._outcomes[places[n - 1]] = DONE
+        await self._match("progress", places, encode.progress_columns, self._now)
 
     async def _prioritise(self, places: list[int]) -> None:
+        await self._match("prioritise", places, encode.prioritise_columns)
+
+    async def _adopt(self, places: list[int]) -> None:
+        await self._match("adopt", places, encode.adopt_columns)
+
+    async def _match(
+        self, name: str, places: list[int], columns: Callable[[Iterable[Any]], encode.Columns], *more: Any
+    ) -> None:
+        """What is guarded by `run`, and does not raise it: the statement returns the numbers of those it changed."""
         places = self._by_job(places)
         for place in places:
             self._outcomes[place] = MOVED_ON
-        for (n,) in await self._ask("prioritise", *encode.prioritise_columns(self._of(places))):
+        for (n,) in await self._ask(name, *columns(self._of(places)), *more):
             self._outcomes[places[n - 1]] = DONE
 
     async def _delete(self, places: list[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Attempt, Hold, JobStatus, StepResult
-from fairlead.domain.transitions import Move, Prioritise, Progress, Start
+from fairlead.domain.transitions import Adopt, Move, Prioritise, Progress, Start
 from fairlead.store.rows import STATUS_CODES, json_text, micros
 
 Array = list[Any] | str | None
@@ -150,6 +150,10 @@ def hold_columns(holds: Iterable[tuple[int, Hold]]) -> Columns:
 
 def progress_columns(reports: Iterable[Progress]) -> Columns:
     return columns((one.job_id, one.run, json_text(one.progress)) for one in reports)
+
+
+def adopt_columns(adoptions: Iterable[Adopt]) -> Columns:
+    return columns((one.job_id, one.run, one.process) for one in adoptions)
 
 
 def prioritise_columns(wishes: Iterable[Prioritise]) -> Columns:

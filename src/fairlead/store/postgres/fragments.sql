@@ -2,24 +2,24 @@
 -- One that contains another comes before it.
 
 -- name: submitted
--- The jobs as given, $1 to $15, and their outbox rows. $16: this process, $17: now, or the server's.
+-- The jobs as given, $1 to $16, and their outbox rows. $17: this process, $18: now, or the server's.
 WITH inserted AS (
     INSERT INTO fairlead.job AS j (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since,
-                              scheduled_at, timer_at, deadline_at, spec, input, metadata, idempotency_key)
+                              scheduled_at, timer_at, deadline_at, spec, input, metadata, idempotency_key, turn)
         SELECT g.id, g.user_id, g.feature_name, g.status, g.priority, g.created_at, g.queued_at, g.waiting_since,
-               g.scheduled_at, g.timer_at, g.deadline_at, g.spec, g.input, g.metadata, g.idempotency_key
+               g.scheduled_at, g.timer_at, g.deadline_at, g.spec, g.input, g.metadata, g.idempotency_key, g.turn
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text::smallint[], $5::text::smallint[],
                     $6::text::bigint[], $7::text::bigint[],
                     $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[], $12::text[],
                     $13::text[], $14::text[],
-                    $15::text[])
+                    $15::text[], $16::text[])
         AS g (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
-              deadline_at, spec, input, metadata, idempotency_key)
+              deadline_at, spec, input, metadata, idempotency_key, turn)
     RETURNING j.seq, j.id, j.step, j.spec, j.priority,
               CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
 ), told AS (
     INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
-        SELECT j.outbox_id, j.id, $16::text, coalesce($17::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
+        SELECT j.outbox_id, j.id, $17::text, coalesce($18::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
                {service}, j.priority
         FROM inserted AS j WHERE j.outbox_id IS NOT NULL
 )
@@ -40,7 +40,7 @@ j.result_about, j.result_data, j.result_metrics
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
-j.call_region, j.spilled_at, j.retryable, j.error, j.progress, j.goes_back, j.spec
+j.call_region, j.spilled_at, j.turn, j.retryable, j.error, j.progress, j.goes_back, j.spec
 
 -- name: batch_row
 -- A batch, aliased b. Its counts are counted from its jobs, but for those of a settled one that has all of them. The order

@@ -160,6 +160,20 @@ WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.s
 -- name: running
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
+-- name: turn_owners
+-- The processes that own open turns: from one to the next by the index, however many turns each has.
+WITH RECURSIVE owner AS (
+    SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL) AS name
+    UNION ALL
+    SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND turn > owner.name)
+    FROM owner WHERE owner.name IS NOT NULL
+)
+SELECT name FROM owner WHERE name IS NOT NULL
+
+-- name: turns_of
+-- $1: the process, $2: limit. Its open turns, oldest first.
+SELECT {job_columns} FROM fairlead.job AS j WHERE j.turn = $1 AND j.ended IS NULL ORDER BY j.seq LIMIT $2::bigint
+
 -- name: holds
 SELECT job_id, service, region, until, id, band FROM fairlead.hold
 

@@ -158,6 +158,12 @@ class Reads:
         sql, parameters = _of_lanes("running", lanes)
         return await self._jobs(sql, *parameters)
 
+    async def turn_owners(self) -> list[str]:
+        return [row[0] for row in await self._ask(READS["turn_owners"])]
+
+    async def turns_of(self, process: str, limit: int) -> list[Job]:
+        return await self._jobs(READS["turns_of"], process, limit)
+
     async def holds(self) -> list[Hold]:
         return [rows.hold_from(row) for row in await self._ask(READS["holds"])]
 

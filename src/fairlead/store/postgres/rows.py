@@ -13,7 +13,7 @@ from fairlead.domain.job import Attempt, Hold, Job, JobRecord, StepResult
 from fairlead.store.port import LineChange
 from fairlead.store.rows import job_of, seconds
 
-JOB_COLUMNS = 31  # in the fragment `job_columns`
+JOB_COLUMNS = 32  # in the fragment `job_columns`
 
 
 @lru_cache(4096)

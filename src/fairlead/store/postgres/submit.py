@@ -186,4 +186,5 @@ def job_row(submit: Submit) -> tuple[Any, ...]:
         submit.input_json,
         submit.metadata_json,
         submit.idempotency_key,
+        job.turn,
     )

@@ -141,13 +141,13 @@ BEGIN
 END;
 
 -- body: [[id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
---         deadline_at, spec], …]. They get consecutive numbers, in this order.
+--         deadline_at, spec, turn], …]. They get consecutive numbers, in this order.
 CREATE TEMP TRIGGER on_submit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit'
 BEGIN
     INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
-                     timer_at, deadline_at, spec)
+                     timer_at, deadline_at, spec, turn)
         SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
-               value ->> 8, value ->> 9, value ->> 10, value ->> 11
+               value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12
         FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
     INSERT INTO outbox (job_id, origin, written_at)
         SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
@@ -288,6 +288,18 @@ BEGIN
     UPDATE job SET priority = p.value ->> 2, queued_at = coalesce(p.value ->> 3, job.queued_at),
                    promoted_at = coalesce(p.value ->> 4, job.promoted_at)
         FROM json_each(NEW.body) AS p WHERE job.id = p.value ->> 0 AND job.run = p.value ->> 1;
+END;
+
+-- body: [[job_id, run, process], …]
+CREATE TEMP TRIGGER on_adopt INSTEAD OF INSERT ON batch WHEN NEW.kind = 'adopt'
+BEGIN
+    INSERT INTO answer
+        SELECT 'adopted', json_group_array(a.key)
+        FROM json_each(NEW.body) AS a CROSS JOIN job ON job.id = a.value ->> 0
+        WHERE job.run = a.value ->> 1 AND job.turn IS NOT NULL HAVING count(*) > 0;
+    UPDATE job SET turn = a.value ->> 2
+        FROM json_each(NEW.body) AS a
+        WHERE job.id = a.value ->> 0 AND job.run = a.value ->> 1 AND job.turn IS NOT NULL;
 END;
 
 -- body: [job_id, …]

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store import batches as batch_kinds
 from fairlead.store.operators import KINDS
@@ -62,6 +62,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (Move, encode.move_rows),
     (Progress, encode.progress_rows),
     (Prioritise, encode.prioritise_rows),
+    (Adopt, encode.adopt_rows),
     (Delete, encode.delete_rows),
     (Relayed, encode.relayed_rows),
     (EndHolds, encode.end_holds_rows),
@@ -122,6 +123,7 @@ class Batch:
         self._moved()
         self._matched(Progress, "progressed", MOVED_ON)
         self._matched(Prioritise, "prioritised", MOVED_ON)
+        self._matched(Adopt, "adopted", MOVED_ON)
         self._matched(Delete, "deleted", NOT_FINISHED)
         self._valued(RaiseEpoch, "epoch", Done)
         self._valued(DeclareServices, "rules", lambda value: Done(rules_of(value)))

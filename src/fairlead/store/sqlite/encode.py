@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Attempt, Hold
-from fairlead.domain.transitions import Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
 from fairlead.store.port import Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
 from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, spec_of
@@ -79,6 +79,7 @@ def _job_row(submit: Submit) -> tuple[Any, ...]:
         micros(job.timer_at),
         micros(job.deadline_at),
         spec_of(job),
+        job.turn,
     )
 
 
@@ -184,6 +185,10 @@ def progress_rows(reports: Sequence[Progress]) -> list[Row]:
 def prioritise_rows(wishes: Sequence[Prioritise]) -> list[Row]:
     rows = [(w.job_id, w.run, w.priority.band, micros(w.queued_at), micros(w.promoted_at)) for w in wishes]
     return [("prioritise", _body(rows))]
+
+
+def adopt_rows(adoptions: Sequence[Adopt]) -> list[Row]:
+    return [("adopt", _body([(one.job_id, one.run, one.process) for one in adoptions]))]
 
 
 def delete_rows(deletes: Sequence[Delete]) -> list[Row]:

@@ -38,7 +38,7 @@ json_array(
     j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
     j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
     j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
-    j.call_region, j.spilled_at, j.retryable, json(j.error), json(j.progress), json(j.goes_back),
+    j.call_region, j.spilled_at, j.turn, j.retryable, json(j.error), json(j.progress), json(j.goes_back),
     json(j.spec)
 )
 

@@ -132,6 +132,22 @@ WHERE j.status = 1 AND {lanes}
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j
 WHERE j.status < 4 AND j.status = 3 AND {lanes}
 
+-- name: turn_owners
+-- The processes that own open turns: from one to the next by the index, however many turns each has.
+WITH RECURSIVE owner (name) AS (
+    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4)
+    UNION ALL
+    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND turn > owner.name)
+    FROM owner WHERE owner.name IS NOT NULL
+)
+SELECT json_group_array(name) FROM owner WHERE name IS NOT NULL
+
+-- name: turns_of
+-- Open turns of one process, oldest first.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {job_row} AS row FROM job AS j WHERE j.turn = ? AND j.status < 4 ORDER BY j.seq LIMIT ?
+)
+
 -- name: holds
 SELECT json_group_array(json_array(id, job_id, service, region, until, band)) FROM hold
 

@@ -190,6 +190,13 @@ class Reads:
         sql, parameters = self._of_lanes("running", lanes)
         return rows.jobs_of(await self._ask(sql, *parameters))
 
+    async def turn_owners(self) -> list[str]:
+        owners: list[str] = orjson.loads(await self._ask(self._sql["turn_owners"]))
+        return owners
+
+    async def turns_of(self, process: str, limit: int) -> list[Job]:
+        return rows.jobs_of(await self._ask(self._sql["turns_of"], process, limit))
+
     async def holds(self) -> list[Hold]:
         return rows.holds_of(await self._ask(self._sql["holds"]))
 

@@ -7,10 +7,11 @@
 --   ARGV[8]   the claim's bands, as digits in order
 --   ARGV[9]   `1` and the claim's regions joined by NUL; empty: any
 --   ARGV[10]  `1`: this is the whole claim, so whom to wake is decided here. Else the caller decides, when it knows
---   ARGV[11]  `1`: this process is among the scope's waiters already; `-`: it has no room, so it is not to be
+--   ARGV[11]  `1`: this process is among the scope's waiters already; `-`: it is not to be
 --   ARGV[12]  the claim's state from its last call to this scope, or empty
 --   ARGV[13]  the name's last digits: which scope a lease is of
---   ARGV[14..]  the releases, as release_all in include/grant.lua
+--   ARGV[14]  what may be granted: empty: anything; `turns`: turns, as long as one is next; else this job alone
+--   ARGV[15..]  the releases, as release_all in include/grant.lua
 --
 -- Returns {0, turned, runnable, left to others, state, more, wakes, waits, others wait, now, services}, then leases:
 --   turned, runnable, left to others   services: made runnable by this, runnable now, whose workers slots were left for
@@ -45,7 +46,7 @@ if not whole and ARGV[11] == '' then
   waits_here = true
 end
 
-release_all(14)
+release_all(15)
 end_holds(now)
 for _, service in ipairs(services) do
   refresh(service)
@@ -79,6 +80,13 @@ end
 
 -- What only some scopes need is made only there: to make a function costs 0.3 µs in every call.
 local single, passing, left = by_name[claimed[1]], {}, {}
+local wanted, admits = ARGV[14], nil
+if wanted ~= '' then
+  admits = function(service, chosen)
+    local job = sub(first_in_line(service, chosen.lane, chosen.user), 18)
+    return job == wanted or (wanted == 'turns' and #job == 36 and sub(job, 15, 15) == '8') -- as domain/turns.py
+  end
+end
 if scope.pool_limit then
   --- @include turns
   call('HSET', WORKERS, 'w:' .. worker_name, pack({ claimed, worker.bands, regions, now }))
@@ -91,7 +99,7 @@ if scope.pool_limit then
   if room > 0 then
     service, chosen = next_of_pool(turn)
   end
-  while chosen do
+  while chosen and (not admits or admits(service, chosen)) do
     local entry, user, estimate, charged = take(service, chosen, taken)
     pool_granted(chosen.band, service, chosen.region, estimate)
     issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
@@ -108,13 +116,13 @@ if scope.pool_limit then
       left[#left + 1] = name
     end
   end
-  call('HSET', WORKERS, 's:' .. worker_name, math.max(0, room - count))
+  call('HSET', WORKERS, 's:' .. worker_name, ARGV[11] == '-' and 0 or math.max(0, room - count))
   answer[5] = pack({ turn.left, turn.left_to })
-elseif single and single.regional then
+elseif single and (single.regional or admits) then
   -- One step after the other: each grant may change whose turn is next.
   while count < room do
     local chosen = pick(single, worker.bands, worker.regions)
-    if not chosen then
+    if not chosen or (admits and not admits(single, chosen)) then
       break
     end
     local entry, user, estimate, charged = take(single, chosen, taken)
@@ -158,7 +166,7 @@ if not whole then
 end
 
 -- Before anyone is woken: who is full does not wait, and who has room does.
-local spare = math.max(0, room - count)
+local spare = ARGV[11] == '-' and 0 or math.max(0, room - count)
 if spare > 0 and not waits_here then
   call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
 elseif spare == 0 and waits_here then

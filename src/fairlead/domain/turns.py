@@ -1,0 +1,59 @@
+"""Turns: slots whose callers do the work themselves. A turn is a row like a job's, with one step and an owner.
+
+Its id says what it is: a UUID of version 8, where a job's is of version 7 and both begin with the time. So whoever is
+granted a lease knows whether to execute something or to hand the slot over, without asking the truth first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.domain import retry
+from fairlead.domain.job import Job
+
+VERSION, AT, LENGTH = "8", 14, 36
+
+NOT_TAKEN = "NOT_TAKEN"
+WAITER_GONE = "WAITER_GONE"
+HOLDER_DIED = "HOLDER_DIED"
+
+ACCEPT_WITHIN = 2.0
+"""Seconds that a caller has to take the slot it is offered, before the next one is."""
+
+
+def turn_id(uuid7: str) -> str:
+    return f"{uuid7[:AT]}{VERSION}{uuid7[AT + 1 :]}"
+
+
+def is_turn(job_id: str) -> bool:
+    return len(job_id) == LENGTH and job_id[AT] == VERSION
+
+
+# ---------------------------------------------------------------- why a turn came to nothing
+
+
+def not_taken(job: Job) -> dict[str, Any]:
+    text = f"the slot of {job.service} was offered, and not taken within {ACCEPT_WITHIN:g} s"
+    return {"code": NOT_TAKEN, "message": text}
+
+
+def waiter_gone(job: Job) -> dict[str, Any]:
+    return {"code": WAITER_GONE, "message": f"the process {job.turn}, whose caller waited, is gone"}
+
+
+def holder_died(job: Job) -> dict[str, Any]:
+    return {"code": HOLDER_DIED, "message": f"the process {job.turn}, whose caller had the slot, died or lost its lease"}
+
+
+def waited_too_long(job: Job) -> dict[str, Any]:
+    text = f"no slot of {job.service} was free within the wait_timeout"
+    return {"code": retry.RESOURCE_EXHAUSTED, "message": text}
+
+
+def overran(job: Job, timeout: float) -> dict[str, Any]:
+    return {"code": retry.TIMEOUT, "message": f"the slot of {job.service} was kept longer than its {timeout:g} s"}
+
+
+def said(message: str) -> dict[str, Any]:
+    """What the holder itself says of its failure."""
+    return {"code": retry.EXCEPTION, "message": message}

@@ -19,6 +19,10 @@ from fairlead.errors import (
     ResultTimeout,
     Retry,
     StoreError,
+    TurnEnded,
+    TurnError,
+    TurnLost,
+    TurnTimeout,
     Unavailable,
     WrongState,
 )
@@ -27,6 +31,8 @@ from fairlead.handle import BatchHandle, JobHandle, Receipt
 from fairlead.runtime.batch_view import BatchView, ItemView
 from fairlead.runtime.reasons import Reason
 from fairlead.runtime.submission import Submission
+from fairlead.runtime.turns.block import Turn
+from fairlead.runtime.turns.view import TurnView
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Why
 from fairlead.version import __version__
@@ -62,6 +68,12 @@ __all__ = [
     "Settings",
     "StoreError",
     "Submission",
+    "Turn",
+    "TurnEnded",
+    "TurnError",
+    "TurnLost",
+    "TurnTimeout",
+    "TurnView",
     "Unavailable",
     "Why",
     "WrongState",

@@ -33,7 +33,7 @@ from fairlead.domain import transitions
 from fairlead.domain.config import AUTO, AUTO_KEYS, Config, ServiceConfig
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.order import Place
-from fairlead.domain.transitions import Move
+from fairlead.domain.transitions import Move, Submit
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
     AlreadyDispatching,
@@ -66,12 +66,15 @@ from fairlead.runtime.probes import Probes
 from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
-from fairlead.runtime.roles import ALL, Roles
+from fairlead.runtime.roles import ALL, NOTHING, Roles
 from fairlead.runtime.submission import ANONYMOUS, MAX_USER_ID, Submission, check, check_text
+from fairlead.runtime.turns.tickets import Tickets
+from fairlead.runtime.turns.turns import Turns
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Inquiry, Why
 from fairlead.store.journal import Journal
 from fairlead.store.port import Accepted, JobFilter, LineChange, Outcome, Store
+from fairlead.turning import Turning
 
 if TYPE_CHECKING:
     from fairlead.sync import SyncFairlead
@@ -83,7 +86,7 @@ MOST_IN_A_SNAPSHOT = 100
 LOOK_AT_ONCE = 16
 
 
-class Fairlead(Operators, Batching):
+class Fairlead(Operators, Batching, Turning):
     def __init__(
         self,
         config: str | Path | Settings | Config | None = None,
@@ -116,6 +119,8 @@ class Fairlead(Operators, Batching):
         self._bystander: Bystander | None = None
         self._lookout: asyncio.Task[None] | None = None
         self._probes = Probes()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._joining = asyncio.Lock()
 
     # ------------------------------------------------------------ declaring
 
@@ -131,7 +136,7 @@ class Fairlead(Operators, Batching):
                 # The file gives a number: the bounds in the code have nothing left to bound.
                 said = {key: value for key, value in said.items() if key not in AUTO_KEYS}
             try:
-                service = ServiceConfig.model_validate(said)
+                service = ServiceConfig.model_validate(said).handled()
                 declared = {**self.config.services, service_name: service}
                 self.config = Config.model_validate({**dict(self.config), "services": declared})
             except ValidationError as error:
@@ -162,12 +167,13 @@ class Fairlead(Operators, Batching):
         problems = configuration.problems_of(self.config, source)
         problems += _problems(lambda url: store_of(url, self._clock.now), self.settings.database_url)
         problems += self.settings.problems()
-        for name, service in self.config.services.items():
-            if not (service.remote or service.function or name in self._handlers):
+        for name, steps in self.config.pipelines.items():
+            if idle := sorted(self.config.turns_only.intersection(steps)):
                 problems.append(
-                    f"{source}: services.{name}: nothing executes it; give it a url, a function or regions, "
-                    "or a handler with @app.service"
+                    f"{source}: pipelines.{name}: nothing executes {', '.join(idle)}; give it a url, a function or "
+                    "regions, or a handler with @app.service"
                 )
+        for name, service in self.config.services.items():
             if service.function:
                 problems += [f"{source}: services.{name}.{said}" for said in _problems(imported, service.function)]
             if (service.remote or service.function) and name in self._handlers:
@@ -200,7 +206,21 @@ class Fairlead(Operators, Batching):
         self._batch_watch = BatchWatch(self._batches, self.hub, self._clock)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
         self._keys = Keys(store, self._journal, self._clock, self._audit, has_admin=self.settings.admin_key is not None)
-        self._turns = asyncio.Semaphore(LOOK_AT_ONCE)
+        self._looks = asyncio.Semaphore(LOOK_AT_ONCE)
+        self._loop = asyncio.get_running_loop()
+        self._tickets = Tickets()
+        self._turns = Turns(
+            store,
+            self._journal,
+            self._recorder,
+            self._operations,
+            self.hub,
+            self._clock,
+            config=lambda: self.config,
+            tickets=self._tickets,
+            settle=self._settle_turn,
+            process=self._joined,
+        )
         lookout = Lookout(store, self.hub, self._clock, deaf=lambda: self._process is None)
         self._lookout = asyncio.get_running_loop().create_task(lookout.run(), name="fairlead-lookout")
 
@@ -210,6 +230,9 @@ class Fairlead(Operators, Batching):
             self._process.committed(changes)
 
     async def close(self) -> None:
+        if self._process is not None:
+            await self._stop()
+        self._loop = None
         journal, store, lookout = self._journal, self._store, self._lookout
         self._journal = self._store = self._lookout = None
         self._probes.close()
@@ -278,12 +301,38 @@ class Fairlead(Operators, Batching):
             executors=executors,
             hub=self.hub,
             clock=self._clock,
+            tickets=self._tickets,
         )
-        self._process = process
+        self._process = self._turns.process = process
         await process.start()
 
+    async def _joined(self) -> Process:
+        """What this process has of the line. A caller of turns has to be part of it: a slot is brought to its process,
+        and others must see when that is gone."""
+        async with self._joining:
+            if self._process is None:
+                self._opened()
+                if self.settings.redis_url is None:
+                    raise Unavailable(
+                        "turns need the line: use `async with app.running():`, or REDIS_URL if others run it"
+                    )
+                await self._start(NOTHING)
+            assert self._process is not None
+            return self._process
+
+    async def _settle_turn(self, submit: Submit, *, lowers_only: bool) -> Submit:
+        if not (self._priorities.needed or lowers_only):
+            return submit
+        (settled,) = await self._priorities.settle([submit], lowers_only=lowers_only)
+        return settled
+
     async def _stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(Unavailable):
+                await self._turns.close()
         process, self._process = self._process, None
+        if self._store is not None:
+            self._turns.process = None
         bystander, self._bystander = self._bystander, None
         if process is not None:
             await process.stop()
@@ -487,7 +536,7 @@ class Fairlead(Operators, Batching):
     def feed(self, allowed: Allowed = lambda job: True) -> Feed:
         """For one reader of any jobs; whoever takes it closes it."""
         self._opened()
-        return Feed(self.hub, self, self._clock.now, self._turns, allowed)
+        return Feed(self.hub, self, self._clock.now, self._looks, allowed)
 
     async def open_jobs(self, user_id: str) -> tuple[list[JobView], bool]:
         """A user's jobs that have not ended, newest first, at most a hundred; and whether there are more."""

@@ -17,6 +17,10 @@
     │   ├── JobFailed
     │   ├── JobCancelled
     │   └── ResultTimeout
+    ├── TurnError                   a turn that is not, or no longer, its caller's
+    │   ├── TurnTimeout             nobody's slot was free within the wait_timeout
+    │   ├── TurnEnded               it was cancelled, or ended otherwise, before its caller had the slot
+    │   └── TurnLost                409  the slot was taken back while its caller had it
     └── raised by handlers, to steer what happens next
         ├── Permanent               do not try again
         └── Retry                   try again, after a delay of the handler's choice
@@ -140,6 +144,31 @@ class JobCancelled(JobError):
 
 class ResultTimeout(JobError, TimeoutError):
     code = "result_timeout"
+
+
+class TurnError(FairleadError):
+    """`turn_id` says of which turn; `error` is why it ended, with a `code`, if it has."""
+
+    code = "turn_error"
+
+    def __init__(self, message: str, *, turn_id: str, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.turn_id = turn_id
+        self.error = dict(error or {})
+
+
+class TurnTimeout(TurnError, TimeoutError):
+    code = "turn_timeout"
+
+
+class TurnEnded(TurnError):
+    code = "turn_ended"
+
+
+class TurnLost(TurnError):
+    code = "turn_lost"
+    status = 409
 
 
 class Permanent(FairleadError):

@@ -128,6 +128,10 @@ class SyncFairlead:
             raise
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that the app lives on; the app is open then."""
+        return self._started()
+
     def _started(self, *, opens: bool = True) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is not None:

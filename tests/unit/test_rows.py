@@ -9,7 +9,7 @@ from fairlead.store.rows import job_of, numbered, spec_of
 
 
 def row(spec: list[object]) -> list[object]:
-    return [1, "j1", "ada", "draw", 1, 2, 0, 0, 0, 0, 1, 1, 1, *[None] * 17, spec]
+    return [1, "j1", "ada", "draw", 1, 2, 0, 0, 0, 0, 1, 1, 1, *[None] * 18, spec]
 
 
 def test_a_job_knows_where_its_priority_came_from() -> None:

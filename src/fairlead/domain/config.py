@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     StringConstraints,
     Tag,
     field_validator,
@@ -131,6 +132,7 @@ class ServiceConfig(Section):
     headers: Headers = {}
     format: Literal["envelope", "raw"] = "envelope"
     run_in: Literal["thread", "process"] = "thread"
+    _handled: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +188,16 @@ class ServiceConfig(Section):
         return bool(self.url or self.regions)
 
     @property
+    def turns_only(self) -> bool:
+        """Nothing executes it: its slots are for callers that do the work themselves."""
+        return not (self._handled or any(getattr(self, way) for way in WAYS))
+
+    def handled(self) -> ServiceConfig:
+        """The same, executed by a handler in code."""
+        self._handled = True
+        return self
+
+    @property
     def retry_policy(self) -> RetryPolicy:
         if isinstance(self.backoff, list):
             backoff = Backoff(explicit=tuple(self.backoff))
@@ -229,6 +241,7 @@ class ServiceConfig(Section):
                 for shard, share in self.shards.items()
             },
             auto=self.auto,
+            turns_only=self.turns_only,
         )
 
 
@@ -338,6 +351,10 @@ class Config(Section):
         return (feature,) if feature in self.services else None
 
     @cached_property  # every submit asks
+    def turns_only(self) -> frozenset[str]:
+        return frozenset(name for name, service in self.services.items() if service.turns_only)
+
+    @cached_property
     def wait_timeouts(self) -> dict[str, float]:
         return {
             name: service.wait_timeout for name, service in self.services.items() if service.wait_timeout is not None

@@ -42,7 +42,10 @@ def waiter_gone(job: Job) -> dict[str, Any]:
 
 
 def holder_died(job: Job) -> dict[str, Any]:
-    return {"code": HOLDER_DIED, "message": f"the process {job.turn}, whose caller had the slot, died or lost its lease"}
+    return {
+        "code": HOLDER_DIED,
+        "message": f"the process {job.turn}, whose caller had the slot, died or lost its lease",
+    }
 
 
 def waited_too_long(job: Job) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def executors_of(
 
             executors[name] = HttpExecutor(service, max_result=max_result)
             continue
+        if service.turns_only:
+            continue
         handler = handlers.get(name) or imported(service.function or "")
         if service.run_in == "process":
             executors[name] = ProcessExecutor(service.function or path_of(handler), max_result=max_result)

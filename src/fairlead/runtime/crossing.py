@@ -1,4 +1,4 @@
-"""Between processes: events of watched jobs, that a job has ended, and that a handler is to stop.
+"""Between processes: events of watched jobs, that a job has ended, that a handler is to stop, and whose turn it is.
 
 A job's events travel on the channel `ws:{job_id}` for those who watch it, and on `ws:user:{user_id}` for those who
 follow its user, and only while somebody listens there, here or anywhere. That a job has ended is told to all, many jobs
@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Protocol
 from uuid import uuid4
 
 import orjson
 
-from fairlead.dispatch.port import Bus
+from fairlead.dispatch.port import Bus, Lease
+from fairlead.domain.turns import is_turn
 from fairlead.errors import Unavailable
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 TOPIC = "ws:"
 WATCHING, ENDED, STOP = "fairlead:watching", "fairlead:ended", "fairlead:stop"
+OFFERED, ADOPTED = "fairlead:turn:offered:", "fairlead:turn:adopted:"
+"""Followed by the name of the process that is to hear it."""
 ECHO = "fairlead:echo:"
 LOOK_EVERY = 1.0
 SETTLED_AFTER = 3.0
@@ -35,12 +38,29 @@ TOPICS_A_MESSAGE = 500
 ECHO_EVERY = 0.1
 
 
+class Post(Protocol):
+    """What a process does about messages that are not about events."""
+
+    @property
+    def name(self) -> str: ...
+
+    def stop_job(self, job_id: str, run: int | None = None) -> None: ...
+
+    def turn_offered(self, shard: str, lease: Lease) -> None:
+        """A slot was granted to a turn whose caller is here."""
+        ...
+
+    def turn_adopted(self, turn_id: str) -> None:
+        """Its caller has gone to another process."""
+        ...
+
+
 class Crossing:
-    def __init__(self, bus: Bus, hub: Hub, clock: Clock, stop_job: Callable[[str, int], None]) -> None:
+    def __init__(self, bus: Bus, hub: Hub, clock: Clock, post: Post) -> None:
         self._bus = bus
         self._hub = hub
         self._clock = clock
-        self._stop_job = stop_job
+        self._post = post
         self._process = uuid4().hex
         self._ended: list[str] = []
         self._new: set[str] = set()
@@ -50,7 +70,8 @@ class Crossing:
         self._echoes: dict[str, asyncio.Event] = {}
 
     async def start(self) -> None:
-        await self._bus.start([WATCHING, ENDED, STOP], self._heard, self._began)
+        own = [f"{kind}{self._post.name}" for kind in (OFFERED, ADOPTED)]
+        await self._bus.start([WATCHING, ENDED, STOP, *own], self._heard, self._began)
         self._hub.on_event = self._send
         self._hub.on_watch = self._watch
         self._hub.on_unwatch = lambda topic: self._bus.unlisten(TOPIC + topic)
@@ -76,6 +97,12 @@ class Crossing:
 
     def stop(self, job_id: str, run: int) -> None:
         self._bus.send(STOP, f"{job_id} {run}".encode())
+
+    def offer_turn(self, process: str, shard: str, lease: Lease) -> None:
+        self._bus.send(OFFERED + process, orjson.dumps([shard, asdict(lease)]))
+
+    def adopt_turn(self, process: str, turn_id: str) -> None:
+        self._bus.send(ADOPTED + process, turn_id.encode())
 
     async def echo(self) -> float:
         """Seconds until this process heard what it says to itself. Whoever calls has a limit to its patience."""
@@ -149,11 +176,19 @@ class Crossing:
 
     def _take(self, channel: str, message: bytes) -> None:
         if channel == ENDED:
-            for job_id in filter(self._hub.is_watched_here, message.decode().split()):
-                self._hub.ended(job_id, self._clock.now())
+            for job_id in message.decode().split():
+                if self._hub.is_watched_here(job_id):
+                    self._hub.ended(job_id, self._clock.now())
+                if is_turn(job_id):
+                    self._post.stop_job(job_id)
         elif channel == STOP:
             job_id, run = message.decode().split()
-            self._stop_job(job_id, int(run))
+            self._post.stop_job(job_id, int(run))
+        elif channel.startswith(OFFERED):
+            shard, lease = orjson.loads(message)
+            self._post.turn_offered(shard, Lease(**lease))
+        elif channel.startswith(ADOPTED):
+            self._post.turn_adopted(message.decode())
         elif channel == WATCHING:
             topics = message.decode().split("\n")
             self._hub.elsewhere.update(topics)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher
@@ -21,7 +21,7 @@ BLOCKED_AFTER = 1.0
 
 
 class Holder(Protocol):
-    """A worker, as its pulse knows it."""
+    """A worker, or whoever else has leases, as its pulse knows it."""
 
     @property
     def name(self) -> str: ...
@@ -32,11 +32,11 @@ class Holder(Protocol):
 
 
 class Heartbeat:
-    """Renews all leases of a process's workers every third of the shortest TTL, and watches that the event loop still
-    turns."""
+    """Renews all leases of a process every third of the shortest TTL, and watches that the event loop still turns.
+    `workers` are asked for anew each time."""
 
     def __init__(
-        self, process: str, dispatcher: Dispatcher, workers: Sequence[Holder], *, interval: Callable[[], float]
+        self, process: str, dispatcher: Dispatcher, workers: Iterable[Holder], *, interval: Callable[[], float]
     ) -> None:
         self._dispatcher = dispatcher
         self._workers = workers

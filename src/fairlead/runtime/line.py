@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairlead.dispatch.port import Dispatcher, Shard
+from fairlead.dispatch.port import Dispatcher, Lease, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.limits import EVERYTHING, Rules
 from fairlead.domain.order import Place
@@ -20,7 +20,7 @@ from fairlead.executors.port import Executor
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.desk import Desk
 from fairlead.runtime.events import Hub
-from fairlead.runtime.heartbeat import Heartbeat
+from fairlead.runtime.heartbeat import Heartbeat, Holder
 from fairlead.runtime.leader import Leader
 from fairlead.runtime.loops.adapt import AdaptLoop
 from fairlead.runtime.loops.batches import BatchesLoop
@@ -32,6 +32,7 @@ from fairlead.runtime.loops.reconcile import ReconcileLoop
 from fairlead.runtime.loops.recover import RecoverLoop
 from fairlead.runtime.loops.scopes import ScopesLoop
 from fairlead.runtime.loops.timers import TimersLoop
+from fairlead.runtime.loops.turns import TurnsLoop
 from fairlead.runtime.manager import Manager
 from fairlead.runtime.outage import Outage
 from fairlead.runtime.pools import WorkerPool
@@ -40,6 +41,8 @@ from fairlead.runtime.record import Recorder
 from fairlead.runtime.relay import Relay
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
+from fairlead.runtime.turns.tickets import Tickets
+from fairlead.runtime.turns.usher import Usher
 from fairlead.runtime.worker import Worker
 from fairlead.store.journal import Journal
 from fairlead.store.port import Store
@@ -66,6 +69,8 @@ class Line:
         hub: Hub,
         clock: Clock,
         rooms: Mapping[WorkerPool, Room],
+        tickets: Tickets,
+        send: Callable[[str, str, Lease], None] | None,
     ) -> None:
         self.name = shard.name
         self.dispatcher = shard.dispatcher
@@ -75,6 +80,21 @@ class Line:
         self.relay = Relay(shard.dispatcher, lambda: self.lanes)
         self._late_relay = self.relay if shard.builder is shard.dispatcher else Relay(shard.builder, lambda: self.lanes)
         self.desk = Desk(shard.dispatcher)
+        self._another = shard.another
+        self.usher = Usher(
+            process,
+            config,
+            tickets=tickets,
+            store=store,
+            journal=journal,
+            recorder=recorder,
+            hub=hub,
+            clock=clock,
+            rules=lambda: self.rules,
+            executed=frozenset(config.services) - config.turns_only,
+            connect=self._usher_dispatcher,
+            send=None if send is None else lambda owner, lease: send(owner, shard.name, lease),
+        )
         self.workers: list[Worker] = []
         self.leader: Leader | None = None
         self.broken: BaseException | None = None
@@ -109,6 +129,7 @@ class Line:
                 room=room,
                 services=lambda: self._served,
                 rules=lambda: self.rules,
+                hand_over=self.usher.take,
             )
             self.workers.append(worker)
         if roles.manager:
@@ -133,6 +154,14 @@ class Line:
                 PruneLoop(journal, config.retention),
                 ReconcileLoop(store, line, lambda: self.lanes),
                 AdaptLoop(store, journal, line, lambda: self.rules),
+                TurnsLoop(
+                    store,
+                    line,
+                    recorder,
+                    lambda: self.rules,
+                    lambda: self.lanes,
+                    alone=self._process if in_memory else None,
+                ),
             ],
             clock,
         )
@@ -146,18 +175,38 @@ class Line:
             await dispatcher.start()
         self.relay.on_offered = self._late_relay.on_offered = self._ring_partial
         self._run(self.relay.run(self._journal), "relay")
+        for dispatcher in self._claimers():
+            dispatcher.on_wake(self._wake)
         if self.workers:
-            for dispatcher in self._claimers():
-                dispatcher.on_wake(self._wake)
-            self._heartbeat = Heartbeat(
-                self._process, self.dispatcher, self.workers, interval=lambda: self._shortest_ttl / 3
-            )
-            self._heartbeat.start()
+            self._begin_pulse()
+        self.usher.on_lease = self._begin_pulse
+        self._run(self.usher.run(), "usher")
+        self._run(self.usher.sweep(), "usher-sweep")
         for worker in self.workers:
             self._run(worker.run(), "worker")
             self._run(worker.sweep(), "sweep")
         if self.leader is not None:
             self._run(self.leader.run(), "leader")
+
+    def _begin_pulse(self) -> None:
+        """From the first lease on that there may be."""
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(
+                self._process, self.dispatcher, _Pulse(self), interval=lambda: self._shortest_ttl / 3
+            )
+            self._heartbeat.start()
+
+    async def _usher_dispatcher(self) -> Dispatcher:
+        """Who waits for work is known by its connection, and workers have theirs."""
+        if not self.workers:
+            return self.dispatcher
+        dispatcher = self._another()
+        if id(dispatcher) not in self._dispatchers:
+            self._dispatchers[id(dispatcher)] = dispatcher
+            dispatcher.on_wake(self._wake)
+            await dispatcher.start()
+            await dispatcher.configure(self.rules)
+        return dispatcher
 
     def _claimers(self) -> Iterator[Dispatcher]:
         """What workers claim from, in memory the builder too."""
@@ -168,6 +217,7 @@ class Line:
         """Whichever of them can take what has turned runnable: none is told of bands or regions."""
         for worker in self.workers:
             worker.wake(services)
+        self.usher.ring()
 
     def _ring_partial(self) -> None:
         """Something was put into line. A lane that is runnable already wakes nobody, and a worker bound to bands or
@@ -255,7 +305,7 @@ class Line:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(worker.close() for worker in self.workers))
+        await asyncio.gather(self.usher.close(), *(worker.close() for worker in self.workers))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.leader is not None:
             with contextlib.suppress(TimeoutError):
@@ -276,3 +326,14 @@ class Line:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broken = error
             log.critical("%s broke down", task.get_name(), exc_info=error)
+
+
+class _Pulse:
+    """Whose leases are renewed: those of workers, and those of turns."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def __iter__(self) -> Iterator[Holder]:
+        yield from self._line.workers
+        yield from self._line.usher

@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fairlead.dispatch.port import Bus, ServiceSnapshot, Shard
+from fairlead.dispatch.port import Bus, Lease, ServiceSnapshot, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job
 from fairlead.domain.limits import MAIN_SHARD, Rules, ServiceRules
 from fairlead.domain.order import Place
 from fairlead.domain.processes import POOLS
+from fairlead.domain.turns import is_turn
 from fairlead.errors import Unavailable
 from fairlead.executors.port import Executor
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.crossing import Crossing
 from fairlead.runtime.events import Hub
-from fairlead.runtime.line import Line
+from fairlead.runtime.line import TOLD_WITHIN, Line
 from fairlead.runtime.loops import adapt
 from fairlead.runtime.loops.kin import KinLoop
 from fairlead.runtime.loops.positions import PositionsLoop
@@ -37,6 +38,8 @@ from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
 from fairlead.runtime.scores import Scores
 from fairlead.runtime.standstill import Standstill
+from fairlead.runtime.turns.tickets import Tickets
+from fairlead.runtime.turns.usher import Usher
 from fairlead.runtime.worker import Worker
 from fairlead.store.journal import Journal
 from fairlead.store.port import DeclareServices, Done, LineChange, Store
@@ -62,6 +65,7 @@ class Process:
         executors: Mapping[str, Executor],
         hub: Hub,
         clock: Clock,
+        tickets: Tickets,
     ) -> None:
         self.name = name
         self.rules = Rules({})
@@ -81,6 +85,8 @@ class Process:
         self._task: asyncio.Task[None] | None = None
         self._drain_asked = False
         self._draining: asyncio.Task[None] | None = None
+        self._tickets = tickets
+        self._crossing = Crossing(bus, hub, clock, self) if bus is not None else None
         rooms = {pool: Room(pool.concurrency) for pool in pools_of(roles, config)}
         self.lines = {
             shard.name: Line(
@@ -95,26 +101,33 @@ class Process:
                 hub=hub,
                 clock=clock,
                 rooms=rooms,
+                tickets=tickets,
+                send=self._crossing.offer_turn if self._crossing is not None else None,
             )
             for shard in shards
         }
         self.scores = Scores()
         self._standstill = Standstill(store)
-        self._crossing = Crossing(bus, hub, clock, self.stop_job) if bus is not None else None
         self._about = introduction(name, roles, config, executors, clock.now())
         self._presence = Presence(self._about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
-        loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence]
+        # Callers that wait for their turn are told where they stand in any process.
+        loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence, PositionsLoop(self.places, hub)]
         if roles.api:
-            loops += [PositionsLoop(self.places, hub), ScoresLoop(store, self.scores)]
+            loops.append(ScoresLoop(store, self.scores))
         if bus is not None:
-            loops.append(KinLoop(store, journal, self._about.details))
-            if roles.worker:
-                loops.append(StopsLoop(store, lambda: self.workers))
+            loops += [
+                KinLoop(store, journal, self._about.details),
+                StopsLoop(store, lambda: self.workers, lambda: self.ushers),
+            ]
         self._loops = Manager(loops, clock)
 
     @property
     def workers(self) -> list[Worker]:
         return [worker for line in self.lines.values() for worker in line.workers]
+
+    @property
+    def ushers(self) -> list[Usher]:
+        return [line.usher for line in self.lines.values()]
 
     @property
     def distributed(self) -> bool:
@@ -136,8 +149,9 @@ class Process:
             if line.leader is not None:
                 # The truth names another server now, and this process need not wait to hear of it.
                 line.leader.scopes.on_built = lambda: self._loops.wake("rules", 0.0)
+        self._recorder.on_ended = self._ended
+        self._tickets.on_wanted = self._turn_wanted
         if self._crossing is not None:
-            self._recorder.on_ended = self._crossing.ended
             await self._crossing.start()
         await self._presence.announce()  # before it has a lease that somebody may wonder about
         for line in self.lines.values():
@@ -299,8 +313,49 @@ class Process:
         return {shard for each in services if each is not None for shard in each.shares or (each.shard,)}
 
     def stop_job(self, job_id: str, run: int | None = None) -> None:
+        if is_turn(job_id):
+            for usher in self.ushers:
+                usher.stop(job_id, run)
+            return
         for worker in self.workers:
             worker.stop_job(job_id, run)
+
+    def _ended(self, job_id: str) -> None:
+        if is_turn(job_id):
+            self.stop_job(job_id)
+        if self._crossing is not None:
+            self._crossing.ended(job_id)
+
+    # ------------------------------------------------------------ turns
+
+    def _turn_wanted(self, service: str) -> None:
+        for line in self.lines.values():
+            if service in line.rules.services:
+                line.usher.ring()
+
+    def turn_offered(self, shard: str, lease: Lease) -> None:
+        ticket = self._tickets.get(lease.job_id)
+        if ticket is not None and shard in self.lines:
+            self.lines[shard].usher.offer(ticket, lease)
+
+    def turn_adopted(self, turn_id: str) -> None:
+        ticket = self._tickets.get(turn_id)
+        if ticket is not None:
+            for usher in self.ushers:
+                usher.drop(ticket)
+
+    def adopted(self, process: str, turn_id: str) -> None:
+        """This process has a turn that was another's: that one is to hear it."""
+        if self._crossing is not None:
+            self._crossing.adopt_turn(process, turn_id)
+
+    async def told(self, service: str) -> None:
+        """Returns when the line has heard what was committed here before, or cannot hear it now."""
+        for line in self.lines.values():
+            if service in line.rules.services and line.relay.reachable:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TOLD_WITHIN):
+                        await line.relay.settled()
 
     def _stopped(self, job_id: str, run: int) -> None:
         self.stop_job(job_id, run)

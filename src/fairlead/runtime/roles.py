@@ -25,3 +25,5 @@ class Roles:
 
 
 ALL = Roles()
+NOTHING = Roles(api=False, worker=False, manager=False)
+"""Of a process that only has callers of turns."""

@@ -69,14 +69,20 @@ def check(
     now: float,
     idempotency_key: str | None = None,
     body_hash: str | None = None,
+    turn: bool = False,
 ) -> Submit:
-    """The transition that stores this job, or an error that names the field."""
+    """The transition that stores this job, or an error that names the field. `turn`: its caller does the work."""
     user_id = check_text(wanted.user_id, "user_id", MAX_USER_ID)
     steps = config.steps_of(check_text(wanted.feature_name, "feature_name", 63))
     if steps is None:
         raise UnknownFeature(
             f"no pipeline or service is called {wanted.feature_name!r}; "
             + known({**config.pipelines, **config.services}),
+            pointer="/feature_name",
+        )
+    if not turn and config.turns_only and (idle := config.turns_only.intersection(steps)):
+        raise UnknownFeature(
+            f"nothing executes {', '.join(sorted(idle))}: it is for turns, whose callers do the work themselves",
             pointer="/feature_name",
         )
     priority = _priority(wanted.priority)

@@ -21,6 +21,7 @@ from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.limits import Rules
 from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress, Start
+from fairlead.domain.turns import is_turn
 from fairlead.domain.wire import to_json
 from fairlead.errors import Unavailable
 from fairlead.executors.port import Call, Executor, Success
@@ -95,6 +96,7 @@ class Worker:
         room: Room,
         services: Callable[[], frozenset[str]],
         rules: Callable[[], Rules],
+        hand_over: Callable[[Lease], None],
     ) -> None:
         self.name = pool.worker(process)
         self.pool = pool
@@ -110,6 +112,7 @@ class Worker:
         room.join()
         self._services = services
         self._rules = rules
+        self._hand_over = hand_over
         self._policies = {name: config.services[name].retry_policy for name in executors}
         self._waits = config.wait_timeouts
         # Asked for once: the running loop is looked up with a system call, and every step would do so three times.
@@ -171,13 +174,23 @@ class Worker:
                 await asyncio.sleep(RETRY_EVERY)
             if leases:
                 failpoints.passed(failpoints.AFTER_CLAIM)
-                self._leases.update((lease.name, lease) for lease in leases)
-                self._spawn(self._begin(leases))
+                self._take(leases)
             if room and len(leases) == room:
                 continue
             await self._let_others_go_first(got_some=bool(leases))
             await self._bell.wait()
             self._bell.clear()
+
+    def _take(self, leases: Sequence[Lease]) -> None:
+        """A turn is executed by nobody: its slot goes to its caller."""
+        if turns := [lease for lease in leases if is_turn(lease.job_id)]:
+            self._room.give_back(len(turns))
+            for lease in turns:
+                self._hand_over(lease)
+            leases = [lease for lease in leases if not is_turn(lease.job_id)]
+        if leases:
+            self._leases.update((lease.name, lease) for lease in leases)
+            self._spawn(self._begin(leases))
 
     async def _let_others_go_first(self, *, got_some: bool) -> None:
         """A slot that is left to another worker of this process wakes this one too. In memory nothing suspends: without

@@ -13,6 +13,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Lanes, Rules
 from fairlead.domain.processes import process_of
 from fairlead.domain.transitions import Move
+from fairlead.domain.turns import is_turn
 from fairlead.runtime.record import Recorder
 from fairlead.store.port import Store
 
@@ -76,7 +77,15 @@ class RecoverLoop:
         new = gone - self._buried
         leases = [lease for snapshot in await self._dispatcher.snapshot() for lease in snapshot.leases] if new else []
         self._buried = gone
-        return [lease for lease in leases if process_of(lease.worker) in new and lease.name not in known]
+        orphans = [lease for lease in leases if process_of(lease.worker) in new and lease.name not in known]
+        return await self._without_heirs(orphans)
+
+    async def _without_heirs(self, leases: list[Lease]) -> list[Lease]:
+        """A turn that the process handed over is its holder's, who renews it under the old name."""
+        ids = [lease.job_id for lease in leases if is_turn(lease.job_id)]
+        jobs = await self._store.get_jobs(ids) if ids else {}
+        held = {job.lease for job in jobs.values() if job.status is JobStatus.RUNNING}
+        return [lease for lease in leases if lease.name not in held]
 
     async def _take_back(self, leases: Sequence[Lease], now: float) -> None:
         """First the truth, then the slot: only when the job has moved on does its lease go."""

@@ -1,37 +1,446 @@
-"""Turns: callers that wait in line, and do the work themselves."""
+"""Turns: callers that wait in line, and do the work themselves. Each in one process; several are test_turns_apart.py."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from fairlead import Config, Fairlead
+import pytest
 
-CONFIG = Config.model_validate(
-    {
-        "services": {
-            "flux": {"limit": 1, "order": "fifo"},
-            "sdxl": {"limit": 1, "order": "fifo"},
-        }
-    }
-)
+from fairlead import Call, Fairlead, JobStatus, TurnEnded, TurnLost, TurnTimeout, Unavailable, WrongState
+from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
+from tests.integration.turning import MODELS, config_of, line_of, position_is, stands, until
 
 
-async def test_a_turn_waits_in_line_and_keeps_its_result(engines: dict[str, str]) -> None:
-    app = Fairlead(CONFIG, **engines)
-    order: list[int] = []
+class Waiters:
+    """Callers in tasks of their own; each has its slot until it is let go."""
 
-    async def one(number: int) -> None:
-        async with app.turn("flux", user_id=number) as turn:
-            order.append(number)
-            await asyncio.sleep(0.01)
-            turn.result = {"path": f"{number}.png"}
+    def __init__(self, app: Fairlead, service: str = "flux") -> None:
+        self.app = app
+        self.service = service
+        self.order: list[str] = []
+        self.told: dict[str, list[int]] = {}
+        self._go: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def join(self, name: str, **options: Any) -> None:
+        """Into the line; returns when it is accepted."""
+        self._go[name], self.told[name] = asyncio.Event(), []
+        before = await self._count()
+        self.tasks[name] = asyncio.create_task(self._turn(name, options))
+        async with asyncio.timeout(20):
+            while await self._count() == before:
+                await asyncio.sleep(0.005)
+
+    async def _count(self) -> int:
+        return len((await self.app.list_jobs(limit=500)).data)
+
+    async def _turn(self, name: str, options: dict[str, Any]) -> None:
+        user = options.pop("user_id", name)
+        async with self.app.turn(self.service, user, on_position=self.told[name].append, **options) as turn:
+            self.order.append(name)
+            await self._go[name].wait()
+            turn.result = {"by": name}
+
+    async def has(self, name: str) -> None:
+        await until(lambda: name in self.order)
+
+    async def go(self, *names: str) -> None:
+        """Each in turn has its slot, and leaves."""
+        for name in names:
+            await self.has(name)
+            self._go[name].set()
+            await self.tasks[name]
+
+
+async def turns_of(app: Fairlead, service: str = "flux") -> list[Any]:
+    """Oldest first, with all that is kept."""
+    page = await app.list_jobs(feature_name=service)
+    return [await app.get(job.job_id) for job in reversed(page.data)]
+
+
+async def test_callers_have_the_slot_one_after_the_other_in_the_order_of_arrival(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        for name in "abcd":
+            await waiters.join(name)
+        await waiters.has("a")
+        await asyncio.sleep(0.05)
+        assert waiters.order == ["a"]
+        await waiters.go(*"abcd")
+        assert waiters.order == [*"abcd"]
+        turns = await turns_of(app)
+        assert [turn.status for turn in turns] == [JobStatus.COMPLETED] * 4
+        assert [turn.result for turn in turns] == [{"by": name} for name in "abcd"]
+        assert all(turn.turn for turn in turns)
+
+
+async def test_a_number_as_user_is_a_text_in_the_truth(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        async with app.turn("flux", user_id=42) as turn:
+            assert turn.user_id == "42"
+            assert (await app.get(turn.id)).user_id == "42"
+            assert (await app.get(turn.id)).status is JobStatus.RUNNING
+        async with app.turn("flux") as turn:
+            assert turn.user_id == "anonymous"
+
+
+async def test_positions_are_pushed_when_they_change_and_never_after_the_grant(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        for name in "abc":
+            await waiters.join(name)
+        await until(lambda: waiters.told["c"])
+        assert waiters.told == {"a": [], "b": [1], "c": [2]}
+        await waiters.go("a")
+        await until(lambda: len(waiters.told["c"]) == 2)
+        await waiters.go("b", "c")
+        assert waiters.told == {"a": [], "b": [1], "c": [2, 1]}
+
+
+async def test_positions_are_told_at_most_once_a_second(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        waiters = Waiters(app)
+        for name in "abcdef":
+            await waiters.join(name)
+        moments: list[float] = []
+        told: list[int] = []
+
+        async def tell(position: int) -> None:
+            moments.append(asyncio.get_running_loop().time())
+            told.append(position)
+
+        async def last() -> None:
+            async with app.turn("flux", "last", on_position=tell):
+                pass
+
+        task = asyncio.create_task(last())
+        await until(lambda: told)
+        for name in "abcdef":
+            await waiters.go(name)
+            await asyncio.sleep(0.15)
+        await task
+        assert told[0] == 6
+        assert told == sorted(set(told), reverse=True)
+        assert all(later - earlier >= 0.99 for earlier, later in zip(moments, moments[1:], strict=False))
+
+
+async def test_fair_lines_and_priorities_count_for_turns_as_for_jobs(engines: dict[str, str]) -> None:
+    async with line_of(config_of(flux={"order": "fair", "cost": 1.0}), engines) as app:
+        waiters = Waiters(app)
+        for name, user, priority in (
+            ("first", "zoe", None), ("a1", "ann", None), ("a2", "ann", None), ("a3", "ann", None), ("b1", "bob", None),
+            ("low", "cid", "low"), ("high", "dan", "high"),
+        ):  # fmt: skip
+            await waiters.join(name, user_id=user, priority=priority)
+        await waiters.go("first", "high", "a1", "b1", "a2", "a3", "low")
+        assert waiters.order == ["first", "high", "a1", "b1", "a2", "a3", "low"]
+
+
+async def test_turns_and_jobs_share_one_line_and_one_limit(engines: dict[str, str]) -> None:
+    app = Fairlead(**engines)
+    at_once, most, seen = 0, 0, []
+
+    def enter(name: str) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        seen.append(name)
+
+    @app.service(limit=1, order="fifo")
+    async def flux(call: Call) -> None:
+        nonlocal at_once
+        enter(call.params["name"])
+        await asyncio.sleep(0.02)
+        at_once -= 1
+
+    async def turn(name: str) -> None:
+        nonlocal at_once
+        async with app.turn("flux", name):
+            enter(name)
+            await asyncio.sleep(0.02)
+            at_once -= 1
 
     async with app.running():
-        async with asyncio.TaskGroup() as group:
-            for number in range(5):
-                group.create_task(one(number))
-                await asyncio.sleep(0.05)
-        page = await app.list_jobs(feature_name="flux")
-        assert order == [0, 1, 2, 3, 4]
-        assert [job.status for job in page.data] == ["COMPLETED"] * 5
-        assert (await app.get(page.data[0].job_id)).result == {"path": "4.png"}
+        await stands(app)
+        tasks = []
+        async with app.turn("flux", "holder"):
+            for number in range(8):
+                name = f"{number}"
+                if number % 3 == 2:
+                    tasks.append(asyncio.create_task((await app.submit("flux", {"name": name})).result(timeout=20)))
+                else:
+                    before = len((await app.list_jobs()).data)
+                    tasks.append(asyncio.create_task(turn(name)))
+                    async with asyncio.timeout(20):
+                        while len((await app.list_jobs()).data) == before:
+                            await asyncio.sleep(0.005)
+            assert seen == []
+        await asyncio.gather(*tasks)
+    assert seen == [f"{number}" for number in range(8)]
+    assert most == 1
+
+
+async def test_cancelling_the_task_of_a_waiter_cancels_its_turn(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        for name in "abc":
+            await waiters.join(name)
+        await waiters.has("a")
+        waiters.tasks["b"].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiters.tasks["b"]
+        await waiters.go("a", "c")
+        assert [turn.status for turn in await turns_of(app)] == ["COMPLETED", "CANCELLED", "COMPLETED"]
+
+
+async def test_cancelling_the_task_of_a_holder_cancels_its_turn_and_frees_the_slot(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        await waiters.join("a")
+        await waiters.join("b")
+        await waiters.has("a")
+        waiters.tasks["a"].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiters.tasks["a"]
+        await waiters.go("b")
+        assert [turn.status for turn in await turns_of(app)] == ["CANCELLED", "COMPLETED"]
+
+
+async def test_a_waiter_that_somebody_cancels_is_told(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        await waiters.join("a")
+        await waiters.join("b")
+        _, b = await turns_of(app)
+        await app.cancel(b.job_id)
+        with pytest.raises(TurnEnded) as ended:
+            await waiters.tasks["b"]
+        assert ended.value.turn_id == b.job_id
+        await waiters.go("a")
+
+
+async def test_a_waiter_gives_up_after_its_wait_timeout(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        async with app.turn("flux", "holder"):
+            with pytest.raises(TurnTimeout) as late:
+                async with app.turn("flux", "patient", wait_timeout=0.2):
+                    pass
+            assert isinstance(late.value, TimeoutError)
+            with pytest.raises(TimeoutError):
+                async with app.slot("flux", wait_timeout=0.2):
+                    pass
+        _, patient, slot = await turns_of(app)
+        for turn in (patient, slot):
+            assert (turn.status, turn.error["code"], turn.retryable) == ("FAILED", "RESOURCE_EXHAUSTED", False)
+
+
+async def test_the_wait_timeout_of_the_service_counts_too(engines: dict[str, str]) -> None:
+    async with line_of(config_of(flux={"wait_timeout": 0.3}), engines) as app, app.turn("flux", "holder"):
+        with pytest.raises(TurnTimeout):
+            async with app.turn("flux", "patient"):
+                pass
+
+
+async def test_an_exception_is_recorded_and_goes_on(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        with pytest.raises(ZeroDivisionError):
+            async with app.turn("flux", "ann") as turn:
+                turn.result = {"half": True}
+                _ = 1 / 0
+        (failed,) = await turns_of(app)
+        assert (failed.status, failed.retryable, failed.result) == ("FAILED", False, None)
+        assert failed.error == {"code": "EXCEPTION", "message": "ZeroDivisionError: division by zero"}
+        assert [attempt["error"]["code"] for attempt in failed.attempts] == ["EXCEPTION"]
+        async with app.turn("flux", "next"):
+            pass
+
+
+async def test_a_holder_whose_turn_is_cancelled_is_stopped_and_told(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        lost = False
+        with pytest.raises(TurnLost) as told:
+            async with app.turn("flux", "ann") as turn:
+                try:
+                    await app.cancel(turn.id)
+                    await asyncio.sleep(20)
+                finally:
+                    lost = turn.lost.is_set()
+        assert lost
+        assert told.value.turn_id == turn.id
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+        assert (await app.get(turn.id)).status is JobStatus.CANCELLED
+        async with app.turn("flux", "next"):
+            pass
+
+
+async def test_a_holder_is_stopped_at_the_timeout_of_its_service(engines: dict[str, str]) -> None:
+    async with line_of(config_of(flux={"timeout": 0.3}), engines) as app:
+        with pytest.raises(TurnLost):
+            async with app.turn("flux", "slow"):
+                await asyncio.sleep(20)
+        async with app.turn("flux", "next"):
+            pass
+        slow, _ = await turns_of(app)
+        assert (slow.status, slow.error["code"]) == ("FAILED", "TIMEOUT")
+
+
+async def test_a_holder_that_ignores_its_loss_keeps_the_slot_for_a_moment_only(embedded: dict[str, str]) -> None:
+    async with line_of(config_of(flux={"timeout": 0.2}), embedded) as app:
+        stubborn, has_it = asyncio.Event(), asyncio.Event()
+
+        async def ignores() -> None:
+            async with app.turn("flux", "stubborn"):
+                has_it.set()
+                while not stubborn.is_set():
+                    try:
+                        await stubborn.wait()
+                    except asyncio.CancelledError:
+                        continue
+
+        task = asyncio.create_task(ignores())
+        await has_it.wait()
+        async with app.turn("flux", "next"):
+            assert not task.done()
+        stubborn.set()
+        with pytest.raises(TurnLost):
+            await task
+
+
+async def test_a_holder_keeps_its_slot_for_longer_than_a_lease(engines: dict[str, str]) -> None:
+    async with line_of(config_of(flux={"lease_ttl": 1.0}), engines) as app:
+        async with app.turn("flux", "slow") as turn:
+            await asyncio.sleep(2.5)
+            assert not turn.lost.is_set()
+        assert (await app.get(turn.id)).status is JobStatus.COMPLETED
+
+
+async def test_a_slot_waits_in_the_same_line_and_overtakes_nobody(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiters = Waiters(app)
+        order: list[str] = []
+
+        async def limited(name: str) -> None:
+            async with app.slot("flux"):
+                order.append(name)
+                assert waiters.order == ["a", "b"]
+
+        for name in "ab":
+            await waiters.join(name)
+        slots = [asyncio.create_task(limited(name)) for name in ("one", "two")]
+        async with asyncio.timeout(20):
+            while len(await turns_of(app)) < 4:
+                await asyncio.sleep(0.01)
+        await waiters.go("a", "b")
+        await asyncio.gather(*slots)
+        assert sorted(order) == ["one", "two"]
+
+
+async def test_a_turn_in_a_pool_takes_a_slot_of_the_pool(engines: dict[str, str]) -> None:
+    services = {name: {"limit": 2, "pool": "gpu"} for name in ("flux", "sdxl")}
+    config = MODELS.model_validate({"services": services, "pools": {"gpu": 1}})
+    async with line_of(config, engines) as app:
+        flux, sdxl = Waiters(app, "flux"), Waiters(app, "sdxl")
+        await flux.join("a")
+        await flux.has("a")
+        await sdxl.join("b")
+        await until(lambda: sdxl.told["b"] == [1])
+        await flux.go("a")
+        await sdxl.go("b")
+
+
+async def test_what_a_turn_cannot_do_is_refused(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        with pytest.raises(WrongState, match="no slot yet"):
+            async with app.turn("flux", "a") as turn:
+                waiting = await app.turns.open("flux", "b")
+                await app.turns.finish(waiting.turn_id)
+        for again in (app.resume, lambda turn_id: app.retry_step(turn_id, 0)):
+            with pytest.raises(WrongState, match="turn"):
+                await again(turn.id)
+        with pytest.raises(WrongState, match="FAILED already"):
+            await app.turns.cancel(turn.id)
+        await app.delete(turn.id)
+
+
+async def test_bad_input_is_refused_and_leaves_nothing_behind(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        cases: list[tuple[type[Exception], dict[str, Any]]] = [
+            (UnknownFeature, {"service": "dalle"}),
+            (InvalidInput, {"user_id": ""}),
+            (InvalidInput, {"user_id": "-slots-"}),
+            (InvalidInput, {"user_id": "a\x00b"}),
+            (InvalidInput, {"priority": "urgent"}),
+            (InvalidInput, {"wait_timeout": 0}),
+            (InvalidInput, {"wait_timeout": "soon"}),
+            (InvalidInput, {"wait_timeout": float("nan")}),
+            (InvalidInput, {"cost": -1}),
+            (InvalidInput, {"metadata": [1]}),
+            (InvalidInput, {"deadline": -5}),
+        ]
+        for error, given in cases:
+            with pytest.raises(error):
+                async with app.turn(**{"service": "flux", "user_id": "ann", **given}):
+                    pass
+        assert (await app.list_jobs()).data == []
+
+
+async def test_a_result_that_cannot_be_kept_is_refused_where_it_is_given(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        with pytest.raises(InvalidInput, match="must be JSON"):
+            async with app.turn("flux", "ann") as turn:
+                turn.result = {"image": object()}
+        with pytest.raises(TooLarge):
+            async with app.turn("flux", "ann") as turn:
+                turn.result = "x" * 2_000_000
+        assert [turn.status for turn in await turns_of(app)] == ["FAILED", "FAILED"]
+
+
+async def test_a_service_for_turns_takes_no_jobs(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        with pytest.raises(UnknownFeature, match="nothing executes flux"):
+            await app.submit("flux", {})
+        with pytest.raises(InvalidInput):
+            await app.submit_batch([{"feature_name": "flux"}])
+        assert (await app.list_jobs()).data == []
+
+
+async def test_turns_need_the_line(embedded: dict[str, str]) -> None:
+    app = Fairlead(MODELS, **embedded)
+    with pytest.raises(Unavailable, match="not open"):
+        app.turn("flux")
+    async with app:
+        with pytest.raises(Unavailable, match="turns need the line"):
+            async with app.turn("flux"):
+                pass
+
+
+async def test_an_app_that_stops_leaves_no_turn_open(engines: dict[str, str]) -> None:
+    app = Fairlead(MODELS, **engines)
+    waiters = Waiters(app)
+    async with app.running():
+        await stands(app)
+        await waiters.join("a")
+        await waiters.join("b")
+        await waiters.has("a")
+    with pytest.raises(TurnLost):
+        await waiters.tasks["a"]
+    with pytest.raises((TurnEnded, Unavailable)):
+        await waiters.tasks["b"]
+    async with line_of(MODELS, engines) as again:
+        assert [turn.error["code"] for turn in await turns_of(again)] == ["HOLDER_DIED", "WAITER_GONE"]
+        async with again.turn("flux", "next"):
+            pass
+
+
+async def test_a_turn_that_nobody_waits_for_is_found_in_line(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app, app.turn("flux", "holder") as holder:
+        waiting = await app.turns.open("flux", "ann", metadata={"chat": 7}, input={"prompt": "cat"})
+        await position_is(app, waiting.turn_id, 1)
+        view = await app.turns.get(waiting.turn_id)
+        assert (view.position, view.metadata, view.input) == (1, {"chat": 7}, {"prompt": "cat"})
+        assert (await app.turns.wait(waiting.turn_id, timeout=0.05)).status is JobStatus.PENDING
+        why = await app.why(waiting.turn_id)
+        assert [reason.code for reason in why.reasons] == ["service_full", "in_line"]
+        assert app.turns.held_here(holder.id)
+        assert not app.turns.held_here(waiting.turn_id)

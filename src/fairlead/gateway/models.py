@@ -223,6 +223,7 @@ class Job(Shape):
         metadata=None,
         region=None,
         allowed_regions=None,
+        turn=False,
     )
 
     job_id: str
@@ -255,6 +256,7 @@ class Job(Shape):
     metadata: dict[str, Any] | None
     region: str | None
     allowed_regions: list[str] | None
+    turn: bool = Field(description="It is a turn: its caller does the work itself.")
 
 
 class Reason(Shape):

@@ -205,7 +205,10 @@ class Line:
             self._dispatchers[id(dispatcher)] = dispatcher
             dispatcher.on_wake(self._wake)
             await dispatcher.start()
-            await dispatcher.configure(self.rules)
+            try:
+                await dispatcher.configure(self.rules)
+            except Unavailable:
+                self.configured = -1  # it is told with the others, when they can be
         return dispatcher
 
     def _claimers(self) -> Iterator[Dispatcher]:

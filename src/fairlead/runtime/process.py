@@ -146,6 +146,7 @@ class Process:
         self._recorder.on_stopped = self._stopped
         for line in self.lines.values():
             line.on_ended(self.stop_job)
+            line.usher.on_adopted = self.adopted
             if line.leader is not None:
                 # The truth names another server now, and this process need not wait to hear of it.
                 line.leader.scopes.on_built = lambda: self._loops.wake("rules", 0.0)

@@ -41,7 +41,7 @@ class Standstill:
         service = rules.services.get(place.service)
         if service is None or service.paused:
             return True
-        if self._alive is None:
+        if self._alive is None or service.turns_only:
             return False
         any_band = service.order is Order.FIFO or place.band not in _BANDS
         serving = [each for each in self._alive if place.service in each.services]

@@ -25,7 +25,7 @@ class EstimatedWait:
 @dataclass(frozen=True, slots=True)
 class JobView:
     """Everything about one job. `history` are results that a later round has replaced; it, `context` and `attempts` are
-    None in lists, where they are not read."""
+    None in lists, where they are not read. `turn`: its caller does the work."""
 
     job_id: str
     feature_name: str
@@ -57,6 +57,7 @@ class JobView:
     metadata: dict[str, Any] | None = None
     region: str | None = None
     allowed_regions: tuple[str, ...] | None = None
+    turn: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As the gateway answers: times in ISO 8601."""
@@ -145,6 +146,7 @@ def _view(job: Job, place: Place | None, **beside: Any) -> JobView:
         progress=dict(job.progress) if job.progress else None,
         region=job.region,
         allowed_regions=job.allowed_regions,
+        turn=job.turn is not None,
         **beside,
     )
 

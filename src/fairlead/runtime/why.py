@@ -195,6 +195,8 @@ class Inquiry:
     async def _about_workers(
         self, job: Job, rules: ServiceRules, place: Place | None, *, slots_are_free: bool
     ) -> list[Reason]:
+        if rules.turns_only:
+            return []  # it needs none
         now = await self._store.now()
         alive = [each for each in await self._store.processes() if each.alive(now)]
         serving = [worker for each in alive for worker in each.workers if _serves(worker, job, rules)]

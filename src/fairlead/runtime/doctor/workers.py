@@ -58,6 +58,8 @@ def _takers(facts: Facts) -> Iterator[Finding]:
     for service in sorted(facts.rules.services):
         waiting = facts.waiting(service)
         total = sum(waiting.values())
+        if facts.rules.services[service].turns_only:
+            continue  # its slots are taken by whoever waits for them
         found = takers(facts, service)
         if not found:
             yield _none(facts, service, total)

@@ -68,6 +68,10 @@ class Tickets:
     def add(self, job: Job) -> Ticket:
         return self._open.setdefault(job.id, Ticket(job))
 
+    def keep(self, ticket: Ticket) -> None:
+        """It is the one of its turn, whatever was here or was forgotten before."""
+        self._open[ticket.id] = ticket
+
     def forget(self, ticket: Ticket) -> None:
         """Whoever still waits for it looks at the truth."""
         ticket.stop_timer()

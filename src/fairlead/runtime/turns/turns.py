@@ -127,7 +127,12 @@ class Turns:
             job = await self._turn(turn_id)
             if job.status.finished:
                 raise WrongState(f"the turn is {job.status} already", details={"status": job.status.value})
-            if self._tickets.get(turn_id) is not None and job.turn == process.name:
+            own = self._tickets.get(turn_id)
+            if (
+                own is not None
+                and job.turn == process.name
+                and (own.lease is None) == (job.status is JobStatus.PENDING)
+            ):
                 return self._view(job, None)
             if isinstance(await self._journal.write(Adopt(job.id, job.run, process.name)), Done):
                 ticket = self._tickets.add(replace(job, turn=process.name))
@@ -179,10 +184,10 @@ class Turns:
                     return self._view(job, None)
 
     async def _first_place(self, ticket: Ticket, teller: Teller) -> None:
-        """Without waiting for the next look at all positions."""
-        places = await (await self._running()).places_of_new([ticket.id])
-        if not ticket.held and ticket.id in places:
-            await teller.tell(places[ticket.id].position)
+        """Without waiting for the next look at all positions. Who is about to have a slot need not hear of it."""
+        place = (await (await self._running()).places_of_new([ticket.id])).get(ticket.id)
+        if place is not None and ticket.offered is None and not ticket.held and place.position > place.free:
+            await teller.tell(place.position)
 
     async def _until_news(
         self, ticket: Ticket, subscription: Subscription, until: float | None, teller: Teller
@@ -211,10 +216,10 @@ class Turns:
             usher = self._usher_of(ticket)
             self._spawn(usher.accept(ticket, ticket.offered))
 
-    async def _own(self, turn_id: str) -> Ticket | None:
-        """It, as this process's own; None if it has ended."""
+    async def _own(self, turn_id: str, *, holding: bool = False) -> Ticket | None:
+        """It, as this process's own; None if it has ended. `holding`: it should have its slot by now."""
         ticket = self._tickets.get(check_id(turn_id, "turn"))
-        if ticket is not None:
+        if ticket is not None and not (holding and ticket.lease is None):
             return ticket
         job = await self._turn(turn_id)
         if job.status.finished:
@@ -345,7 +350,7 @@ class Turns:
     async def _holding(self, turn_id: str) -> Ticket:
         """It, as one that has its slot in this process."""
         await self._running()
-        ticket = await self._own(turn_id)
+        ticket = await self._own(turn_id, holding=True)
         if ticket is not None and ticket.lost.is_set():
             raise TurnLost(ticket.why_lost, turn_id=turn_id)
         if ticket is None or ticket.lease is None:

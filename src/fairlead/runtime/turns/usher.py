@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
@@ -22,7 +22,7 @@ from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Rules
 from fairlead.domain.processes import worker_name
-from fairlead.domain.transitions import Start
+from fairlead.domain.transitions import Adopt, Start
 from fairlead.domain.turns import ACCEPT_WITHIN
 from fairlead.errors import Unavailable
 from fairlead.runtime import events
@@ -103,6 +103,8 @@ class Usher:
         self._outage = Outage(log, "claiming turns")
         self.on_lease: Callable[[], None] = lambda: None
         """Called before there is something to renew."""
+        self.on_adopted: Callable[[str, str], None] = lambda process, turn_id: None
+        """Called with a process that owned a turn, and the turn, when this one owns it."""
 
     # ------------------------------------------------------------ claiming
 
@@ -226,14 +228,25 @@ class Usher:
             if lease.name in self._offered:
                 self._give_back(lease, refund=True)
             return False
-        self.hold(ticket, lease, outcome.job)
-        self._recorder.observations.started(outcome.job)
-        self._announce(outcome.job)
+        job = outcome.job
+        if job.turn != self._process:
+            job = await self._take_back(job)
+        self.hold(ticket, lease, job)
+        self._recorder.observations.started(job)
+        self._announce(job)
         return True
+
+    async def _take_back(self, job: Job) -> Job:
+        """Another process has adopted it in this very moment. Who has the slot is its owner."""
+        await self._journal.write(Adopt(job.id, job.run, self._process))
+        if job.turn is not None:
+            self.on_adopted(job.turn, job.id)
+        return replace(job, turn=self._process)
 
     def hold(self, ticket: Ticket, lease: Lease, job: Job) -> None:
         self.on_lease()
         self._settled(lease)
+        self._tickets.keep(ticket)
         ticket.hold(lease, job)
         self._held[lease.name] = ticket
         self._tickets.changed(ticket)

@@ -9,16 +9,23 @@ from pathlib import Path
 import pytest
 
 from fairlead import Fairlead
-from fairlead.domain import retry
+from fairlead.domain import retry, turns
 from fairlead.executors.port import Call
 
 ROOT = Path(__file__).parents[2]
+TURN_CODES = [turns.NOT_TAKEN, turns.WAITER_GONE, turns.HOLDER_DIED]
 CODES = [value for name, value in vars(retry).items() if name.isupper() and isinstance(value, str)]
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_reason_for_a_failure_is_explained(code: str) -> None:
     assert code in (ROOT / "docs/services.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["docs/turns.md", "docs/services.md"])
+@pytest.mark.parametrize("code", TURN_CODES)
+def test_every_way_that_a_turn_comes_to_nothing_is_explained(code: str, page: str) -> None:
+    assert f"`{code}`" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_every_call_of_the_app_is_in_the_guide() -> None:

@@ -80,7 +80,7 @@ def test_config_check_names_every_mistake_at_once(tmp_path: Path) -> None:
     [
         ('[pipelines]\nart = ["paint"]\n', "pipelines.art"),
         ('[services.x]\nlimit = 1\nurl = "http://a/b"\npool = "p"\n', "services.x.pool"),
-        ("[services.x]\nlimit = 1\n", "services.x"),
+        ("[services.x]\nlimit = 1\n[pipelines]\nart = ['x']\n", "pipelines.art"),
     ],
 )
 def test_config_check_sees_what_contradicts_itself(text: str, key: str, tmp_path: Path) -> None:
@@ -88,6 +88,13 @@ def test_config_check_sees_what_contradicts_itself(text: str, key: str, tmp_path
     done = fairlead("config", "check", cwd=tmp_path)
     assert done.code == Exit.USAGE
     assert done.err.startswith(f"fairlead.toml: {key}: ")
+
+
+def test_config_check_says_which_services_are_for_turns_alone(tmp_path: Path) -> None:
+    (tmp_path / "fairlead.toml").write_text("[services.flux]\nlimit = 1\n")
+    done = fairlead("config", "check", cwd=tmp_path)
+    assert done.code == Exit.OK
+    assert "services.flux: nothing executes it, so it is for turns alone" in done.err
 
 
 def test_config_check_and_show_know_the_services_of_an_app(tmp_path: Path) -> None:

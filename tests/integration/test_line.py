@@ -868,7 +868,7 @@ def test_a_wrong_declaration_says_what_is_allowed(make_app: Callable[..., Fairle
 
 
 async def test_a_pipeline_of_unknown_services_refuses_to_start(make_app: Callable[..., Fairlead]) -> None:
-    app = make_app(pipelines={"p": ["nowhere"]}, services={"idle": {"limit": 1}})
+    app = make_app(pipelines={"p": ["nowhere"], "q": ["idle"]}, services={"idle": {"limit": 1}})
     with pytest.raises(ConfigError) as caught:
         await app.open()
     assert len(caught.value.problems) == 2

@@ -1,8 +1,9 @@
-"""Turns: callers that wait in line, and do the work themselves. Each in one process; several are test_turns_apart.py."""
+"""Turns: callers that wait in line, and do the work themselves. Of several processes is test_turns_apart.py."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ async def test_positions_are_told_at_most_once_a_second(embedded: dict[str, str]
         await task
         assert told[0] == 6
         assert told == sorted(set(told), reverse=True)
-        assert all(later - earlier >= 0.99 for earlier, later in zip(moments, moments[1:], strict=False))
+        assert all(later - earlier >= 0.99 for earlier, later in pairwise(moments))
 
 
 async def test_fair_lines_and_priorities_count_for_turns_as_for_jobs(engines: dict[str, str]) -> None:
@@ -242,12 +243,16 @@ async def test_the_wait_timeout_of_the_service_counts_too(engines: dict[str, str
                 pass
 
 
+async def half_done(app: Fairlead) -> None:
+    async with app.turn("flux", "ann") as turn:
+        turn.result = {"half": True}
+        _ = 1 / 0
+
+
 async def test_an_exception_is_recorded_and_goes_on(engines: dict[str, str]) -> None:
     async with line_of(MODELS, engines) as app:
         with pytest.raises(ZeroDivisionError):
-            async with app.turn("flux", "ann") as turn:
-                turn.result = {"half": True}
-                _ = 1 / 0
+            await half_done(app)
         (failed,) = await turns_of(app)
         assert (failed.status, failed.retryable, failed.result) == ("FAILED", False, None)
         assert failed.error == {"code": "EXCEPTION", "message": "ZeroDivisionError: division by zero"}
@@ -258,18 +263,21 @@ async def test_an_exception_is_recorded_and_goes_on(engines: dict[str, str]) -> 
 
 async def test_a_holder_whose_turn_is_cancelled_is_stopped_and_told(engines: dict[str, str]) -> None:
     async with line_of(MODELS, engines) as app:
-        lost = False
-        with pytest.raises(TurnLost) as told:
+        lost: list[bool] = []
+
+        async def is_cancelled() -> None:
             async with app.turn("flux", "ann") as turn:
                 try:
                     await app.cancel(turn.id)
                     await asyncio.sleep(20)
                 finally:
-                    lost = turn.lost.is_set()
-        assert lost
-        assert told.value.turn_id == turn.id
+                    lost.append(turn.lost.is_set())
+
+        with pytest.raises(TurnLost) as told:
+            await is_cancelled()
+        assert lost == [True]
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-        assert (await app.get(turn.id)).status is JobStatus.CANCELLED
+        assert (await app.get(told.value.turn_id)).status is JobStatus.CANCELLED
         async with app.turn("flux", "next"):
             pass
 
@@ -351,14 +359,14 @@ async def test_a_turn_in_a_pool_takes_a_slot_of_the_pool(engines: dict[str, str]
 
 async def test_what_a_turn_cannot_do_is_refused(embedded: dict[str, str]) -> None:
     async with line_of(MODELS, embedded) as app:
-        with pytest.raises(WrongState, match="no slot yet"):
-            async with app.turn("flux", "a") as turn:
-                waiting = await app.turns.open("flux", "b")
+        async with app.turn("flux", "a") as turn:
+            waiting = await app.turns.open("flux", "b")
+            with pytest.raises(WrongState, match="no slot yet"):
                 await app.turns.finish(waiting.turn_id)
         for again in (app.resume, lambda turn_id: app.retry_step(turn_id, 0)):
             with pytest.raises(WrongState, match="turn"):
                 await again(turn.id)
-        with pytest.raises(WrongState, match="FAILED already"):
+        with pytest.raises(WrongState, match="COMPLETED already"):
             await app.turns.cancel(turn.id)
         await app.delete(turn.id)
 

@@ -47,7 +47,7 @@ class Desk:
     """Short words for what is asked of `Priorities`."""
 
     def __init__(self, hook: PriorityHook | None, said: dict[str, Any]) -> None:
-        self.config = Config.model_validate({"services": {"echo": {"limit": 1}}, **said})
+        self.config = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}, **said})
         self.clock = FakeClock()
         self.priorities = Priorities(self.config, hook, self.clock)
 

@@ -8,7 +8,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import InvalidInput
 from fairlead.runtime.submission import Submission, check
 
-CONFIG = Config.model_validate({"services": {"echo": {"limit": 1}}})
+CONFIG = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}})
 
 
 @pytest.mark.parametrize("field", ["delay", "cost", "deadline"])

@@ -27,7 +27,7 @@ config = typer.Typer(no_args_is_help=True, help="Check or show the configuration
 def check(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
     """Read the configuration and name everything that is wrong with it. Exits with 2 if anything is."""
     settings, problems = _read(app_path, file)
-    warnings = _of_the_key(settings, problems) if settings is not None else []
+    warnings = [] if settings is None else [*_of_the_key(settings, problems), *_for_turns(settings)]
     if json:
         said = {"source": settings and settings.source, "ok": not problems, "problems": problems}
         print_json({**said, "warnings": warnings})
@@ -79,6 +79,15 @@ def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
         return [problem]
     problems.append(problem)
     return []
+
+
+def _for_turns(settings: Settings) -> list[str]:
+    """A url that was forgotten looks the same."""
+    source = settings.source or "the configuration"
+    return [
+        f"{source}: services.{name}: nothing executes it, so it is for turns alone, and jobs for it are refused"
+        for name in sorted(settings.config.turns_only)
+    ]
 
 
 def _counts(settings: Settings) -> str:

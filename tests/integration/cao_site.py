@@ -30,10 +30,11 @@ from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
 from fairlead.runtime import line, lookout
 from fairlead.runtime.line import Line
-from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers
+from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers, turns
 from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.roles import Roles
 from fairlead.runtime.room import Room
+from fairlead.runtime.turns.tickets import Tickets
 from tests.integration.gateway_site import client_of
 from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat
 
@@ -188,6 +189,8 @@ class Cao:
             hub=self.app.hub,
             clock=self.app._clock,
             rooms={WorkerPool("", 10): Room(10)},
+            tickets=Tickets(),
+            send=None,
         )
         await worker.apply(self.app._process.rules)
         await worker.start()
@@ -216,7 +219,7 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     # These look again and again for what other processes did, of which there are none: an hour of it takes its time.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
     patch.setattr(lookout, "EVERY", NEVER)
-    for loop in (kin, outbox, rules, scopes, scores):
+    for loop in (kin, outbox, rules, scopes, scores, turns):
         patch.setattr(loop, "EVERY", SELDOM)
     services = {
         name: {

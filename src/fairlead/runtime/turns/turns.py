@@ -162,26 +162,32 @@ class Turns:
         teller = Teller(on_position)
         with self._tickets.asking(ticket):
             self._ask(ticket)
-            loop = asyncio.get_running_loop()
-            until = None if timeout is None else loop.time() + timeout
+            until = None if timeout is None else asyncio.get_running_loop().time() + timeout
             while True:
                 with self._hub.subscribe(turn_id) as subscription:
                     if on_position is not None:
                         await self._first_place(ticket, teller)
-                    try:
-                        await self._until_news(ticket, subscription, until, teller)
-                    except TooSlow:
-                        continue
-                    except Dismissed:
-                        raise Unavailable("this process is stopping") from None
-                if ticket.held:
-                    return self._view(ticket.job, None)
-                job = await self._turn(turn_id)
-                if job.status.finished:
-                    self._tickets.forget(ticket)
-                    return self._view(job, None)
-                if job.status is JobStatus.RUNNING or (until is not None and loop.time() >= until):
-                    return self._view(job, None)
+                    with contextlib.suppress(TooSlow):  # then once more, from the beginning
+                        return await self._waited(ticket, subscription, until, teller)
+
+    async def _waited(
+        self, ticket: Ticket, subscription: Subscription, until: float | None, teller: Teller
+    ) -> TurnView:
+        """One subscription for the whole wait: what is told to one that was left is not told again to the next."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._until_news(ticket, subscription, until, teller)
+            except Dismissed:
+                raise Unavailable("this process is stopping") from None
+            if ticket.held:
+                return self._view(ticket.job, None)
+            job = await self._turn(ticket.id)
+            if job.status.finished:
+                self._tickets.forget(ticket)
+                return self._view(job, None)
+            if job.status is JobStatus.RUNNING or (until is not None and loop.time() >= until):
+                return self._view(job, None)
 
     async def _first_place(self, ticket: Ticket, teller: Teller) -> None:
         """Without waiting for the next look at all positions. Who is about to have a slot need not hear of it."""

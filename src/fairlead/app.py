@@ -509,7 +509,7 @@ class Fairlead(Operators, Batching, Turning):
         until = None if timeout is None else loop.time() + timeout
         check_id(job_id)
         while True:
-            with self.hub.subscribe(job_id) as subscription:
+            with self.hub.subscribe(job_id, places=False) as subscription:
                 job = await self.get(job_id)
                 rest = None if until is None else until - loop.time()
                 if job.status.finished or (rest is not None and rest <= 0):

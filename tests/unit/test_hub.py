@@ -165,6 +165,19 @@ async def test_places_are_told_to_those_who_watch_and_only_when_they_change() ->
         assert told.details == {"position": 3, "estimated_wait": {"low": 30.0, "high": 40.0}}
 
 
+def test_places_are_looked_for_only_where_somebody_wants_to_hear_them() -> None:
+    hub = Hub()
+    with hub.subscribe("quiet", places=False), hub.subscribe("both", places=False):
+        with hub.subscribe("both"), hub.subscribe("both"), hub.subscribe("heard"):
+            assert sorted(hub.placed_here()) == ["both", "heard"]
+        assert hub.placed_here() == []
+        assert sorted(hub.jobs_here()) == ["both", "quiet"]
+    following(hub)
+    hub.opened("ada", ["ada's"])
+    with hub.subscribe("ada's"):
+        assert hub.placed_here() == ["ada's"]
+
+
 async def test_a_notably_different_wait_is_told_though_the_position_is_the_same() -> None:
     hub, line = Hub(), Line()
     loop = PositionsLoop(line, hub)

@@ -4,7 +4,7 @@ bound."""
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,11 +69,12 @@ class Dismissed(Exception):
 
 
 class Subscription:
-    """One reader: of a job, of several, or of all that a user has."""
+    """One reader: of a job, of several, or of all that a user has. `places`: it wants to hear where they stand."""
 
-    __slots__ = ("_events", "_over", "_waiter")
+    __slots__ = ("_events", "_over", "_waiter", "places")
 
-    def __init__(self) -> None:
+    def __init__(self, *, places: bool = True) -> None:
+        self.places = places
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._over: Exception | None = None
@@ -137,6 +138,8 @@ class Hub:
     def __init__(self) -> None:
         self._readers: dict[str, set[Subscription]] = {}
         self._followed: dict[str, _Followed] = {}
+        self._placed: Counter[str] = Counter()
+        """Jobs with readers that want to hear where they stand, and how many."""
         self._user_of: dict[str, str] = {}
         """The users' jobs that are known to be open."""
         self._present: set[Subscription] = set()
@@ -174,6 +177,10 @@ class Hub:
         """Jobs that are watched in this process, by themselves or with their user."""
         return [*self._user_of, *(topic for topic in self._readers if _is_job(topic) and topic not in self._user_of)]
 
+    def placed_here(self) -> list[str]:
+        """Those of them whose readers want to hear where they stand: to find out is dear when many wait."""
+        return [*self._user_of, *(job_id for job_id in self._placed if job_id not in self._user_of)]
+
     def is_watched_here(self, job_id: str) -> bool:
         return job_id in self._readers or job_id in self._user_of
 
@@ -183,10 +190,16 @@ class Hub:
             if not _is_job(topic):
                 self._followed[topic.removeprefix(USER)] = _Followed()
             self.on_watch(topic)
+        if reader.places and _is_job(topic) and reader not in self._readers[topic]:
+            self._placed[topic] += 1
         self._readers[topic].add(reader)
 
     def unfollow(self, topic: str, reader: Subscription) -> None:
         readers = self._readers.get(topic, set())
+        if reader.places and reader in readers and topic in self._placed:
+            self._placed[topic] -= 1
+            if not self._placed[topic]:
+                del self._placed[topic]
         readers.discard(reader)
         if topic in self._readers and not readers:
             del self._readers[topic]
@@ -196,8 +209,8 @@ class Hub:
             self.on_unwatch(topic)
 
     @contextmanager
-    def subscribe(self, job_id: str) -> Iterator[Subscription]:
-        reader = Subscription()
+    def subscribe(self, job_id: str, *, places: bool = True) -> Iterator[Subscription]:
+        reader = Subscription(places=places)
         self.follow(job_id, reader)
         try:
             yield reader

@@ -31,7 +31,7 @@ class PositionsLoop:
     async def tick(self, now: float) -> float:
         timer = asyncio.get_running_loop().time
         begun = timer()
-        watched = self._hub.jobs_here()
+        watched = self._hub.placed_here()
         places = await self._places(watched) if watched else {}
         took = timer() - begun
         self._told = {job_id: told for job_id, told in self._told.items() if job_id in places}

@@ -164,7 +164,7 @@ class Turns:
             self._ask(ticket)
             until = None if timeout is None else asyncio.get_running_loop().time() + timeout
             while True:
-                with self._hub.subscribe(turn_id) as subscription:
+                with self._hub.subscribe(turn_id, places=on_position is not None) as subscription:
                     if on_position is not None:
                         await self._first_place(ticket, teller)
                     with contextlib.suppress(TooSlow):  # then once more, from the beginning

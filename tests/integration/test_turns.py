@@ -284,7 +284,7 @@ async def test_a_holder_whose_turn_is_cancelled_is_stopped_and_told(engines: dic
 
 async def test_a_holder_is_stopped_at_the_timeout_of_its_service(engines: dict[str, str]) -> None:
     async with line_of(config_of(flux={"timeout": 0.3}), engines) as app:
-        with pytest.raises(TurnLost):
+        with pytest.raises(TurnLost, match=r"longer than its 0\.3 s"):
             async with app.turn("flux", "slow"):
                 await asyncio.sleep(20)
         async with app.turn("flux", "next"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -76,6 +76,7 @@ class TurnBlock:
         self._cancelled = False
         self._task: asyncio.Task[Any] | None = None
         self._turn: Turn | None = None
+        self._why: Callable[[], str] = str
 
     async def __aenter__(self) -> Turn:
         wanted = self._wanted
@@ -99,6 +100,7 @@ class TurnBlock:
         if self._cancels:
             self._task = asyncio.current_task()
             ticket.on_lost = self._lost
+        self._why = lambda: ticket.why_lost
         self._turn = Turn(view.turn_id, view.service, view.user_id, ticket.lost, self._max_result)
         return self._turn
 
@@ -116,7 +118,7 @@ class TurnBlock:
                 task.uncancel()
             await _to_its_end(self._turns.left(turn.id))
             if kind is None or kind is asyncio.CancelledError:
-                raise TurnLost(f"the slot of {turn.service} was lost before the block ended", turn_id=turn.id) from None
+                raise TurnLost(f"the slot of {turn.service} was lost: {self._why()}", turn_id=turn.id) from None
             return
         if error is None:
             await _to_its_end(self._turns.finish(turn.id, turn.result))

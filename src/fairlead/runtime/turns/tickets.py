@@ -42,7 +42,7 @@ class Ticket:
 
     def lose(self, why: str) -> None:
         if not (self.lost.is_set() or self.leaving):
-            self.why_lost = why
+            self.why_lost = self.why_lost or why
             self.lost.set()
             self.on_lost()
 

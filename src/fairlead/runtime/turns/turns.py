@@ -145,7 +145,9 @@ class Turns:
 
     def _hold(self, ticket: Ticket, job: Job, process: Process) -> None:
         usher = self._usher(job, process)
-        usher.hold(ticket, replace(lease_of(job), scope=usher.scope_of(job.service)), job)
+        lease = replace(lease_of(job), scope=usher.scope_of(job.service))
+        rest = max(0.0, (job.call_deadline or 0.0) - self._clock.now())
+        usher.hold(ticket, lease, job, within=min(rest, usher.timeout_of(job.service)))
 
     # ------------------------------------------------------------ waiting
 

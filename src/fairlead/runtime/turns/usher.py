@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
@@ -30,6 +30,7 @@ from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
 from fairlead.runtime.outage import Outage
 from fairlead.runtime.record import Recorder
+from fairlead.runtime.turns.holding import Holder, Holding
 from fairlead.runtime.turns.tickets import Ticket, Tickets
 from fairlead.store.journal import Journal
 from fairlead.store.port import Started, Store
@@ -42,23 +43,9 @@ WAVE = 250
 SWEEP_EVERY = 1.0
 RETRY_EVERY = 0.5
 SAY_AGAIN_AFTER = 1.0
-LEAVE_WITHIN = 3.0
-"""Who was told that its slot is lost has so many seconds to leave before the slot is given to another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Leases that this process keeps alive, by the name that they were claimed under."""
-
-    name: str
-    names: Sequence[str]
-    lost: Callable[[frozenset[str]], None]
-
-    def leases(self) -> Sequence[str]:
-        return self.names
-
-
-class Usher:
+class Usher(Holding):
     """Of one line. `connect` gives a dispatcher of its own to claim from; `send` brings a lease to another process, and
     is None where there is no other."""
 
@@ -78,31 +65,19 @@ class Usher:
         connect: Callable[[], Awaitable[Dispatcher]],
         send: Callable[[str, Lease], None] | None,
     ) -> None:
-        self._process = process
+        super().__init__(process, config, tickets=tickets, store=store, recorder=recorder, clock=clock, rules=rules)
         self._name = worker_name(process, POOL)
-        self._config = config
-        self._tickets = tickets
-        self._store = store
         self._journal = journal
-        self._recorder = recorder
         self._hub = hub
-        self._clock = clock
-        self._rules = rules
         self._executed = executed
         self._connect = connect
         self._send = send
         self._dispatcher: Dispatcher | None = None
         self._offered: dict[str, Lease] = {}
         """Slots that were claimed here and are not accepted yet."""
-        self._held: dict[str, Ticket] = {}
-        self._released: list[Release] = []
         self._waits_for: frozenset[str] = frozenset()
-        self._bell = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._outage = Outage(log, "claiming turns")
-        self.on_lease: Callable[[], None] = lambda: None
-        """Called before there is something to renew."""
         self.on_adopted: Callable[[str, str], None] = lambda process, turn_id: None
         """Called with a process that owned a turn, and the turn, when this one owns it."""
 
@@ -150,9 +125,14 @@ class Usher:
             self._dispatcher = await self._connect()
         leases: list[Lease] = []
         try:
-            if own or self._waits_for:
-                leases += await self._dispatcher.exchange(self._claim(own or self._waits_for, wanted), releases)
-                releases, self._waits_for = [], own
+            if left := self._waits_for - own:
+                # Nobody is to count on this process there, or a wake would be in vain.
+                await self._dispatcher.exchange(self._claim(left, {}), releases)
+                releases = []
+            self._waits_for = own
+            if own:
+                leases += await self._dispatcher.exchange(self._claim(own, wanted), releases)
+                releases = []
             if shared:
                 leases += await self._dispatcher.exchange(self._claim(shared, wanted, waits=False), releases)
                 releases = []
@@ -214,7 +194,7 @@ class Usher:
         if ticket.offered is not lease:
             ticket.offered = lease
             self._tickets.changed(ticket)
-        timeout = self._config.services[ticket.service].timeout
+        timeout = self.timeout_of(ticket.service)
         start = Start(lease.job_id, lease.step, lease.run, lease.name, lease.scope, lease.worker, timeout, lease.region)
         try:
             outcome = await self._journal.write(start)
@@ -231,7 +211,8 @@ class Usher:
         job = outcome.job
         if job.turn != self._process:
             job = await self._take_back(job)
-        self.hold(ticket, lease, job)
+        self._settled(lease)
+        self.hold(ticket, lease, job, within=timeout)
         self._recorder.observations.started(job)
         self._announce(job)
         return True
@@ -242,16 +223,6 @@ class Usher:
         if job.turn is not None:
             self.on_adopted(job.turn, job.id)
         return replace(job, turn=self._process)
-
-    def hold(self, ticket: Ticket, lease: Lease, job: Job) -> None:
-        self.on_lease()
-        self._settled(lease)
-        self._tickets.keep(ticket)
-        ticket.hold(lease, job)
-        self._held[lease.name] = ticket
-        self._tickets.changed(ticket)
-        rest = max(0.0, (job.call_deadline or 0.0) - self._clock.now())
-        ticket.timer = asyncio.get_running_loop().call_later(rest, self._overran, ticket, job)
 
     def _forget_offer(self, ticket: Ticket, lease: Lease) -> None:
         if ticket.offered is lease:
@@ -316,9 +287,6 @@ class Usher:
         text = f"the slot of {job.service} is taken"
         self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
 
-    def scope_of(self, service: str) -> str:
-        return self._rules().services[service].scope
-
     # ------------------------------------------------------------ leases
 
     def __iter__(self) -> Iterator[Holder]:
@@ -335,62 +303,7 @@ class Usher:
         for name in names:
             if (lease := self._offered.get(name)) is not None:
                 self._settled(lease)
-            if (ticket := self._held.pop(name, None)) is not None:
-                log.warning("turn %s: the lease %s is lost", ticket.id, name)
-                ticket.lose("the lease expired, or was taken back")
-
-    def stop(self, turn_id: str, run: int | None = None) -> None:
-        """The turn was cancelled, has expired or was taken back: its caller is to leave. Who waits looks itself."""
-        ticket = self._tickets.get(turn_id)
-        if ticket is None:
-            return
-        if ticket.lease is None:
-            if run is None:
-                self._tickets.forget(ticket)
-        elif ticket.lease.name in self._held and run in (None, ticket.job.run):
-            self._stop(ticket, "the turn was ended by somebody else")
-
-    def _stop(self, ticket: Ticket, why: str) -> None:
-        """Its slot stays taken until it has left, or should have."""
-        if ticket.held and not ticket.leaving:
-            ticket.lose(why)
-            asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.leave, ticket)
-
-    def _overran(self, ticket: Ticket, job: Job) -> None:
-        if ticket.held and ticket.job is job:
-            self._spawn(self._end_overrun(ticket, job))
-
-    async def _end_overrun(self, ticket: Ticket, job: Job) -> None:
-        now, timeout = self._clock.now(), self._config.services[ticket.service].timeout
-        error = turns.overran(job, timeout)
-        self._stop(ticket, error["message"])
-        await self._recorder.record(job, transitions.end_turn(job, "time_out", error, now=now), now)
-
-    async def stop_strays(self) -> None:
-        """Those that somebody else has ended or adopted: the message that said so may have been lost."""
-        mine = {ticket.id: ticket for ticket in self._held.values() if ticket.held}
-        jobs = await self._store.get_jobs(list(mine)) if mine else {}
-        for turn_id, ticket in mine.items():
-            job = jobs.get(turn_id)
-            if job is not None and job.run == ticket.job.run and job.turn != self._process:
-                self.drop(ticket)
-            elif job is None or job.run != ticket.job.run:
-                self.stop(turn_id, ticket.job.run)
-
-    def drop(self, ticket: Ticket) -> None:
-        """Another process has it from now on, and renews its lease."""
-        if ticket.lease is not None:
-            self._held.pop(ticket.lease.name, None)
-        self._tickets.forget(ticket)
-
-    def leave(self, ticket: Ticket, *, failed: bool | None = None) -> None:
-        """The caller is done: the slot goes to the next."""
-        self._tickets.forget(ticket)
-        lease = ticket.lease
-        if lease is not None and self._held.pop(lease.name, None) is not None:
-            verdict = failed if lease.region is not None else None
-            self._released.append(Release(lease.name, lease.service, scope=lease.scope, failed=verdict))
-            self._bell.set()
+            self._lose(name)
 
     def _give_back(self, lease: Lease, *, refund: bool) -> None:
         if lease.name in self._offered:
@@ -420,16 +333,6 @@ class Usher:
                     await self._dispatcher.release(self._released)
             except (Unavailable, TimeoutError) as error:
                 log.info("slots could not be given back (%s); they are when their leases expire", error)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("handing over a turn failed; its lease is left to expire", exc_info=error)
 
 
 def _is_offered(lease: Lease, job: Job) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.limits import BANDS, Lanes
 from fairlead.errors import InvalidInput, NotFound, UnknownFeature
 from fairlead.runtime.operations import Operations, check_id
 from fairlead.runtime.turns.block import TurnBlock, Wanted, ended
@@ -24,8 +23,6 @@ from fairlead.store.port import Store
 if TYPE_CHECKING:
     from fairlead.sync import SyncFairlead
     from fairlead.sync_turns import SyncTurnBlock
-
-LOOK_AT = 1000
 
 
 class Turning(ABC):
@@ -114,13 +111,9 @@ class Turning(ABC):
 
     async def get_next_pending(self, model: str) -> TurnView | None:
         """The first request in line. To look at: between this and a start, another may be first."""
-        store, _ = self._opened()
         self._known(model)
-        async for jobs in store.waiting(LOOK_AT, Lanes(frozenset((model, band) for band in BANDS), others=False)):
-            for job in jobs:
-                if job.turn is not None and await self._turns.position(job.id) == 1:
-                    return await self._turns.get(job.id)
-        return None
+        first = await self.turns.first(model)
+        return None if first is None else await self._turns.get(first)
 
     async def try_start_processing(self, request_id: str, model: str) -> bool:
         """Start it, if it is the first in line and a slot is free: one atomic step. False: it must wait, is started

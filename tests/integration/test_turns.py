@@ -10,6 +10,7 @@ import pytest
 
 from fairlead import Call, Fairlead, JobStatus, TurnEnded, TurnLost, TurnTimeout, Unavailable, WrongState
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
+from fairlead.runtime.turns.turns import Turns
 from tests.integration.turning import MODELS, config_of, line_of, position_is, stands, until
 
 
@@ -452,3 +453,44 @@ async def test_a_turn_that_nobody_waits_for_is_found_in_line(embedded: dict[str,
         assert [reason.code for reason in why.reasons] == ["service_full", "in_line"]
         assert app.turns.held_here(holder.id)
         assert not app.turns.held_here(waiting.turn_id)
+
+
+async def test_why_says_that_a_turn_waits_for_its_caller(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        waiting = await app.turns.open("flux", "ann")
+        await position_is(app, waiting.turn_id, 1)
+        why = await app.why(waiting.turn_id)
+        assert [reason.code for reason in why.reasons] == ["caller_absent", "in_line"]
+
+
+async def test_a_restart_after_a_crash_ends_the_turns_of_before(
+    embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leaves_all_as_it_is(turns: Turns) -> None:
+        for ticket in turns._tickets.all():
+            turns._tickets.forget(ticket)
+
+    app = Fairlead(MODELS, **embedded)
+    monkeypatch.setattr(Turns, "close", leaves_all_as_it_is)
+    async with app.running():
+        held = await app.turns.open("flux", "holder")
+        assert await app.turns.start_if_first(held.turn_id)
+        waiting = await app.turns.open("flux", "waiter")
+    monkeypatch.undo()
+    async with line_of(MODELS, embedded) as again:
+        async with again.turn("flux", "next"):
+            pass
+        codes = [(await again.turns.get(each.turn_id)).error or {} for each in (held, waiting)]
+        assert [code["code"] for code in codes] == ["HOLDER_DIED", "WAITER_GONE"]
+
+
+async def test_the_line_is_built_anew_around_waiting_and_held_turns(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        waiters = Waiters(app)
+        for name in "abc":
+            await waiters.join(name)
+        await waiters.has("a")
+        await app.rebuild("flux")
+        await stands(app)
+        await waiters.go("a", "b", "c")
+        assert waiters.order == [*"abc"]

@@ -72,6 +72,40 @@ async def test_the_leases_of_every_worker_of_a_process_that_was_killed_are_taken
     assert taken == ["j0", "j1", "j2"]
 
 
+async def test_a_turn_that_a_killed_process_handed_over_stays_its_holders() -> None:
+    turn = Job("01890000-0000-8000-8000-000000000001", "gpu", "ada", ("gpu",), run=1, turn="host:2:cd")
+    held = replace(turn, status=JobStatus.RUNNING, run=2, lease="1:1", worker="host:1:ab/-turns")
+    released: list[str] = []
+
+    class Line(Asked):
+        job = held
+
+        async def processes(self) -> list[ProcessRecord]:
+            return [ProcessRecord("host:1:ab", (), (), (), 1, "host", 1, "1", 0.0, details={GONE: True})]
+
+        async def snapshot(self) -> list[Any]:
+            lease = Lease("1:1", turn.id, 0, 1, "gpu", "ada", "host:1:ab/-turns", 0.0, 9.0)
+            return [SimpleNamespace(leases=[lease])]
+
+        async def get_jobs(self, job_ids: list[str]) -> dict[str, Job]:
+            return {self.job.id: self.job}
+
+        async def record_each(self, moves: list[Any], now: float) -> list[Any]:
+            return []
+
+        async def hold(self, holds: list[Any]) -> None: ...
+
+        async def release(self, releases: list[Any]) -> None:
+            released.extend(release.lease for release in releases)
+
+    line: Any = Line()
+    await RecoverLoop(line, line, line, lambda: Rules({}), lambda: EVERYTHING, alone=False).tick(1000.0)
+    assert released == [], "its holder renews it"
+    line.job = turn
+    await RecoverLoop(line, line, line, lambda: Rules({}), lambda: EVERYTHING, alone=False).tick(1000.0)
+    assert released == ["1:1"], "it was not handed over yet"
+
+
 async def test_a_job_that_finished_meanwhile_leaves_no_hold_behind() -> None:
     held: list[Any] = []
 

@@ -220,7 +220,7 @@ class Line:
         """Whichever of them can take what has turned runnable: none is told of bands or regions."""
         for worker in self.workers:
             worker.wake(services)
-        self.usher.ring()
+        self.usher.wake()
 
     def _ring_partial(self) -> None:
         """Something was put into line. A lane that is runnable already wakes nobody, and a worker bound to bands or

@@ -305,4 +305,9 @@ def in_line(place: Place, order: Order) -> Reason:
     return Reason("in_line", f"the job is in line behind {ahead} {'job' if ahead == 1 else 'jobs'}: {said}", details)
 
 
+def waits_for_caller(job: Job, *, private: bool) -> Reason:
+    text = f"a slot of {job.service} is free, and the turn's caller has not taken it yet"
+    return Reason("caller_absent", text, {"service": job.service} if private else {"process": job.turn})
+
+
 _FAIRER = "of other users whose turn is earlier"

@@ -189,6 +189,8 @@ class Inquiry:
         holding = [await self._with_holders(job, reason, slots) for reason, slots in full]
         learned = self._process.scores.learned({job.id: place})[job.id]
         wait = None if found or workers else _wait(learned, [slots for _, slots in full], self._clock.now())
+        if job.turn is not None and rules.turns_only and not (found or full) and place.position <= place.free:
+            holding.append(reasons.waits_for_caller(job, private=self._private))
         told = _why(job, [*found, *workers, *holding, reasons.in_line(place, rules.order)], place)
         return replace(told, estimated_wait=wait)
 

@@ -73,7 +73,7 @@ class TurnsLoop:
         lanes = self._lanes()
         jobs = [job for job in found if lanes.has(job.service, job.priority.band)]
         moves = [(job, move) for job in jobs if (move := self._ending(job, now, certain=certain)) is not None]
-        applied = {move.job_id for move in await self._recorder.record_each(moves, now)} if moves else set()
+        applied = {move.job_id for move in await self._recorder.apply_each(moves, now)} if moves else set()
         if applied:
             log.warning("ended %d turns of %s, which is gone", len(applied), owner)
         self.queued += len(applied)

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.retry import RESOURCE_EXHAUSTED
 from fairlead.errors import TurnEnded, TurnError, TurnLost, TurnTimeout
 from fairlead.runtime.turns.checks import result_json
@@ -33,12 +33,14 @@ class Wanted:
 
 class Turn:
     """A slot that is this caller's until it leaves the block. What is assigned to `result` is kept, like a step's.
-    `lost` is set when the slot is not this caller's any more: whoever still computes then should stop."""
+    `region` is where the slot is, of a service with regions. `lost` is set when the slot is not this caller's any more:
+    whoever still computes then should stop."""
 
-    def __init__(self, turn_id: str, service: str, user_id: str, lost: asyncio.Event, most: int) -> None:
-        self.id = turn_id
-        self.service = service
-        self.user_id = user_id
+    def __init__(self, job: Job, lost: asyncio.Event, most: int) -> None:
+        self.id = job.id
+        self.service = job.service
+        self.user_id = job.user_id
+        self.region = job.call_region
         self.lost = lost
         self._most = most
         self._result: Any = None
@@ -101,7 +103,7 @@ class TurnBlock:
             self._task = asyncio.current_task()
             ticket.on_lost = self._lost
         self._why = lambda: ticket.why_lost
-        self._turn = Turn(view.turn_id, view.service, view.user_id, ticket.lost, self._max_result)
+        self._turn = Turn(ticket.job, ticket.lost, self._max_result)
         return self._turn
 
     def _lost(self) -> None:

@@ -15,6 +15,7 @@ from uuid_utils import uuid7
 from fairlead.domain import transitions, turns
 from fairlead.domain.config import Config, known
 from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.limits import BANDS, Lanes
 from fairlead.domain.order import Place
 from fairlead.domain.transitions import Adopt, Move, Submit
 from fairlead.domain.wire import to_json
@@ -38,6 +39,7 @@ from fairlead.store.port import Accepted, Done, Store
 log = logging.getLogger(__name__)
 
 TRIES = 20
+LOOK_AT = 1000
 
 
 class Settle(Protocol):
@@ -266,6 +268,17 @@ class Turns:
         job = (await self._store.get_jobs([check_id(turn_id, "turn")])).get(turn_id)
         place = None if job is None else await self._place(job)
         return None if place is None else place.position
+
+    async def first(self, service: str) -> str | None:
+        """Of the turns in this service's line the one that is next. Looks at all of the line."""
+        process = await self._running()
+        await process.told(service)
+        lanes = Lanes(frozenset((service, band) for band in BANDS), others=False)
+        found: dict[str, int] = {}
+        async for jobs in self._store.waiting(LOOK_AT, lanes):
+            places = await process.places([job.id for job in jobs if job.turn is not None])
+            found |= {turn_id: place.position for turn_id, place in places.items()}
+        return min(found, key=lambda turn_id: found[turn_id], default=None)
 
     async def owner_of(self, turn_id: str) -> str | None:
         """Whose turn it is. None: there is no such turn."""

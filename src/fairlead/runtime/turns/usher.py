@@ -87,6 +87,11 @@ class Usher(Holding):
         """There may be a slot to claim, or one to give back."""
         self._bell.set()
 
+    def wake(self) -> None:
+        """A lane has turned runnable. Mostly nobody waits here, and workers are woken all the time."""
+        if self._tickets.wanted:
+            self._bell.set()
+
     async def run(self) -> None:
         while True:
             await self._bell.wait()

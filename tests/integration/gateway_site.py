@@ -22,6 +22,12 @@ from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.transport import websocket_options
 
+TURNS = {
+    "slot": {"limit": 1, "order": "fifo"},
+    "short": {"limit": 1, "order": "fifo", "lease_ttl": 1},
+}
+"""Services whose slots their callers use themselves."""
+
 
 @dataclass
 class Gate:
@@ -93,7 +99,8 @@ def declare_services(app: Fairlead, gate: Gate) -> None:
 async def open_site(
     database: Path, *, admin_key: str | None = None, running: bool = True, **server: Any
 ) -> AsyncIterator[Site]:
-    app = Fairlead(Settings(Config.model_validate({"server": server}), f"sqlite:///{database}", admin_key))
+    config = Config.model_validate({"server": server, "services": TURNS})
+    app = Fairlead(Settings(config, f"sqlite:///{database}", admin_key))
     gate = Gate()
     declare_services(app, gate)
     async with app.running() if running else app:

@@ -43,7 +43,7 @@ def each(routes: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
 
 @dataclass
 class Door:
-    """A gateway with a key for each kind of caller. Jobs are ada's."""
+    """A gateway with a key for each kind of caller. Jobs and turns are ada's."""
 
     site: Site
     keys: dict[str, str]
@@ -58,21 +58,25 @@ class Door:
         if "{job_id}" in path:
             job = await self.site.app.submit("echo", user_id="ada")
             path = path.replace("{job_id}", job.id)
+        if "{turn_id}" in path:
+            turn = await self.site.app.turns.open("slot", "ada")
+            path = path.replace("{turn_id}", turn.turn_id)
         if "{key_id}" in path:
             path = path.replace("{key_id}", (await self.site.app.create_key("service")).key.id)
         return re.sub(r"\{\w+\}", "echo", path)
 
 
 @pytest.fixture
-async def door(still_site: Site) -> Door:
-    app = still_site.app
+async def door(site: Site) -> Door:
+    app = site.app
+    await app.pause("echo")  # jobs stay where they are
     keys = {
         "admin": (await app.create_key("admin")).text,
         "service": (await app.create_key("service")).text,
         "ada": (await app.create_key("user", user_id="ada")).text,
         "bob": (await app.create_key("user", user_id="bob")).text,
     }
-    return Door(still_site, keys)
+    return Door(site, keys)
 
 
 @each(ROUTES)
@@ -97,8 +101,9 @@ async def test_a_route_is_open_to_whom_its_rule_says(door: Door, method: str, pa
         assert set(said.values()) == {200}
         return
     assert said.pop("nobody") == 401
-    if "{job_id}" in path and rule is Access.ANY:
-        assert said.pop("bob") == 404, "the job is ada's"
+    whose = re.search(r"\{(job|turn)_id\}", path)
+    if whose and rule is Access.ANY:
+        assert said.pop("bob") == 404, f"the {whose[1]} is ada's"
     refused = {caller for caller, status in said.items() if status == 403}
     admitted = {
         Access.ANY: {"ada", "bob", "service", "admin"},
@@ -106,7 +111,7 @@ async def test_a_route_is_open_to_whom_its_rule_says(door: Door, method: str, pa
         Access.ADMIN: {"admin"},
     }[rule]
     assert refused == said.keys() - admitted
-    if "{job_id}" in path:
+    if whose:
         assert [said[caller] for caller in admitted & said.keys() if said[caller] in (401, 403, 404)] == []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.domain import retry
-from fairlead.domain.job import Job
+from fairlead.domain.job import Job, JobStatus
 
 VERSION, AT, LENGTH = "8", 14, 36
 
@@ -46,6 +46,11 @@ def holder_died(job: Job) -> dict[str, Any]:
         "code": HOLDER_DIED,
         "message": f"the process {job.turn}, whose caller had the slot, died or lost its lease",
     }
+
+
+def unheard(job: Job, why: str) -> dict[str, Any]:
+    """The same of a caller without a process of its own, which must be heard of."""
+    return {"code": WAITER_GONE if job.status is JobStatus.PENDING else HOLDER_DIED, "message": why}
 
 
 def waited_too_long(job: Job) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Who may use which route, and whose jobs a caller may see.
 
 Every route has a line in `RULES`; one without is refused to everybody. A route of rule ANY whose path has a `{job_id}`
-is answered to a user key with 404 for a job of somebody else, and so for `{batch_id}`: the `Guard` looks, so no route
-can forget to.
+is answered to a user key with 404 for a job of somebody else, and so for `{batch_id}` and `{turn_id}`: the `Guard`
+looks, so no route can forget to.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ RULES: dict[tuple[str, str], Access] = {
     ("POST", "/api/v1/batches/{batch_id}/resume"): Access.ANY,
     ("POST", "/api/v1/batches/{batch_id}/items/{item}/retry"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/steps/{index}/retry"): Access.ANY,
+    ("POST", "/api/v1/turns"): Access.ANY,
+    ("GET", "/api/v1/turns/{turn_id}"): Access.ANY,
+    ("GET", "/api/v1/turns/{turn_id}/events"): Access.ANY,
+    ("POST", "/api/v1/turns/{turn_id}/renew"): Access.ANY,
+    ("POST", "/api/v1/turns/{turn_id}/finish"): Access.ANY,
+    ("POST", "/api/v1/turns/{turn_id}/cancel"): Access.ANY,
     ("POST", "/inference"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
@@ -97,10 +103,16 @@ RULES: dict[tuple[str, str], Access] = {
 }
 
 # Answers that do not end by themselves. A browser opens them with a ticket, and they end when their key is revoked.
-STREAMS = frozenset({("GET", "/api/v1/jobs/{job_id}/events"), ("GET", "/api/v1/batches/{batch_id}/events")})
+STREAMS = frozenset(
+    {
+        ("GET", "/api/v1/jobs/{job_id}/events"),
+        ("GET", "/api/v1/batches/{batch_id}/events"),
+        ("GET", "/api/v1/turns/{turn_id}/events"),
+    }
+)
 
-# Answers that wait for a job with `Prefer: wait=N`: for so long they end with their key as streams do.
-WAITS = frozenset({("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs/{job_id}")})
+# Answers that wait with `Prefer: wait=N`: for so long they end with their key as streams do.
+WAITS = frozenset({("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs/{job_id}"), ("GET", "/api/v1/turns/{turn_id}")})
 
 
 def rule_of(method: str, path: str) -> Access | None:
@@ -186,6 +198,12 @@ async def check_job_in_reach(fairlead: Fairlead, caller: Caller, job_id: str) ->
     """A job of somebody else is not there, as far as a user key can tell."""
     if caller.role is Role.USER and await fairlead.owner_of(job_id) != caller.user_id:
         raise NotFound(f"there is no job {job_id}")
+
+
+async def check_turn_in_reach(fairlead: Fairlead, caller: Caller, turn_id: str) -> None:
+    """The same for a turn, which is a job whose work its caller does."""
+    if caller.role is Role.USER and await fairlead.owner_of(turn_id) != caller.user_id:
+        raise NotFound(f"there is no turn {turn_id}")
 
 
 async def check_batch_in_reach(fairlead: Fairlead, caller: Caller, batch_id: str) -> None:

@@ -31,6 +31,7 @@ from fairlead.gateway import (
     metrics,
     operators,
     sockets,
+    turns,
     workers,
 )
 from fairlead.gateway.auth import Guard
@@ -45,6 +46,7 @@ from fairlead.gateway.problems import (
     problem_response,
 )
 from fairlead.gateway.rates import SubmitRate
+from fairlead.gateway.turn_callers import Callers
 from fairlead.version import __version__
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     jobs.router,
     batches.router,
+    turns.router,
     inference.router,
     sockets.router,
     admin.router,
@@ -87,6 +90,7 @@ class Gateway(FastAPI):
         super().__init__(**options)
         self.state.fairlead = fairlead
         self.state.metrics = metrics.Metrics(fairlead)
+        self.state.turn_callers = Callers(fairlead)
         per_minute = fairlead.config.server.submits_per_minute
         self.state.submit_rate = SubmitRate(per_minute) if per_minute else None
 

@@ -37,6 +37,7 @@ from fairlead.gateway.access import (
     all_routes,
     check_batch_in_reach,
     check_job_in_reach,
+    check_turn_in_reach,
     is_stream,
     may_wait,
     rule_of,
@@ -161,6 +162,8 @@ class Guard:
                 await check_job_in_reach(self._fairlead, caller, _id_in(target.params, "job_id"))
             if caller.role is Role.USER and "batch_id" in target.params:
                 await check_batch_in_reach(self._fairlead, caller, _id_in(target.params, "batch_id"))
+            if caller.role is Role.USER and "turn_id" in target.params:
+                await check_turn_in_reach(self._fairlead, caller, _id_in(target.params, "turn_id"))
         return caller
 
     # ------------------------------------------------------------ who?

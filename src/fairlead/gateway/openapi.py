@@ -24,6 +24,7 @@ from fairlead.gateway import (
     models_doctor,
     models_operations,
     models_runtime,
+    models_turns,
 )
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
@@ -67,12 +68,22 @@ EVENT = {
 TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
     {"name": "batches", "description": "Many jobs as one."},
+    {"name": "turns", "description": "Slots for work that callers do themselves."},
     {"name": "keys", "description": "Who may do what."},
     {"name": "operations", "description": "Queues, slots, dead letters; what operators do, and the audit of it."},
     {"name": "health", "description": "For probes; these two never need a key."},
 ]
 
-MODULES = (models, models_access, models_admin, models_batches, models_doctor, models_operations, models_runtime)
+MODULES = (
+    models,
+    models_access,
+    models_admin,
+    models_batches,
+    models_doctor,
+    models_operations,
+    models_runtime,
+    models_turns,
+)
 """Where the shapes are."""
 
 _DETAILS = {

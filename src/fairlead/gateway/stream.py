@@ -1,4 +1,4 @@
-"""Events of a job, or of a batch, as Server-Sent Events: a snapshot, then what happens, until it ends."""
+"""Events of a job, a batch or a turn, as Server-Sent Events: a snapshot, then what happens, until it ends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fairlead.domain.job import FINISHED
 from fairlead.errors import FairleadError
+from fairlead.gateway.turn_events import LAST as LAST_OF_TURN
 from fairlead.runtime.batch_watch import BATCH_COMPLETE
 from fairlead.runtime.events import SNAPSHOT, TERMINAL, Dismissed, TooSlow
 
@@ -20,7 +21,7 @@ HEARTBEAT_S = 15.0
 SEND_WITHIN_S = 10.0
 RETRY_MS = 2000
 END = "-end"
-LAST = TERMINAL | {BATCH_COMPLETE}
+LAST = TERMINAL | LAST_OF_TURN | {BATCH_COMPLETE}
 
 Events = AsyncIterator[dict[str, Any] | None]
 
@@ -70,7 +71,12 @@ def frame(number: int, event: dict[str, Any] | None) -> bytes:
     """The last event's id ends in `-end`: a browser that reconnects with it has seen everything."""
     if event is None:
         return b": still here\n\n"
-    ended = event["type"] in LAST or (event["type"] == SNAPSHOT and event["job"]["status"] in FINISHED)
+    ended = event["type"] in LAST or (event["type"] == SNAPSHOT and _shown_in(event)["status"] in FINISHED)
     end = END if ended else ""
     data = orjson.dumps(event, default=str)
     return f"id: {number}{end}\nevent: {event['type']}\ndata: ".encode() + data + b"\n\n"
+
+
+def _shown_in(snapshot: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = snapshot["turn"] if "turn" in snapshot else snapshot["job"]
+    return found

@@ -351,6 +351,26 @@ class Turns:
         if (ticket := self._tickets.get(turn_id)) is not None:
             self._usher_of(ticket).leave(ticket)
 
+    async def abandon(self, turn_id: str, why: str) -> None:
+        """Its caller, who asks from outside, was not heard of for too long: out of the line, or out of the slot. Not if
+        it was heard of in another process, which has it now."""
+        ticket = self._tickets.get(turn_id)
+        job = await self.find(turn_id)
+        if ticket is None or job is None or self.process is None:
+            return
+        if job.turn != self.process.name:
+            self._usher_of(ticket).drop(ticket)
+            return
+
+        def build(job: Job, now: float) -> Move:
+            return transitions.end_turn(job, "fail", turns.unheard(job, why), now=now)
+
+        with contextlib.suppress(WrongState, TurnLost):
+            if ticket.held:
+                await self._end(ticket, build(ticket.job, self._clock.now()), failed=True)
+            else:
+                await self._move(turn_id, build)
+
     async def _move(self, turn_id: str, build: Callable[[Job, float], Move]) -> TurnView:
         await self._turn(turn_id)
         await self._operations.move(turn_id, build)

@@ -1,0 +1,280 @@
+"""Turns over HTTP: who waits there is there while it asks, and who has the slot while it renews."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+
+from fairlead.gateway import turn_callers
+from tests.integration.gateway_site import Site, served
+
+MakeSite = Callable[..., Awaitable[Site]]
+TURNS = "/api/v1/turns"
+UNKNOWN = "01938f1c-8b21-8c42-9f5e-7da05e3f4061"
+
+
+@pytest.fixture
+async def http(site: Site) -> AsyncIterator[httpx2.AsyncClient]:
+    """Over a real connection: whether a caller has gone is seen by its connection."""
+    async with (
+        served(site.gateway) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        yield client
+
+
+async def opened(http: httpx2.AsyncClient, user_id: str, **fields: Any) -> dict[str, Any]:
+    answer = await http.post(TURNS, json={"service": "slot", "user_id": user_id, **fields})
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def waited(http: httpx2.AsyncClient, turn: dict[str, Any], seconds: int = 20) -> dict[str, Any]:
+    answer = await http.get(turn["links"]["status_url"], headers={"Prefer": f"wait={seconds}"})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def looked(http: httpx2.AsyncClient, turn: dict[str, Any]) -> dict[str, Any]:
+    return dict((await http.get(turn["links"]["status_url"])).json())
+
+
+async def finished(http: httpx2.AsyncClient, turn: dict[str, Any], **said: Any) -> httpx2.Response:
+    return await http.post(turn["links"]["finish_url"], json=said)
+
+
+@asynccontextmanager
+async def listening(http: httpx2.AsyncClient, turn: dict[str, Any]) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    async with http.stream("GET", turn["links"]["events_url"]) as response:
+        assert response.status_code == 200
+        yield _events(response)
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            yield orjson.loads(line.removeprefix("data: "))
+
+
+async def until_status(http: httpx2.AsyncClient, turn: dict[str, Any], status: str) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while (found := await looked(http, turn))["status"] != status:
+            await asyncio.sleep(0.02)
+    return found
+
+
+# ---------------------------------------------------------------- from the line to the slot, and out
+
+
+async def test_a_turn_from_the_line_to_its_result(http: httpx2.AsyncClient) -> None:
+    first = await opened(http, "ada")
+    assert (await waited(http, first))["status"] == "RUNNING"
+    second = await opened(http, "bob")
+    assert second["status"] == "PENDING"
+    assert second["position"] == 1
+    waiting = asyncio.create_task(waited(http, second))
+    ended = await finished(http, first, result={"path": "cat.png"})
+    assert (ended.status_code, ended.json()["status"], ended.json()["result"]) == (
+        200,
+        "COMPLETED",
+        {"path": "cat.png"},
+    )
+    assert (await waiting)["status"] == "RUNNING"
+
+
+async def test_a_long_poll_that_is_over_too_soon_says_how_it_is(http: httpx2.AsyncClient) -> None:
+    await waited(http, await opened(http, "ada"))
+    turn = await waited(http, await opened(http, "bob"), seconds=1)
+    assert (turn["status"], turn["position"]) == ("PENDING", 1)
+
+
+async def test_the_stream_tells_the_place_the_slot_and_the_end(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada")
+    await waited(http, holder)
+    turn = await opened(http, "bob")
+    async with listening(http, turn) as events:
+        snapshot = await anext(events)
+        assert (snapshot["type"], snapshot["turn"]["status"]) == ("SNAPSHOT", "PENDING")
+        await finished(http, holder)
+        heard = []
+        async for event in events:
+            heard.append(event)
+            if event["type"] == "TURN_GRANTED":
+                await finished(http, turn, result={"n": 1})
+    assert {event["turn_id"] for event in heard} == {turn["turn_id"]}
+    assert [event["type"] for event in heard if event["type"] != "POSITION"] == ["TURN_GRANTED", "TURN_ENDED"]
+    granted = next(event for event in heard if event["type"] == "TURN_GRANTED")
+    assert granted["turn"]["status"] == "RUNNING"
+    assert heard[-1]["turn"]["status"] == "COMPLETED"
+
+
+async def test_what_went_wrong_is_kept(http: httpx2.AsyncClient) -> None:
+    turn = await opened(http, "ada", metadata={"prompt": "a cat"})
+    await waited(http, turn)
+    ended = (await finished(http, turn, error="out of memory")).json()
+    assert (ended["status"], ended["error"]["message"], ended["metadata"]) == (
+        "FAILED",
+        "out of memory",
+        {"prompt": "a cat"},
+    )
+
+
+async def test_who_leaves_the_line_lets_the_next_one_up(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada")
+    await waited(http, holder)
+    second, third = await opened(http, "bob"), await opened(http, "cleo")
+    left = await http.post(second["links"]["cancel_url"])
+    assert left.json()["status"] == "CANCELLED"
+    waiting = asyncio.create_task(waited(http, third))
+    await http.post(holder["links"]["cancel_url"])
+    assert (await waiting)["status"] == "RUNNING"
+
+
+# ---------------------------------------------------------------- those who are not there
+
+
+async def test_who_is_not_there_when_its_turn_comes_is_passed_over(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada")
+    await waited(http, holder)
+    absent, there = await opened(http, "bob"), await opened(http, "cleo")
+    waiting = asyncio.create_task(waited(http, there))
+    await finished(http, holder)
+    assert (await waiting)["status"] == "RUNNING"
+    assert (await looked(http, absent))["error"]["code"] == "NOT_TAKEN"
+
+
+async def test_who_comes_back_soon_enough_has_not_missed_it(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada")
+    await waited(http, holder)
+    turn = await waited(http, await opened(http, "bob"), seconds=1)
+    await finished(http, holder)
+    assert (await waited(http, turn))["status"] == "RUNNING"
+
+
+async def test_a_waiting_caller_that_is_not_heard_of_leaves_the_line(
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.2)
+    await waited(http, await opened(http, "ada"))
+    turn = await opened(http, "bob")
+    assert (await until_status(http, turn, "FAILED"))["error"]["code"] == "WAITER_GONE"
+
+
+async def test_a_caller_is_there_as_long_as_its_stream_is_open(
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.2)
+    await waited(http, await opened(http, "ada"))
+    turn, gone = await opened(http, "bob"), await opened(http, "cleo")
+    async with listening(http, turn) as events:
+        await anext(events)
+        await until_status(http, gone, "FAILED")  # who opened after it, and was silent
+        assert (await looked(http, turn))["status"] == "PENDING"
+    await until_status(http, turn, "FAILED")
+
+
+async def test_looking_on_is_not_being_there(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.3)
+    turn = await opened(http, "ada")
+    await until_status(http, turn, "FAILED")
+
+
+async def test_a_holder_that_does_not_renew_has_lost_the_slot(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada", service="short")
+    await waited(http, holder)
+    turn = await opened(http, "bob", service="short")
+    assert (await waited(http, turn))["status"] == "RUNNING"
+    assert (await looked(http, holder))["error"]["code"] == "HOLDER_DIED"
+    late = await finished(http, holder)
+    assert (late.status_code, late.json()["code"]) == (409, "wrong_state")
+
+
+async def test_a_holder_that_renews_keeps_the_slot(http: httpx2.AsyncClient) -> None:
+    holder = await opened(http, "ada", service="short")
+    held = await waited(http, holder)
+    for _ in range(12):  # twice the time that it would outlive us
+        await asyncio.sleep(held["lease_ttl"] / 6)
+        renewed = await http.post(holder["links"]["renew_url"])
+        assert renewed.json()["status"] == "RUNNING"
+    assert (await finished(http, holder)).status_code == 200
+
+
+# ---------------------------------------------------------------- what is asked wrongly
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"user_id": "ada"}, "/service"),
+        ({"service": "slot", "user_id": 42}, "/user_id"),
+        ({"service": "slot", "user_id": ""}, "/user_id"),
+        ({"service": "nowhere", "user_id": "ada"}, "/service"),
+        ({"service": "slot", "user_id": "ada", "priority": "urgent"}, "/priority"),
+        ({"service": "slot", "user_id": "ada", "wait_timeout": 0}, "/wait_timeout"),
+        ({"service": "slot", "user_id": "ada", "wait_timeout": "soon"}, "/wait_timeout"),
+        ({"service": "slot", "user_id": "ada", "metadata": [1]}, "/metadata"),
+        ({"service": "slot", "user_id": "ada", "delay": 3}, "/delay"),
+        ({"service": "echo_then_shout", "user_id": "ada"}, "/service"),
+    ],
+)
+async def test_a_bad_request_names_its_field_and_leaves_nothing(site: Site, body: dict[str, Any], pointer: str) -> None:
+    answer = await site.client.post(TURNS, json=body)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["pointer"] == pointer
+    assert await site.job_ids() == []
+
+
+async def test_a_job_is_no_turn(site: Site) -> None:
+    job_id = await site.submit()
+    for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/renew"), ("POST", "/finish"), ("POST", "/cancel")):
+        for unknown in (job_id, UNKNOWN):
+            answer = await site.client.request(method, f"{TURNS}/{unknown}{path}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, path)
+
+
+async def test_finishing_before_the_slot_is_there_is_refused(http: httpx2.AsyncClient) -> None:
+    await waited(http, await opened(http, "ada"))
+    turn = await opened(http, "bob")
+    answer = await finished(http, turn)
+    assert (answer.status_code, answer.json()["code"]) == (409, "wrong_state")
+    assert (await looked(http, turn))["status"] == "PENDING"
+
+
+async def test_a_result_or_an_error_but_not_both(http: httpx2.AsyncClient) -> None:
+    turn = await opened(http, "ada")
+    await waited(http, turn)
+    answer = await finished(http, turn, result=1, error="no")
+    assert (answer.status_code, answer.json()["pointer"]) == (422, "/error")
+    assert (await looked(http, turn))["status"] == "RUNNING"
+
+
+async def test_the_same_key_is_the_same_turn(http: httpx2.AsyncClient) -> None:
+    said = {"json": {"service": "slot", "user_id": "ada"}, "headers": {"Idempotency-Key": "once"}}
+    first, again = await http.post(TURNS, **said), await http.post(TURNS, **said)  # type: ignore[arg-type]
+    assert first.json()["turn_id"] == again.json()["turn_id"]
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await http.post(
+        TURNS, json={"service": "slot", "user_id": "ada", "wait_timeout": 9}, headers=said["headers"]
+    )
+    assert other.json()["code"] == "idempotency_mismatch"
+
+
+async def test_a_user_s_key_has_its_own_turns_and_no_others(make_site: MakeSite) -> None:
+    site = await make_site(admin_key="an-admin-key-of-some-length")
+    ada, bob = [
+        {"Authorization": f"Bearer {(await site.app.create_key('user', user_id=user)).text}"} for user in ("ada", "bob")
+    ]
+    answer = await site.client.post(TURNS, json={"service": "slot"}, headers=ada)
+    turn = answer.json()
+    assert turn["user_id"] == "ada"
+    assert (await site.client.get(turn["links"]["status_url"], headers=bob)).status_code == 404
+    assert (await site.client.post(turn["links"]["cancel_url"], headers=bob)).status_code == 404
+    refused = await site.client.post(TURNS, json={"service": "slot", "user_id": "ada"}, headers=bob)
+    assert refused.status_code == 403

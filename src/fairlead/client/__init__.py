@@ -12,20 +12,25 @@ an idempotency key, so that trying it again makes no second job. Errors are thos
 
 from fairlead.client.asynchronous import AsyncClient, AsyncJob
 from fairlead.client.asynchronous_batches import AsyncBatch
+from fairlead.client.asynchronous_turns import AsyncTurn
 from fairlead.client.batch_calls import BatchPage
 from fairlead.client.errors import Forbidden, NoConnection, NotAGateway, TooManyRequests, Unauthorized
 from fairlead.client.shapes import Inference, JobPage, Submitted
 from fairlead.client.synchronous import Client, ClientJob
 from fairlead.client.synchronous_batches import ClientBatch
+from fairlead.client.synchronous_turns import ClientTurn
+from fairlead.client.turn_calls import TurnState
 
 __all__ = [
     "AsyncBatch",
     "AsyncClient",
     "AsyncJob",
+    "AsyncTurn",
     "BatchPage",
     "Client",
     "ClientBatch",
     "ClientJob",
+    "ClientTurn",
     "Forbidden",
     "Inference",
     "JobPage",
@@ -33,5 +38,6 @@ __all__ = [
     "NotAGateway",
     "Submitted",
     "TooManyRequests",
+    "TurnState",
     "Unauthorized",
 ]

@@ -13,6 +13,7 @@ import httpx2
 
 from fairlead.client import calls
 from fairlead.client.asynchronous_batches import AsyncBatchCalls
+from fairlead.client.asynchronous_turns import AsyncTurnCalls
 from fairlead.client.calls import LONGEST_WAIT, Call, answer_of
 from fairlead.client.patience import Patience
 from fairlead.client.settings import Address
@@ -28,7 +29,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class AsyncClient(AsyncBatchCalls):
+class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
     """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
     call that failed for a passing reason is tried again."""
 
@@ -139,21 +140,8 @@ class AsyncClient(AsyncBatchCalls):
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any]]:
         """A snapshot, then what happens, until the job ends. A stream that breaks off is taken up again, with a new
         snapshot."""
-        stream = Stream(job_id, self._patience)
-        while not stream.ended:
-            try:
-                async with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
-                    if source.response.status_code != 200:
-                        await source.response.aread()
-                        await asyncio.sleep(stream.refused(source.response))
-                        continue
-                    async for event in source:
-                        if event.data:
-                            yield stream.heard(event.data)
-                pause = stream.broke_off(None, self._address.shown)
-            except (httpx2.TransportError, httpx2.SSEError) as error:
-                pause = stream.broke_off(error, self._address.shown)
-            await asyncio.sleep(pause)
+        async for event in self._heard(Stream(calls.events_of(job_id), self._patience)):
+            yield event
 
     # ------------------------------------------------------------ acting
 
@@ -191,6 +179,22 @@ class AsyncClient(AsyncBatchCalls):
                     return await self._do(call.instead)
             if pause is None:
                 raise error from None
+            await asyncio.sleep(pause)
+
+    async def _heard(self, stream: Stream) -> AsyncIterator[dict[str, Any]]:
+        while not stream.ended:
+            try:
+                async with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
+                    if source.response.status_code != 200:
+                        await source.response.aread()
+                        await asyncio.sleep(stream.refused(source.response))
+                        continue
+                    async for event in source:
+                        if event.data:
+                            yield stream.heard(event.data)
+                pause = stream.broke_off(None, self._address.shown)
+            except (httpx2.TransportError, httpx2.SSEError) as error:
+                pause = stream.broke_off(error, self._address.shown)
             await asyncio.sleep(pause)
 
 

@@ -1,4 +1,4 @@
-"""A job's events over connections that may break off: what was heard, and when to give up."""
+"""A job's or a turn's events over connections that may break off: what was heard, and when to give up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 
-from fairlead.client.calls import events_of
 from fairlead.client.errors import NoConnection, NotAGateway, of_response, retry_after
 from fairlead.client.patience import PASSING, Pauses
 from fairlead.domain.job import FINISHED
@@ -17,10 +16,10 @@ MAX_EVENT = 64 << 20
 
 
 class Stream:
-    """`ended` is True after the job's last event. It gives up after `patience` seconds without any."""
+    """`ended` is True after the last event that matters. It gives up after `patience` seconds without any."""
 
-    def __init__(self, job_id: str, patience: float) -> None:
-        self.path = events_of(job_id)
+    def __init__(self, path: str, patience: float) -> None:
+        self.path = path
         self.ended = False
         self._patience = patience
         self._pauses = Pauses(patience)
@@ -29,11 +28,13 @@ class Stream:
         self._pauses = Pauses(self._patience)
         try:
             event: dict[str, Any] = json.loads(data)
-            kind = event["type"]
-            self.ended = kind in TERMINAL or (kind == SNAPSHOT and event["job"]["status"] in FINISHED)
+            self.ended = self._is_last(event)
         except (ValueError, KeyError, TypeError):
             raise NotAGateway("what was heard is no event of a Fairlead gateway; is the URL right?") from None
         return event
+
+    def _is_last(self, event: dict[str, Any]) -> bool:
+        return event["type"] in TERMINAL or (event["type"] == SNAPSHOT and event["job"]["status"] in FINISHED)
 
     def refused(self, response: httpx2.Response) -> float:
         """How long to wait before the next try, unless the answer is final."""

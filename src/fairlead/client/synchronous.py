@@ -17,6 +17,7 @@ from fairlead.client.settings import Address
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
 from fairlead.client.stream import MAX_EVENT, Stream
 from fairlead.client.synchronous_batches import BatchCalls
+from fairlead.client.synchronous_turns import TurnCalls
 from fairlead.domain.job import JobStatus
 from fairlead.handle import result_of
 from fairlead.runtime.submission import ANONYMOUS, Submission
@@ -27,7 +28,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class Client(BatchCalls):
+class Client(BatchCalls, TurnCalls):
     """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
     call that failed for a passing reason is tried again."""
 
@@ -136,21 +137,7 @@ class Client(BatchCalls):
     def watch(self, job_id: str) -> Iterator[dict[str, Any]]:
         """A snapshot, then what happens, until the job ends. A stream that breaks off is taken up again, with a new
         snapshot."""
-        stream = Stream(job_id, self._patience)
-        while not stream.ended:
-            try:
-                with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
-                    if source.response.status_code != 200:
-                        source.response.read()
-                        time.sleep(stream.refused(source.response))
-                        continue
-                    for event in source:
-                        if event.data:
-                            yield stream.heard(event.data)
-                pause = stream.broke_off(None, self._address.shown)
-            except (httpx2.TransportError, httpx2.SSEError) as error:
-                pause = stream.broke_off(error, self._address.shown)
-            time.sleep(pause)
+        yield from self._heard(Stream(calls.events_of(job_id), self._patience))
 
     # ------------------------------------------------------------ acting
 
@@ -188,6 +175,22 @@ class Client(BatchCalls):
                     return self._do(call.instead)
             if pause is None:
                 raise error from None
+            time.sleep(pause)
+
+    def _heard(self, stream: Stream) -> Iterator[dict[str, Any]]:
+        while not stream.ended:
+            try:
+                with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
+                    if source.response.status_code != 200:
+                        source.response.read()
+                        time.sleep(stream.refused(source.response))
+                        continue
+                    for event in source:
+                        if event.data:
+                            yield stream.heard(event.data)
+                pause = stream.broke_off(None, self._address.shown)
+            except (httpx2.TransportError, httpx2.SSEError) as error:
+                pause = stream.broke_off(error, self._address.shown)
             time.sleep(pause)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, up, watch, why, worker
+from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, turn, up, watch, why, worker
 from fairlead.cli.batch import batch
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
@@ -41,6 +41,7 @@ app.command()(why.why)
 app.command()(jobs.cancel)
 app.command()(jobs.resume)
 app.add_typer(batch, name="batch")
+app.command(context_settings=turn.CONTEXT)(turn.turn)
 app.command()(jobs.retry)
 app.add_typer(dead, name="dead")
 app.command()(status.status)

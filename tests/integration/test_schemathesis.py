@@ -29,7 +29,7 @@ from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.gateway import bodies
 from fairlead.gateway.app import create_gateway
-from tests.integration.gateway_site import Gate, declare_services, served
+from tests.integration.gateway_site import TURNS, Gate, declare_services, served
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 ADMIN_KEY = "an-admin-key-of-some-length-for-the-fuzzer"
@@ -39,6 +39,7 @@ MUST_SUCCEED = {
     "POST /api/v1/jobs",
     "POST /api/v1/jobs/bulk",
     "POST /api/v1/batches",
+    "POST /api/v1/turns",
     "GET /api/v1/jobs/{job_id}/events",
     "POST /admin/services/{service}/pause",
     "PUT /admin/services/{service}/limit",
@@ -133,6 +134,9 @@ def map_body(context: Any, body: Any) -> Any:
         name = job.get("feature_name") if isinstance(job, dict) else None
         if isinstance(name, str) and 1 <= len(name) <= 63 and sum(map(ord, name)) % 8 < len(FEATURES):
             job["feature_name"] = FEATURES[sum(map(ord, name)) % 8]
+    service = body.get("service") if isinstance(body, dict) else None
+    if isinstance(service, str) and 1 <= len(service) <= 63 and sum(map(ord, service)) % 8:
+        body["service"] = "slot"
     return body
 
 
@@ -147,7 +151,8 @@ def map_path_parameters(context: Any, parameters: Any) -> Any:
 @contextmanager
 def serving(folder: Path, admin_key: str | None) -> Iterator[str]:
     """The whole application behind a real server, on a loop in a thread: schemathesis is synchronous."""
-    app = Fairlead(Settings(Config(), f"sqlite:///{folder}/jobs.db?synchronous=normal", admin_key))
+    config = Config.model_validate({"services": TURNS})
+    app = Fairlead(Settings(config, f"sqlite:///{folder}/jobs.db?synchronous=normal", admin_key))
     declare_services(app, Gate())
     app.pipeline("full_pipeline", ["echo", "shout"])
     app.pipeline("text_only", ["echo"])

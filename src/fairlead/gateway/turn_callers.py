@@ -4,13 +4,12 @@ waits is there while a request of theirs is open, and a while after it; who has 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, Unavailable
 from fairlead.runtime.turns.view import TurnView
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ LOOK_EVERY = 0.5
 
 
 class _Caller:
-    __slots__ = ("asking", "heard_at", "held", "lease_ttl")
+    __slots__ = ("asking", "heard_at", "held", "lease_ttl", "leaving")
 
     def __init__(self, now: float, lease_ttl: float) -> None:
         self.heard_at = now
@@ -32,6 +31,7 @@ class _Caller:
         self.asking = 0
         """Requests that wait for the slot now."""
         self.held = False
+        self.leaving: asyncio.Task[None] | None = None
 
     def is_gone(self, now: float) -> bool:
         if self.held:
@@ -45,7 +45,7 @@ class Callers:
     def __init__(self, fairlead: Fairlead) -> None:
         self._fairlead = fairlead
         self._callers: dict[str, _Caller] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def heard(self, turn: TurnView) -> None:
         """It has asked for something, and so it is there."""
@@ -55,8 +55,7 @@ class Callers:
             return
         caller = self._callers.setdefault(turn.turn_id, _Caller(now, turn.lease_ttl))
         caller.heard_at = now
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_on(), name="fairlead-turn-callers")
+        self._look_soon()
 
     @contextmanager
     def asking(self, turn: TurnView) -> Iterator[None]:
@@ -73,22 +72,34 @@ class Callers:
             caller.asking -= 1
             caller.heard_at = asyncio.get_running_loop().time()
 
-    async def _look_on(self) -> None:
-        while self._callers:
-            await asyncio.sleep(min(LOOK_EVERY, HEARTBEAT / 4))
-            with contextlib.suppress(FairleadError):  # closed, or the store is away: then silence proves nothing
-                await self._look(asyncio.get_running_loop().time())
+    def _look_soon(self) -> None:
+        """A timer, not a task that sleeps: nobody has to end it with the application."""
+        if self._callers and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(min(LOOK_EVERY, HEARTBEAT / 4), self._look)
 
-    async def _look(self, now: float) -> None:
-        turns = self._fairlead.turns
+    def _look(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        try:
+            turns = self._fairlead.turns
+        except Unavailable:  # closed, and the turns of this process have ended with it
+            self._callers.clear()
+            return
         for turn_id, caller in list(self._callers.items()):
             if not turns.owned_here(turn_id):
                 del self._callers[turn_id]
                 continue
             if turns.held_here(turn_id) and not caller.held:
                 caller.held, caller.heard_at = True, now
-            if caller.is_gone(now):
-                silent = now - caller.heard_at
-                await turns.abandon(turn_id, f"its caller was not heard of for {silent:.1f} s")
-                self._callers.pop(turn_id, None)
-                log.info("turn %s: its caller is gone", turn_id)
+            if caller.is_gone(now) and not caller.leaving:
+                caller.leaving = asyncio.create_task(self._end(turn_id, now - caller.heard_at))
+        self._look_soon()
+
+    async def _end(self, turn_id: str, silent: float) -> None:
+        try:
+            await self._fairlead.turns.abandon(turn_id, f"its caller was not heard of for {silent:.1f} s")
+            log.info("turn %s: its caller is gone", turn_id)
+        except FairleadError as error:
+            log.warning("turn %s: its caller is gone, and it could not be ended: %s", turn_id, error)
+            if turn_id in self._callers:
+                self._callers[turn_id].leaving = None

@@ -27,8 +27,9 @@ class Script:
 
 
 @cache
-def script(name: str) -> Script:
-    files = resources.files(__name__)
+def script(name: str, package: str = __name__) -> Script:
+    """One of ours, or of another package that keeps its scripts in the same way."""
+    files = resources.files(package)
 
     def part(match: re.Match[str]) -> str:
         return (files / "include" / f"{match[1]}.lua").read_text("utf-8")

@@ -1,0 +1,94 @@
+"""Calls of scripts from whatever process this is: Celery's workers fork."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import NoScriptError
+
+from fairlead.dispatch.redis.clients import parse, sync_client
+from fairlead.dispatch.redis.errors import ERRORS, unavailable
+from fairlead.dispatch.redis.scripts import script
+from fairlead.errors import ConfigError, Unavailable
+from fairlead.runtime.outage import Outage
+
+log = logging.getLogger("fairlead.celery")
+
+SCRIPTS = "fairlead.celery.scripts"
+TIMEOUT_S = 2.0
+REST_S = 1.0
+"""For so long nothing is asked of a Redis that did not answer: each publish would wait for the timeout."""
+
+
+class Link:
+    """To one Redis. `run` raises `Unavailable` and says so in the log, once."""
+
+    def __init__(self, url: Callable[[], str]) -> None:
+        self._url = url
+        self._pid = 0
+        self._client: Any = None
+        self._rests_until = 0.0
+        self._outage = Outage(log, "load balancing: Redis cannot be used, tasks go to queues in turn")
+
+    def run(self, name: str, *args: str | int | bytes) -> Any:
+        found = script(name, SCRIPTS)
+        try:
+            return self.execute("EVALSHA", found.sha, 0, *args)
+        except NoScriptError:
+            return self.execute("EVAL", found.source, 0, *args)
+
+    def execute(self, *command: Any) -> Any:
+        if monotonic() < self._rests_until:
+            raise Unavailable(self._outage.reason or "Redis did not answer a moment ago")
+        try:
+            try:
+                answer = self.client.execute_command(*command)
+            except LostConnection:
+                # An idle connection that the server has closed meanwhile. All scripts may be run twice.
+                answer = self.client.execute_command(*command)
+        except NoScriptError:
+            raise
+        except ERRORS as error:
+            self._rests_until = monotonic() + REST_S
+            translated = unavailable(error)
+            self._outage.began(translated)
+            raise translated from error
+        if self._outage.reason is not None:
+            self._outage.ended()
+        return answer
+
+    @property
+    def client(self) -> Any:
+        if self._pid != os.getpid():
+            # A connection of the parent's must not be used, nor closed, by its child.
+            self._client, self._pid = sync_client(parse(self._url()), timeout=TIMEOUT_S), os.getpid()
+        return self._client
+
+    def close(self) -> None:
+        if self._client is not None and self._pid == os.getpid():
+            with contextlib.suppress(*ERRORS):
+                self._client.close()
+            self._client, self._pid = None, 0
+
+
+def redis_of_broker(app: Any) -> str:
+    """Where the app's broker is, if that is Redis."""
+    connection = app.connection_for_write()
+    url = str(connection.as_uri(include_password=True))
+    scheme = url.partition("://")[0]
+    if scheme in ("redis", "rediss", "unix"):
+        return url
+    if scheme == "redis+socket":
+        return url.replace("redis+socket://", "unix://", 1)
+    if scheme == "sentinel":
+        hosts = ",".join(part.rpartition("//")[2].partition("/")[0] for part in url.split(";"))
+        master = connection.transport_options.get("master_name", "mymaster")
+        database = url.rpartition("/")[2]
+        return f"redis+sentinel://{hosts}/{master}/{database if database.isdigit() else 0}"
+    raise ConfigError([f"redis_url: the broker is {scheme or 'not set'}, not Redis; name a Redis for the counters"])

@@ -1,0 +1,7 @@
+-- Says where tasks are now. Doing it twice changes nothing.
+-- ARGV[3]: 'pending', 'running', or '' for those that ended; then pairs of a queue and a ticket.
+--- @include ledger
+local state, at = ARGV[3], now()
+for i = 4, #ARGV, 2 do
+  place(ARGV[i], ARGV[i + 1], state, at)
+end

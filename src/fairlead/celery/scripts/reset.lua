@@ -1,0 +1,9 @@
+-- Forgets everything about some queues.
+-- ARGV[3...]: the queues.
+--- @include ledger
+for i = 3, #ARGV do
+  for _, state in ipairs({'pending', 'running'}) do
+    redis.call('DEL', counter(ARGV[i], state), tickets(ARGV[i], state))
+    redis.call('HDEL', credits, ARGV[i] .. ':' .. state)
+  end
+end

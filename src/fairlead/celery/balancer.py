@@ -9,7 +9,7 @@ from kombu import Queue
 
 from fairlead.celery.groups import leave_groups_of, spread_groups_of
 from fairlead.celery.keeper import Keeper
-from fairlead.celery.ledger import Ledger, Load, State
+from fairlead.celery.ledger import Ledger, Load, State, Worker
 from fairlead.celery.link import Link, redis_of_broker
 from fairlead.celery.publishing import Publishing
 from fairlead.celery.reconcile import Reconciler, Reconciliation
@@ -105,6 +105,14 @@ class LoadBalancer:
     def reconcile(self) -> Reconciliation:
         """Compares with the broker and the workers now, and repairs. Workers do it by themselves, too."""
         return self._reconciler.run()
+
+    def repairs(self) -> dict[str, int]:
+        """How many repairs there were of each kind, by all processes."""
+        return self._ledger.repairs()
+
+    def workers(self) -> list[Worker]:
+        """The workers that count their tasks, as they were heard last."""
+        return self._ledger.workers()
 
     # -- wiring ----------------------------------------------------------------------------------------------------
 

@@ -55,10 +55,10 @@ class Publishing:
         self._turn = itertools.count()
         # Tickets that have a queue before Celery asks for one: tasks of groups, and what was enqueued by hand.
         self._ahead: dict[str, str] = {}
-        self._send = app.send_task
-        self._signature = inspect.signature(self._send)
 
     def connect(self) -> None:
+        self._send = self._app.send_task
+        self._signature = inspect.signature(self._send)
         self._app.send_task = self.send_task
         before_task_publish.connect(self._before_publish, weak=False, dispatch_uid=(id(self), "before"))
         after_task_publish.connect(self._after_publish, weak=False, dispatch_uid=(id(self), "after"))

@@ -1,0 +1,187 @@
+"""What a reconcile pass finds, repairs and leaves alone. No worker runs: what one would say is said by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from fairlead.celery import LoadBalancer, reconcile
+from tests.balancing.site import DEFAULTS, make_app
+
+Q = "queue_0"
+# A worker is gone, and a task old enough to be looked at, a microsecond after it was last heard of.
+AT_ONCE = {**DEFAULTS, "worker_ttl": 0.000001}
+
+
+@pytest.fixture
+def balancer(app: Any) -> Any:
+    balancer = LoadBalancer(app, **AT_ONCE)
+    yield balancer
+    balancer.close()
+
+
+@pytest.fixture
+def noop(app: Any, balancer: LoadBalancer) -> Any:
+    return app.tasks["noop"]
+
+
+def take(broker: redis.Redis, queue: str = Q) -> str:
+    """As a worker does that has not acknowledged yet. The task's id."""
+    raw = broker.rpop(queue)
+    assert isinstance(raw, bytes)
+    message = json.loads(raw)
+    tag = message["properties"]["delivery_tag"]
+    broker.hset("unacked", tag, json.dumps([message, "", queue]))
+    return str(message["headers"]["id"])
+
+
+def test_what_is_right_stays(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    for _ in range(5):
+        noop.apply_async(queue=Q, priority=9)
+    noop.delay()
+    take(broker, "queue_1")
+    assert not balancer.reconcile()
+    assert balancer.get_queue_load(Q) == (5, 0)
+    assert balancer.get_queue_load("queue_1") == (1, 0)
+
+
+def test_a_message_that_is_gone_is_no_longer_pending(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    noop.apply_async(queue=Q, task_id="gone")
+    noop.apply_async(queue=Q, task_id="here")
+    broker.rpop(Q)
+    done = balancer.reconcile()
+    assert [(repair.ticket, repair.was, repair.now) for repair in done.repairs] == [("gone", "pending", "")]
+    assert str(done) == "1 lost pending"
+    assert balancer.get_queue_load(Q) == (1, 0)
+    assert not balancer.reconcile()
+
+
+def test_messages_that_nobody_counted_are_found(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    for _ in range(3):
+        noop.apply_async(queue=Q)
+    take(broker)
+    balancer.reset_queue_counters()
+    assert balancer.reconcile().kinds == {"found_pending": 3}
+    assert balancer.get_queue_load(Q) == (3, 0)
+
+
+def test_what_a_lost_worker_ran_is_gone_or_comes_back(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    for _ in range(2):
+        noop.apply_async(queue=Q)
+    late, early = take(broker), take(broker)
+    balancer._ledger.place("running", [(Q, late), (Q, early)])
+    broker.hdel("unacked", *[tag for tag, raw in broker.hgetall("unacked").items() if early in raw.decode()])
+    assert balancer.reconcile().kinds == {"returned": 1, "lost_running": 1}
+    assert balancer.get_queue_load(Q) == (1, 0)
+
+
+def test_what_a_living_worker_runs_is_running(app: Any, broker: redis.Redis) -> None:
+    balancer = LoadBalancer(app, **{**DEFAULTS, "worker_ttl": 60.0})
+    running = [(Q, "its start was never told")]
+    balancer._ledger.place("running", [(Q, "known")])
+    balancer._ledger.beat("w@test", [*running, (Q, "known")])
+    assert balancer.reconcile().kinds == {"found_running": 1}
+    assert balancer.get_queue_load(Q) == (0, 2)
+    balancer.close()
+
+
+def test_a_task_that_moved_a_moment_ago_is_left_alone(app: Any) -> None:
+    balancer = LoadBalancer(app, **{**DEFAULTS, "worker_ttl": 60.0})
+    balancer._ledger.place("running", [(Q, "young")])
+    assert not balancer.reconcile()
+    assert balancer.get_queue_load(Q) == (0, 1)
+    balancer.close()
+
+
+def test_a_task_that_moves_between_two_looks_is_left_alone(
+    noop: Any, balancer: LoadBalancer, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noop.apply_async(queue=Q, task_id="a")
+    raw = broker.rpop(Q)
+
+    def meanwhile(_: float) -> None:
+        balancer._ledger.place("pending", [(Q, "a")])
+
+    monkeypatch.setattr(reconcile.time, "sleep", meanwhile)
+    assert not balancer.reconcile()
+    assert raw is not None
+    assert balancer.get_queue_load(Q) == (1, 0)
+
+
+def test_a_task_that_moves_after_both_looks_is_left_alone(balancer: LoadBalancer) -> None:
+    balancer._ledger.place("pending", [(Q, "a")])
+    moved = balancer._ledger.entries(Q)["a"].moved
+    stale = reconcile.Repair(Q, "a", "pending", moved, "")
+    balancer._ledger.place("running", [(Q, "a")])
+    assert balancer._ledger.repair([stale, reconcile.Repair(Q, "a", "", 0, "pending")]) == []
+    assert balancer.get_queue_load(Q) == (0, 1)
+
+
+def test_counters_that_somebody_wrote_to_are_written_anew(
+    noop: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    noop.apply_async(queue=Q)
+    broker.set("queue:queue_0:pending", 7)
+    broker.set("queue:queue_1:running", -3)
+    broker.set("queue:queue_2:running", "much")
+    done = balancer.reconcile()
+    assert {(each.queue, each.state, each.now) for each in done.miscounts} == {
+        ("queue_0", "pending", 1),
+        ("queue_1", "running", 0),
+        ("queue_2", "running", 0),
+    }
+    assert str(done) == "3 miscounted"
+    assert broker.get("queue:queue_0:pending") == b"1"
+
+
+def test_a_queue_that_is_too_long_is_read_only_if_its_length_is_wrong(
+    noop: Any, balancer: LoadBalancer, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "DEEP", 10)
+    for _ in range(20):
+        noop.apply_async(queue=Q)
+    monkeypatch.setattr(reconcile, "SLACK", 0.2)
+    broker.rpop(Q)
+    assert not balancer.reconcile()
+    broker.rpop(Q, 9)
+    assert balancer.reconcile().kinds == {"lost_pending": 10}
+
+
+def test_more_messages_than_are_read_at_once(noop: Any, balancer: LoadBalancer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.celery.broker.PAGE", 3)
+    for _ in range(10):
+        noop.apply_async(queue=Q)
+    assert not balancer.reconcile()
+
+
+def test_keys_of_the_broker_with_a_prefix_are_found(url: str, broker: redis.Redis) -> None:
+    with make_app(url) as app:
+        app.conf.broker_transport_options = {"global_keyprefix": "mine:"}
+        balancer = LoadBalancer(app, **AT_ONCE)
+        app.tasks["noop"].delay()
+        assert broker.llen("mine:queue_0") == 1
+        assert not balancer.reconcile()
+        balancer.close()
+
+
+def test_with_another_broker_what_is_pending_is_believed(url: str) -> None:
+    with make_app("memory://") as app:
+        balancer = LoadBalancer(app, **AT_ONCE, redis_url=url)
+        app.tasks["noop"].delay()
+        balancer._ledger.place("running", [(Q, "of a lost worker")])
+        assert balancer.reconcile().kinds == {"lost_running": 1}
+        assert balancer.get_queue_load(Q) == (1, 0)
+        balancer.close()
+
+
+def test_everything_expires(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    noop.delay()
+    balancer._ledger.place("running", [(Q, "a")])
+    balancer._ledger.beat("w@test", [])
+    balancer.increment_running(Q)
+    ours = [key for pattern in ("queue:*", "fairlead*") for key in broker.scan_iter(pattern)]
+    assert len(ours) >= 6
+    assert [key for key in ours if broker.ttl(key) < 0] == []

@@ -31,18 +31,20 @@ from fairlead.domain.standing import MAX_WEIGHT, UNKNOWN, Standing
 NAME = r"^[a-z_][a-z0-9_]{0,62}$"
 URL = r"^https?://[^\s/]+\S*$"
 FUNCTION = r"^[\w.]+:[\w.]+$"
+TASK = r"^[^\s:]+$"
 # What to say to whoever did not match them.
 MEANING = {
     NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
     URL: "must begin with http:// or https:// and a host name",
     FUNCTION: "must be module:name, for example myapp.tasks:thumbnail",
+    TASK: "must be the name that Celery knows the task by, for example myapp.tasks.generate",
 }
 
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
 MAX_STEPS = 100
 Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000)]
-WAYS = ("url", "function", "regions")
+WAYS = ("url", "function", "regions", "celery")
 AUTO_KEYS = ("min", "max", "latency_target")
 USER_ID = "{user_id}"
 AUTO: Final = "auto"
@@ -106,7 +108,7 @@ class ShareConfig(Section):
 
 
 class ServiceConfig(Section):
-    """One service: a Python function, an HTTP endpoint, or an endpoint in several regions."""
+    """One service: a Python function, an HTTP endpoint, an endpoint in several regions, or a Celery task."""
 
     limit: Limit
     min: Slots | None = None
@@ -115,6 +117,8 @@ class ServiceConfig(Section):
     url: Url | None = None
     function: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
     regions: dict[Name, RegionConfig] = {}
+    celery: Annotated[str, StringConstraints(pattern=TASK, max_length=255)] | None = None
+    celery_queue: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
     timeout: Seconds = 300.0
     lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -130,7 +134,7 @@ class ServiceConfig(Section):
     shards: dict[Name, ShareConfig] = {}
     cost: Seconds | None = None
     headers: Headers = {}
-    format: Literal["envelope", "raw"] = "envelope"
+    format: Literal["envelope", "raw"] | None = None
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
 
@@ -185,7 +189,12 @@ class ServiceConfig(Section):
     @property
     def remote(self) -> bool:
         """A call that goes on computing when its worker dies: its slot is then held until the call's deadline."""
-        return bool(self.url or self.regions)
+        return bool(self.url or self.regions or self.celery)
+
+    @property
+    def raw(self) -> bool:
+        """The params alone are sent, and the whole answer is the data. A Celery task has its own arguments already."""
+        return self.celery is not None if self.format is None else self.format == "raw"
 
     @property
     def turns_only(self) -> bool:
@@ -316,6 +325,15 @@ class PriorityConfig(Section):
         return f"{self.url.rstrip('/')}/users/{USER_ID}/priority"
 
 
+class CeleryConfig(Section):
+    """Where Celery is, for services that are Celery tasks: the team's own app, or its broker and result backend."""
+
+    app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
+    broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    result_backend: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    lost_after: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
+
+
 class PlanConfig(Section):
     """What users have in common who pay the same."""
 
@@ -343,6 +361,7 @@ class Config(Section):
     worker: WorkerConfig = WorkerConfig()
     worker_pools: dict[Name, WorkerPoolConfig] = {}
     manager: ManagerConfig = ManagerConfig()
+    celery: CeleryConfig = CeleryConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline runs through; a service's own name is a pipeline of one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -36,20 +35,7 @@ class FunctionExecutor:
         return encoded(value, self._max_result)
 
     async def _in_thread(self, call: Call) -> Any:
-        loop = asyncio.get_running_loop()
-        # The future carries value and error as one: StopIteration, for one, cannot be a future's exception.
-        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-        def run() -> None:
-            value, failed = None, None
-            try:
-                value = self._handler(call)
-            except BaseException as error:
-                failed = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(done.set_result, (value, failed))
-
-        self._threads.run(run)
+        done = self._threads.call(lambda: self._handler(call))
         try:
             value, failed = await asyncio.shield(done)
         except asyncio.CancelledError:

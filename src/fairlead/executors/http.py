@@ -13,10 +13,10 @@ import orjson
 
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.retry import CONNECTION, PERMANENT, Failure, of_http_status
-from fairlead.domain.wire import NotJson, check_depth, to_json
+from fairlead.domain.wire import NotJson, check_depth
 from fairlead.executors.failure import storable
 from fairlead.executors.port import Call, Success
-from fairlead.executors.result import bad, too_large
+from fairlead.executors.result import bad, enveloped, too_large
 
 SHOWN_OF_AN_ERROR = 500
 
@@ -27,7 +27,7 @@ class HttpExecutor:
     def __init__(self, config: ServiceConfig, *, max_result: int) -> None:
         self._urls = {region: target.url for region, target in config.regions.items()}
         self._url = config.url
-        self._raw = config.format == "raw"
+        self._raw = config.raw
         self._headers = {name: _secret(value) for name, value in config.headers.items()}
         self._max_result = max_result
         self._session: aiohttp.ClientSession | None = None
@@ -59,15 +59,9 @@ class HttpExecutor:
     def _body(self, call: Call) -> bytes:
         if self._raw:
             return call.params_json.encode()
-        meta = {
-            "job_id": call.job_id,
-            "step_index": call.step_index,
-            "service_name": call.service,
-            "attempt": call.attempt,
-        }
         # Params and context are JSON already; they are spliced in, not decoded and encoded again.
         payload = {"params": orjson.Fragment(call.params_json), "context": orjson.Fragment(call.context_json)}
-        return orjson.dumps({"meta": meta, "payload": payload})
+        return orjson.dumps({"meta": call.meta, "payload": payload})
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """At most one byte more than is allowed: an endless answer costs no memory."""
@@ -100,13 +94,7 @@ def _enveloped_result(body: bytes) -> Success | Failure:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         return bad(f"the service's answer is not JSON: {error}")
-    if not isinstance(answer, dict) or "data" not in answer:
-        return bad('the service\'s answer is not of the shape {"data": ..., "metrics": ...}')
-    metrics = answer.get("metrics")
-    try:
-        return Success(to_json(answer["data"]), metrics if isinstance(metrics, dict) else {})
-    except NotJson as error:
-        return bad(f"the service's data cannot be kept: {error}")
+    return enveloped(answer)
 
 
 def _raw_result(body: bytes) -> Success | Failure:

@@ -1,4 +1,7 @@
-"""What runs a step: a function, an HTTP endpoint. It gets a `Call` and answers with a `Success` or a `Failure`."""
+"""What runs a step: a function, an HTTP endpoint, a Celery task.
+
+It gets a `Call` and answers with a `Success` or a `Failure`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ import orjson
 from fairlead.domain.records import record
 from fairlead.domain.retry import Failure
 from fairlead.domain.wire import NotJson, to_json
+
+TIMED_OUT, CANCELLED = "timed out", "cancelled"
+GIVEN_UP = frozenset({TIMED_OUT, CANCELLED})
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -65,6 +71,16 @@ class Call:
     def context(self) -> dict[str, Any]:
         return dict(orjson.loads(self.context_json))
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a service elsewhere is told about the call."""
+        return {
+            "job_id": self.job_id,
+            "step_index": self.step_index,
+            "service_name": self.service,
+            "attempt": self.attempt,
+        }
+
     def result_of(self, service: str) -> Any:
         """The data that an earlier step's service returned; KeyError if it is not among the earlier steps."""
         for key, entry in reversed(self.context.items()):
@@ -96,7 +112,9 @@ class Success:
 
 class Executor(Protocol):
     async def execute(self, call: Call) -> Success | Failure:
-        """Run it. Being cancelled means: stop, or set `call.lingering` to what cannot be stopped."""
+        """Run it. Being cancelled means: stop, or set `call.lingering` to what cannot be stopped. A cancellation whose
+        message is in `GIVEN_UP` means that nobody wants its result any more; any other leaves the call to whoever takes
+        the job up again."""
         ...
 
     async def close(self) -> None: ...

@@ -19,6 +19,17 @@ def encoded(value: Any, max_result: int) -> Success | Failure:
     return Success(data)
 
 
+def enveloped(answer: Any) -> Success | Failure:
+    """What a service answers that was called with meta and payload."""
+    if not isinstance(answer, dict) or "data" not in answer:
+        return bad('the service\'s answer is not of the shape {"data": ..., "metrics": ...}')
+    metrics = answer.get("metrics")
+    try:
+        return Success(to_json(answer["data"]), metrics if isinstance(metrics, dict) else {})
+    except NotJson as error:
+        return bad(f"the service's data cannot be kept: {error}")
+
+
 def bad(message: str) -> Failure:
     return Failure(BAD_RESULT, message, retryable=False)
 

@@ -24,7 +24,7 @@ from fairlead.domain.transitions import Move, Progress, Start
 from fairlead.domain.turns import is_turn
 from fairlead.domain.wire import to_json
 from fairlead.errors import Unavailable
-from fairlead.executors.port import Call, Executor, Success
+from fairlead.executors.port import CANCELLED, TIMED_OUT, Call, Executor, Success
 from fairlead.runtime import events, failpoints
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
@@ -52,7 +52,7 @@ COOL_DOWN = 0.5
 """While a limit is being found, a slot whose call was turned away is kept for so many seconds: one slot too many would
 else go through the whole line while the limit is still too high."""
 STUBBORN_AFTER = 3.0
-TIMED_OUT, CANCELLED, LOST, DRAINED = "timed out", "cancelled", "lost", "drained"
+LOST, DRAINED = "lost", "drained"
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class Running:
         if self.stopped or self.task is None:
             return False
         self.stop_reason = reason
-        return self.performing and self.task.cancel()
+        return self.performing and self.task.cancel(reason)
 
 
 class Worker:

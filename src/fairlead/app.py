@@ -45,6 +45,7 @@ from fairlead.errors import (
     Unavailable,
 )
 from fairlead.executors.assembly import executors_of
+from fairlead.executors.celery import application as celery
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
 from fairlead.operators import Operators
@@ -131,7 +132,8 @@ class Fairlead(Operators, Batching, Turning):
         def declare(handler: H) -> H:
             service_name = name or handler.__name__
             written = self.config.services.get(service_name)
-            said = {**options, **(written.model_dump(exclude_unset=True) if written is not None else {})}
+            task = {"celery": getattr(handler, "name", None)} if celery.is_task(handler) else {}
+            said = {**task, **options, **(written.model_dump(exclude_unset=True) if written is not None else {})}
             if written is not None and options.get("limit") == AUTO and written.limit != AUTO:
                 # The file gives a number: the bounds in the code have nothing left to bound.
                 said = {key: value for key, value in said.items() if key not in AUTO_KEYS}
@@ -170,15 +172,20 @@ class Fairlead(Operators, Batching, Turning):
         for name, steps in self.config.pipelines.items():
             if idle := sorted(self.config.turns_only.intersection(steps)):
                 problems.append(
-                    f"{source}: pipelines.{name}: nothing executes {', '.join(idle)}; give it a url, a function or "
-                    "regions, or a handler with @app.service"
+                    f"{source}: pipelines.{name}: nothing executes {', '.join(idle)}; give it a url, a function, "
+                    "regions or celery, or a handler with @app.service"
                 )
         for name, service in self.config.services.items():
             if service.function:
                 problems += [f"{source}: services.{name}.{said}" for said in _problems(imported, service.function)]
-            if (service.remote or service.function) and name in self._handlers:
+            if (service.remote or service.function) and name in self._handlers and not self._is_celery(name):
                 problems.append(f"{source}: services.{name}: it has a handler in code, so url and function must go")
+        problems += [f"{source}: {said}" for said in celery.problems(self.config, self._handlers)]
         return problems
+
+    def _is_celery(self, name: str) -> bool:
+        """Declared in code as the Celery task that it is."""
+        return self.config.services[name].celery is not None and celery.is_task(self._handlers[name])
 
     # ------------------------------------------------------------ opening and running
 

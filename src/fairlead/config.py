@@ -32,11 +32,13 @@ PREFIX = "FAIRLEAD_"
 SHOWN = 100
 BACKOFF = "should be a table such as { base = 2, factor = 2, max = 60, jitter = 0.2 } or a list of seconds"
 
-# Names that the seeds' users have in their environments already.
+# Names that the seeds' users and Celery's have in their environments already.
 ALIASES = {
     "PRIORITY_API_URL": ("priority", "url"),
     "PROMOTE_LOW_TO_MEDIUM_AFTER": ("promotion", "low_to_medium_after"),
     "PROMOTE_MEDIUM_TO_HIGH_AFTER": ("promotion", "medium_to_high_after"),
+    "CELERY_BROKER_URL": ("celery", "broker_url"),
+    "CELERY_RESULT_BACKEND": ("celery", "result_backend"),
 }
 
 

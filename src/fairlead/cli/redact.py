@@ -48,6 +48,9 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
             place["url"] = without_secrets(place["url"])
     if "url" in config["priority"]:
         config["priority"]["url"] = without_secrets(config["priority"]["url"])
+    for key in ("broker_url", "result_backend"):
+        if key in config["celery"]:
+            config["celery"][key] = without_secrets(config["celery"][key])
     for name, said in config["shards"].items():
         config["shards"][name] = said if said.startswith("env:") else without_secrets(said)
     return {

@@ -1,0 +1,104 @@
+"""Real Celery workers in processes of their own, for as long as a test needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+ROOT = Path(__file__).parents[1]
+_START_S = 60.0
+
+
+class CeleryWorker:
+    """`module` is what `celery -A` is given. Ready when the `with` begins, gone when it ends, its children too."""
+
+    def __init__(
+        self, module: str, app: Any, *options: str, pool: str = "prefork", concurrency: int = 2,
+        queues: str | None = None, folder: Path = ROOT, **environment: str,
+    ) -> None:  # fmt: skip
+        self.name = f"test-{uuid4().hex[:8]}@localhost"
+        self._app = app
+        self._command = [
+            sys.executable, "-m", "celery", "-A", module, "worker", "--pool", pool, "--concurrency", str(concurrency),
+            "--hostname", self.name, "--without-gossip", "--without-mingle", "--loglevel", "INFO", *options,
+            *(() if queues is None else ("--queues", queues)),
+        ]  # fmt: skip
+        path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "src")])
+        self._environment = {**os.environ, "PYTHONPATH": path, **environment}
+        self._folder = folder
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, cwd=self._folder, stdout=self._log, stderr=self._log,
+            start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while not self._app.control.ping(destination=[self.name], timeout=0.3, limit=1):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(self.log)
+        return self
+
+    @property
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def children(self) -> list[int]:
+        """The processes that run the tasks."""
+        found = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill(self) -> None:
+        """All of it, at once, as when the machine is gone."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Warm shutdown: tasks under way end."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def closed(app: Any) -> Iterator[Any]:
+    """A Celery app of a test: its connections end with it, or they would be reported as left behind."""
+    try:
+        yield app
+    finally:
+        app.close()
+        app.pool.force_close_all()
+        with contextlib.suppress(Exception):
+            app.backend.client.close()

@@ -1,0 +1,87 @@
+"""A team's Celery app, as workers of the tests run it. Where its Redis is, the environment says."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery, Task
+
+from fairlead import Permanent, Retry
+
+app = Celery("team", broker=os.environ["TEAM_REDIS_URL"], backend=os.environ["TEAM_REDIS_URL"])
+app.conf.update(task_default_queue="team", worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
+
+
+def board() -> redis.Redis:
+    """Where tasks leave word for the tests, beside the Redis that they wait on."""
+    return redis.Redis.from_url(os.environ["TEAM_REDIS_URL"])
+
+
+@app.task(name="team.caption", bind=True)
+def caption(self: Task, prompt: str = "", loud: bool = False) -> dict[str, Any]:
+    about = self.request.fairlead
+    return {"caption": prompt.upper() if loud else prompt, "user": about["user_id"], "job": about["job_id"]}
+
+
+@app.task(name="team.enveloped")
+def enveloped(meta: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"meta": meta, "payload": payload}, "metrics": {"model": "v2"}}
+
+
+@app.task(name="team.failing")
+def failing(how: str, until: int = 99) -> str:
+    with board() as told:
+        tries = told.incr(f"tries:{how}")
+    if tries >= until:
+        return f"after {tries} tries"
+    match how:
+        case "permanent":
+            raise Permanent("there is no image")
+        case "retry":
+            raise Retry("the model is loading")
+        case "large":
+            return "x" * 5000
+        case "no json":
+            return object()  # type: ignore[return-value]
+        case "own kind":
+            raise Unusual(how)
+    raise ValueError(f"no {how}")
+
+
+class Unusual(Exception):
+    """Known to this module alone."""
+
+
+@app.task(name="team.ignored", ignore_result=True)
+def ignored() -> str:
+    return "kept all the same"
+
+
+@app.task(name="team.progressing", bind=True)
+def progressing(self: Task) -> str:
+    self.update_state(state="PROGRESS", meta={"current": 1, "total": 4, "message": "a quarter", "layer": 7})
+    with board() as told:
+        told.blpop(["go on"], timeout=60)
+    return "all of it"
+
+
+@app.task(name="team.held", bind=True)
+def held(self: Task, name: str) -> str:
+    """Says that it has begun, and ends when it is let go."""
+    with board() as told:
+        told.rpush(f"begun:{name}", f"{self.request.id} {os.getpid()}")
+        told.blpop([f"go:{name}"], timeout=120)
+    return f"{name} by {self.request.id}"
+
+
+@app.task(name="team.counted")
+def counted(seconds: float) -> None:
+    """How many are inside at once, at most."""
+    with board() as told:
+        inside = told.incr("inside")
+        told.zadd("most", {"most": inside}, gt=True)
+        time.sleep(seconds)
+        told.decr("inside")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fairlead.config import Settings, sqlite_options
 from fairlead.domain.config import Config
 from fairlead.domain.limits import MAIN_SHARD
 from fairlead.engines import POSTGRES, PREFIX
-from fairlead.errors import Unavailable
+from fairlead.errors import ConfigError, Unavailable
+from fairlead.executors.celery.application import applications_of
+from fairlead.executors.celery.lookout import known_tasks
+from fairlead.executors.function import Handler
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.doctor.access import is_loopback
-from fairlead.runtime.doctor.facts import LineFacts, RedisFacts, RedisNode, Schema
+from fairlead.runtime.doctor.facts import CeleryFacts, LineFacts, RedisFacts, RedisNode, Schema
 from fairlead.runtime.doctor.gather import ANSWERS_WITHIN, Sources, led
 from fairlead.runtime.priority import Priorities
 from fairlead.runtime.process import Process
@@ -32,6 +36,7 @@ def sources_of(
     listens_on: Sequence[str],
     priorities: Priorities | None,
     outside: bool,
+    handlers: Mapping[str, Handler],
 ) -> Sources:
     without_line = settings.redis_url is not None and process is None
     return Sources(
@@ -48,6 +53,7 @@ def sources_of(
         listens_on=listens_on,
         priority_problems=lambda: {} if priorities is None else priorities.problems,
         outside=outside,
+        celery=(lambda: _celery_of(config, handlers)) if config.celery.lost_after else None,
     )
 
 
@@ -112,3 +118,24 @@ async def _leaders_of(settings: Settings) -> dict[str, LineFacts]:
 
 def _redis_urls(settings: Settings) -> dict[str, str]:
     return {} if settings.redis_url is None else {MAIN_SHARD: settings.redis_url, **settings.shards}
+
+
+async def _celery_of(config: Config, handlers: Mapping[str, Handler]) -> dict[str, CeleryFacts]:
+    """By service. Each Celery app is asked once."""
+    try:
+        apps = applications_of(config, handlers)
+    except ConfigError:
+        return {}  # a finding of its own
+    distinct = {id(app): app for app in apps.values()}
+    found = dict(zip(distinct, await asyncio.gather(*map(_one_celery, distinct.values())), strict=True))
+    return {service: found[id(app)] for service, app in apps.items()}
+
+
+async def _one_celery(app: Any) -> CeleryFacts:
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            return CeleryFacts(await asyncio.to_thread(known_tasks, app))
+    except TimeoutError:
+        return CeleryFacts(problem=f"it does not answer within {ANSWERS_WITHIN:g} s")
+    except Exception as error:  # whatever the transport raises
+        return CeleryFacts(problem=f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from fairlead.domain.limits import Rules
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.transitions import Move
 from fairlead.examination import sources_of
+from fairlead.executors.function import Handler
 from fairlead.runtime import dead, doctor, readings, regions, stats, status, view
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
@@ -59,6 +60,7 @@ class Operators(ABC):
     _priorities: Priorities
     _keys: Keys
     _probes: Probes
+    _handlers: dict[str, Handler]
 
     @abstractmethod
     def check(self) -> list[str]: ...
@@ -295,5 +297,6 @@ class Operators(ABC):
             listens_on=self.listens_on,
             priorities=self._priorities if self._store is not None else None,
             outside=outside,
+            handlers=self._handlers,
         )
         return await doctor.consult(sources)

@@ -103,7 +103,9 @@ def test_every_section_is_documented() -> None:
 
 def test_every_environment_variable_that_the_code_names_is_documented() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    named = set(re.findall(r"""["']((?:FAIRLEAD_[A-Z_]*[A-Z]|[A-Z_]+_URL|PROMOTE_[A-Z_]+))["']""", source))
+    named = set(
+        re.findall(r"""["']((?:FAIRLEAD_[A-Z_]*[A-Z]|[A-Z_]+_URL|PROMOTE_[A-Z_]+|CELERY_[A-Z_]+))["']""", source)
+    )
     assert named >= {"DATABASE_URL", "REDIS_URL", "FAIRLEAD_ADMIN_KEY", "FAIRLEAD_URL", *ALIASES}
     assert [name for name in sorted(named) if f"`{name}`" not in DOCS] == []
 

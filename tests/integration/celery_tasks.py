@@ -11,7 +11,8 @@ from celery import Celery, Task
 
 from fairlead import Permanent, Retry
 
-app = Celery("team", broker=os.environ["TEAM_REDIS_URL"], backend=os.environ["TEAM_REDIS_URL"])
+_redis = os.environ["TEAM_REDIS_URL"]
+app = Celery("team", broker=_redis, backend=os.environ.get("TEAM_RESULTS", _redis))
 app.conf.update(task_default_queue="team", worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
 
 

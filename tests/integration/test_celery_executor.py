@@ -106,6 +106,14 @@ async def test_a_task_declared_in_code_is_run_by_celery_and_not_here(
         assert (await (await app.submit("caption", {"prompt": "a city"})).result(PATIENCE))["caption"] == "a city"
 
 
+async def test_the_teams_own_app_says_where_its_tasks_go(
+    make_app: Make, worker: CeleryWorker, server: redis_servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEAM_REDIS_URL", server.url)
+    async with make_app("team.caption", celery_queue=None, more={"celery": {"app": f"{MODULE}:app"}}).running() as app:
+        assert (await (await app.submit("gpu", {"prompt": "a city"})).result(PATIENCE))["caption"] == "a city"
+
+
 async def test_results_are_kept_for_a_task_that_ignores_them(make_app: Make, worker: CeleryWorker) -> None:
     async with make_app("team.ignored").running() as app:
         assert await (await app.submit("gpu")).result(PATIENCE) == "kept all the same"
@@ -278,6 +286,21 @@ async def test_a_drained_workers_task_is_waited_for_by_the_next(
         assert (await app.wait(job.id, PATIENCE)).result == f"drained by {task_id}"
 
 
+async def test_results_in_another_backend_are_asked_for(
+    make_app: Make, server: redis_servers.Server, team: Any, board: redis.Redis, tmp_path: Path
+) -> None:
+    results = f"file://{tmp_path}"
+    celery = {"broker_url": server.url, "result_backend": results}
+    with start_worker(server, team, "threads", queues="files", TEAM_RESULTS=results):
+        async with make_app("team.failing", celery_queue="files", more={"celery": celery}).running() as app:
+            job = await app.submit("gpu", {"how": "luck", "until": 2})
+            assert await job.result(PATIENCE) == "after 2 tries"
+            job = await app.submit("gpu", {"how": "permanent"})
+            with pytest.raises(JobFailed, match="there is no image") as caught:
+                await job.result(PATIENCE)
+    assert caught.value.error["code"] == "PERMANENT"
+
+
 @pytest.fixture
 async def restless() -> AsyncIterator[redis_servers.Server]:
     """A Redis that a test may take away."""
@@ -307,3 +330,18 @@ async def test_results_are_heard_again_when_redis_comes_back(make_app: Make, res
                 await asyncio.to_thread(restless.client.client_kill_filter, _type="pubsub")
                 board.rpush("go:away", "")
                 assert (await job.result(PATIENCE)).startswith("away by")
+
+
+async def test_the_doctor_says_when_nobody_would_run_the_task(
+    make_app: Make, worker: CeleryWorker, server: redis_servers.Server, restless: redis_servers.Server
+) -> None:
+    async def seen(app: Fairlead) -> set[str]:
+        async with app.running():
+            return {finding.code for finding in await app.doctor() if finding.code.startswith("celery")}
+
+    assert await seen(make_app("team.caption")) == set()
+    assert await seen(make_app("team.misspelt")) == {"celery-task-unknown"}
+    nowhere = {"broker_url": server.url.replace("/0", "/9")}
+    assert await seen(make_app("team.caption", more={"celery": nowhere})) == {"celery-no-worker"}
+    restless.kill()
+    assert await seen(make_app("team.caption", more={"celery": {"broker_url": restless.url}})) == {"celery-unreachable"}

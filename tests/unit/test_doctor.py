@@ -17,7 +17,7 @@ from fairlead.domain.limits import Auto, Order, Overridden, Rules, ServiceRules
 from fairlead.domain.processes import POOLS, ProcessRecord
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, confirmed, examine, report
-from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, RedisNode, Schema
+from fairlead.runtime.doctor.facts import CeleryFacts, Echo, Facts, LineFacts, RedisFacts, RedisNode, Schema
 from fairlead.runtime.doctor.finding import Finding, Severity, counted, sentence, shown
 from fairlead.store.port import Epoch
 
@@ -615,3 +615,26 @@ def test_lengths_of_time_read_well(seconds: float, text: str) -> None:
 def test_counts_read_well(counts: tuple[int, str, str], text: str) -> None:
     assert counted(*counts) == text
     assert counted(2, "job") == "2 jobs"
+
+
+# ---------------------------------------------------------------- Celery
+
+CELERY = Config.model_validate({"services": {"gpu": {"celery": "app.generate", "limit": 2}}})
+
+
+@pytest.mark.parametrize(
+    ("celery", "code"),
+    [
+        (CeleryFacts(problem="refused"), "celery-unreachable"),
+        (CeleryFacts(), "celery-no-worker"),
+        (CeleryFacts({"c1": frozenset({"app.other"})}), "celery-task-unknown"),
+    ],
+)
+def test_a_celery_task_that_nobody_would_run(celery: CeleryFacts, code: str) -> None:
+    found = find(config=CELERY, celery={"gpu": celery})
+    assert (found.code, found.about) == (code, "gpu")
+
+
+def test_a_celery_task_that_some_worker_knows_is_well() -> None:
+    known = {"old": frozenset({"app.other"}), "new": frozenset({"app.other", "app.generate"})}
+    assert codes(config=CELERY, celery={"gpu": CeleryFacts(known)}) == []

@@ -60,17 +60,23 @@ def _carried(error: BaseException) -> BaseException:
 
 def imported(path: str) -> Handler:
     """The function that `module:name` names."""
+    target = named(path, "function")
+    if not callable(target):
+        raise ConfigError([f"function: {path!r} is not callable"])
+    handler: Handler = target
+    return handler
+
+
+def named(path: str, key: str) -> Any:
+    """Whatever `module:name` names; `key` is the setting that says it."""
     module_name, _, name = path.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
         for part in name.split("."):
             target = getattr(target, part)
     except Exception as error:  # whatever the user's module does when it is imported
-        raise ConfigError([f"function: {path!r} cannot be imported: {type(error).__name__}: {error}"]) from None
-    if not callable(target):
-        raise ConfigError([f"function: {path!r} is not callable"])
-    handler: Handler = target
-    return handler
+        raise ConfigError([f"{key}: {path!r} cannot be imported: {type(error).__name__}: {error}"]) from None
+    return target
 
 
 def path_of(handler: Handler) -> str:

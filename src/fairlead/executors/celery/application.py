@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from fairlead.domain.config import CeleryConfig, Config
 from fairlead.errors import ConfigError
-from fairlead.executors.function import Handler, imported
+from fairlead.executors.function import Handler, named
 
 NEEDED = "Celery is needed: pip install 'fairlead[celery]'"
 
@@ -20,14 +21,15 @@ def is_task(handler: Any) -> bool:
     return loaded is not None and isinstance(handler, loaded.Task)
 
 
+@lru_cache(maxsize=8)
 def application_of(config: CeleryConfig) -> Any:
-    """Raises ConfigError if there is none."""
+    """The same for the same config, with the connections it has. Raises ConfigError if there is none."""
     if importlib.util.find_spec("celery") is None:
         raise ConfigError([NEEDED])
     from celery import Celery
 
     if config.app is not None:
-        app: Any = imported(config.app)
+        app = named(config.app, "celery.app")
         if not isinstance(app, Celery):
             raise ConfigError([f"celery.app: {config.app!r} is not a Celery app"])
         return app

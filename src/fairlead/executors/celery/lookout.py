@@ -38,6 +38,17 @@ def look(app: Any, task_ids: Iterable[str]) -> Sighting:
     return Sighting(frozenset(workers), having)
 
 
+def known_tasks(app: Any) -> dict[str, frozenset[str]]:
+    """By worker that answers: the names of its tasks. Blocks, for about a second."""
+    replies = app.control.broadcast("registered", reply=True, timeout=ANSWER_WITHIN)
+    return {
+        worker: frozenset(str(task).partition(" ")[0] for task in tasks)
+        for reply in replies or ()
+        for worker, tasks in reply.items()
+        if isinstance(tasks, list)
+    }
+
+
 class Silence:
     """Counts it, for one process. `lost_after`: seconds."""
 

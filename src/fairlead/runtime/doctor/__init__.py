@@ -13,6 +13,7 @@ from typing import Any
 
 from fairlead.runtime.doctor import (
     access,
+    celery,
     clocks,
     database,
     lines,
@@ -33,6 +34,7 @@ TOPICS: tuple[ModuleType, ...] = (
     managers,
     workers,
     lines,
+    celery,
     messages,
     clocks,
     settings,

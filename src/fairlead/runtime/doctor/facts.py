@@ -68,6 +68,14 @@ class Echo:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CeleryFacts:
+    """Which tasks each Celery worker knows that answered; or why none could be asked."""
+
+    tasks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    problem: str | None = None
+
+
 @dataclass(frozen=True)
 class Facts:
     """`now` is the database's clock. What could not be asked is as its default: the checks then say nothing of it.
@@ -107,6 +115,8 @@ class Facts:
     lines: Mapping[str, LineFacts] = field(default_factory=dict)
     redis: Mapping[str, RedisFacts] = field(default_factory=dict)
     echo: Echo | None = None
+    # Celery, by the services that are its tasks
+    celery: Mapping[str, CeleryFacts] = field(default_factory=dict)
     # This process
     listens_on: Sequence[str] = ()
     priority_problems: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import BANDS, Lanes, Rules, ServiceRules
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.doctor.facts import Echo, Facts, LineFacts, RedisFacts, Schema
+from fairlead.runtime.doctor.facts import CeleryFacts, Echo, Facts, LineFacts, RedisFacts, Schema
 from fairlead.runtime.line import Line
 from fairlead.runtime.process import Process
 from fairlead.store.port import JobFilter, Store
@@ -47,11 +47,14 @@ class Sources:
     listens_on: Sequence[str] = ()
     priority_problems: Callable[[], Mapping[str, str]] = dict
     outside: bool = False
+    celery: Callable[[], Awaitable[Mapping[str, CeleryFacts]]] | None = None
 
 
 async def facts_of(sources: Sources) -> Facts:
     found: dict[str, Any] = {"now": sources.clock.now(), "elsewhere": False}
     found["redis"] = await sources.redis()
+    if sources.celery is not None:
+        found["celery"] = await sources.celery()
     found |= await _truth(sources)
     if disk := sources.disk():
         found["disk_free"], found["disk_total"] = disk

@@ -1,0 +1,15 @@
+"""As Celery's guide for Django has it; the balancer is one line more."""
+
+import os
+
+from celery import Celery
+
+from fairlead.celery import LoadBalancer
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+
+balancer = LoadBalancer(app, queues=5, user_of="user_id")

@@ -280,9 +280,7 @@ def test_the_user_may_be_a_positional_argument(app: Any, broker: redis.Redis) ->
     balancer.close()
 
 
-def test_a_call_without_a_user_may_go_anywhere(
-    app: Any, broker: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_without_a_user_may_go_anywhere(app: Any, broker: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     balancer = LoadBalancer(app, queues=3, strategy="user_hash", user_of=lambda name, args, kwargs: kwargs["nobody"])
     for _ in range(6):
         app.tasks["noop"].delay()

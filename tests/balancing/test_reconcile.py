@@ -150,7 +150,9 @@ def test_a_queue_that_is_too_long_is_read_only_if_its_length_is_wrong(
     assert balancer.reconcile().kinds == {"lost_pending": 10}
 
 
-def test_more_messages_than_are_read_at_once(noop: Any, balancer: LoadBalancer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_messages_than_are_read_at_once(
+    noop: Any, balancer: LoadBalancer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairlead.celery.broker.PAGE", 3)
     for _ in range(10):
         noop.apply_async(queue=Q)

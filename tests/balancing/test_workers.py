@@ -54,9 +54,7 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_task_leaves_nothing_behind_when_it(
-    end: str, site: tuple[LoadBalancer, Worker], client: redis.Redis
-) -> None:
+def test_a_task_leaves_nothing_behind_when_it(end: str, site: tuple[LoadBalancer, Worker], client: redis.Redis) -> None:
     balancer, _ = site
     ENDS[end](balancer.app)
     until_everything_is_done(balancer, client)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from fairlead.celery.link import Link
+from fairlead.celery.link import Link, Question
 
 State = Literal["pending", "running"]
 STATES: tuple[State, ...] = ("pending", "running")
@@ -75,6 +75,23 @@ class Ledger:
         """Tickets with the indices of the queues they may go to (none: all). The queue of each, in one call."""
         args = [word for ticket, indices in calls for word in (ticket, ",".join(map(str, indices)))]
         return [self.names[index] for index in self._run("reserve", len(self.names), *args)]
+
+    def ask_for(self, ticket: str, indices: Sequence[int]) -> Question:
+        """As `reserve` for one ticket; `told` makes a queue of the answer."""
+        return self._link.ask("reserve", *self._about(ticket, indices))
+
+    def _about(self, ticket: str, indices: Sequence[int]) -> tuple[str | int, ...]:
+        return self._prefix, TTL_S, len(self.names), ticket, ",".join(map(str, indices))
+
+    def told(self, question: Question) -> str:
+        name: str = self.names[question.answer()[0]]
+        return name
+
+    def push(self, ticket: str, indices: Sequence[int], key: tuple[str, str], message: tuple[str, str]) -> str:
+        """As `reserve` for one ticket, and sends its message: the parts before and after the queue's name of both the
+        broker's key and the message."""
+        question = self._link.ask("push", *self._about(ticket, indices), *key, *message)
+        return self.names[int(question.answer())]
 
     def expect(self, queue: str, ticket: str) -> None:
         """A task that its caller sends to a queue of its own choice."""

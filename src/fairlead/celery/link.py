@@ -33,6 +33,8 @@ class Link:
         self._url = url
         self._pid = 0
         self._client: Any = None
+        # Connections on which a script was asked for, and answered; of this process only.
+        self._idle: list[Any] = []
         self._rests_until = 0.0
         self._outage = Outage(log, "load balancing: Redis cannot be used, tasks go to queues in turn")
 
@@ -42,6 +44,44 @@ class Link:
             return self.execute("EVALSHA", found.sha, 0, *args)
         except NoScriptError:
             return self.execute("EVAL", found.source, 0, *args)
+
+    def ask(self, name: str, *args: str | int | bytes) -> Question:
+        """As `run`, but the answer is waited for when it is needed: the caller has work to do meanwhile."""
+        if monotonic() < self._rests_until or self._outage.reason is not None:
+            return Question(self, name, args, None)
+        client = self.client
+        connection = None
+        try:
+            connection = self._idle.pop() if self._idle else client.connection_pool.get_connection()
+            connection.send_packed_command(
+                connection.pack_command("EVALSHA", script(name, SCRIPTS).sha, 0, *args), check_health=False
+            )
+        except ERRORS:
+            self._drop(connection)
+            connection = None
+        return Question(self, name, args, connection)
+
+    def answer(self, name: str, args: tuple[str | int | bytes, ...], connection: Any) -> Any:
+        """What is not answered on that connection is asked once more, as usual."""
+        if connection is None:
+            return self.run(name, *args)
+        try:
+            answer = connection.read_response()
+        except NoScriptError:
+            self._idle.append(connection)
+        except BaseException as error:
+            self._drop(connection)
+            if not isinstance(error, ERRORS):
+                raise
+        else:
+            self._idle.append(connection)
+            return answer
+        return self.run(name, *args)
+
+    def _drop(self, connection: Any) -> None:
+        if connection is not None:
+            connection.disconnect()
+            self.client.connection_pool.release(connection)
 
     def execute(self, *command: Any) -> Any:
         if monotonic() < self._rests_until:
@@ -67,14 +107,30 @@ class Link:
     def client(self) -> Any:
         if self._pid != os.getpid():
             # A connection of the parent's must not be used, nor closed, by its child.
+            self._idle = []
             self._client, self._pid = sync_client(parse(self._url()), timeout=TIMEOUT_S), os.getpid()
         return self._client
 
     def close(self) -> None:
         if self._client is not None and self._pid == os.getpid():
             with contextlib.suppress(*ERRORS):
+                while self._idle:
+                    self._drop(self._idle.pop())
                 self._client.close()
             self._client, self._pid = None, 0
+
+
+class Question:
+    """A script that Redis was asked to run, and whose answer is waited for when it is needed."""
+
+    __slots__ = ("_args", "_connection", "_link", "_name")
+
+    def __init__(self, link: Link, name: str, args: tuple[str | int | bytes, ...], connection: Any) -> None:
+        self._link, self._name, self._args, self._connection = link, name, args, connection
+
+    def answer(self) -> Any:
+        """Once. Raises `Unavailable`."""
+        return self._link.answer(self._name, self._args, self._connection)
 
 
 def redis_of_broker(app: Any) -> str:

@@ -1,7 +1,9 @@
 """How a task gets its queue: Celery asks our router, which reserves; what is not published is given back.
 
 Celery tells a router neither the task's id nor whether the publish succeeded, so `app.send_task` is wrapped: it draws
-the id first, and what was reserved within it is undone when it raises.
+the id first, and what was reserved within it is undone when it raises. Where the broker is the same Redis, the queue is
+chosen by the script that sends the message (`folding.py`). Elsewhere Redis chooses while Celery makes the message: the
+router only asks, and the answer is read where the message is sent, in `amqp.send_task_message`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import uuid
-from celery.signals import after_task_publish, before_task_publish
 
+from fairlead.celery.folding import broker_folds, can_fold, listen, parted
 from fairlead.celery.ledger import Ledger
+from fairlead.celery.link import Question
 from fairlead.celery.strategies import Candidates
 from fairlead.celery.tickets import ticket_of
 from fairlead.celery.users import Users
@@ -32,21 +35,36 @@ _OURS = {"queue": "?"}
 
 @dataclass(slots=True)
 class Sending:
-    """One call of `send_task`. `queue` is where it is counted."""
+    """One call of `send_task`. `queue` is where it is counted. `question`: Redis was asked for one among
+    `candidates`. `folds`: it is chosen where the message is sent."""
 
     publishing: Publishing
     ticket: str
     first: bool
     queue: str | None = None
     published: bool = False
+    question: Question | None = None
+    candidates: tuple[int, ...] = ()
+    foldable: bool = False
+    folds: bool = False
+
+    def push(self, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
+        self.publishing.push(self, channel, message, put)
 
 
 _sending: ContextVar[Sending | None] = ContextVar("fairlead_celery_sending", default=None)
+
+
+def _folding() -> Sending | None:
+    sending = _sending.get()
+    return sending if sending is not None and sending.folds else None
+
+
 _asking: ContextVar[bool] = ContextVar("fairlead_celery_asking", default=False)
 
 
 class Publishing:
-    def __init__(self, app: Any, ledger: Ledger, candidates: Candidates, users: Users) -> None:
+    def __init__(self, app: Any, ledger: Ledger, candidates: Candidates, users: Users, *, own_redis: bool) -> None:
         self._app = app
         self._ledger = ledger
         self._names = frozenset(ledger.names)
@@ -55,19 +73,20 @@ class Publishing:
         self._turn = itertools.count()
         # Tickets that have a queue before Celery asks for one: tasks of groups, and what was enqueued by hand.
         self._ahead: dict[str, str] = {}
+        self._send_message: Any = None
+        self._broker_folds: bool | None = None if own_redis else False
 
     def connect(self) -> None:
         self._send = self._app.send_task
         self._signature = inspect.signature(self._send)
         self._app.send_task = self.send_task
-        before_task_publish.connect(self._before_publish, weak=False, dispatch_uid=(id(self), "before"))
-        after_task_publish.connect(self._after_publish, weak=False, dispatch_uid=(id(self), "after"))
+        self._app.amqp.__dict__["send_task_message"] = self.send_message
 
     def disconnect(self) -> None:
         if self._app.__dict__.get("send_task") == self.send_task:
             del self._app.send_task
-        before_task_publish.disconnect(dispatch_uid=(id(self), "before"))
-        after_task_publish.disconnect(dispatch_uid=(id(self), "after"))
+        if self._app.amqp.__dict__.get("send_task_message") == self.send_message:
+            del self._app.amqp.send_task_message
 
     # -- one task --------------------------------------------------------------------------------------------------
 
@@ -80,15 +99,63 @@ class Publishing:
         task_id = options["task_id"] = options.get("task_id") or uuid()
         retries, nesting = options.get("retries"), options.get("replaced_task_nesting")
         sending = Sending(self, ticket_of(task_id, retries, nesting), not (retries or nesting))
+        sending.foldable = self._broker_folds is not False and can_fold(self._app, options)
         token = _sending.set(sending)
         try:
             return self._send(name, args, kwargs, **options)
         except BaseException:
+            self._settle(sending)
             if sending.queue is not None and not sending.published:
                 self._give_back([(sending.queue, sending.ticket)])
             raise
         finally:
             _sending.reset(token)
+
+    def send_message(self, producer: Any, name: str, message: Any, **options: Any) -> Any:
+        """As Celery's own, which is made when it is needed: it reads the configuration."""
+        if self._send_message is None:
+            self._send_message = self._app.amqp._create_task_sender()
+        sending = _sending.get()
+        if sending is None or sending.publishing is not self:
+            return self._send_message(producer, name, message, **options)
+        if sending.question is not None:
+            options["queue"] = self._settle(sending)
+        elif sending.queue is None and not sending.folds:
+            self._count_chosen(sending, _destination(options))
+        sent = self._send_message(producer, name, message, **options)
+        sending.published = True
+        return sent
+
+    def _folds(self) -> bool:
+        """Asked when a message is sent: by then the app is configured."""
+        if self._broker_folds is None:
+            self._broker_folds = broker_folds(self._app)
+            if self._broker_folds:
+                listen(_folding)
+        return self._broker_folds
+
+    def push(self, sending: Sending, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
+        """Where Redis is away the transport tries for itself; whether that succeeds is the broker's matter."""
+        parts = parted(channel, message)
+        try:
+            if parts is not None:
+                sending.queue = self._ledger.push(sending.ticket, sending.candidates, *parts)
+                return
+            sending.queue = self._ledger.reserve([(sending.ticket, sending.candidates)])[0]
+            put(sending.queue)
+        except Unavailable:
+            put(self._next_among(sending.candidates))
+
+    def _settle(self, sending: Sending) -> str | None:
+        """The queue that Redis chose; or, while it is away, the next in turn, where nothing is counted."""
+        question, sending.question = sending.question, None
+        if question is None:
+            return None
+        try:
+            sending.queue = self._ledger.told(question)
+            return sending.queue
+        except Unavailable:
+            return self._next_among(sending.candidates)
 
     def route(self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
         """The router, last in `task_routes`."""
@@ -99,11 +166,15 @@ class Publishing:
         sending = _sending.get()
         if sending is None or sending.publishing is not self:
             return None  # nobody sends: there is nothing to count
-        queue = self._ahead.pop(sending.ticket, None) or self.reserve(sending.ticket, name, args, kwargs)
-        if queue is None:
-            return {"queue": self.next_in_turn(name, args, kwargs)}
-        sending.queue = queue
-        return {"queue": queue}
+        sending.queue = self._ahead.pop(sending.ticket, None)
+        if sending.queue is None:
+            sending.candidates = self.candidates(name, args, kwargs)
+            if sending.foldable and self._folds():
+                sending.folds = True
+            else:
+                sending.question = self._ledger.ask_for(sending.ticket, sending.candidates)
+        # Any of ours will do until the answer is there: where the message is sent, it gets its own.
+        return {"queue": sending.queue or self._ledger.names[0]}
 
     def reserve(self, ticket: str, name: str, args: Any, kwargs: Any) -> str | None:
         """The queue where the ticket is counted from now on; None while Redis is away."""
@@ -114,7 +185,10 @@ class Publishing:
 
     def next_in_turn(self, name: str, args: Any, kwargs: Any) -> str:
         """A queue without a look at the loads."""
-        among = self.candidates(name, args, kwargs) or range(len(self._ledger.names))
+        return self._next_among(self.candidates(name, args, kwargs))
+
+    def _next_among(self, candidates: Sequence[int]) -> str:
+        among = candidates or range(len(self._ledger.names))
         return self._ledger.names[among[next(self._turn) % len(among)]]
 
     def candidates(self, name: str, args: Any, kwargs: Any) -> tuple[int, ...]:
@@ -135,11 +209,8 @@ class Publishing:
         finally:
             self._give_back_unused([ticket])
 
-    def _before_publish(self, routing_key: str | None = None, **_: Any) -> None:
-        """Counts what goes to one of our queues by its caller's choice, or by another route: also every retry."""
-        sending = _sending.get()
-        if sending is None or sending.publishing is not self or sending.queue is not None:
-            return
+    def _count_chosen(self, sending: Sending, routing_key: str | None) -> None:
+        """What goes to one of our queues by its caller's choice, or by another route: also every retry."""
         ahead = self._ahead.pop(sending.ticket, None)
         if ahead is not None and ahead != routing_key:
             self._give_back([(ahead, sending.ticket)])
@@ -157,11 +228,6 @@ class Publishing:
             self._ledger.expect(queue, sending.ticket)
         else:
             self._ledger.place("pending", [(queue, sending.ticket)])
-
-    def _after_publish(self, **_: Any) -> None:
-        sending = _sending.get()
-        if sending is not None and sending.publishing is self:
-            sending.published = True
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -221,3 +287,11 @@ class Publishing:
             return
         with contextlib.suppress(Unavailable):  # a reconcile pass finds that there is no such message
             self._ledger.place("", tasks)
+
+
+def _destination(options: Mapping[str, Any]) -> str | None:
+    """The queue's name, as far as the options name one: an exchange has its own ways."""
+    queue = options.get("queue")
+    if queue is None or (options.get("exchange") and options.get("routing_key")):
+        return options.get("routing_key")
+    return queue if isinstance(queue, str) else str(queue.name)

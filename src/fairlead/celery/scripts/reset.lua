@@ -1,6 +1,7 @@
--- Forgets everything about some queues.
+-- Forgets everything about some queues. The loads of all are made anew when they are needed.
 -- ARGV[3...]: the queues.
 --- @include ledger
+redis.call('DEL', loads)
 for i = 3, #ARGV do
   for _, state in ipairs({'pending', 'running'}) do
     redis.call('DEL', counter(ARGV[i], state), tickets(ARGV[i], state))

@@ -1,9 +1,11 @@
 -- Where each task is: `queue:Q:pending:tasks` and `queue:Q:running:tasks` are sorted sets of tickets, with the moment of
 -- the last move in microseconds. `queue:Q:pending` and `queue:Q:running` say how many those are, plus what was counted
--- by hand (`increment_pending` and its siblings, in the hash of credits).
+-- by hand (`increment_pending` and its siblings, in the hash of credits). The sorted set of loads has the sum of both for
+-- every queue, by its index in three digits: its first is the least loaded, the lowest index of several.
 -- ARGV[1]: the prefix of the queues' names; ARGV[2]: how many seconds anything outlives its last move.
 local prefix, ttl = ARGV[1], ARGV[2]
 local credits = 'fairlead:celery:' .. prefix .. ':credits'
+local loads = 'fairlead:celery:' .. prefix .. ':loads'
 
 local function now()
   local time = redis.call('TIME')
@@ -18,6 +20,14 @@ local function tickets(queue, state)
   return 'queue:' .. queue .. ':' .. state .. ':tasks'
 end
 
+local function count_of(queue, state)
+  return tonumber(redis.call('GET', counter(queue, state)) or 0) or 0
+end
+
+local function member(index)
+  return string.format('%03d', index)
+end
+
 -- Never from the counter's own value: what somebody else wrote there is gone with the next move.
 local function recount(queue, state)
   local members = redis.call('ZCARD', tickets(queue, state))
@@ -28,6 +38,8 @@ local function recount(queue, state)
     redis.call('HSET', credits, field, credit)
   end
   redis.call('SET', counter(queue, state), members + credit, 'EX', ttl)
+  local rest = count_of(queue, state == 'pending' and 'running' or 'pending')
+  redis.call('ZADD', loads, members + credit + rest, member(string.sub(queue, #prefix + 1)))
   return members + credit
 end
 

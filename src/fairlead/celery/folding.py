@@ -1,0 +1,88 @@
+"""On a broker in Redis, choosing a queue and sending the message there are one script.
+
+One round trip instead of two, and nothing to undo when it fails. Celery's transport puts a message into a queue in
+`Channel._put`; this puts ours before it, once. What it needs to know of the transport is asked for in `can_fold`:
+wherever anything is unusual, the queue is chosen first and the message sent by the transport itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
+
+from celery.signals import after_task_publish, before_task_publish, task_sent
+from kombu.utils.json import dumps
+
+_MARK = "\x00fairlead-queue\x00"
+"""Stands for the queue's name until Redis has chosen one."""
+_ESCAPED = dumps(_MARK)[1:-1]
+
+
+class Folding(Protocol):
+    """A call that is being sent. `push` gets the channel (None: it sends nothing now), the message, and the transport's
+    own way to put it."""
+
+    def push(self, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None: ...
+
+
+def can_fold(app: Any, options: Any) -> bool:
+    """Nobody is told the queue's name before it is known, and the message goes to the app's one broker, a Redis."""
+    if before_task_publish.receivers or after_task_publish.receivers or task_sent.receivers:
+        return False
+    elsewhere = any(options.get(key) for key in ("producer", "publisher", "connection"))
+    return not (elsewhere or app.conf.task_send_sent_event)
+
+
+def broker_folds(app: Any) -> bool:
+    """Whether its transport is the one that we know."""
+    try:
+        from kombu.transport import redis
+    except ImportError:
+        return False
+    connection = app.connection_for_write()
+    channel = getattr(connection.get_transport_cls(), "Channel", None)
+    known = channel in (redis.Channel, redis.SentinelChannel)
+    return known and not connection.alt and all(hasattr(channel, name) for name in _NEEDED)
+
+
+_NEEDED = ("_put", "_q_for_pri", "_get_message_priority", "global_keyprefix")
+
+
+def listen(current: Callable[[], Folding | None]) -> None:
+    """`current` tells whose message it is, if it is one of ours."""
+    from kombu.transport import redis
+
+    if not hasattr(redis.Channel._put, "__wrapped__"):
+        redis.Channel._put = _folded(redis.Channel._put, current)
+
+
+def _folded(original: Any, current: Callable[[], Folding | None]) -> Any:
+    @wraps(original)
+    def put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        folding = current()
+        if folding is None:
+            original(self, queue, message, **kwargs)
+            return
+
+        def by_transport(chosen: str) -> None:
+            message["properties"]["delivery_info"]["routing_key"] = chosen
+            original(self, chosen, message, **kwargs)
+
+        # What is gathered in a batch is sent later, all at once: only the queue can be chosen now.
+        gathered = kwargs.get("_publish_batch") is not None
+        folding.push(None if gathered else self, message, by_transport)
+
+    return put
+
+
+def parted(channel: Any, message: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]] | None:
+    """The broker's key and the message, each before and after the queue's name. None: it is not as we know it."""
+    if channel is None or getattr(channel, "_expires", None):  # queues that have a time to live
+        return None
+    message["properties"]["delivery_info"]["routing_key"] = _MARK
+    parts = dumps(message).split(_ESCAPED)
+    if len(parts) != 2:
+        return None
+    after = channel._q_for_pri("", channel._get_message_priority(message, reverse=False))
+    return (channel.global_keyprefix, after), (parts[0], parts[1])

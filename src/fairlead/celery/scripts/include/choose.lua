@@ -1,0 +1,25 @@
+-- Who gets the next ticket: the queue with the least pending and running, the lowest index of several.
+local function know_loads(count)
+  if redis.call('ZCARD', loads) ~= count then
+    redis.call('DEL', loads)
+    for index = 0, count - 1 do
+      local queue = prefix .. index
+      redis.call('ZADD', loads, count_of(queue, 'pending') + count_of(queue, 'running'), member(index))
+    end
+  end
+  redis.call('EXPIRE', loads, ttl)
+end
+
+-- `candidates`: indices with commas between, or '' for all queues. Returns an index.
+local function least(candidates)
+  if candidates == '' then return tonumber(redis.call('ZRANGE', loads, 0, 0)[1]) end
+  local best, lowest
+  for text in string.gmatch(candidates, '%d+') do
+    local index = tonumber(text)
+    local load = tonumber(redis.call('ZSCORE', loads, member(index)))
+    if best == nil or load < lowest or (load == lowest and index < best) then
+      best, lowest = index, load
+    end
+  end
+  return best
+end

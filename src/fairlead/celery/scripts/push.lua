@@ -1,0 +1,14 @@
+-- Chooses a queue for a ticket, counts the ticket as pending there, and puts its message into the queue.
+-- ARGV[3]: how many queues there are; ARGV[4], ARGV[5]: the ticket and its candidates, as for `reserve`; ARGV[6], ARGV[7]:
+-- what stands before and after the queue's name in the broker's key; ARGV[8], ARGV[9]: and in the message.
+-- Returns the index chosen.
+--- @include ledger
+--- @include choose
+know_loads(tonumber(ARGV[3]))
+local best = least(ARGV[5])
+local queue = prefix .. best
+redis.call('ZADD', tickets(queue, 'pending'), now(), ARGV[4])
+redis.call('EXPIRE', tickets(queue, 'pending'), ttl)
+recount(queue, 'pending')
+redis.call('LPUSH', ARGV[6] .. queue .. ARGV[7], ARGV[8] .. queue .. ARGV[9])
+return best

@@ -1,0 +1,114 @@
+"""Choosing the queue and sending the message are one script where they can be, and two steps where they cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from celery.signals import before_task_publish
+
+from fairlead.celery import LoadBalancer
+from fairlead.celery.ledger import Load
+from tests.balancing.site import DEFAULTS, make_app
+
+
+def commands(broker: redis.Redis, work: Callable[[], Any]) -> dict[str, int]:
+    """What Redis was asked meanwhile, by whomever; scripts' own commands count too."""
+    broker.config_resetstat()
+    work()
+    stats: dict[str, Any] = broker.info("commandstats")
+    return {name.removeprefix("cmdstat_"): said["calls"] for name, said in stats.items()}
+
+
+def messages(broker: redis.Redis, queue: str) -> list[dict[str, Any]]:
+    return [json.loads(message) for message in broker.lrange(queue, 0, -1)]
+
+
+@contextmanager
+def listening(receiver: Callable[..., None]) -> Iterator[None]:
+    before_task_publish.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        before_task_publish.disconnect(receiver)
+
+
+def test_a_call_is_one_script_which_sends_the_message_too(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    noop = app.tasks["noop"]
+    noop.delay()
+    asked = commands(broker, lambda: [noop.delay() for _ in range(10)])
+    assert (asked["evalsha"], asked["lpush"]) == (10, 10)
+    assert {message["properties"]["delivery_info"]["routing_key"] for message in messages(broker, "queue_1")} == {
+        "queue_1"
+    }
+
+
+def test_whoever_listens_for_publishes_is_told_the_queue_that_was_chosen(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    told: list[str] = []
+    with listening(lambda routing_key, **_: told.append(routing_key)):
+        for _ in range(6):
+            app.tasks["noop"].delay()
+    assert told == ["queue_0", "queue_1", "queue_2", "queue_3", "queue_0", "queue_1"]
+    assert balancer.get_queue_load("queue_0") == Load(2, 0)
+    assert broker.llen("queue_0") == 2
+
+
+def test_counters_in_another_redis_are_asked_before_the_message_is_sent(url: str, broker: redis.Redis) -> None:
+    elsewhere = url.replace("/0", "/5")
+    app = make_app(url)
+    balancer = LoadBalancer(app, redis_url=elsewhere, **DEFAULTS)
+    try:
+        for _ in range(5):
+            app.tasks["noop"].delay()
+        assert [broker.llen(name) for name in balancer.queue_names] == [2, 1, 1, 1]
+        assert [load.pending for load in balancer.get_all_queue_loads().values()] == [2, 1, 1, 1]
+        assert not broker.exists("queue:queue_0:pending"), "they are elsewhere"
+    finally:
+        balancer.close()
+        app.close()
+
+
+def test_a_message_keeps_its_priority(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    app.tasks["noop"].apply_async(priority=9)
+    [key] = [key.decode() for key in broker.scan_iter("queue_0*") if key != b"queue_0"]
+    assert key.endswith("9")
+    assert messages(broker, key)[0]["properties"]["priority"] == 9
+    assert balancer.get_queue_load("queue_0") == Load(1, 0)
+
+
+def test_a_brokers_prefix_of_keys_is_kept(url: str, broker: redis.Redis) -> None:
+    app = make_app(url)
+    app.conf.broker_transport_options = {"global_keyprefix": "team:"}
+    balancer = LoadBalancer(app, **DEFAULTS)
+    try:
+        app.tasks["noop"].delay()
+        assert broker.llen("team:queue_0") == 1
+    finally:
+        balancer.close()
+        app.close()
+
+
+def test_text_that_looks_like_our_mark_is_only_text(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    mark = "\x00fairlead-queue\x00"
+    app.tasks["noop"].delay(mark, user_id=mark)
+    [message] = messages(broker, "queue_0")
+    assert message["properties"]["delivery_info"]["routing_key"] == "queue_0"
+    assert balancer.get_queue_load("queue_0") == Load(1, 0)
+
+
+@pytest.mark.parametrize("lost", ["fairlead:celery:queue_:loads", "queue:queue_1:pending"])
+def test_loads_that_are_gone_are_known_again(app: Any, balancer: LoadBalancer, broker: redis.Redis, lost: str) -> None:
+    for _ in range(4):
+        app.tasks["noop"].delay()
+    broker.delete(lost)
+    for _ in range(4):
+        app.tasks["noop"].delay()
+    assert [broker.llen(name) for name in balancer.queue_names] == [2, 2, 2, 2]

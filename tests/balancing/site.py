@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import redis
+from billiard import current_process
 from celery import Celery, Task, group
 from celery.exceptions import Ignore, Reject
 
@@ -80,6 +81,8 @@ def make_app(url: str, **settings: Any) -> Any:
 
     @app.task(name="die_once", shared=False, acks_late=True, reject_on_worker_lost=True)
     def die_once(mark: str) -> None:
+        if current_process().name == "MainProcess":
+            raise Reject("the whole worker would die", requeue=True)
         if client.set(f"test:{mark}", 1, nx=True):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import redis
 from celery import uuid
 
 from fairlead.celery import LoadBalancer
-from tests.balancing.site import release
+from tests.balancing.site import VISIBILITY_VARIABLE, release
 from tests.balancing.workers import Worker, until, until_everything_is_done, until_loads_are, worker
 
 PREFORK = ("-P", "prefork", "-c", "2")
@@ -47,19 +47,33 @@ def test_a_terminated_task_leaves_nothing_behind(balancer: LoadBalancer, one: Wo
     until_everything_is_done(balancer, broker)
 
 
-def test_what_a_killed_worker_ran_is_repaired_by_another(balancer: LoadBalancer, url: str, broker: redis.Redis) -> None:
-    app = balancer.app
+@pytest.fixture
+def lost(balancer: LoadBalancer, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a worker that was killed while it ran two tasks: one acknowledged at its start, one not yet."""
+    monkeypatch.setenv(VISIBILITY_VARIABLE, "3600")
     with worker(balancer, url, *PREFORK, **RECONCILING) as lost:
-        app.tasks["hold"].delay("lost")  # acknowledged at its start: nobody runs it again
-        app.tasks["hold_late"].delay("lost")  # delivered again once its visibility timeout is over
+        balancer.app.tasks["hold"].delay("lost")
+        balancer.app.tasks["hold_late"].delay("lost")
         until_loads_are(balancer, 0, 2)
         lost.kill()
+    return lost.name
+
+
+def test_what_a_killed_worker_ran_is_repaired_by_another(balancer: LoadBalancer, lost: str, url: str) -> None:
     with worker(balancer, url, *PREFORK, **RECONCILING) as other:
-        until_loads_are(balancer, 1, 0)
+        until_loads_are(balancer, 1, 0)  # one will be delivered again, the other is lost
         until(lambda: "1 lost running" in other.log and "1 returned" in other.log, "it says what it repaired")
-        release(broker, "lost")
-        until_everything_is_done(balancer, broker)
     assert balancer.repairs().keys() >= {"lost_running", "returned"}
+    assert lost not in {each.name for each in balancer.workers()}
+
+
+def test_what_is_delivered_again_ends_as_if_it_were_the_first_time(
+    balancer: LoadBalancer, lost: str, url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBILITY_VARIABLE, "1")
+    release(broker, "lost")
+    with worker(balancer, url, *PREFORK, **RECONCILING):
+        until_everything_is_done(balancer, broker)
 
 
 def test_a_worker_that_is_told_to_stop_says_so(balancer: LoadBalancer, one: Worker) -> None:

@@ -78,22 +78,35 @@ def test_what_a_lost_worker_ran_is_gone_or_comes_back(noop: Any, balancer: LoadB
     assert balancer.get_queue_load(Q) == (1, 0)
 
 
-def test_what_a_living_worker_runs_is_running(app: Any, broker: redis.Redis) -> None:
+@pytest.fixture
+def patient(app: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A balancer whose workers live, and whose passes do not wait between their looks."""
     balancer = LoadBalancer(app, **{**DEFAULTS, "worker_ttl": 60.0})
-    running = [(Q, "its start was never told")]
-    balancer._ledger.place("running", [(Q, "known")])
-    balancer._ledger.beat("w@test", [*running, (Q, "known")])
-    assert balancer.reconcile().kinds == {"found_running": 1}
-    assert balancer.get_queue_load(Q) == (0, 2)
+    monkeypatch.setattr(reconcile.time, "sleep", lambda _: None)
+    yield balancer
     balancer.close()
 
 
-def test_a_task_that_moved_a_moment_ago_is_left_alone(app: Any) -> None:
-    balancer = LoadBalancer(app, **{**DEFAULTS, "worker_ttl": 60.0})
-    balancer._ledger.place("running", [(Q, "young")])
-    assert not balancer.reconcile()
-    assert balancer.get_queue_load(Q) == (0, 1)
-    balancer.close()
+def test_what_a_living_worker_runs_is_running(patient: LoadBalancer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = patient._ledger
+    running = [(Q, "its start was never told"), (Q, "known")]
+    ledger.place("running", running[1:])
+    ledger.beat("w@test", running)
+    monkeypatch.setattr(reconcile.time, "sleep", lambda _: ledger.beat("w@test", running))
+    assert patient.reconcile().kinds == {"found_running": 1}
+    assert patient.get_queue_load(Q) == (0, 2)
+
+
+def test_what_a_worker_has_not_said_again_may_have_ended(patient: LoadBalancer) -> None:
+    patient._ledger.beat("w@test", [(Q, "ended")])
+    assert not patient.reconcile()
+    assert patient.get_queue_load(Q) == (0, 0)
+
+
+def test_a_task_that_moved_a_moment_ago_is_left_alone(patient: LoadBalancer) -> None:
+    patient._ledger.place("running", [(Q, "young")])
+    assert not patient.reconcile()
+    assert patient.get_queue_load(Q) == (0, 1)
 
 
 def test_a_task_that_moves_between_two_looks_is_left_alone(

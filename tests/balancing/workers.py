@@ -59,9 +59,9 @@ class Worker:
 
     def __init__(self, balancer: LoadBalancer, url: str, *options: str, **settings: Any) -> None:
         self.name = f"w{next(_numbers)}@test"
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "tests.balancing.site", "worker", "-n", self.name, "-l", "info",
+            [sys.executable, "-m", "celery", "-A", "tests.balancing.site", "worker", "-n", self.name, "-l", "warning",
              "--without-gossip", "--without-mingle", *options],
             cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, BROKER_VARIABLE: url, BALANCER_VARIABLE: json.dumps(settings)},
@@ -87,10 +87,8 @@ class Worker:
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()
         self._log.close()
 

@@ -50,7 +50,7 @@ class LoadBalancer:
         users = Users(user_of, lambda name: app.tasks.get(name))
         self._publishing = Publishing(app, self._ledger, candidates, users, own_redis=redis_url is None)
         self._tracking = Tracking(app, self._ledger)
-        self._reconciler = Reconciler(app, self._ledger, worker_ttl)
+        self._reconciler = Reconciler(app, self._ledger, worker_ttl, worker_ttl / BEATS)
         self._keeper = Keeper(app, self._ledger, self._reconciler.run, worker_ttl / BEATS, reconcile_every)
         self._connect()
 

@@ -1,4 +1,4 @@
-"""In every worker: a thread that says that the worker lives and what it runs, and takes its turn to reconcile."""
+"""In every worker: a thread that says that the worker lives and what it runs, and one that takes turns to reconcile."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fairlead.errors import Unavailable
 
 log = logging.getLogger("fairlead.celery")
 
+LEAVE_S = 5.0
+
 
 class Keeper:
     def __init__(
@@ -28,7 +30,7 @@ class Keeper:
         self._beat_every_s = beat_every_s
         self._reconcile_every_s = reconcile_every_s
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def connect(self) -> None:
         worker_ready.connect(self._on_ready, weak=False, dispatch_uid=(id(self), "ready"))
@@ -40,34 +42,42 @@ class Keeper:
         self._stop.set()
 
     def _on_ready(self, sender: Any, **_: Any) -> None:
-        if sender.app is not self._app or (self._thread is not None and self._thread.is_alive()):
+        # Again after every connection to the broker that was lost.
+        if sender.app is not self._app or any(thread.is_alive() for thread in self._threads):
             return
         self._stop.clear()
-        self._thread = threading.Thread(
-            target=self._run, args=(sender.hostname,), name="fairlead-celery-keeper", daemon=True
-        )
-        self._thread.start()
+        loops = [self._beat, self._take_turns] if self._reconcile_every_s else [self._beat]
+        self._threads = [
+            threading.Thread(target=loop, args=(sender.hostname,), name=f"fairlead-celery{loop.__name__}", daemon=True)
+            for loop in loops
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
         if sender.app is self._app:
             self._stop.set()
-            if self._thread is not None:
-                self._thread.join(self._beat_every_s)
+            for thread in self._threads[:1]:
+                thread.join(LEAVE_S)
 
-    def _run(self, worker: str) -> None:
+    def _beat(self, worker: str) -> None:
         while not self._stop.is_set():
-            try:
+            with contextlib.suppress(Unavailable):  # the log has it
                 self._ledger.beat(worker, self._running())
-                if self._reconcile_every_s and self._ledger.take_turn(worker, self._reconcile_every_s):
-                    self._reconcile()
-            except Unavailable:
-                pass  # the log has it
-            except Exception:
-                # A broker that is away, or a message that nobody can read. The next pass looks anew.
-                log.exception("load balancing: a reconcile pass failed")
             self._stop.wait(self._beat_every_s)
         with contextlib.suppress(Unavailable):
             self._ledger.leave(worker)
+
+    def _take_turns(self, worker: str) -> None:
+        while not self._stop.wait(self._reconcile_every_s):
+            try:
+                if self._ledger.take_turn(worker, self._reconcile_every_s):
+                    self._reconcile()
+            except Unavailable:
+                pass
+            except Exception:
+                # A broker that is away, or a message that nobody can read. The next pass looks anew.
+                log.exception("load balancing: a reconcile pass failed")
 
     def _running(self) -> Iterator[tuple[str, str]]:
         for request in _copied(state.active_requests):

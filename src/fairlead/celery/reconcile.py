@@ -57,18 +57,22 @@ class Reconciliation:
 
 
 class Reconciler:
-    """`grace_s`: how long after its last move a task is left alone, and after its last word a worker lives."""
+    """`grace_s`: how long after its last move a task is left alone, and after its last word a worker lives. Workers
+    say their word every `beat_every_s`."""
 
-    def __init__(self, app: Any, ledger: Ledger, grace_s: float) -> None:
+    def __init__(self, app: Any, ledger: Ledger, grace_s: float, beat_every_s: float) -> None:
         self._app = app
         self._ledger = ledger
         self._grace = int(grace_s * 1_000_000)
+        self._pause_s = LOOK_AGAIN_S + beat_every_s
 
     def run(self) -> Reconciliation:
+        began = self._ledger.now()
         suspected = self._differences()
         if suspected:
-            time.sleep(LOOK_AGAIN_S)
-            suspected &= self._differences()
+            time.sleep(self._pause_s)
+            suspected &= self._differences(began)
+        self._forget_lost_workers()
         repairs = tuple(self._ledger.repair(sorted(suspected)))
         done = Reconciliation(repairs, tuple(self._ledger.recount()))
         if done:
@@ -76,36 +80,29 @@ class Reconciler:
             log.warning("load balancing: repaired %s", done)
         return done
 
-    def _differences(self) -> set[Repair]:
-        # In the order in which a task moves on, so that one under way is seen at least once.
-        ledger, now = self._ledger, self._ledger.now()
-        entries = {queue: ledger.entries(queue) for queue in ledger.names}
-        with opened(self._app) as broker:
-            waiting = None if broker is None else self._waiting(broker, entries)
-        running = {place for worker in ledger.workers() if now - worker.heard < self._grace for place in worker.running}
-        found: set[Repair] = set()
-        for queue, known in entries.items():
-            runs = {ticket for name, ticket in running if name == queue}
-            waits = None if waiting is None else waiting[queue]
-            found |= {
-                repair
-                for repair in self._of_queue(queue, known, runs, waits)
-                if not repair.was or now - repair.moved >= self._grace
-            }
-        return found
+    def _forget_lost_workers(self) -> None:
+        now = self._ledger.now()
+        for worker in self._ledger.workers():
+            if now - worker.heard >= self._grace:
+                self._ledger.leave(worker.name)
 
-    def _of_queue(
-        self, queue: str, known: dict[str, Entry], runs: set[str], waits: set[str] | None
-    ) -> Iterable[Repair]:
-        """`waits` is None where nobody can tell: then what is pending may be, and only what runs is certain."""
-        for ticket in known.keys() | runs | (waits or set()):
-            entry = known.get(ticket)
-            was: State | Literal[""] = "" if entry is None else entry.state
-            now: State | Literal[""] = "running" if ticket in runs else ""
-            if not now and (ticket in waits if waits is not None else was == "pending"):
-                now = "pending"
-            if was != now:
-                yield Repair(queue, ticket, was, 0 if entry is None else entry.moved, now)
+    def _differences(self, since: int = 0) -> set[Repair]:
+        """What a worker runs is believed if it was said after `since`: its word may be older than the task's end."""
+        # In the order in which a task moves on, so that one under way is seen at least once.
+        now, names = self._ledger.now(), self._ledger.names
+        entries = {queue: self._ledger.entries(queue) for queue in names}
+        with opened(self._app) as broker:
+            waiting = dict.fromkeys(names) if broker is None else self._waiting(broker, entries)
+        live = [worker for worker in self._ledger.workers() if now - worker.heard < self._grace]
+        runs = {place for worker in live for place in worker.running}
+        news = {place for worker in live if worker.heard > since for place in worker.running}
+        return {
+            repair
+            for queue in names
+            for repair in _compared(queue, entries[queue], {t for q, t in runs if q == queue}, waiting[queue])
+            if (not repair.was or now - repair.moved >= self._grace)
+            and (repair.now != "running" or (queue, repair.ticket) in news)
+        }
 
     def _waiting(self, broker: RedisBroker, entries: dict[str, dict[str, Entry]]) -> dict[str, set[str] | None]:
         """The tickets of all messages, by queue; None for a queue that is too long to be read and looks right."""
@@ -118,3 +115,15 @@ class Reconciler:
 
     def _is_worth_reading(self, length: int, known: dict[str, Entry]) -> bool:
         return length <= DEEP or abs(len(known) - length) > SLACK * length
+
+
+def _compared(queue: str, known: dict[str, Entry], runs: set[str], waits: set[str] | None) -> Iterable[Repair]:
+    """`waits` is None where nobody can tell: then what is pending may be, and only what runs is certain."""
+    for ticket in known.keys() | runs | (waits or set()):
+        entry = known.get(ticket)
+        was: State | Literal[""] = "" if entry is None else entry.state
+        now: State | Literal[""] = "running" if ticket in runs else ""
+        if not now and (ticket in waits if waits is not None else was == "pending"):
+            now = "pending"
+        if was != now:
+            yield Repair(queue, ticket, was, 0 if entry is None else entry.moved, now)

@@ -42,7 +42,7 @@ class Errands:
         """The one that is under way, taken over from whoever waited for it; or a new one, of which nobody knows yet."""
         if self._backend is not None and (found := self._backend.client.get(PREFIX + key)):
             errand = Errand(key, found.decode().partition(" ")[0], taken_over=True)
-            self._backend.client.set(PREFIX + key, errand.text, keepttl=True)
+            self._backend.client.set(PREFIX + key, errand.text, keepttl=True, xx=True)
             return errand
         return Errand(key)
 

@@ -38,7 +38,7 @@ def section_of(command: str) -> str:
 
 def documented_options(text: str) -> set[str]:
     first_cells = re.findall(r"^\| (`-.+?) \|", text, re.M)
-    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(first_cells)))
+    return set(re.findall(r"(?<![\w-])--?[A-Za-z][a-z-]*", " ".join(first_cells)))
 
 
 def options_of(command: Any) -> set[str]:

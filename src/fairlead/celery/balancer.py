@@ -44,6 +44,7 @@ class LoadBalancer:
         reconcile_every: float = 30.0,
     ) -> None:
         self.app = app
+        self._worker_ttl = worker_ttl
         self._link = Link(lambda: redis_url or redis_of_broker(app))
         candidates = candidates_of(strategy, queues, shuffle_size)
         self._ledger = Ledger(self._link, prefix, queues)
@@ -112,8 +113,9 @@ class LoadBalancer:
         return self._ledger.repairs()
 
     def workers(self) -> list[Worker]:
-        """The workers that count their tasks, as they were heard last."""
-        return self._ledger.workers()
+        """The workers that count their tasks and were heard of lately."""
+        oldest = self._ledger.now() - int(self._worker_ttl * 1_000_000)
+        return [worker for worker in self._ledger.workers() if worker.heard > oldest]
 
     # -- wiring ----------------------------------------------------------------------------------------------------
 

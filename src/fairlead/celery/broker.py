@@ -8,8 +8,11 @@ from typing import Any
 
 import orjson
 import redis
+from kombu.exceptions import OperationalError
 
 from fairlead.celery.tickets import ticket_of_headers
+from fairlead.dispatch.redis.errors import ERRORS
+from fairlead.errors import Unavailable
 
 PAGE = 500
 
@@ -63,14 +66,17 @@ class RedisBroker:
 
 @contextmanager
 def opened(app: Any) -> Iterator[RedisBroker | None]:
-    """None if the broker is not Redis: then nobody can look into it."""
-    with app.connection_for_read() as connection:
-        if connection.transport.driver_type != "redis":
-            yield None
-            return
-        channel = connection.default_channel
-        with channel.conn_or_acquire() as client:
-            yield RedisBroker(channel, client)
+    """None if the broker is not Redis: then nobody can look into it. Raises `Unavailable`."""
+    try:
+        with app.connection_for_read() as connection:
+            if connection.transport.driver_type != "redis":
+                yield None
+                return
+            channel = connection.default_channel
+            with channel.conn_or_acquire() as client:
+                yield RedisBroker(channel, client)
+    except (OperationalError, *ERRORS) as error:
+        raise Unavailable(f"the broker cannot be used now: {error}", public="the broker cannot be used now") from error
 
 
 def _tickets(messages: Iterable[bytes]) -> Iterator[str]:

@@ -32,6 +32,7 @@ KINDS: dict[tuple[str, str], str] = {
     ("", "running"): "found_running",
 }
 """What a repair was: from where, to where."""
+REPAIRS = (*KINDS.values(), "miscounted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import typer
 
 from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, turn, up, watch, why, worker
 from fairlead.cli.batch import batch
+from fairlead.cli.celery import celery
 from fairlead.cli.config import config
 from fairlead.cli.dead import dead
 from fairlead.cli.doctor import doctor
@@ -52,6 +53,7 @@ app.command()(operators.priority)
 app.command()(operators.rebuild)
 app.command()(operators.audit)
 app.add_typer(workers, name="workers")
+app.add_typer(celery, name="celery")
 app.add_typer(keys, name="keys")
 app.command()(doctor)
 app.command()(migrate.migrate)

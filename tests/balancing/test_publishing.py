@@ -133,6 +133,7 @@ def test_an_eager_app_counts_nothing(url: str) -> None:
 def lost_broker(url: str) -> Iterator[tuple[Any, LoadBalancer]]:
     """The counts are on a server that lives, the broker is one that does not."""
     app = make_app("redis://127.0.0.1:9/0", task_publish_retry=False)
+    app.conf.broker_transport_options = {"max_retries": 0}
     balancer = LoadBalancer(app, **DEFAULTS, redis_url=url)
     yield app, balancer
     balancer.close()

@@ -76,7 +76,7 @@ def sampled(balancer: LoadBalancer, broker: redis.Redis) -> Iterator[list[int]]:
     over, found = threading.Event(), [0]
 
     def sample() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.1):
             found.append(differences(balancer, broker))
 
     thread = threading.Thread(target=sample)
@@ -89,6 +89,7 @@ def sampled(balancer: LoadBalancer, broker: redis.Redis) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # on a busy machine
 def test_counters_hold_in_a_storm_and_end_at_zero_by_themselves(
     app: Any, url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +109,7 @@ def test_counters_hold_in_a_storm_and_end_at_zero_by_themselves(
         producers = [threading.Thread(target=produce, args=(app, TASKS // PRODUCERS, n)) for n in range(PRODUCERS)]
         for producer in producers:
             producer.start()
-        until(lambda: len(samples) > 10, "the storm is on")
+        until(lambda: len(samples) > 5, "the storm is on")
         doomed.kill()
         release(broker, "doomed", SLOTS)
         for producer in producers:

@@ -21,7 +21,7 @@ from fairlead.celery import LoadBalancer
 from tests.balancing.site import BALANCER_VARIABLE, BROKER_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 _numbers = itertools.count()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -112,3 +112,31 @@ def test_loads_that_are_gone_are_known_again(app: Any, balancer: LoadBalancer, b
     for _ in range(4):
         app.tasks["noop"].delay()
     assert [broker.llen(name) for name in balancer.queue_names] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_connections_that_redis_has_closed_cost_no_task_and_double_none(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis, heard: bool
+) -> None:
+    def receiver(**_: Any) -> None:
+        pass
+
+    with listening(receiver) if heard else nullcontext():
+        app.tasks["noop"].delay()
+        broker.client_kill_filter(_type="normal", skipme=True)
+        app.tasks["noop"].delay()
+        broker.script_flush()
+        app.tasks["noop"].delay()
+    assert [broker.llen(name) for name in balancer.queue_names] == [1, 1, 1, 0]
+    assert [load.pending for load in balancer.get_all_queue_loads().values()] == [1, 1, 1, 0]
+
+
+def test_a_message_whose_reply_was_lost_is_not_sent_twice(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    ledger = balancer._ledger
+    assert ledger.push("t1", (), ("", ""), ('{"to": "', '"}')) == "queue_0"
+    args = (*ledger._about("t1", ()), "", "", "{", "}")
+    assert ledger.names[ledger._link.run("push", *args, "again")] == "queue_0"
+    assert ledger.names[ledger._link.run("push", *ledger._about("t2", ()), "", "", "{", "}", "again")] == "queue_1"
+    assert broker.lrange("queue_0", 0, -1) == [b'{"to": "queue_0"}']

@@ -1,13 +1,13 @@
 """On a broker in Redis, choosing a queue and sending the message there are one script.
 
 One round trip instead of two, and nothing to undo when it fails. Celery's transport puts a message into a queue in
-`Channel._put`; this puts ours before it, once. What it needs to know of the transport is asked for in `can_fold`:
-wherever anything is unusual, the queue is chosen first and the message sent by the transport itself.
+`Channel._put`; this puts ours before it, once. Where the queue must be known earlier (`is_heard`) it is chosen first;
+where anything is unusual, the transport sends the message itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Protocol
 
@@ -23,15 +23,20 @@ class Folding(Protocol):
     """A call that is being sent. `push` gets the channel (None: it sends nothing now), the message, and the transport's
     own way to put it."""
 
+    task_id: str
+
     def push(self, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None: ...
 
 
-def can_fold(app: Any, options: Any) -> bool:
-    """Nobody is told the queue's name before it is known, and the message goes to the app's one broker, a Redis."""
-    if before_task_publish.receivers or after_task_publish.receivers or task_sent.receivers:
-        return False
-    elsewhere = any(options.get(key) for key in ("producer", "publisher", "connection"))
-    return not (elsewhere or app.conf.task_send_sent_event)
+def is_heard(app: Any) -> bool:
+    """Whether somebody is told the queue's name before the message is sent, and it must be known by then."""
+    listened = before_task_publish.receivers or after_task_publish.receivers or task_sent.receivers
+    return bool(listened or app.conf.task_send_sent_event)
+
+
+def goes_elsewhere(options: Mapping[str, Any]) -> bool:
+    """By a connection that the caller chose."""
+    return any(options.get(key) for key in ("producer", "publisher", "connection"))
 
 
 def broker_folds(app: Any) -> bool:
@@ -61,7 +66,7 @@ def _folded(original: Any, current: Callable[[], Folding | None]) -> Any:
     @wraps(original)
     def put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         folding = current()
-        if folding is None:
+        if folding is None or message["properties"].get("correlation_id") != folding.task_id:
             original(self, queue, message, **kwargs)
             return
 

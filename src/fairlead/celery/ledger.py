@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fairlead.celery.link import Link, Question
+from fairlead.errors import Unavailable
 
 State = Literal["pending", "running"]
 STATES: tuple[State, ...] = ("pending", "running")
@@ -90,8 +91,18 @@ class Ledger:
     def push(self, ticket: str, indices: Sequence[int], key: tuple[str, str], message: tuple[str, str]) -> str:
         """As `reserve` for one ticket, and sends its message: the parts before and after the queue's name of both the
         broker's key and the message."""
-        question = self._link.ask("push", *self._about(ticket, indices), *key, *message)
+        args = (*self._about(ticket, indices), *key, *message)
+        # A reply that was lost says nothing of the script: the second one looks whether the first has sent it.
+        question = self._link.ask("push", *args, "", again=lambda: self._link.run("push", *args, "again"))
         return self.names[int(question.answer())]
+
+    def deliver(self, key: str, message: str) -> None:
+        """Puts a message that is counted into its queue. Raises `Unavailable` where it is not known whether it is."""
+
+        def unknown() -> None:
+            raise Unavailable("Redis did not say whether it has the message")
+
+        self._link.send("LPUSH", key, message, again=unknown).answer()
 
     def expect(self, queue: str, ticket: str) -> None:
         """A task that its caller sends to a queue of its own choice."""

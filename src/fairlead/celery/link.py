@@ -45,26 +45,28 @@ class Link:
         except NoScriptError:
             return self.execute("EVAL", found.source, 0, *args)
 
-    def ask(self, name: str, *args: str | int | bytes) -> Question:
-        """As `run`, but the answer is waited for when it is needed: the caller has work to do meanwhile."""
+    def ask(self, name: str, *args: str | int | bytes, again: Callable[[], Any] | None = None) -> Question:
+        """As `run`, but the answer is waited for when it is needed: the caller has work to do meanwhile. Without one,
+        the script is run as usual, or `again`."""
+        return self.send("EVALSHA", script(name, SCRIPTS).sha, 0, *args, again=again or (lambda: self.run(name, *args)))
+
+    def send(self, *command: str | int | bytes, again: Callable[[], Any]) -> Question:
+        """A command, with as little around it as can be."""
         if monotonic() < self._rests_until or self._outage.reason is not None:
-            return Question(self, name, args, None)
+            return Question(self, None, again)
         client = self.client
         connection = None
         try:
             connection = self._idle.pop() if self._idle else client.connection_pool.get_connection()
-            connection.send_packed_command(
-                connection.pack_command("EVALSHA", script(name, SCRIPTS).sha, 0, *args), check_health=False
-            )
+            connection.send_packed_command(connection.pack_command(*command), check_health=False)
         except ERRORS:
             self._drop(connection)
             connection = None
-        return Question(self, name, args, connection)
+        return Question(self, connection, again)
 
-    def answer(self, name: str, args: tuple[str | int | bytes, ...], connection: Any) -> Any:
-        """What is not answered on that connection is asked once more, as usual."""
+    def answer(self, connection: Any, again: Callable[[], Any]) -> Any:
         if connection is None:
-            return self.run(name, *args)
+            return again()
         try:
             answer = connection.read_response()
         except NoScriptError:
@@ -76,7 +78,7 @@ class Link:
         else:
             self._idle.append(connection)
             return answer
-        return self.run(name, *args)
+        return again()
 
     def _drop(self, connection: Any) -> None:
         if connection is not None:
@@ -121,16 +123,16 @@ class Link:
 
 
 class Question:
-    """A script that Redis was asked to run, and whose answer is waited for when it is needed."""
+    """What Redis was asked, and whose answer is waited for when it is needed."""
 
-    __slots__ = ("_args", "_connection", "_link", "_name")
+    __slots__ = ("_again", "_connection", "_link")
 
-    def __init__(self, link: Link, name: str, args: tuple[str | int | bytes, ...], connection: Any) -> None:
-        self._link, self._name, self._args, self._connection = link, name, args, connection
+    def __init__(self, link: Link, connection: Any, again: Callable[[], Any]) -> None:
+        self._link, self._connection, self._again = link, connection, again
 
     def answer(self) -> Any:
-        """Once. Raises `Unavailable`."""
-        return self._link.answer(self._name, self._args, self._connection)
+        """Once. What was not answered is asked once more, as `again` says. Raises `Unavailable`."""
+        return self._link.answer(self._connection, self._again)
 
 
 def redis_of_broker(app: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from celery import uuid
 
-from fairlead.celery.folding import broker_folds, can_fold, listen, parted
+from fairlead.celery.folding import broker_folds, goes_elsewhere, is_heard, listen, parted
 from fairlead.celery.ledger import Ledger
 from fairlead.celery.link import Question
 from fairlead.celery.strategies import Candidates
@@ -36,9 +36,10 @@ _OURS = {"queue": "?"}
 @dataclass(slots=True)
 class Sending:
     """One call of `send_task`. `queue` is where it is counted. `question`: Redis was asked for one among
-    `candidates`. `folds`: it is chosen where the message is sent."""
+    `candidates`. `folds`: the message is put into its queue by us."""
 
     publishing: Publishing
+    task_id: str
     ticket: str
     first: bool
     queue: str | None = None
@@ -98,8 +99,8 @@ class Publishing:
             name, args, kwargs = options.pop("name"), options.pop("args"), options.pop("kwargs")
         task_id = options["task_id"] = options.get("task_id") or uuid()
         retries, nesting = options.get("retries"), options.get("replaced_task_nesting")
-        sending = Sending(self, ticket_of(task_id, retries, nesting), not (retries or nesting))
-        sending.foldable = self._broker_folds is not False and can_fold(self._app, options)
+        sending = Sending(self, task_id, ticket_of(task_id, retries, nesting), not (retries or nesting))
+        sending.foldable = self._broker_folds is not False and not goes_elsewhere(options)
         token = _sending.set(sending)
         try:
             return self._send(name, args, kwargs, **options)
@@ -138,13 +139,17 @@ class Publishing:
         """Where Redis is away the transport tries for itself; whether that succeeds is the broker's matter."""
         parts = parted(channel, message)
         try:
-            if parts is not None:
+            if parts is None:
+                chosen = sending.queue or self._ledger.reserve([(sending.ticket, sending.candidates)])[0]
+                sending.queue = chosen
+                put(chosen)
+            elif sending.queue is None:
                 sending.queue = self._ledger.push(sending.ticket, sending.candidates, *parts)
-                return
-            sending.queue = self._ledger.reserve([(sending.ticket, sending.candidates)])[0]
-            put(sending.queue)
+            else:
+                self._ledger.deliver(*(sending.queue.join(part) for part in parts))
         except Unavailable:
-            put(self._next_among(sending.candidates))
+            put(sending.queue or self._next_among(sending.candidates))
+        sending.published = True
 
     def _settle(self, sending: Sending) -> str | None:
         """The queue that Redis chose; or, while it is away, the next in turn, where nothing is counted."""
@@ -155,6 +160,7 @@ class Publishing:
             sending.queue = self._ledger.told(question)
             return sending.queue
         except Unavailable:
+            sending.folds = False
             return self._next_among(sending.candidates)
 
     def route(self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
@@ -169,9 +175,8 @@ class Publishing:
         sending.queue = self._ahead.pop(sending.ticket, None)
         if sending.queue is None:
             sending.candidates = self.candidates(name, args, kwargs)
-            if sending.foldable and self._folds():
-                sending.folds = True
-            else:
+            sending.folds = sending.foldable and self._folds()
+            if not sending.folds or is_heard(self._app):
                 sending.question = self._ledger.ask_for(sending.ticket, sending.candidates)
         # Any of ours will do until the answer is there: where the message is sent, it gets its own.
         return {"queue": sending.queue or self._ledger.names[0]}

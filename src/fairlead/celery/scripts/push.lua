@@ -1,10 +1,18 @@
 -- Chooses a queue for a ticket, counts the ticket as pending there, and puts its message into the queue.
 -- ARGV[3]: how many queues there are; ARGV[4], ARGV[5]: the ticket and its candidates, as for `reserve`; ARGV[6], ARGV[7]:
--- what stands before and after the queue's name in the broker's key; ARGV[8], ARGV[9]: and in the message.
--- Returns the index chosen.
+-- what stands before and after the queue's name in the broker's key; ARGV[8], ARGV[9]: and in the message. ARGV[10]: not
+-- '' if it may have been sent before; then nothing is done if it was. Returns the index chosen.
 --- @include ledger
 --- @include choose
-know_loads(tonumber(ARGV[3]))
+local count = tonumber(ARGV[3])
+if ARGV[10] ~= '' then
+  for index = 0, count - 1 do
+    for _, state in ipairs({'pending', 'running'}) do
+      if redis.call('ZSCORE', tickets(prefix .. index, state), ARGV[4]) then return index end
+    end
+  end
+end
+know_loads(count)
 local best = least(ARGV[5])
 local queue = prefix .. best
 redis.call('ZADD', tickets(queue, 'pending'), now(), ARGV[4])

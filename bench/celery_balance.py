@@ -1,13 +1,13 @@
 """Celery with the load balancer beside plain Celery: how long others wait behind a user's bulk, and what a call costs.
 
-    python -m bench.celery_balance            both, in about two minutes
+    python -m bench.celery_balance            both, in about four minutes
     python -m bench.celery_balance waits      [--rounds 3] [--bulk 1000] [--seconds 0.01]
     python -m bench.celery_balance cost       [--blocks 60]
 
-`waits`: one user submits 1,000 tasks (a group; with the seed's algorithm also by single calls), then ten users submit
-one each; then a worker with four threads begins, which takes from all queues in turn, as Celery's workers do. For each
-of the ten: how many tasks began before theirs, and how long that took. `cost`: the same task sent by `delay()` with and
-without the balancer, block by block in turn, each as large as the other.
+`waits`: one user submits 1,000 tasks (a group; by single calls where it says so), then ten users submit one each; then
+a worker with four threads begins, which takes from all queues in turn, as Celery's workers do. For each of the ten: how
+many tasks began before theirs, and how long that took. `cost`: the same task sent by `delay()` with and without the
+balancer, block by block in turn, each as large as the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery.signals import before_task_publish
 from tests.celery_workers import CeleryWorker
 from tests.redis_servers import Server
 
-from bench.celery_site import BROKER, QUEUES, SEED, SEED_SINGLY, SINGLE, STARTED, WAY, make
+from bench.celery_site import BROKER, ONCE, QUEUES, SINGLE, SINGLY, STARTED, WAY, make
 from fairlead.celery import LoadBalancer
 from fairlead.celery.strategies import STRATEGIES
 
@@ -39,10 +39,19 @@ def _heard(**_: Any) -> None:
     """Tracing listens like this; the queue must then be known before the message is sent."""
 
 
+@dataclass(frozen=True)
+class Case:
+    name: str
+    results: bool = False
+    heard: bool = False
+    elsewhere: bool = False
+
+
 CASES = (
-    ("results ignored", False, None),
-    ("results in Redis", True, None),
-    ("results ignored, and somebody listens to `before_task_publish`", False, _heard),
+    Case("results ignored"),
+    Case("results in Redis", results=True),
+    Case("results ignored, and somebody listens to `before_task_publish`", heard=True),
+    Case("results ignored, and the counts are not in the broker", elsewhere=True),
 )
 
 
@@ -58,7 +67,7 @@ class Waits:
 
 
 def waits(server: Server, rounds: int, bulk: int, seconds: float) -> dict[str, Waits]:
-    found = {way: Waits() for way in (SINGLE, SEED, SEED_SINGLY, *STRATEGIES)}
+    found = {way: Waits() for way in (SINGLE, ONCE, SINGLY, *STRATEGIES)}
     for number in range(rounds):
         for way, each in found.items():
             _measure(server, way, each, f"round{number}", bulk, seconds)
@@ -90,26 +99,26 @@ def _submit(app: Any, way: str, client: redis.Redis, salt: str, bulk: int, secon
     work = app.tasks["bench.work"]
 
     def one(user: str, **options: Any) -> Any:
-        if way in (SEED, SEED_SINGLY) and not options:
-            options["queue"] = _seeds_choice(client, 1)
+        if way in (ONCE, SINGLY) and not options:
+            options["queue"] = _by_counters(client, 1)
         return work.s(user_id=f"{user}-{salt}", seconds=seconds).set(**options)
 
-    if way == SEED_SINGLY:
+    if way == SINGLY:
         for _ in range(bulk):
             one("bulk").apply_async()
     else:
-        options = {"queue": _seeds_choice(client, bulk)} if way == SEED else {"ignore_result": True}
+        options = {"queue": _by_counters(client, bulk)} if way == ONCE else {"ignore_result": True}
         group(one("bulk", **options) for _ in range(bulk)).apply_async()
     for number in range(OTHERS):
         one(f"user-{number}").apply_async()
 
 
-def _seeds_choice(client: redis.Redis, tasks: int) -> str:
+def _by_counters(client: redis.Redis, tasks: int) -> str:
     """Reads all counters, takes the lowest (names compared as text), counts all tasks there."""
     names = [f"queue_{index}" for index in range(QUEUES)]
-    counts = client.mget([f"seed:{name}:pending" for name in names])
+    counts = client.mget([f"counter:{name}:pending" for name in names])
     chosen = min(zip((int(count or 0) for count in counts), names, strict=True))[1]
-    client.incrby(f"seed:{chosen}:pending", tasks)
+    client.incrby(f"counter:{chosen}:pending", tasks)
     return chosen
 
 
@@ -151,11 +160,12 @@ class Cost:
         self.cpu += time.process_time() - before
 
 
-def cost(server: Server, blocks: int, *, results: bool) -> tuple[Cost, Cost, float]:
+def cost(server: Server, blocks: int, case: Case) -> tuple[Cost, Cost, float]:
     """Plain, balanced, and the median over pairs of blocks of how many times as long a balanced block took."""
     server.client.flushall()
-    plain, balanced = _sender(server.url, "plain", results), _sender(server.url, "balanced", results)
-    balancer = LoadBalancer(balanced.app, queues=QUEUES, user_of="user_id")
+    plain, balanced = (_sender(server.url, name, case.results) for name in ("plain", "balanced"))
+    elsewhere = server.url.replace("/0", "/1") if case.elsewhere else None
+    balancer = LoadBalancer(balanced.app, queues=QUEUES, user_of="user_id", redis_url=elsewhere)
     for task in (plain, balanced):
         Cost().run(lambda task=task: task.delay(user_id="ada", n=1), 2 * BLOCK)
     sides = (Cost(), plain), (Cost(), balanced)
@@ -185,13 +195,13 @@ def cost_table(server: Server, blocks: int) -> str:
         "| one `delay()` | plain, µs: median, CPU | balanced, µs: median, CPU | balanced to plain: time, CPU |",
         "| --- | --- | --- | --- |",
     ]
-    for name, results, listener in CASES:
-        if listener is not None:
-            before_task_publish.connect(listener)
-        plain, balanced, ratio = cost(server, blocks, results=results)
-        before_task_publish.disconnect(listener)
+    for case in CASES:
+        if case.heard:
+            before_task_publish.connect(_heard)
+        plain, balanced, ratio = cost(server, blocks, case)
+        before_task_publish.disconnect(_heard)
         lines.append(
-            f"| {name} | {median(plain.calls) * 1e6:.0f}, {plain.cpu_us:.0f} "
+            f"| {case.name} | {median(plain.calls) * 1e6:.0f}, {plain.cpu_us:.0f} "
             f"| {median(balanced.calls) * 1e6:.0f}, {balanced.cpu_us:.0f} "
             f"| {ratio:.2f}, {balanced.cpu_us / plain.cpu_us:.2f} |"
         )

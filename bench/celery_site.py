@@ -14,8 +14,8 @@ from fairlead.celery import LoadBalancer
 
 BROKER, WAY = "BENCH_BROKER", "BENCH_WAY"
 SINGLE = "one queue"
-SEED = "the seed's algorithm: the whole group to one queue"
-SEED_SINGLY = "the seed's algorithm, 1,000 single calls"
+ONCE = "the least loaded queue, chosen once for the whole group"
+SINGLY = "the same, for 1,000 single calls: chosen for each"
 QUEUES = 20
 STARTED = "bench:started"
 
@@ -33,7 +33,7 @@ def make(url: str, way: str) -> tuple[Any, LoadBalancer | None]:
 
     if way == SINGLE:
         return app, None
-    strategy: Any = "least_loaded" if way in (SEED, SEED_SINGLY) else way
+    strategy: Any = "least_loaded" if way in (ONCE, SINGLY) else way
     return app, LoadBalancer(app, queues=QUEUES, strategy=strategy, user_of="user_id")
 
 

@@ -304,9 +304,20 @@ def test_hands_differ_and_change_little_with_one_more_queue() -> None:
 
 
 def test_a_wrong_balancer_is_refused_with_all_that_is_wrong(app: Any) -> None:
+    wrong: dict[str, Any] = {
+        "queues": 0,
+        "prefix": "",
+        "strategy": "best",
+        "user_of": 7,
+        "shuffle_size": 0,
+        "worker_ttl": "long",
+        "reconcile_every": -1,
+        "redis_url": "http://:s3cret@localhost",
+    }
     with pytest.raises(ConfigError) as refused:
-        LoadBalancer(app, queues=0, strategy="best", shuffle_size=0)  # type: ignore[arg-type]
-    assert [problem.partition(":")[0] for problem in refused.value.problems] == ["strategy", "queues", "shuffle_size"]
+        LoadBalancer(app, **wrong)
+    assert [problem.partition(":")[0] for problem in refused.value.problems] == list(wrong)
+    assert "s3cret" not in str(refused.value)
 
 
 # ---------------------------------------------------------------- several

@@ -182,6 +182,22 @@ def test_keys_of_the_broker_with_a_prefix_are_found(url: str, broker: redis.Redi
         balancer.close()
 
 
+def test_what_is_no_task_is_passed_over(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+    noop.apply_async(queue=Q)
+    broker.lpush(Q, "no JSON", '{"headers": {}, "properties": {}}')
+    assert not balancer.reconcile()
+    assert balancer.get_queue_load(Q) == (1, 0)
+
+
+def test_messages_of_the_first_protocol_are_known(url: str) -> None:
+    with make_app(url, task_protocol=1) as app:
+        balancer = LoadBalancer(app, **AT_ONCE)
+        app.tasks["noop"].delay()
+        assert not balancer.reconcile()
+        assert balancer.get_queue_load(Q) == (1, 0)
+        balancer.close()
+
+
 def test_with_another_broker_what_is_pending_is_believed(url: str) -> None:
     with make_app("memory://") as app:
         balancer = LoadBalancer(app, **AT_ONCE, redis_url=url)

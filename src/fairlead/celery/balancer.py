@@ -7,12 +7,14 @@ from weakref import WeakKeyDictionary
 
 from kombu import Queue
 
+from fairlead.celery.address import redis_of_broker
 from fairlead.celery.groups import leave_groups_of, spread_groups_of
 from fairlead.celery.keeper import Keeper
 from fairlead.celery.ledger import Ledger, Load, State, Worker
-from fairlead.celery.link import Link, redis_of_broker
+from fairlead.celery.link import Link
 from fairlead.celery.publishing import Publishing
 from fairlead.celery.reconcile import Reconciler, Reconciliation
+from fairlead.celery.settings import check
 from fairlead.celery.strategies import DEFAULT_SHUFFLE_SIZE, DEFAULT_STRATEGY, Strategy, candidates_of, queue_of_user
 from fairlead.celery.tracking import Tracking
 from fairlead.celery.users import UserOf, Users
@@ -43,6 +45,16 @@ class LoadBalancer:
         worker_ttl: float = 15.0,
         reconcile_every: float = 30.0,
     ) -> None:
+        check(
+            queues=queues,
+            prefix=prefix,
+            redis_url=redis_url,
+            strategy=strategy,
+            user_of=user_of,
+            shuffle_size=shuffle_size,
+            worker_ttl=worker_ttl,
+            reconcile_every=reconcile_every,
+        )
         self.app = app
         self._worker_ttl = worker_ttl
         self._link = Link(lambda: redis_url or redis_of_broker(app))

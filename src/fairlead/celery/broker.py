@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -33,15 +33,15 @@ class RedisBroker:
         for key in self._keys(queue):
             end = -1
             while messages := self._execute("LRANGE", key, end - PAGE + 1, end):
-                found |= set(_tickets(messages))
+                found |= set(_tickets_of(_parsed(messages)))
                 end -= PAGE
         return found
 
     def unacknowledged(self, queues: Sequence[str]) -> dict[str, set[str]]:
         """The tickets that workers were given, by queue."""
         found: dict[str, set[str]] = {queue: set() for queue in queues}
-        for value in self._values(self._channel.unacked_key):
-            message, _, queue = orjson.loads(value)
+        for delivery in _parsed(self._values(self._channel.unacked_key)):
+            message, _, queue = delivery
             if queue in found:
                 found[queue] |= set(_tickets_of([message]))
         return found
@@ -64,7 +64,7 @@ class RedisBroker:
         return plain(self._client, command, prefixed, *args)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(app: Any) -> Iterator[RedisBroker | None]:
     """None if the broker is not Redis: then nobody can look into it. Raises `Unavailable`."""
     try:
@@ -79,12 +79,16 @@ def opened(app: Any) -> Iterator[RedisBroker | None]:
         raise Unavailable(f"the broker cannot be used now: {error}", public="the broker cannot be used now") from error
 
 
-def _tickets(messages: Iterable[bytes]) -> Iterator[str]:
-    return _tickets_of(map(orjson.loads, messages))
+def _parsed(texts: Iterable[bytes]) -> Iterator[Any]:
+    for text in texts:
+        # What kombu cannot read either is no task.
+        with contextlib.suppress(orjson.JSONDecodeError):
+            yield orjson.loads(text)
 
 
 def _tickets_of(messages: Iterable[Any]) -> Iterator[str]:
     for message in messages:
-        ticket = ticket_of_headers(message.get("headers") or {})
-        if ticket is not None:
+        # The first protocol of tasks has no headers; there a retry cannot be told from the first try.
+        ticket = ticket_of_headers(message.get("headers") or {}) or message["properties"].get("correlation_id")
+        if ticket:
             yield ticket

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from fairlead.dispatch.redis.clients import parse, sync_client
 from fairlead.dispatch.redis.errors import ERRORS, unavailable
 from fairlead.dispatch.redis.scripts import script
-from fairlead.errors import ConfigError, Unavailable
+from fairlead.errors import Unavailable
 from fairlead.runtime.outage import Outage
 
 log = logging.getLogger("fairlead.celery")
@@ -133,20 +133,3 @@ class Question:
     def answer(self) -> Any:
         """Once. What was not answered is asked once more, as `again` says. Raises `Unavailable`."""
         return self._link.answer(self._connection, self._again)
-
-
-def redis_of_broker(app: Any) -> str:
-    """Where the app's broker is, if that is Redis."""
-    connection = app.connection_for_write()
-    url = str(connection.as_uri(include_password=True))
-    scheme = url.partition("://")[0]
-    if scheme in ("redis", "rediss", "unix"):
-        return url
-    if scheme == "redis+socket":
-        return url.replace("redis+socket://", "unix://", 1)
-    if scheme == "sentinel":
-        hosts = ",".join(part.rpartition("//")[2].partition("/")[0] for part in url.split(";"))
-        master = connection.transport_options.get("master_name", "mymaster")
-        database = url.rpartition("/")[2]
-        return f"redis+sentinel://{hosts}/{master}/{database if database.isdigit() else 0}"
-    raise ConfigError([f"redis_url: the broker is {scheme or 'not set'}, not Redis; name a Redis for the counters"])

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, get_args
 
-from fairlead.errors import ConfigError
-
 Strategy = Literal["least_loaded", "user_hash", "shuffle"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DEFAULT_STRATEGY: Strategy = "shuffle"
@@ -21,15 +19,6 @@ Candidates = Callable[[str | None], tuple[int, ...]]
 
 def candidates_of(strategy: Strategy, queues: int, shuffle_size: int) -> Candidates:
     """A call whose user is not known may go anywhere."""
-    problems = []
-    if strategy not in STRATEGIES:
-        problems.append(f"strategy: should be one of {', '.join(STRATEGIES)}, not {strategy!r}")
-    if not 1 <= queues <= 1000:
-        problems.append(f"queues: should be 1 to 1000, not {queues!r}")
-    if shuffle_size < 1:
-        problems.append(f"shuffle_size: should be at least 1, not {shuffle_size!r}")
-    if problems:
-        raise ConfigError(problems)
 
     @lru_cache(10_000)
     def of_user(user: str) -> tuple[int, ...]:

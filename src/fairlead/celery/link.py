@@ -57,7 +57,10 @@ class Link:
         client = self.client
         connection = None
         try:
-            connection = self._idle.pop() if self._idle else client.connection_pool.get_connection()
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # not asked before: another thread may take the last one meanwhile
+                connection = client.connection_pool.get_connection()
             connection.send_packed_command(connection.pack_command(*command), check_health=False)
         except ERRORS:
             self._drop(connection)

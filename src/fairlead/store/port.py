@@ -20,6 +20,7 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.records import record
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit, WaitTimeouts
 from fairlead.errors import InvalidInput, Unavailable
+from fairlead.store.board import BoardReads, CloseSession, NoteActivity, OpenSession
 
 RELAYING = "relaying"
 """The origin of outbox rows whose process relays them itself."""
@@ -279,6 +280,9 @@ Transition = (
     | Farewell
     | AskDrain
     | PruneRecords
+    | OpenSession
+    | CloseSession
+    | NoteActivity
 )
 
 
@@ -382,7 +386,7 @@ seconds, of the oldest open one of this database; 0 if there is none) and `oldes
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(Protocol):
+class Store(BoardReads, Protocol):
     """See `tests/contract/test_store.py` for every rule as a test. Raises `Unavailable` when it cannot be reached or
     the disk is full, `StoreError` when the database cannot be used at all."""
 

@@ -11,6 +11,7 @@ import orjson
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import batches as batch_kinds
+from fairlead.store import board as board_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Adapt,
@@ -31,7 +32,7 @@ from fairlead.store.port import (
     Started,
     Transition,
 )
-from fairlead.store.postgres import batches, encode, operators
+from fairlead.store.postgres import batches, board, encode, operators
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.rows import job_from
@@ -109,6 +110,7 @@ class Commit:
             (Prune, self._prune),
             *((kind, self._batch_up) for kind in batch_kinds.KINDS),
             *((kind, self._operate) for kind in KINDS),
+            *((kind, self._keep_board) for kind in board_kinds.KINDS),
         )
         for kind, step in steps:
             if places := kinds.get(kind):
@@ -299,3 +301,7 @@ class Commit:
     async def _operate(self, places: list[int]) -> None:
         for place in places:
             self._outcomes[place] = await operators.apply(self._batch[place], self._ask, self._now)
+
+    async def _keep_board(self, places: list[int]) -> None:
+        for place in places:
+            self._outcomes[place] = await board.apply(self._batch[place], self._ask, self._now)

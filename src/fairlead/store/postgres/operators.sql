@@ -11,7 +11,8 @@ INSERT INTO fairlead.api_key (id, role, user_id, name, hash, created_at, revoked
 
 -- name: revoke_key
 -- $1: id, $2: now.
-WITH tickets AS (DELETE FROM fairlead.ticket WHERE key_id = $1)
+WITH tickets AS (DELETE FROM fairlead.ticket WHERE key_id = $1),
+     sessions AS (DELETE FROM fairlead.dashboard_session WHERE key_id = $1)
 UPDATE fairlead.api_key SET revoked_at = $2::bigint WHERE id = $1 AND revoked_at IS NULL RETURNING 1
 
 -- name: issue_ticket

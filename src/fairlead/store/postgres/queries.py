@@ -14,4 +14,4 @@ def load(file: str) -> dict[str, str]:
 
 
 READS = load("queries.sql")
-WRITES = load("apply.sql") | load("operators.sql") | load("batches.sql")
+WRITES = load("apply.sql") | load("operators.sql") | load("batches.sql") | load("board.sql")

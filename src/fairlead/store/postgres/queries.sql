@@ -199,6 +199,38 @@ SELECT id, at, who, action, target, details, outcome FROM fairlead.audit WHERE {
 -- name: processes
 SELECT name, seen_at, drain_asked, about FROM fairlead.process ORDER BY name
 
+-- name: session
+-- $1: hash, $2: now.
+SELECT key_id, expires_at FROM fairlead.dashboard_session WHERE hash = $1 AND expires_at > $2::bigint
+
+-- name: activity
+-- $1: the first minute that is asked for.
+SELECT process, minute, service, about FROM fairlead.activity WHERE minute >= $1::int
+
+-- name: waiting_by_service
+-- Of PENDING jobs since when the longest one waits, and how many are RETRYING.
+SELECT service, min(waiting_since) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2) FROM (
+    SELECT {service} AS service, j.waiting_since, j.status FROM fairlead.job AS j
+    WHERE j.ended IS NULL AND j.status IN (1, 2)
+) AS open GROUP BY service
+
+-- name: user_loads
+-- $1: limit. The weight is that of the newest job, looked up for those that are shown alone.
+SELECT found.user_id, waiting, running, oldest, (
+    SELECT coalesce(spec::json ->> 3, '1')::float8 FROM fairlead.job WHERE seq = newest AND user_id = found.user_id
+) FROM (
+    SELECT j.user_id, count(*) FILTER (WHERE j.status < 3) AS waiting, count(*) FILTER (WHERE j.status = 3) AS running,
+           min(j.waiting_since) FILTER (WHERE j.status = 1) AS oldest, max(j.seq) AS newest
+    FROM fairlead.job AS j WHERE j.ended IS NULL GROUP BY j.user_id
+    ORDER BY waiting DESC, running DESC, j.user_id LIMIT $1::bigint
+) AS found
+
+-- name: dead_groups
+-- $1: limit. The example is the newest: ids grow with time.
+SELECT j.error::json ->> 'code' AS code, j.error::json ->> 'message' AS message, {service} AS service, count(*) AS n,
+       min(j.finished_at), max(j.finished_at) AS last, max(j.id)
+FROM fairlead.job AS j WHERE j.ended = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT $1::bigint
+
 -- name: facts
 -- $1: now, or the server's. What others' sessions do is told only as far as this user may see it.
 WITH clock AS (

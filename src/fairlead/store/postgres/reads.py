@@ -18,6 +18,7 @@ from fairlead.errors import Unavailable
 from fairlead.store import batches, operators
 from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
 from fairlead.store.postgres import rows
+from fairlead.store.postgres.board import BoardReads
 from fairlead.store.postgres.connect import Server, translated
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS, load
@@ -25,7 +26,7 @@ from fairlead.store.rows import STATUS_CODES, micros, seconds
 from fairlead.store.settings import declared_of, rules_of
 
 
-class Reads:
+class Reads(BoardReads):
     """What `PostgresStore` answers without writing."""
 
     def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:

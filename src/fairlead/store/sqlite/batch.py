@@ -16,6 +16,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store import batches as batch_kinds
+from fairlead.store import board as board_kinds
 from fairlead.store.operators import KINDS
 from fairlead.store.port import (
     Accepted,
@@ -39,7 +40,7 @@ from fairlead.store.port import (
 )
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.settings import rules_of
-from fairlead.store.sqlite import batches, encode
+from fairlead.store.sqlite import batches, board, encode
 from fairlead.store.sqlite.operators import OUTCOMES, operator_rows
 from fairlead.store.sweeps import Sweep, moves_of, taken_in
 
@@ -69,6 +70,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (Prune, encode.prune_rows),
     *((kind, batches.batch_rows) for kind in batch_kinds.KINDS),
     *((kind, operator_rows) for kind in KINDS),
+    *((kind, board.board_rows) for kind in board_kinds.KINDS),
 )
 
 

@@ -22,6 +22,7 @@ END;
 CREATE TEMP TRIGGER on_revoke INSTEAD OF INSERT ON batch WHEN NEW.kind = 'revoke'
 BEGIN
     DELETE FROM ticket WHERE key_id = NEW.body ->> 0;
+    DELETE FROM dashboard_session WHERE key_id = NEW.body ->> 0;
     UPDATE api_key SET revoked_at = NEW.body ->> 1 WHERE id = NEW.body ->> 0 AND revoked_at IS NULL;
     INSERT INTO answer VALUES ('revoke', changes());
 END;

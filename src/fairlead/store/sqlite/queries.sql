@@ -173,6 +173,40 @@ FROM (SELECT * FROM audit WHERE {where} ORDER BY id DESC LIMIT ?)
 -- name: processes
 SELECT json_group_array(json_array(name, seen_at, drain_asked, about)) FROM (SELECT * FROM process ORDER BY name)
 
+-- name: session
+-- ?: hash, now.
+SELECT json_array(key_id, expires_at) FROM dashboard_session WHERE hash = ? AND expires_at > ?
+
+-- name: activity
+-- ?: the first minute that is asked for.
+SELECT json_group_array(json_array(process, minute, service, about)) FROM activity WHERE minute >= ?
+
+-- name: waiting_by_service
+-- Of PENDING jobs since when the longest one waits, and how many are RETRYING.
+SELECT json_group_array(json_array(service, oldest, retrying)) FROM (
+    SELECT {service} AS service, min(CASE j.status WHEN 1 THEN j.waiting_since END) AS oldest,
+           sum(j.status = 2) AS retrying
+    FROM job AS j WHERE j.status < 4 AND j.status IN (1, 2) GROUP BY 1
+)
+
+-- name: user_loads
+-- SQLite takes what is beside max() from the row that has it: the weight is that of the newest job.
+SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) FROM (
+    SELECT j.user_id, sum(j.status < 3) AS waiting, sum(j.status = 3) AS running,
+           (SELECT min(w.waiting_since) FROM job AS w WHERE w.user_id = j.user_id AND w.status < 3 AND w.status = 1)
+               AS oldest,
+           j.spec ->> 3 AS weight, max(j.seq)
+    FROM job AS j WHERE j.status < 4 GROUP BY j.user_id ORDER BY waiting DESC, running DESC, j.user_id LIMIT ?
+)
+
+-- name: dead_groups
+-- The example is the newest: ids grow with time.
+SELECT json_group_array(json_array(code, message, service, n, first, last, id)) FROM (
+    SELECT j.error ->> '$.code' AS code, j.error ->> '$.message' AS message, {service} AS service, count(*) AS n,
+           min(j.finished_at) AS first, max(j.finished_at) AS last, max(j.id) AS id
+    FROM job AS j WHERE j.status > 4 AND j.status = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT ?
+)
+
 -- name: facts
 SELECT json_object(
     'server_version', sqlite_version(),

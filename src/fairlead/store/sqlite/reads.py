@@ -23,13 +23,14 @@ from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilt
 from fairlead.store.queries import without_comments
 from fairlead.store.settings import declared_of, rules_of
 from fairlead.store.sqlite import connect
+from fairlead.store.sqlite.board import BoardReads
 from fairlead.store.sqlite.handover import prompt_handover
 from fairlead.store.sqlite.queries import load
 
 READERS = 2  # one may be in a long count while the manager asks for timers
 
 
-class Reads:
+class Reads(BoardReads):
     """What `SqliteStore` answers without writing."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

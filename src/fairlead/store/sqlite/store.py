@@ -101,6 +101,7 @@ class SqliteStore(Reads):
             self._writer.executescript(script("apply.sql"))
             self._writer.executescript(script("operators.sql"))
             self._writer.executescript(script("batches.sql"))
+            self._writer.executescript(script("board.sql"))
 
     def _close_writer(self) -> None:
         if self._writer is not None:

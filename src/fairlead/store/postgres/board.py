@@ -1,0 +1,66 @@
+"""What the dashboard keeps and asks, in PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.domain.activity import Activity
+from fairlead.store.board import (
+    CloseSession,
+    DeadGroup,
+    NoteActivity,
+    OpenSession,
+    Session,
+    UserLoad,
+    Waiting,
+    activity_of,
+    activity_rows,
+    dead_group_of,
+)
+from fairlead.store.port import Done, Outcome
+from fairlead.store.postgres.moves import Ask
+from fairlead.store.postgres.queries import READS
+from fairlead.store.rows import micros, seconds
+
+
+async def apply(transition: Any, ask: Ask, now: int) -> Outcome:
+    """Within an open transaction."""
+    match transition:
+        case OpenSession(hash_, key_id, expires_at):
+            await ask("open_session", hash_, key_id, micros(expires_at), now)
+        case CloseSession(hash_):
+            await ask("close_session", hash_)
+        case NoteActivity(process, _, keep_from):
+            if noted := activity_rows(transition):
+                await ask("note_activity", process, *(list(column) for column in zip(*noted, strict=True)))
+            await ask("forget_activity", keep_from)
+        case _:
+            raise TypeError(f"no transition of the dashboard: {transition!r}")
+    return Done()
+
+
+class BoardReads:
+    """A part of `Reads`."""
+
+    async def _ask(self, sql: str, *parameters: Any) -> list[Any]:
+        raise NotImplementedError
+
+    async def session(self, hash_: str, now: float) -> Session | None:
+        found = await self._ask(READS["session"], hash_, micros(now))
+        return Session(found[0][0], found[0][1] / 1e6) if found else None
+
+    async def activity(self, from_minute: int) -> list[Activity]:
+        return [activity_of(row) for row in await self._ask(READS["activity"], from_minute)]
+
+    async def waiting_by_service(self) -> dict[str, Waiting]:
+        rows = await self._ask(READS["waiting_by_service"])
+        return {service: Waiting(seconds(oldest), retrying) for service, oldest, retrying in rows}
+
+    async def user_loads(self, limit: int) -> list[UserLoad]:
+        return [
+            UserLoad(user_id, waiting, running, seconds(oldest), float(weight))
+            for user_id, waiting, running, oldest, weight in await self._ask(READS["user_loads"], limit)
+        ]
+
+    async def dead_groups(self, limit: int) -> list[DeadGroup]:
+        return [dead_group_of(row) for row in await self._ask(READS["dead_groups"], limit)]

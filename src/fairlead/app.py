@@ -55,6 +55,7 @@ from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.batch_watch import BatchWatch
 from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock, SystemClock
+from fairlead.runtime.dashboard.board import Dashboard
 from fairlead.runtime.dead import DeadLetters
 from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
 from fairlead.runtime.feed import Allowed, Feed
@@ -68,6 +69,7 @@ from fairlead.runtime.process import Process
 from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, NOTHING, Roles
+from fairlead.runtime.sessions import Sessions
 from fairlead.runtime.submission import ANONYMOUS, MAX_USER_ID, Submission, check, check_text
 from fairlead.runtime.turns.tickets import Tickets
 from fairlead.runtime.turns.turns import Turns
@@ -213,6 +215,8 @@ class Fairlead(Operators, Batching, Turning):
         self._batch_watch = BatchWatch(self._batches, self.hub, self._clock)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
         self._keys = Keys(store, self._journal, self._clock, self._audit, has_admin=self.settings.admin_key is not None)
+        self._sessions = Sessions(store, self._journal, self._clock)
+        self._dashboard = Dashboard(store, lambda: self.config, lambda: self._process, self.doctor)
         self._looks = asyncio.Semaphore(LOOK_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         self._tickets = Tickets()
@@ -247,6 +251,7 @@ class Fairlead(Operators, Batching, Turning):
             lookout.cancel()
             await asyncio.gather(lookout, return_exceptions=True)
         if journal is not None:
+            await self._dashboard.close()
             await self._priorities.close()
             await journal.close()
         if store is not None:

@@ -21,6 +21,7 @@ from fairlead.runtime import dead, doctor, readings, regions, stats, status, vie
 from fairlead.runtime.administration import Administration, ServiceState
 from fairlead.runtime.audit import AuditBook
 from fairlead.runtime.clock import Clock
+from fairlead.runtime.dashboard.board import Dashboard
 from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
 from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.events import Hub
@@ -32,7 +33,9 @@ from fairlead.runtime.process import Process
 from fairlead.runtime.readings import Readings
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Registry
+from fairlead.runtime.sessions import Sessions
 from fairlead.runtime.view import JobView
+from fairlead.store.board import Session
 from fairlead.store.journal import Journal
 from fairlead.store.port import Store
 
@@ -59,6 +62,8 @@ class Operators(ABC):
     _registry: Registry
     _priorities: Priorities
     _keys: Keys
+    _sessions: Sessions
+    _dashboard: Dashboard
     _probes: Probes
     _handlers: dict[str, Handler]
 
@@ -241,7 +246,30 @@ class Operators(ABC):
         self._opened()
         return await self._keys.use_ticket(ticket)
 
+    async def open_session(self, key_id: str) -> str:
+        """A secret for the cookie of a browser that signed in with this key."""
+        self._opened()
+        return await self._sessions.open(key_id)
+
+    async def session(self, text: str) -> Session | None:
+        self._opened()
+        return await self._sessions.find(text)
+
+    async def close_session(self, text: str) -> None:
+        self._opened()
+        await self._sessions.close(text)
+
     # ------------------------------------------------------------ how it is
+
+    @property
+    def dashboard(self) -> Dashboard:
+        """What the dashboard shows beyond what is asked here."""
+        self._opened()
+        return self._dashboard
+
+    def now(self) -> float:
+        """By the clock that this app goes by."""
+        return self._clock.now()
 
     async def runtime_stats(self) -> dict[str, Any]:
         """Queues, slots by region and band, who leads what, every process and what it runs."""

@@ -27,7 +27,9 @@ def create(
     role: Annotated[
         str,
         typer.Option(
-            "--role", metavar="ROLE", help="admin: everything; service: acts for any user; user: its own jobs only."
+            "--role",
+            metavar="ROLE",
+            help="admin: everything; viewer: sees everything; service: acts for any user; user: its own jobs only.",
         ),
     ],
     user: Annotated[

@@ -7,9 +7,11 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """An admin may do everything, a service acts for any user, a user for itself only."""
+    """An admin may do everything, a viewer sees what an admin sees and changes nothing, a service acts for any user, a
+    user for itself only."""
 
     ADMIN = "admin"
+    VIEWER = "viewer"
     SERVICE = "service"
     USER = "user"
 

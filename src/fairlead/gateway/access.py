@@ -8,7 +8,7 @@ looks, so no route can forget to.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,12 @@ _ROLES = {
 
 # By method (WS for a WebSocket) and path; HEAD goes with GET.
 RULES: dict[tuple[str, str], Access] = {
+    ("GET", "/"): Access.OPEN,
+    ("GET", "/static/{path:path}"): Access.OPEN,
+    ("POST", "/session"): Access.OPEN,
+    ("GET", "/session"): Access.ANY,
+    ("DELETE", "/session"): Access.ANY,
+    (WEBSOCKET, "/ws/dashboard"): Access.ANY,
     ("GET", "/livez"): Access.OPEN,
     ("GET", "/readyz"): Access.OPEN,
     ("GET", "/openapi.json"): Access.ANY,
@@ -102,6 +108,9 @@ RULES: dict[tuple[str, str], Access] = {
     ("DELETE", "/admin/keys/{key_id}"): Access.ADMIN,
 }
 
+# What changes nothing, beside what is read: a viewer may.
+HARMLESS = frozenset({("POST", "/api/v1/tickets"), ("DELETE", "/session")})
+
 # Answers that do not end by themselves. A browser opens them with a ticket, and they end when their key is revoked.
 STREAMS = frozenset(
     {
@@ -117,6 +126,10 @@ WAITS = frozenset({("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs/{job_id}"), (
 
 def rule_of(method: str, path: str) -> Access | None:
     return RULES.get(("GET" if method == "HEAD" else method, path))
+
+
+def only_looks(method: str, path: str) -> bool:
+    return method in ("GET", "HEAD", WEBSOCKET) or (method, path) in HARMLESS
 
 
 def is_stream(method: str, path: str) -> bool:
@@ -150,17 +163,22 @@ def all_routes(routes: list[BaseRoute]) -> Iterator[tuple[frozenset[str], str, R
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. `user_id` is that of a user's key, and None for all others; `key_id` is None without
-    keys."""
+    keys. `cookie` is that of a browser that signed in."""
 
     role: Role
     user_id: str | None
     name: str
     key_id: str | None
+    cookie: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # A user of nobody would be taken for one who may see everybody.
         if (self.role is Role.USER) != (self.user_id is not None):
             raise ValueError(f"a key of the role {self.role} with user_id {self.user_id!r}")
+
+    @property
+    def may_act(self) -> bool:
+        return self.role is not Role.VIEWER
 
     @property
     def who(self) -> str:

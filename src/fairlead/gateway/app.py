@@ -35,6 +35,8 @@ from fairlead.gateway import (
     workers,
 )
 from fairlead.gateway.auth import Guard
+from fairlead.gateway.dashboard import pages, session, socket
+from fairlead.gateway.dashboard.channel import Board
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
 from fairlead.gateway.openapi import document
@@ -58,6 +60,9 @@ ROUTERS = (
     batches.router,
     turns.router,
     inference.router,
+    pages.router,
+    session.router,
+    socket.router,  # before the sockets of jobs, whose paths would have room for it
     sockets.router,
     admin.router,
     dead.router,
@@ -91,6 +96,7 @@ class Gateway(FastAPI):
         self.state.fairlead = fairlead
         self.state.metrics = metrics.Metrics(fairlead)
         self.state.turn_callers = Callers(fairlead)
+        self.state.board = Board(fairlead)
         per_minute = fairlead.config.server.submits_per_minute
         self.state.submit_rate = SubmitRate(per_minute) if per_minute else None
 

@@ -6,6 +6,9 @@ in the truth nor as `FAIRLEAD_ADMIN_KEY`, we listen on loopback only, where the 
 from elsewhere that posts to us, or whose name was re-pointed to 127.0.0.1 (DNS rebinding). So then the connection must
 have come in on loopback, the Host must be ours, and an Origin must be the same host or an allowed one. A WebSocket's
 Origin is always checked: browsers open them to anywhere.
+
+A browser that signed in to the dashboard sends a cookie, which browsers add by themselves whoever asks them to: so what
+changes something, and every WebSocket, must then come with an Origin that is ours.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ from fairlead.gateway.access import (
     check_turn_in_reach,
     is_stream,
     may_wait,
+    only_looks,
     rule_of,
 )
+from fairlead.gateway.cookies import Cookies, cookie_in
 from fairlead.gateway.frame import headers_of
 from fairlead.gateway.keyring import Keyring
 from fairlead.gateway.problems import CrossSite, Forbidden, Unauthorized, WrongHost, problem_response
@@ -63,6 +68,7 @@ class Target(NamedTuple):
     access: Access | None
     stream: bool
     waits: bool
+    looks: bool
     params: dict[str, Any]
 
 
@@ -94,6 +100,7 @@ class Guard:
         # Host headers that passed; clients repeat the same few, and parsing one costs more than all other checks.
         self._passed: set[tuple[bytes, str | None]] = set()
         self.ring = Keyring(fairlead.keys, fairlead.count_keys, self._is_live)
+        self.cookies = Cookies(fairlead.session)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -129,9 +136,17 @@ class Guard:
             match, child = route.matches(scope)
             if match is Match.FULL:
                 params = child.get("path_params", {})
-                return Target(rule_of(method, path), is_stream(method, path), may_wait(method, path), params)
+                return Target(
+                    rule_of(method, path),
+                    is_stream(method, path),
+                    may_wait(method, path),
+                    only_looks(method, path),
+                    params,
+                )
             if match is Match.PARTIAL and all(rule_of(known, path) is Access.OPEN for known in methods):
-                found = Target(Access.OPEN, stream=False, waits=False, params={})  # whoever may ask may hear how
+                found = Target(
+                    Access.OPEN, stream=False, waits=False, looks=True, params={}
+                )  # whoever may ask may hear how
         return found
 
     async def _admitted(self, scope: Scope, target: Target | None) -> Caller | None:
@@ -154,10 +169,10 @@ class Guard:
             caller = KEYLESS
         else:
             caller = await self._caller(scope, headers, target)
-        if scope["type"] == "websocket":
-            self._check_origin(headers)
+        if scope["type"] == "websocket" or (caller.cookie is not None and scope["method"] not in ("GET", "HEAD")):
+            self._check_origin(headers, needed=caller.cookie is not None)
         if target is not None:
-            _check_role(caller, target.access)
+            _check_role(caller, target)
             if caller.role is Role.USER and "job_id" in target.params:
                 await check_job_in_reach(self._fairlead, caller, _id_in(target.params, "job_id"))
             if caller.role is Role.USER and "batch_id" in target.params:
@@ -174,6 +189,9 @@ class Guard:
             return await self._of_key(authorization)
         if target is not None and target.stream and b"ticket=" in scope["query_string"]:
             return await self._of_ticket(scope["query_string"])
+        cookie = cookie_in(headers)
+        if cookie is not None:
+            return await self._of_cookie(cookie)
         raise Unauthorized("send the key as 'Authorization: Bearer <key>'")
 
     async def _of_key(self, authorization: bytes) -> Caller:
@@ -190,6 +208,30 @@ class Guard:
                 return _caller(key)
         raise Unauthorized("this key is not known, or was revoked; send one as 'Authorization: Bearer <key>'")
 
+    async def sign_in(self, connection: HTTPConnection, key: str) -> tuple[Caller, str]:
+        """Who has this key, and the secret of a new session of theirs."""
+        self._check_origin(headers_of(connection.scope))
+        caller = await self._of_key(b"Bearer " + key.encode("latin-1", "replace"))
+        return caller, await self._fairlead.open_session(self._session_key(caller))
+
+    def _session_key(self, caller: Caller) -> str:
+        """The key that a session is kept for. That of the environment may be another one after the next start, and then
+        opens what the new one opens to nobody who knew the old one."""
+        if caller.key_id != ENVIRONMENT.key_id or self._admin_key is None:
+            return str(caller.key_id)
+        return f"{ENVIRONMENT.key_id}:{keytext.hash_of(self._admin_key.decode())[:16]}"
+
+    async def _of_cookie(self, cookie: str) -> Caller:
+        session = await self.cookies.find(cookie)
+        caller = None
+        if session is not None and self._admin_key is not None and session.key_id == self._session_key(ENVIRONMENT):
+            caller = ENVIRONMENT
+        elif session is not None:
+            caller = await self._of_key_id(session.key_id)
+        if caller is None:
+            raise Unauthorized("this session has ended; sign in again")
+        return replace(caller, cookie=cookie)
+
     async def _of_ticket(self, query: bytes) -> Caller:
         given = parse_qs(query.decode("latin-1")).get("ticket", [])
         grant = await self._fairlead.use_ticket(given[0]) if len(given) == 1 else None
@@ -204,13 +246,17 @@ class Guard:
         if key_id == ENVIRONMENT.key_id:
             caller = ENVIRONMENT if self._admin_key is not None else None
         else:
-            if self.ring.old:
-                await self.ring.renew()
-            key = self.ring.get(key_id)
-            caller = _caller(key) if key is not None and key.revoked_at is None else None
+            caller = await self._of_key_id(key_id)
         if caller is not None and user_id:
             return replace(caller, role=Role.USER, user_id=user_id)
         return caller
+
+    async def _of_key_id(self, key_id: str) -> Caller | None:
+        """None: there is no such key in the truth, or it was revoked."""
+        if self.ring.old:
+            await self.ring.renew()
+        key = self.ring.get(key_id)
+        return _caller(key) if key is not None and key.revoked_at is None else None
 
     def _is_live(self, key_id: str | None) -> bool:
         if key_id is None:
@@ -236,9 +282,12 @@ class Guard:
         if len(self._passed) < MANY:
             self._passed.add((host, address))
 
-    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+    def _check_origin(self, headers: dict[bytes, bytes], *, needed: bool = False) -> None:
+        """`needed`: whoever sends none is no page of ours, and a wildcard is meant for those who bring a key."""
         origin = headers.get(b"origin")
-        if origin is None or "*" in self._origins:
+        if needed and origin is None:
+            raise CrossSite("with a session's cookie, what changes something needs the header Origin")
+        if origin is None or ("*" in self._origins and not needed):
             return
         text = origin.decode("latin-1")
         own_host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -258,12 +307,16 @@ class Guard:
 
         try:
             async with asyncio.timeout(None) as until:
-                with self.ring.ends(until, caller.key_id):
+                with self.ring.ends(until, caller.key_id), self.cookies.ends(until, caller.cookie):
                     await self.app(scope, receive, noted)
         except TimeoutError:
             if not until.expired():
                 raise
-            revoked = Unauthorized("a key is needed now" if caller.key_id is None else "the key was revoked")
+            revoked = Unauthorized(
+                "a key is needed now" if caller.key_id is None
+                else "the key was revoked" if caller.cookie is None
+                else "the session has ended"
+            )  # fmt: skip
             # The client may have gone meanwhile, and then there is nobody to tell.
             with contextlib.suppress(Exception):
                 if not began:
@@ -281,9 +334,14 @@ _NEEDED = {
 }
 
 
-def _check_role(caller: Caller, access: Access | None) -> None:
+def _check_role(caller: Caller, target: Target) -> None:
+    access = target.access
     if access is None:
         raise Forbidden("this route has no rule that says who may use it")
+    if caller.role is Role.VIEWER:
+        if not target.looks:
+            raise Forbidden("a viewer's key changes nothing; this needs another one")
+        return
     if caller.role is not Role.ADMIN and not access.admits(caller.role):
         raise Forbidden(f"this needs {_NEEDED[access]}; yours is of the role {caller.role}")
 

@@ -21,11 +21,12 @@ CLIENT_GONE = 499
 SOCKET_GONE = 1006
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
-# Answers are data and never pages: nothing may sniff, store, frame or run them.
+# Answers are data and no pages: nothing may sniff, store, frame or run them. What is a page says itself what it may.
+POLICY = b"content-security-policy"
 _SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (POLICY, b"default-src 'none'; frame-ancestors 'none'"),
 ]
 _A_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -57,7 +58,9 @@ class Frame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_SAFE_HEADERS, (b"x-request-id", request_id.encode())]
+                given = message["headers"]
+                safe = () if any(name == POLICY for name, _ in given) else _SAFE_HEADERS
+                message["headers"] = [*given, *safe, (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:

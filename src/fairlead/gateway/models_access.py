@@ -30,7 +30,8 @@ class KeyRequest(Shape):
     model_config = example(role="user", user_id="ada", name="ada's laptop")
 
     role: Role = Field(
-        description="admin: everything; service: acts for any user; user: sees and acts on its own jobs."
+        description="admin: everything; viewer: sees what an admin sees and changes nothing; "
+        "service: acts for any user; user: sees and acts on its own jobs."
     )
     user_id: Text | None = Field(None, description="Whose key it is: for the role user, and only for it.")
     name: str | None = Field(
@@ -70,3 +71,19 @@ class NewKey(KeyInfo):
 
 class KeyList(Shape):
     data: list[KeyInfo]
+
+
+class SignIn(Shape):
+    model_config = example(key=f"fl_{KEY_ID}_{'0' * 64}_{'0' * 8}")
+
+    key: str = Field(min_length=1, max_length=500)
+
+
+class SessionInfo(Shape):
+    model_config = example(role="viewer", name="wall display", user_id=None, may_act=False, signed_in=True)
+
+    role: Role
+    name: str
+    user_id: str | None = Field(description="Of a user's key: whose jobs it sees.")
+    may_act: bool = Field(description="Whether the key may change anything.")
+    signed_in: bool = Field(description="Whether a cookie said who it is; else a key did, or none is needed.")

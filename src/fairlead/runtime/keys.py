@@ -114,4 +114,6 @@ def _role(value: Role | str) -> Role:
     try:
         return Role(value)
     except ValueError:
-        raise InvalidInput(f"role must be admin, service or user, not {str(value)[:50]!r}", pointer="/role") from None
+        raise InvalidInput(
+            f"role must be admin, viewer, service or user, not {str(value)[:50]!r}", pointer="/role"
+        ) from None

@@ -61,6 +61,7 @@ from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
 from fairlead.runtime.feed import Allowed, Feed
 from fairlead.runtime.keys import Keys
 from fairlead.runtime.lookout import Lookout
+from fairlead.runtime.moments import moment
 from fairlead.runtime.operations import Operations, Page, check_id
 from fairlead.runtime.pools import pools_of, services_of
 from fairlead.runtime.priority import Priorities, PriorityHook
@@ -505,12 +506,20 @@ class Fairlead(Operators, Batching, Turning):
         user_id: str | None = None,
         status: JobStatus | None = None,
         feature_name: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[JobView]:
-        """Newest first."""
+        """Newest first. `since` and `until` are about when they were accepted; `until` does not count."""
         self._opened()
-        where = JobFilter(user_id, (status,) if status else (), feature_name)
+        where = JobFilter(
+            user_id,
+            (status,) if status else (),
+            feature_name,
+            created_from=None if since is None else moment(since, "since"),
+            created_before=None if until is None else moment(until, "until"),
+        )
         page = await self._operations.page(where, limit, cursor)
         places = await self.places([job.id for job in page.data if job.status is JobStatus.PENDING])
         return Page([view.of_job(job, places.get(job.id)) for job in page.data], page.next_cursor)

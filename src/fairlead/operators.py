@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from fairlead.config import Settings
@@ -81,7 +82,9 @@ class Operators(ABC):
     async def dead(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[DeadFilters]) -> Page[JobView]:
         """The dead letters: FAILED jobs, newest first, each with every attempt's error."""
         store, _ = self._opened()
-        page = await self._operations.page(dead.where_of(where), limit, cursor)
+        like = where.get("error_like")
+        keep = None if like is None else partial(dead.is_like, like=like)
+        page = await self._operations.page(dead.where_of(where), limit, cursor, keep)
         records = [await store.get(job.id) for job in page.data]
         return Page([view.of_record(record, None) for record in records if record is not None], page.next_cursor)
 

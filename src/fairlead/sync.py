@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlead.domain.job import JobStatus
@@ -81,12 +82,21 @@ class SyncFairlead:
         user_id: str | None = None,
         status: JobStatus | None = None,
         feature_name: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[JobView]:
-        return self.call(
-            self._app.list_jobs(user_id=user_id, status=status, feature_name=feature_name, limit=limit, cursor=cursor)
+        asked = self._app.list_jobs(
+            user_id=user_id,
+            status=status,
+            feature_name=feature_name,
+            since=since,
+            until=until,
+            limit=limit,
+            cursor=cursor,
         )
+        return self.call(asked)
 
     def why(self, job_id: str) -> Why:
         return self.call(self._app.why(job_id))

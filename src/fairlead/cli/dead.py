@@ -24,6 +24,12 @@ Every = Annotated[bool, typer.Option("--all", help="All failed jobs.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be, and show a few.")]
 Service = Annotated[str | None, typer.Option("--service", metavar="NAME", help="Only those whose step of it failed.")]
 Error = Annotated[str | None, typer.Option("--error", metavar="CODE", help="Only those that ended so, e.g. HTTP_503.")]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like", metavar="TEXT", help="Only those whose error's message is this, with # for numbers and ids."
+    ),
+]
 Retryable = Annotated[
     bool | None, typer.Option("--retryable/--permanent", help="Only those that their user may, or may not, resume.")
 ]
@@ -37,6 +43,7 @@ def list_dead(
     feature: Feature = None,
     service: Service = None,
     error: Error = None,
+    like: Like = None,
     retryable: Retryable = None,
     since: Since = None,
     until: Until = None,
@@ -45,7 +52,7 @@ def list_dead(
     json: Json = False,
 ) -> None:
     """List failed jobs, newest first, with why."""
-    where = _filters(user, feature, service, error, retryable, since, until)
+    where = _filters(user, feature, service, error, like, retryable, since, until)
     if retryable is not None:
         where["retryable"] = "true" if retryable else "false"
     jobs = list(gateway().pages(PATH, limit=None if everything else limit, **where))
@@ -64,6 +71,7 @@ def requeue(
     feature: Feature = None,
     service: Service = None,
     error: Error = None,
+    like: Like = None,
     retryable: Retryable = None,
     since: Since = None,
     until: Until = None,
@@ -76,7 +84,7 @@ def requeue(
     json: Json = False,
 ) -> None:
     """Put failed jobs back in line, with all their attempts afresh."""
-    where = _filters(user, feature, service, error, retryable, since, until)
+    where = _filters(user, feature, service, error, like, retryable, since, until)
     body = {**_selection(job_ids, where, everything), "from_start": from_start}
     # Named jobs are meant; a filter may catch more than was thought.
     _act("requeue", body, ask=not job_ids and not yes, dry_run=dry_run, json=json)
@@ -89,6 +97,7 @@ def purge(
     feature: Feature = None,
     service: Service = None,
     error: Error = None,
+    like: Like = None,
     retryable: Retryable = None,
     since: Since = None,
     until: Until = None,
@@ -98,7 +107,7 @@ def purge(
     json: Json = False,
 ) -> None:
     """Delete failed jobs and everything kept about them, for good."""
-    where = _filters(user, feature, service, error, retryable, since, until)
+    where = _filters(user, feature, service, error, like, retryable, since, until)
     _act("purge", _selection(job_ids, where, everything), ask=not yes, dry_run=dry_run, json=json)
 
 
@@ -107,6 +116,7 @@ def _filters(
     feature: str | None,
     service: str | None,
     error: str | None,
+    like: str | None,
     retryable: bool | None,
     since: str | None,
     until: str | None,
@@ -117,6 +127,7 @@ def _filters(
         "feature_name": feature,
         "service": service,
         "error_code": error,
+        "error_like": like,
         "retryable": retryable,
         "since": since,
         "until": until,

@@ -41,6 +41,12 @@ def list_jobs(
         typer.Option("--status", metavar="STATUS", case_sensitive=False, help=f"One of {', '.join(JobStatus)}."),
     ] = None,
     feature: Feature = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only those that were accepted then or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only those that were accepted before.")
+    ] = None,
     limit: Limit = 20,
     everything: All = False,
     json: Json = False,
@@ -52,6 +58,8 @@ def list_jobs(
         user_id=user,
         status=status and status.value,
         feature_name=feature,
+        since=since,
+        until=until,
     )
     if json:
         print_json(list(jobs))

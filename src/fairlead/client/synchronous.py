@@ -110,11 +110,13 @@ class Client(BatchCalls, TurnCalls):
         user_id: str | None = None,
         status: JobStatus | str | None = None,
         feature_name: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """One page, newest first."""
-        filters = {"user_id": user_id, "status": status, "feature_name": feature_name}
+        """One page, newest first. `since` and `until` (ISO 8601) are about when they were accepted."""
+        filters = {"user_id": user_id, "status": status, "feature_name": feature_name, "since": since, "until": until}
         return self._do(calls.list_jobs(**filters, limit=limit, cursor=cursor))
 
     def why(self, job_id: str) -> Why:

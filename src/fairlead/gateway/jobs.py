@@ -210,6 +210,8 @@ async def list_jobs(request: Request, query: Annotated[models.ListQuery, Query()
         user_id=user_in_reach(caller_of(request), query.user_id),
         status=query.status,
         feature_name=query.feature_name,
+        since=query.since,
+        until=query.until,
         limit=query.limit,
         cursor=query.cursor,
     )

@@ -336,6 +336,12 @@ class DeadQuery(JobsQuery):
     error_code: str | None = Field(
         None, min_length=1, max_length=255, description="Of the last error, such as `HTTP_503`."
     )
+    error_like: str | None = Field(
+        None,
+        min_length=1,
+        max_length=255,
+        description="What their messages have in common, with `#` for numbers and ids, such as `no answer within # s`.",
+    )
     # Not a bool: pydantic takes "on", "1" and more for one.
     retryable: Literal["true", "false"] | None = Field(None, description="Whether its user may resume it.")
     since: str | None = Field(None, max_length=64, description="Failed at this moment or later: ISO 8601.")
@@ -346,6 +352,8 @@ class ListQuery(JobsQuery):
     """One page of the jobs, newest first."""
 
     status: JobStatus | None = None
+    since: str | None = Field(None, max_length=64, description="Accepted at this moment or later: ISO 8601.")
+    until: str | None = Field(None, max_length=64, description="Accepted before this moment: ISO 8601.")
 
 
 class JobPage(Shape):

@@ -21,6 +21,9 @@ class DeadFilter(Shape):
     feature_name: Text | None = None
     service: Text | None = Field(None, description="Whose step failed.")
     error_code: Text | None = Field(None, description="Of the last error, such as `HTTP_503`.")
+    error_like: Text | None = Field(
+        None, description="What their messages have in common, with `#` for numbers and ids."
+    )
     retryable: StrictBool | None = Field(None, description="Whether its user may resume it.")
     since: Text | None = Field(None, description="Failed at this moment or later: ISO 8601.")
     until: Text | None = Field(None, description="Failed before this moment: ISO 8601.")

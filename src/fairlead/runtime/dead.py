@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.likeness import likeness
 from fairlead.domain.transitions import Delete, Move
 from fairlead.errors import InvalidInput, WrongState
 from fairlead.runtime import audit
@@ -29,12 +30,14 @@ Build = Callable[[Job, float], Move]
 
 
 class DeadFilters(TypedDict, total=False):
-    """All that are given must hold. `since` and `until` are about the moment of the failure; `until` does not count."""
+    """All that are given must hold. `since` and `until` are about the moment of the failure; `until` does not count.
+    `error_like` is what the messages have in common, as the groups of dead letters have it: `#` for numbers and ids."""
 
     user_id: str | None
     feature_name: str | None
     service: str | None
     error_code: str | None
+    error_like: str | None
     retryable: bool | None
     since: datetime | str | None
     until: datetime | str | None
@@ -46,12 +49,15 @@ class Which:
 
     where: JobFilter
     job_ids: tuple[str, ...] | None = None
+    like: str | None = None
 
     def shown(self) -> dict[str, Any]:
         """For the audit: what was asked for, at a bearable length."""
         if self.job_ids is not None:
             return {"job_ids": list(self.job_ids[:NAMED_IN_AUDIT]), "named": len(self.job_ids)}
         given = {name: value for name, value in asdict(self.where).items() if value is not None and name != "statuses"}
+        if self.like is not None:
+            given["error_like"] = self.like
         for name, called in (("finished_from", "since"), ("finished_before", "until")):
             if name in given:
                 given[called] = iso(given.pop(name))
@@ -89,7 +95,8 @@ def which_of(job_ids: Sequence[str] | None, everything: bool, filters: Mapping[s
     if sum((job_ids is not None, filtered, everything)) != 1:
         names = ", ".join(DeadFilters.__annotations__)
         raise InvalidInput(f"say which: either job_ids, or some of {names}, or all=True", pointer="")
-    return Which(where, None if job_ids is None else tuple(check_id(job_id) for job_id in job_ids))
+    named = None if job_ids is None else tuple(check_id(job_id) for job_id in job_ids)
+    return Which(where, named, filters.get("error_like"))
 
 
 class DeadLetters:
@@ -102,7 +109,7 @@ class DeadLetters:
 
     async def preview(self, which: Which, build: Build | None = None) -> Preview:
         """Of those alone that `build` can take up again, if it is given."""
-        if build is None and which.job_ids is None:
+        if build is None and which.job_ids is None and which.like is None:
             few = await self._store.list_jobs(which.where, before_seq=None, limit=SAMPLE)
             return Preview(await self._store.count(which.where), few)
         count, sample = 0, list[Job]()
@@ -146,7 +153,7 @@ class DeadLetters:
             return
         before: int | None = None
         while jobs_page := await self._store.list_jobs(which.where, before_seq=before, limit=BATCH):
-            yield jobs_page
+            yield [job for job in jobs_page if is_like(job, which.like)]
             before = jobs_page[-1].seq
 
     def _built(self, jobs: Sequence[Job], build: Build, now: float) -> list[tuple[Job, Move]]:
@@ -155,6 +162,11 @@ class DeadLetters:
             with contextlib.suppress(WrongState):  # what cannot be taken up again stays where it is
                 moves.append((job, build(job, now)))
         return moves
+
+
+def is_like(job: Job, like: str | None) -> bool:
+    """Whether its error's message has this in common with others; None: any will do."""
+    return like is None or likeness(str((job.error or {}).get("message", ""))) == likeness(like)
 
 
 def _target(which: Which) -> str:

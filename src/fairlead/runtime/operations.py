@@ -74,10 +74,19 @@ class Operations:
                 details={"status": job.status.value},
             )
 
-    async def page(self, where: JobFilter, limit: int, cursor: str | None) -> Page[Job]:
+    async def page(
+        self, where: JobFilter, limit: int, cursor: str | None, keep: Callable[[Job], bool] | None = None
+    ) -> Page[Job]:
+        """`keep` says of those that match which are meant, where the store cannot tell."""
         check_limit(limit)
         before = None if cursor is None else read_cursor(cursor, where)
         jobs = await self._store.list_jobs(where, before_seq=before, limit=limit + 1)
+        if keep is not None:
+            found = jobs
+            jobs = list(filter(keep, found))
+            while len(jobs) <= limit and found:
+                found = await self._store.list_jobs(where, before_seq=found[-1].seq, limit=MAX_PAGE)
+                jobs += filter(keep, found)
         more = len(jobs) > limit
         return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where) if more else None)
 

@@ -45,7 +45,7 @@ async def runtime_stats(store: Store, process: Process | None) -> dict[str, Any]
         "leaders": leaders,
         "workers": _workers(records, now, sight),
         "managers": [
-            {**process_dict(record, now), "leads": _leads(record.name, leaders, process)}
+            {**process_dict(record, now), "leads": leads(record.name, leaders, process)}
             for record in records
             if "manager" in record.roles
         ],
@@ -137,7 +137,8 @@ def _leader_of(shard: str, leaders: Mapping[str, Any], process: Process | None) 
     return leader
 
 
-def _leads(name: str, leaders: Mapping[str, Any], process: Process | None) -> list[str]:
+def leads(name: str, leaders: Mapping[str, Any], process: Process | None) -> list[str]:
+    """The shards that this process leads."""
     if process is not None and not process.distributed:
         return [MAIN_SHARD] if name == process.name else []
     return sorted(shard for shard, leader in leaders.items() if leader["leader"] == name)

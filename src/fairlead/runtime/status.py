@@ -50,12 +50,15 @@ class Sight:
         return self.seen.issuperset([*rules.shares] or [rules.shard])
 
 
-async def look(store: Store, process: Process | None) -> Sight:
-    """Without a line in this process, the slots and lines are another's."""
+async def look(
+    store: Store, process: Process | None, services: Sequence[str] | None = None, *, users: bool = False
+) -> Sight:
+    """Without a line in this process, the slots and lines are another's. `services`: only at these; `users`: also at
+    each user's standing, which takes a pass over all of them."""
     if process is None:
         return Sight(await store.rules(), unknown=ELSEWHERE)
     rules = process.rules
-    found = await asyncio.gather(*(_shard(line) for line in process.lines.values()))
+    found = await asyncio.gather(*(_shard(line, services, users) for line in process.lines.values()))
     snapshots: dict[str, list[ServiceSnapshot]] = {}
     for snapshot in (snapshot for each in found for snapshot in each.snapshots):
         snapshots.setdefault(snapshot.service, []).append(snapshot)
@@ -80,9 +83,12 @@ class _Shard:
     leader: dict[str, Any] | None
 
 
-async def _shard(line: Line) -> _Shard:
+async def _shard(line: Line, services: Sequence[str] | None, users: bool) -> _Shard:
+    asked = None if services is None else [name for name in services if name in line.rules.services]
     (snapshots, problem), (states, _), leader = await asyncio.gather(
-        _answer(line.dispatcher.snapshot()), _answer(line.dispatcher.states(line.rules.scopes)), _leader(line)
+        _answer(line.dispatcher.snapshot(asked, users=users)),
+        _answer(line.dispatcher.states(line.rules.scopes)),
+        _leader(line),
     )
     return _Shard(line.name, snapshots or (), problem, states or {}, leader)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from fairlead.domain.activity import Activity
+from fairlead.domain.job import Job
 
 _SAID = ("finished", "failed", "waits", "codes", "used")
 
@@ -82,7 +83,7 @@ class DeadGroup:
     count: int
     first: float
     last: float
-    example: str
+    examples: tuple[str, ...]
 
 
 class BoardReads(Protocol):
@@ -98,6 +99,11 @@ class BoardReads(Protocol):
 
     async def user_loads(self, limit: int) -> list[UserLoad]:
         """Users with open jobs: who has most waiting first, then most running. Looks at every open job."""
+        ...
+
+    async def heads(self, service: str, user_ids: Sequence[str] | None, each: int) -> list[Job]:
+        """Of each of these users the first so many jobs in line for this service, as the order within one user has it;
+        None: the first of all, in order of arrival."""
         ...
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:
@@ -124,5 +130,5 @@ def activity_of(row: Sequence[Any]) -> Activity:
 
 
 def dead_group_of(row: Sequence[Any]) -> DeadGroup:
-    code, message, service, count, first, last, example = row
-    return DeadGroup(code or "", message or "", service, count, first / 1e6, last / 1e6, example)
+    code, message, service, count, first, last, *examples = row
+    return DeadGroup(code or "", message or "", service, count, first / 1e6, last / 1e6, tuple(dict.fromkeys(examples)))

@@ -357,7 +357,7 @@ class Epoch:
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """All that are given must hold. `service` is that of the step the job is at, `error_code` that of its error;
-    `finished_from` counts, `finished_before` does not."""
+    `finished_from` counts, `finished_before` does not, and so with `created`."""
 
     user_id: str | None = None
     statuses: tuple[JobStatus, ...] = ()
@@ -367,6 +367,8 @@ class JobFilter:
     retryable: bool | None = None
     finished_from: float | None = None
     finished_before: float | None = None
+    created_from: float | None = None
+    created_before: float | None = None
 
     def __post_init__(self) -> None:
         # PostgreSQL has no NUL in a text, and nothing that we keep has one.

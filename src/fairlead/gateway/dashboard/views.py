@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Look = Callable[["Fairlead", Caller, Any], Awaitable[dict[str, Any]]]
 
+Moment = Annotated[str, Field(max_length=64)]
+
 OPERATORS = frozenset({Role.ADMIN, Role.VIEWER})
 SERVICES = OPERATORS | {Role.SERVICE}
 EVERYBODY = frozenset(Role)
@@ -50,8 +52,8 @@ class SomeJobs(Parameters):
     user_id: Text | None = None
     feature_name: Text | None = None
     status: JobStatus | None = None
-    since: float | str | None = None
-    until: float | str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 100
 
 

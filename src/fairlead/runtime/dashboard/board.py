@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 from fairlead.domain.config import Config
+from fairlead.domain.job import JobStatus
+from fairlead.domain.limits import Order
 from fairlead.domain.processes import ProcessRecord
-from fairlead.runtime import status
-from fairlead.runtime.dashboard import overview
+from fairlead.errors import NotFound
+from fairlead.runtime import stats, status
+from fairlead.runtime.dashboard import overview, people, service
+from fairlead.runtime.dashboard.groups import groups
 from fairlead.runtime.dashboard.history import History
 from fairlead.runtime.dashboard.overview import Surroundings
 from fairlead.runtime.dashboard.slots import Bearers
 from fairlead.runtime.dashboard.sparing import Sparing
+from fairlead.runtime.dashboard.timeline import timeline
 from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.process import Process
-from fairlead.store.port import Store
+from fairlead.runtime.status import Sight
+from fairlead.store.port import JobFilter, Store
 from fairlead.version import __version__
+
+T = TypeVar("T")
+
+MOST_USERS = 500
+MOST_GROUPS = 2000
+"""Of errors that are told apart by the database; most of them turn out to be alike."""
+MOST_SPARED = 64
 
 
 class Dashboard:
@@ -33,39 +48,115 @@ class Dashboard:
         self._store = store
         self._config = config
         self._process = process
-        self._bearers = Bearers(store)
         self._past = Sparing(History(store).renew, every=3.0)
         self._waiting = Sparing(store.waiting_by_service, every=2.0)
         self._facts = Sparing(store.facts, every=2.0)
         self._processes = Sparing(self._ask_processes, every=2.0)
         self._findings = Sparing(doctor, every=10.0)
+        self._bearers = Bearers(store)
+        self._spared: dict[Hashable, Sparing[Any]] = {}
 
     async def close(self) -> None:
-        for asked in (self._past, self._waiting, self._facts, self._processes, self._findings):
+        always: tuple[Sparing[Any], ...] = (self._past, self._waiting, self._facts, self._processes, self._findings)
+        for asked in (*always, *self._spared.values()):
             await asked.close()
+
+    # ------------------------------------------------------------ views
 
     async def overview(self) -> dict[str, Any]:
         sight, around, (processes, now), facts = await asyncio.gather(
             status.look(self._store, self._process()), self._around(), self._processes.now(), self._facts.now()
         )
-        await self._bearers.learn(
-            lease for found in sight.snapshots.values() for each in found for lease in each.leases
-        )
+        bearers = await self._bearers_of(sight)
         return {
             "version": __version__,
-            "services": overview.services(sight, around, self._kinds()),
+            "services": overview.services(sight, around, bearers, self._kinds()),
             "history": around.past.chart,
             "failures": dict(around.past.all.codes),
             "health": overview.health(sight, processes, now, facts, self._findings.lately()),
         }
 
+    async def service(self, name: str) -> dict[str, Any]:
+        sight, around = await asyncio.gather(status.look(self._store, self._process(), [name]), self._around())
+        if name not in sight.rules.services:
+            raise NotFound(f"there is no service {name[:100]!r}")
+        rules, bearers = sight.rules.services[name], await self._bearers_of(sight)
+        declared = await self._spare("declared", self._store.declared, 5.0)
+        line = await self._spare(("line", name), partial(self._line, name, rules.order), 2.0)
+        return {
+            **overview.service(name, sight, around, bearers, self._kinds().get(name)),
+            "service": name,
+            **line,
+            "regions": service.regions_of(rules, sight.snapshots.get(name, ())),
+            "limits": service.limit_of(name, sight.rules, declared),
+            "history": around.past.chart_of(name),
+            "failures": dict(around.past.all_of(name).codes),
+        }
+
+    async def timeline(self, job_id: str) -> list[dict[str, Any]]:
+        record = await self._store.get(job_id)
+        return [] if record is None else timeline(record)
+
+    async def counts(self, where: JobFilter) -> dict[str, int]:
+        """By status. `where` names none."""
+        return await self._spare(where, partial(self._count, where), 5.0)
+
+    async def users(self) -> dict[str, Any]:
+        loads, past = await asyncio.gather(
+            self._spare("users", partial(self._store.user_loads, MOST_USERS), 2.0), self._past.now()
+        )
+        return {"users": people.users(loads, past.all, MOST_USERS)}
+
+    async def dead(self) -> dict[str, Any]:
+        found = await self._spare("dead", partial(self._store.dead_groups, MOST_GROUPS), 2.0)
+        total = (await self.counts(JobFilter()))[JobStatus.FAILED] if len(found) == MOST_GROUPS else None
+        return {"groups": groups(found), "total": sum(each.count for each in found) if total is None else total}
+
+    async def workers(self) -> dict[str, Any]:
+        process = self._process()
+        sight, (records, now) = await asyncio.gather(status.look(self._store, process), self._processes.now())
+        leads = {record.name: stats.leads(record.name, sight.leaders, process) for record in records}
+        bearers = await self._bearers_of(sight)
+        return {"processes": people.processes(records, now, sight.snapshots, leads, bearers)}
+
+    # ------------------------------------------------------------ what they are made of
+
     async def _around(self) -> Surroundings:
-        past, waiting = await asyncio.gather(self._past.now(), self._waiting.now())
-        return Surroundings(past, waiting, self._bearers)
+        return Surroundings(*await asyncio.gather(self._past.now(), self._waiting.now()))
+
+    async def _line(self, name: str, order: Order) -> dict[str, Any]:
+        """Who goes next, and whose slots they are: a pass over all who wait for this service."""
+        process = self._process()
+        sight, past = await asyncio.gather(status.look(self._store, process, [name], users=True), self._past.now())
+        stand = service.standings(sight.snapshots.get(name, ()))
+        heads = await self._store.heads(name, service.first(stand) if order is Order.FAIR else None, service.NEXT)
+        places = await process.places([job.id for job in heads]) if process is not None else {}
+        return {
+            "next": service.next_ones(heads, places, stand, order),
+            "users": service.users(stand, past.all_of(name)),
+        }
+
+    async def _bearers_of(self, sight: Sight) -> Bearers:
+        await self._bearers.learn(
+            lease for found in sight.snapshots.values() for each in found for lease in each.leases
+        )
+        return self._bearers
+
+    async def _count(self, where: JobFilter) -> dict[str, int]:
+        return {each.value: await self._store.count(replace(where, statuses=(each,))) for each in JobStatus}
 
     def _kinds(self) -> Mapping[str, str]:
         """How services run, as far as this process's own configuration says."""
-        return {name: "http" if service.remote else "function" for name, service in self._config().services.items()}
+        return {name: "http" if each.remote else "function" for name, each in self._config().services.items()}
 
     async def _ask_processes(self) -> tuple[Sequence[ProcessRecord], float]:
         return await self._store.processes(), await self._store.now()
+
+    async def _spare(self, key: Hashable, ask: Callable[[], Awaitable[T]], every: float) -> T:
+        spared = self._spared.get(key)
+        if spared is None:
+            if len(self._spared) >= MOST_SPARED:
+                del self._spared[next(iter(self._spared))]
+            spared = self._spared[key] = Sparing(ask, every)
+        found: T = await spared.now()
+        return found

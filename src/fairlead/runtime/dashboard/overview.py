@@ -24,14 +24,13 @@ class Surroundings:
 
     past: Past
     waiting: Mapping[str, Waiting]
-    bearers: Bearers
 
 
-def services(sight: Sight, around: Surroundings, kinds: Mapping[str, str]) -> dict[str, Any]:
-    return {name: service(name, sight, around, kinds.get(name)) for name in sorted(sight.rules.services)}
+def services(sight: Sight, around: Surroundings, bearers: Bearers, kinds: Mapping[str, str]) -> dict[str, Any]:
+    return {name: service(name, sight, around, bearers, kinds.get(name)) for name in sorted(sight.rules.services)}
 
 
-def service(name: str, sight: Sight, around: Surroundings, kind: str | None) -> dict[str, Any]:
+def service(name: str, sight: Sight, around: Surroundings, bearers: Bearers, kind: str | None) -> dict[str, Any]:
     rules, snapshots, is_known = sight.rules.services[name], sight.snapshots.get(name, ()), sight.knows(name)
     waiting = around.waiting.get(name)
     lately = around.past.lately.get(name)
@@ -54,7 +53,7 @@ def service(name: str, sight: Sight, around: Surroundings, kind: str | None) -> 
         "in_use": sum(each.in_use for each in snapshots),
         "held": sum(each.held for each in snapshots),
         "waiting": {band.value: sum(each.waiting.get(band.band, 0) for each in snapshots) for band in Priority},
-        **slots.shown(snapshots, around.bearers),
+        **slots.shown(snapshots, bearers),
     }
 
 

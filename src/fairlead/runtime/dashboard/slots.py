@@ -9,6 +9,7 @@ from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.store.port import Store
 
 SHOWN = 64
+REMEMBERED = 10_000
 
 
 class Bearers:
@@ -21,8 +22,9 @@ class Bearers:
 
     async def learn(self, leases: Iterable[Lease]) -> None:
         wanted = {lease.job_id for lease in leases}
-        self._known = {job_id: known for job_id, known in self._known.items() if job_id in wanted}
         missing = wanted - self._known.keys()
+        if len(self._known) + len(missing) > REMEMBERED:
+            self._known = {job_id: known for job_id, known in self._known.items() if job_id in wanted}
         if missing:
             jobs = await self._store.get_jobs(sorted(missing))
             self._known |= {job_id: (job.feature_name, len(job.steps)) for job_id, job in jobs.items()}

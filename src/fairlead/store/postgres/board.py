@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fairlead.domain.activity import Activity
+from fairlead.domain.job import Job
 from fairlead.store.board import (
     CloseSession,
     DeadGroup,
@@ -20,6 +22,7 @@ from fairlead.store.board import (
 from fairlead.store.port import Done, Outcome
 from fairlead.store.postgres.moves import Ask
 from fairlead.store.postgres.queries import READS
+from fairlead.store.postgres.rows import job_from
 from fairlead.store.rows import micros, seconds
 
 
@@ -64,3 +67,10 @@ class BoardReads:
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:
         return [dead_group_of(row) for row in await self._ask(READS["dead_groups"], limit)]
+
+    async def heads(self, service: str, user_ids: Sequence[str] | None, each: int) -> list[Job]:
+        if user_ids is None:
+            found = await self._ask(READS["first_in_line"], service, each)
+        else:
+            found = await self._ask(READS["heads"], list(user_ids), service, each)
+        return [job_from(row) for row in found]

@@ -225,10 +225,23 @@ SELECT found.user_id, waiting, running, oldest, (
     ORDER BY waiting DESC, running DESC, j.user_id LIMIT $1::bigint
 ) AS found
 
+-- name: heads
+-- $1: users, $2: service, $3: how many of each. In the order of `domain.job.Job.rank`.
+SELECT {job_columns} FROM unnest($1::text[]) AS wanted (user_id) CROSS JOIN LATERAL (
+    SELECT * FROM fairlead.job AS j
+    WHERE j.user_id = wanted.user_id AND j.ended IS NULL AND j.status = 1 AND {service} = $2
+    ORDER BY j.attempt = 0, j.step = 0, j.seq LIMIT $3::bigint
+) AS j
+
+-- name: first_in_line
+-- $1: service, $2: how many.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.ended IS NULL AND j.status = 1 AND {service} = $1 ORDER BY j.seq LIMIT $2::bigint
+
 -- name: dead_groups
--- $1: limit. The example is the newest: ids grow with time.
+-- $1: limit. The examples are the newest and the oldest: ids grow with time.
 SELECT j.error::json ->> 'code' AS code, j.error::json ->> 'message' AS message, {service} AS service, count(*) AS n,
-       min(j.finished_at), max(j.finished_at) AS last, max(j.id)
+       min(j.finished_at), max(j.finished_at) AS last, max(j.id), min(j.id)
 FROM fairlead.job AS j WHERE j.ended = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT $1::bigint
 
 -- name: facts

@@ -248,6 +248,10 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
         given("j.finished_at >=", micros(where.finished_from))
     if where.finished_before is not None:
         given("j.finished_at <", micros(where.finished_before))
+    if where.created_from is not None:
+        given("j.created_at >=", micros(where.created_from))
+    if where.created_before is not None:
+        given("j.created_at <", micros(where.created_before))
     if where.statuses:
         terms.append(_has_status(sorted(STATUS_CODES[status] for status in where.statuses)))
     if before_seq is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.activity import Activity
+from fairlead.domain.job import Job
 from fairlead.store.board import (
     CloseSession,
     DeadGroup,
@@ -20,7 +21,7 @@ from fairlead.store.board import (
     activity_rows,
     dead_group_of,
 )
-from fairlead.store.rows import micros, seconds
+from fairlead.store.rows import jobs_of, micros, seconds
 from fairlead.store.sqlite.encode import Row
 
 
@@ -74,6 +75,12 @@ class BoardReads:
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:
         return [dead_group_of(row) for row in await self._rows("dead_groups", limit)]
+
+    async def heads(self, service: str, user_ids: Sequence[str] | None, each: int) -> list[Job]:
+        if user_ids is None:
+            return jobs_of(await self._ask(self._sql["first_in_line"], service, each))
+        wanted = orjson.dumps(list(user_ids)).decode()
+        return jobs_of(await self._ask(self._sql["heads"], wanted, service, each))
 
     async def _rows(self, name: str, *parameters: Any) -> list[Any]:
         rows: list[Any] = orjson.loads(await self._ask(self._sql[name], *parameters))

@@ -199,11 +199,25 @@ SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) F
     FROM job AS j WHERE j.status < 4 GROUP BY j.user_id ORDER BY waiting DESC, running DESC, j.user_id LIMIT ?
 )
 
+-- name: heads
+-- ?: JSON array of users, service, how many of each. In the order of `domain.job.Job.rank`.
+SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM (
+    SELECT j.seq, row_number() OVER (PARTITION BY j.user_id ORDER BY j.attempt = 0, j.step = 0, j.seq) AS n
+    FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.user_id = wanted.value
+    WHERE j.status < 3 AND j.status = 1 AND {service} = ?
+) AS head CROSS JOIN job AS j ON j.seq = head.seq WHERE head.n <= ?
+
+-- name: first_in_line
+-- ?: service, how many.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {job_row} AS row FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {service} = ? ORDER BY j.seq LIMIT ?
+)
+
 -- name: dead_groups
--- The example is the newest: ids grow with time.
-SELECT json_group_array(json_array(code, message, service, n, first, last, id)) FROM (
+-- The examples are the newest and the oldest: ids grow with time.
+SELECT json_group_array(json_array(code, message, service, n, first, last, newest, oldest)) FROM (
     SELECT j.error ->> '$.code' AS code, j.error ->> '$.message' AS message, {service} AS service, count(*) AS n,
-           min(j.finished_at) AS first, max(j.finished_at) AS last, max(j.id) AS id
+           min(j.finished_at) AS first, max(j.finished_at) AS last, max(j.id) AS newest, min(j.id) AS oldest
     FROM job AS j WHERE j.status > 4 AND j.status = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT ?
 )
 

@@ -280,6 +280,12 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
     if where.finished_before is not None:
         terms.append("j.finished_at < ?")
         parameters.append(rows.micros(where.finished_before))
+    if where.created_from is not None:
+        terms.append("j.created_at >= ?")
+        parameters.append(rows.micros(where.created_from))
+    if where.created_before is not None:
+        terms.append("j.created_at < ?")
+        parameters.append(rows.micros(where.created_before))
     if where.statuses:
         codes = sorted(rows.STATUS_CODES[status] for status in where.statuses)
         terms.append(f"j.status IN ({', '.join(map(str, codes))})")

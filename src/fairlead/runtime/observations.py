@@ -4,6 +4,7 @@ nobody is told."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from fairlead.domain import retry
 from fairlead.domain.adapt import Calls, Ending
@@ -43,6 +44,21 @@ OTHER = "OTHER"
 Lane = tuple[str, Priority]
 """A service and a band."""
 
+MOST_USERS = 10_000
+"""Of one service, that are kept apart until somebody takes them."""
+
+
+@dataclass(slots=True)
+class Used:
+    """What one user had of a service."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: Used) -> None:
+        self.calls += other.calls
+        self.seconds += other.seconds
+
 
 class Observations:
     def __init__(self) -> None:
@@ -56,6 +72,7 @@ class Observations:
         self._answers: Counter[tuple[str, Ending]] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         """What the calls took, by service, that ended well."""
+        self._used: dict[str, dict[str, Used]] = {}
 
     def started(self, job: Job) -> None:
         """`job` as its start was written: with when the step entered the line, and when its call began."""
@@ -64,12 +81,29 @@ class Observations:
 
     def ran(self, job: Job, seconds: float) -> None:
         self.runs[job.service, job.priority].observe(seconds)
+        users = self._used.setdefault(job.service, {})
+        used = users.get(job.user_id)
+        if used is None:
+            if len(users) >= MOST_USERS:
+                return
+            used = users[job.user_id] = Used()
+        used.calls += 1
+        used.seconds += seconds
 
     def answered(self, service: str, ending: Ending, seconds: float) -> None:
         """A call of this service has ended by itself, or for taking too long."""
         self._answers[service, ending] += 1
         if ending is Ending.OK:
             self._seconds[service] += seconds
+
+    def done(self) -> dict[str, int]:
+        """By service, the calls that ended well."""
+        return {service: count for (service, ending), count in self._answers.items() if ending is Ending.OK}
+
+    def take_used(self) -> dict[str, dict[str, Used]]:
+        """By service and user, since this was last asked: users are too many to be counted for good."""
+        used, self._used = self._used, {}
+        return used
 
     def calls_of(self, service: str) -> Calls:
         """How they ended since this process was opened."""

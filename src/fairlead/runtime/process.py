@@ -24,6 +24,7 @@ from fairlead.runtime.crossing import Crossing
 from fairlead.runtime.events import Hub
 from fairlead.runtime.line import TOLD_WITHIN, Line
 from fairlead.runtime.loops import adapt
+from fairlead.runtime.loops.activity import ActivityLoop
 from fairlead.runtime.loops.kin import KinLoop
 from fairlead.runtime.loops.positions import PositionsLoop
 from fairlead.runtime.loops.rules import RulesLoop
@@ -110,8 +111,12 @@ class Process:
         self._standstill = Standstill(store)
         self._about = introduction(name, roles, config, executors, clock.now())
         self._presence = Presence(self._about, journal, clock, condition=self._condition, heard=self._asked_to_drain)
-        # Callers that wait for their turn are told where they stand in any process.
-        loops: list[Loop] = [RulesLoop(self._follow_the_truth), self._presence, PositionsLoop(self.places, hub)]
+        loops: list[Loop] = [
+            RulesLoop(self._follow_the_truth),
+            self._presence,
+            ActivityLoop(name, recorder.observations, store, journal),
+            PositionsLoop(self.places, hub),  # callers that wait for their turn are told where they stand in any process
+        ]
         if roles.api:
             loops.append(ScoresLoop(store, self.scores))
         if bus is not None:

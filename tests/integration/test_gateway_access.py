@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket
 from fairlead.app import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.gateway.access import RULES, Access, all_routes, caller_of, rule_of
+from fairlead.gateway.access import RULES, Access, all_routes, caller_of, only_looks, rule_of
 from fairlead.gateway.app import create_gateway
 from tests.integration.asking import ask
 from tests.integration.gateway_site import Site
@@ -63,6 +63,7 @@ class Door:
             path = path.replace("{turn_id}", turn.turn_id)
         if "{key_id}" in path:
             path = path.replace("{key_id}", (await self.site.app.create_key("service")).key.id)
+        path = path.replace("{path:path}", "index.html")
         return re.sub(r"\{\w+\}", "echo", path)
 
 
@@ -72,6 +73,7 @@ async def door(site: Site) -> Door:
     await app.pause("echo")  # jobs stay where they are
     keys = {
         "admin": (await app.create_key("admin")).text,
+        "viewer": (await app.create_key("viewer")).text,
         "service": (await app.create_key("service")).text,
         "ada": (await app.create_key("user", user_id="ada")).text,
         "bob": (await app.create_key("user", user_id="bob")).text,
@@ -92,13 +94,21 @@ def test_operators_routes_are_not_for_users(method: str, path: str) -> None:
         assert RULES[method, path] is Access.SERVICE
 
 
+@each(RULES)
+def test_what_changes_something_is_not_for_viewers(method: str, path: str) -> None:
+    """Beside reading, they may ask for what opens a stream to read, and sign out."""
+    harmless = {("POST", "/api/v1/tickets"), ("DELETE", "/session")}
+    assert only_looks(method, path) == (method in ("GET", "WS") or (method, path) in harmless)
+
+
 @each(ROUTES)
 async def test_a_route_is_open_to_whom_its_rule_says(door: Door, method: str, path: str) -> None:
     rule = rule_of(method, path)
     assert rule is not None
-    said = {caller: await door.ask(method, path, caller) for caller in ("nobody", "ada", "bob", "service", "admin")}
+    said = {caller: await door.ask(method, path, caller) for caller in ("nobody", *door.keys)}
     if rule is Access.OPEN:
-        assert set(said.values()) == {200}
+        # Whoever signs in is asked for a key by the route itself, and here says none.
+        assert set(said.values()) == {422 if method == "POST" else 200}
         return
     assert said.pop("nobody") == 401
     whose = re.search(r"\{(job|turn)_id\}", path)
@@ -110,6 +120,8 @@ async def test_a_route_is_open_to_whom_its_rule_says(door: Door, method: str, pa
         Access.SERVICE: {"service", "admin"},
         Access.ADMIN: {"admin"},
     }[rule]
+    if only_looks(method, path):
+        admitted = {"viewer", *admitted}
     assert refused == said.keys() - admitted
     if whose:
         assert [said[caller] for caller in admitted & said.keys() if said[caller] in (401, 403, 404)] == []

@@ -32,11 +32,15 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_HEADERS = {
+_PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
+}
+# A page has dozens of parts, so these are short: none of them is a page by itself, not even a picture.
+_PART_HEADERS = {"Content-Security-Policy": "default-src 'none'"}
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
     # Kept, and asked for each time whether it is still the same: after an upgrade no page is a mix of two.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
@@ -87,7 +91,8 @@ def _sent(path: str, request: Request) -> Response:
     asset = assets().get(path)
     if asset is None:
         raise NotFound("the dashboard has no such file")
-    headers = {**_HEADERS, "ETag": asset.mark}
+    own = _PAGE_HEADERS if path == INDEX else _PART_HEADERS
+    headers = {**_HEADERS, **own, "ETag": asset.mark}
     if asset.mark in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", "") and len(asset.packed) < len(asset.body):

@@ -10,9 +10,20 @@ from typing import Any
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
-from fairlead.gateway.dashboard.patch import merge
-
 PATIENCE = 30
+
+
+def merge(old: Any, patch: Any) -> Any:
+    """What a page does with a patch: RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
 
 
 class Following:

@@ -28,19 +28,6 @@ def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return patch
 
 
-def merge(old: Any, patch: Any) -> Any:
-    """What a page does with a patch."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
-
-
 def _check(value: Any) -> None:
     """Within lists a null is a value as any other."""
     if value is None:

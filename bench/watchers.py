@@ -33,9 +33,9 @@ APP = "bench.ours.watched:app"
 
 
 class Gateway:
-    def __init__(self, folder: Path, env: dict[str, str], role: str) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], role: str, app: str = APP) -> None:
         self.folder = folder
-        self.process = started([role, APP, "--port", "0", "--json", "--log-level", "warning"], env, subprocess.PIPE)
+        self.process = started([role, app, "--port", "0", "--json", "--log-level", "warning"], env, subprocess.PIPE)
         assert self.process.stdout is not None
         banner = json.loads(self.process.stdout.readline())
         self.port = int(banner["urls"]["gateway"][0].rpartition(":")[2].strip("/"))
@@ -58,13 +58,17 @@ class Gateway:
         return (self.cpu() - before) / (time.monotonic() - begun) * 100
 
     def submit(self, jobs: int, **more: Any) -> list[str]:
-        made: list[str] = []
-        for begin in range(0, jobs, BULK):
-            numbers = range(begin, min(jobs, begin + BULK))
-            wanted = [
+        return self.submit_all(
+            [
                 {"user_id": f"user-{n % USERS}", "feature_name": "watched", "input_data": {"number": n}, **more}
-                for n in numbers
+                for n in range(jobs)
             ]
+        )
+
+    def submit_all(self, jobs: list[dict[str, Any]]) -> list[str]:
+        made: list[str] = []
+        for begin in range(0, len(jobs), BULK):
+            wanted = jobs[begin : begin + BULK]
             request = urllib.request.Request(
                 f"http://127.0.0.1:{self.port}/api/v1/jobs/bulk",
                 json.dumps({"jobs": wanted}).encode(),
@@ -106,7 +110,7 @@ class Watchers:
 
 
 @contextlib.contextmanager
-def gateway_of(distributed: bool, folder: Path) -> Iterator[Gateway]:
+def gateway_of(distributed: bool, folder: Path, app: str = APP) -> Iterator[Gateway]:
     env = {**os.environ, "BENCH_FOLDER": str(folder), "BENCH_DATABASE_URL": f"sqlite:///{folder}/bench.db"}
     beside: list[subprocess.Popen[str]] = []
     if distributed:
@@ -114,9 +118,9 @@ def gateway_of(distributed: bool, folder: Path) -> Iterator[Gateway]:
 
         servers = Servers()
         env |= {"BENCH_DATABASE_URL": servers.fresh(), "BENCH_REDIS_URL": servers.redis_url}
-    gateway = Gateway(folder, env, "api" if distributed else "up")
+    gateway = Gateway(folder, env, "api" if distributed else "up", app)
     if distributed:
-        beside = [started([role, APP, "--log-level", "warning"], env) for role in ("worker", "manager")]
+        beside = [started([role, app, "--log-level", "warning"], env) for role in ("worker", "manager")]
     try:
         yield gateway
     finally:

@@ -19,6 +19,10 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parent.parent / "data"
 
 NEXT = """\
+See it all in the dashboard:
+
+  {url}/
+
 Submit a job:
 
   curl -s {url}/api/v1/jobs -H 'Content-Type: application/json' \\

@@ -58,6 +58,7 @@ def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[st
         said["pipelines"] = {name: list(steps) for name, steps in config.pipelines.items()}
         said["urls"] = {
             "gateway": urls,
+            "dashboard": f"{urls[0]}/",
             "jobs": f"{urls[0]}/api/v1/jobs",
             "openapi": f"{urls[0]}/openapi.json",
             "ready": f"{urls[0]}/readyz",
@@ -129,6 +130,7 @@ def _places(said: dict[str, Any]) -> list[tuple[str, str]]:
     if urls := said.get("urls"):
         key = "needs a key" if said["key_needed"] else "no key needed: loopback only"
         rows.append(("gateway", f"{', '.join(urls['gateway'])}  ({key})"))
+        rows.append(("dashboard", urls["dashboard"]))
         rows.append(("API", f"{urls['jobs']}  ({urls['openapi']})"))
     if "metrics" in said:
         rows.append(("metrics", said["metrics"]))

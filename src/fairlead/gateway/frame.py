@@ -20,6 +20,7 @@ HEADERS = "fairlead.headers"
 CLIENT_GONE = 499
 SOCKET_GONE = 1006
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+QUIET_BELOW = "/static/"  # a page of the dashboard has dozens of parts
 
 # Answers are data and no pages: nothing may sniff, store, frame or run them. What is a page says itself what it may.
 POLICY = b"content-security-policy"
@@ -128,7 +129,7 @@ def _request_id(scope: Scope) -> str:
 def _write_log(method: str, scope: Scope, status: int, seconds: float) -> None:
     # The query and the body stay out: they hold what users typed.
     path = scope["path"]
-    level = logging.DEBUG if path in QUIET else logging.INFO
+    level = logging.DEBUG if path in QUIET or path.startswith(QUIET_BELOW) else logging.INFO
     if log.isEnabledFor(level):
         log.log(
             level,

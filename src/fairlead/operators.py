@@ -36,7 +36,6 @@ from fairlead.runtime.record import Recorder
 from fairlead.runtime.registry import Registry
 from fairlead.runtime.sessions import Sessions
 from fairlead.runtime.view import JobView
-from fairlead.store.board import Session
 from fairlead.store.journal import Journal
 from fairlead.store.port import Store
 
@@ -254,9 +253,10 @@ class Operators(ABC):
         self._opened()
         return await self._sessions.open(key_id)
 
-    async def session(self, text: str) -> Session | None:
+    async def session(self, text: str) -> str | None:
+        """The id of the key that this secret stands for, while it does."""
         self._opened()
-        return await self._sessions.find(text)
+        return await self._sessions.key_of(text)
 
     async def close_session(self, text: str) -> None:
         self._opened()

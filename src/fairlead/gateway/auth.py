@@ -222,12 +222,12 @@ class Guard:
         return f"{ENVIRONMENT.key_id}:{keytext.hash_of(self._admin_key.decode())[:16]}"
 
     async def _of_cookie(self, cookie: str) -> Caller:
-        session = await self.cookies.find(cookie)
+        key_id = await self.cookies.key_of(cookie)
         caller = None
-        if session is not None and self._admin_key is not None and session.key_id == self._session_key(ENVIRONMENT):
+        if key_id is not None and self._admin_key is not None and key_id == self._session_key(ENVIRONMENT):
             caller = ENVIRONMENT
-        elif session is not None:
-            caller = await self._of_key_id(session.key_id)
+        elif key_id is not None:
+            caller = await self._of_key_id(key_id)
         if caller is None:
             raise Unauthorized("this session has ended; sign in again")
         return replace(caller, cookie=cookie)

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from fairlead.errors import FairleadError
 from fairlead.runtime.sessions import LIFE_S
-from fairlead.store.board import Session
 
 COOKIE = "fairlead_session"
 KEEP_S = 1.0
 LOOK_EVERY_S = 2.0
 MANY = 1000
 
-Find = Callable[[str], Awaitable[Session | None]]
+Find = Callable[[str], Awaitable[str | None]]
+"""The id of the key that a cookie stands for."""
 
 
 def cookie_in(headers: dict[bytes, bytes]) -> str | None:
@@ -41,9 +41,9 @@ class Cookies:
     def __init__(self, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
         self._find = find
         self._clock = clock
-        self._known: dict[str, tuple[float, Session | None]] = {}
+        self._known: dict[str, tuple[float, str | None]] = {}
 
-    async def find(self, text: str) -> Session | None:
+    async def key_of(self, text: str) -> str | None:
         now = self._clock()
         known = self._known.get(text)
         if known is not None and now < known[0]:
@@ -74,6 +74,6 @@ class Cookies:
             await asyncio.sleep(LOOK_EVERY_S)
             # While the truth cannot be asked, what was open stays open.
             with contextlib.suppress(FairleadError):
-                if await self.find(text) is None:
+                if await self.key_of(text) is None:
                     stream.reschedule(asyncio.get_running_loop().time())
                     return

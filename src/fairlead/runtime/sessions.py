@@ -7,7 +7,7 @@ import secrets
 
 from fairlead.domain import keytext
 from fairlead.runtime.clock import Clock
-from fairlead.store.board import CloseSession, OpenSession, Session
+from fairlead.store.board import CloseSession, OpenSession
 from fairlead.store.journal import Journal
 from fairlead.store.port import Store
 
@@ -28,10 +28,12 @@ class Sessions:
         await self._journal.write(OpenSession(keytext.hash_of(text), key_id, self._clock.now() + LIFE_S))
         return text
 
-    async def find(self, text: str) -> Session | None:
+    async def key_of(self, text: str) -> str | None:
+        """The id of the key that it stands for. None: there is no such session, or it has ended."""
         if not 0 < len(text) <= LONGEST:
             return None
-        return await self._store.session(keytext.hash_of(text), self._clock.now())
+        session = await self._store.session(keytext.hash_of(text), self._clock.now())
+        return None if session is None else session.key_id
 
     async def close(self, text: str) -> None:
         await self._journal.write(CloseSession(keytext.hash_of(text)))

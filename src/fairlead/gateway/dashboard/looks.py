@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.keys import Role
 from fairlead.gateway.access import Caller
-from fairlead.runtime.moments import moment
-from fairlead.store.port import JobFilter
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -70,18 +68,15 @@ async def jobs(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:
         until=asked.until,
         limit=asked.limit,
     )
-    where = JobFilter(
-        asked.user_id,
-        feature_name=asked.feature_name,
-        created_from=None if asked.since is None else moment(asked.since, "since"),
-        created_before=None if asked.until is None else moment(asked.until, "until"),
+    counts = await app.dashboard.counts(
+        user_id=asked.user_id, feature_name=asked.feature_name, since=asked.since, until=asked.until
     )
     rows = [found.as_dict() for found in page.data]
     return _known(
         {
             "jobs": {row["job_id"]: _known({name: row[name] for name in _ROW}) for row in rows},
             "next_cursor": page.next_cursor,
-            "counts": await app.dashboard.counts(where),
+            "counts": counts,
         }
     )
 

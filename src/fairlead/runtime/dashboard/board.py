@@ -22,6 +22,7 @@ from fairlead.runtime.dashboard.slots import Bearers
 from fairlead.runtime.dashboard.sparing import Sparing
 from fairlead.runtime.dashboard.timeline import timeline
 from fairlead.runtime.doctor.finding import Finding
+from fairlead.runtime.moments import moment
 from fairlead.runtime.process import Process
 from fairlead.runtime.status import Sight
 from fairlead.store.port import JobFilter, Store
@@ -97,8 +98,21 @@ class Dashboard:
         record = await self._store.get(job_id)
         return [] if record is None else timeline(record)
 
-    async def counts(self, where: JobFilter) -> dict[str, int]:
-        """By status. `where` names none."""
+    async def counts(
+        self,
+        *,
+        user_id: str | None = None,
+        feature_name: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> dict[str, int]:
+        """Jobs by status, of those that `list_jobs` lists with the same filters."""
+        where = JobFilter(
+            user_id,
+            feature_name=feature_name,
+            created_from=None if since is None else moment(since, "since"),
+            created_before=None if until is None else moment(until, "until"),
+        )
         return await self._spare(where, partial(self._count, where), 5.0)
 
     async def users(self) -> dict[str, Any]:
@@ -109,7 +123,7 @@ class Dashboard:
 
     async def dead(self) -> dict[str, Any]:
         found = await self._spare("dead", partial(self._store.dead_groups, MOST_GROUPS), 2.0)
-        total = (await self.counts(JobFilter()))[JobStatus.FAILED] if len(found) == MOST_GROUPS else None
+        total = (await self.counts())[JobStatus.FAILED] if len(found) == MOST_GROUPS else None
         return {"groups": groups(found), "total": sum(each.count for each in found) if total is None else total}
 
     async def workers(self) -> dict[str, Any]:

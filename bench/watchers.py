@@ -120,7 +120,9 @@ def gateway_of(distributed: bool, folder: Path, app: str = APP) -> Iterator[Gate
         env |= {"BENCH_DATABASE_URL": servers.fresh(), "BENCH_REDIS_URL": servers.redis_url}
     gateway = Gateway(folder, env, "api" if distributed else "up", app)
     if distributed:
-        beside = [started([role, app, "--log-level", "warning"], env) for role in ("worker", "manager")]
+        beside = [
+            started([role, app, "--log-level", "warning"], env, subprocess.DEVNULL) for role in ("worker", "manager")
+        ]
     try:
         yield gateway
     finally:

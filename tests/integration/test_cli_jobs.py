@@ -170,6 +170,8 @@ def test_list_filters_and_counts(server: Up) -> None:
     assert [job["job_id"] for job in everything] == jobs[::-1]
     assert len(server.run("list", "--user", user, "--limit", "2", "--json").json) == 2
     assert server.run("list", "--user", user, "--feature", "gate", "--json").json == []
+    assert len(server.run("list", "--user", user, "--since", "2000-01-01", "--until", "2999-01-01", "--json").json) == 3
+    assert server.run("list", "--user", user, "--until", "2000-01-01", "--json").json == []
     table = server.run("list", "--user", user).out
     assert all(job_id in table for job_id in jobs)
 
@@ -271,6 +273,10 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
     mine = ("--user", user, "--service", "broken", "--error", "PERMANENT", "--permanent", "--since", "2000-01-01")
     assert first in server.run("dead", "requeue", *mine, "--dry-run").out
     assert server.run("dead", "list", *mine, "--until", "2000-01-02", "--json").json == []
+    assert len(server.run("dead", "list", *mine, "--like", listed[0]["error"]["message"], "--json").json) == 2
+    assert (
+        server.run("dead", "purge", "--user", user, "--like", "another way", "--dry-run", "--json").json["purged"] == 0
+    )
     for verb in ("requeue", "purge"):
         unknown = server.run("dead", verb, NOBODY, "--yes")
         assert (unknown.code, unknown.out.strip()) == (Exit.REFUSED, f"0 jobs {verb}d")

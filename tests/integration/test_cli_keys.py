@@ -68,7 +68,7 @@ def test_keys_are_made_listed_and_revoked_without_a_gateway(made: Any, capsys: p
 
 
 def test_a_wrong_role_is_told_with_the_right_ones() -> None:
-    with pytest.raises(InvalidInput, match="admin, service or user"):
+    with pytest.raises(InvalidInput, match="admin, viewer, service or user"):
         keys.create("root")
 
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.gateway")
 
-EVERY_S = 1.0
-SHARE = 0.1
-"""Of its time, a view is under way at most this much: what takes long is looked at less often."""
+SHARE = 0.3
+"""Of the time, a view is under way at most this much: what takes long, on a busy machine, is looked at less often."""
 MOST_BEHIND = 4
 PATIENCE_S = 30.0
 

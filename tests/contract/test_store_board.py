@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.activity import Activity
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import JobStatus, Priority
 from fairlead.domain.keys import Key, Role
 from fairlead.domain.transitions import Move
 from fairlead.store.board import CloseSession, NoteActivity, OpenSession, Session
@@ -140,8 +140,9 @@ async def test_of_each_user_the_first_in_line_are_found(line: Line) -> None:
     bobs = await line.submitted(user_id="bob", steps=("tell",))
     await line.submitted(user_id="bob", steps=("draw",))
     await line.running(user_id="bob", steps=("tell",))
+    urgent = await line.submitted(user_id="ann", steps=("tell",), priority=Priority.HIGH)
     heads = await line.store.heads("tell", ["ann", "bob", "nobody"], 2)
-    assert {job.id for job in heads} == {under_way.id, fresh[0].id, bobs.id}
+    assert {job.id for job in heads} == {under_way.id, fresh[0].id, bobs.id, urgent.id}, "two of each user and band"
     first = await line.store.heads("tell", None, 3)
     assert [job.id for job in first] == [fresh[0].id, fresh[1].id, under_way.id]
 

@@ -171,6 +171,20 @@ async def test_a_service_shows_who_goes_next_and_whose_slots_they_are(line: Line
         await line.agrees(page, view="service", service="draw")
 
 
+async def test_those_who_go_next_are_told_without_a_gap(line: Line) -> None:
+    await line.fill()
+    for number in range(30):
+        for user_id in ("ada", "bob", "cy"):
+            await line.app.submit("draw", user_id=user_id, priority=("low", "medium", "high")[number // 10])
+    async with following(line.port) as page:
+        await page.ask(view="service", service="draw")
+        state = await page.until(lambda state: sum(state.get("waiting", {}).values()) == 90 and state["next"])
+        state = await page.until(lambda state: len(state["next"]) == 20 and state["next"][0]["band"] == "high")
+        assert [each["rank"] for each in state["next"]] == list(range(1, 21))
+        assert {each["band"] for each in state["next"]} == {"high"}
+        assert {each["user_id"] for each in state["next"][:3]} == {"ada", "bob", "cy"}
+
+
 async def test_jobs_follow_what_becomes_of_them(line: Line) -> None:
     async with following(line.port) as page:
         assert (await page.ask(view="jobs"))["state"]["jobs"] == {}

@@ -102,8 +102,8 @@ class BoardReads(Protocol):
         ...
 
     async def heads(self, service: str, user_ids: Sequence[str] | None, each: int) -> list[Job]:
-        """Of each of these users the first so many jobs in line for this service, as the order within one user has it;
-        None: the first of all, in order of arrival."""
+        """Of each of these users and in each band the first so many jobs in line for this service, as the order within
+        one user has it; None: the first of all, in order of arrival."""
         ...
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:

@@ -37,13 +37,19 @@ def standings(snapshots: Sequence[ServiceSnapshot]) -> Standings:
     return Standings(lines, waiting)
 
 
-def _turn(line: UserLine) -> tuple[bool, int, int, str]:
-    return not line.waiting, line.band, line.tag, line.user_id
+def _turn(line: UserLine) -> tuple[bool, bool, int, int, str]:
+    """Whoever is at the limit per user is set aside until a call of theirs ends."""
+    return not line.waiting, line.parked, line.band, line.tag, line.user_id
 
 
 def first(stand: Standings) -> list[str]:
     """The users among whom those are who go next."""
     return [user_id for user_id in stand.lines if stand.waiting[user_id]][:NEXT]
+
+
+def is_whole(next_ones: Sequence[Mapping[str, Any]]) -> bool:
+    """The truth and the line were asked one after the other: what came or went between them may be missing."""
+    return [each["rank"] for each in next_ones] == list(range(1, len(next_ones) + 1))
 
 
 def next_ones(jobs: Sequence[Job], places: Mapping[str, Place], stand: Standings, order: Order) -> list[dict[str, Any]]:

@@ -226,10 +226,11 @@ SELECT found.user_id, waiting, running, oldest, (
 ) AS found
 
 -- name: heads
--- $1: users, $2: service, $3: how many of each. In the order of `domain.job.Job.rank`.
-SELECT {job_columns} FROM unnest($1::text[]) AS wanted (user_id) CROSS JOIN LATERAL (
+-- $1: users, $2: service, $3: how many of each user and band. In the order of `domain.job.Job.rank`.
+SELECT {job_columns} FROM unnest($1::text[]) AS wanted (user_id) CROSS JOIN generate_series(1, 3) AS band
+CROSS JOIN LATERAL (
     SELECT * FROM fairlead.job AS j
-    WHERE j.user_id = wanted.user_id AND j.ended IS NULL AND j.status = 1 AND {service} = $2
+    WHERE j.user_id = wanted.user_id AND j.ended IS NULL AND j.status = 1 AND j.priority = band AND {service} = $2
     ORDER BY j.attempt = 0, j.step = 0, j.seq LIMIT $3::bigint
 ) AS j
 

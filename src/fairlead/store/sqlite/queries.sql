@@ -200,9 +200,9 @@ SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) F
 )
 
 -- name: heads
--- ?: JSON array of users, service, how many of each. In the order of `domain.job.Job.rank`.
+-- ?: JSON array of users, service, how many of each user and band. In the order of `domain.job.Job.rank`.
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM (
-    SELECT j.seq, row_number() OVER (PARTITION BY j.user_id ORDER BY j.attempt = 0, j.step = 0, j.seq) AS n
+    SELECT j.seq, row_number() OVER (PARTITION BY j.user_id, j.priority ORDER BY j.attempt = 0, j.step = 0, j.seq) AS n
     FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.user_id = wanted.value
     WHERE j.status < 3 AND j.status = 1 AND {service} = ?
 ) AS head CROSS JOIN job AS j ON j.seq = head.seq WHERE head.n <= ?

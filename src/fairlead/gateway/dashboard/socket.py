@@ -21,6 +21,8 @@ from fairlead.gateway.replies import fairlead_of
 from fairlead.runtime.events import Dismissed, Subscription, TooSlow
 
 SEND_WITHIN_S = 10.0
+BETWEEN_ASKS_S = 0.1
+"""Each costs a look at something: who asks faster than anyone can read waits."""
 CLOSE_WITHIN_S = 1.0
 RESTARTING, LATER = 1012, 1013
 
@@ -72,6 +74,7 @@ class Page:
                 self._board.leave(self._follower)
                 said = problem(error, None)
                 self._follower.push(orjson.dumps({"type": "error", "code": said["code"], "message": said["detail"]}))
+            await asyncio.sleep(BETWEEN_ASKS_S)
 
     async def _tell(self) -> None:
         while True:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from fairlead.errors import FairleadError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Sparing(Generic[T]):
             return self._answer
         if self._asking is None:
             self._asking = asyncio.create_task(self._keep())
+            self._asking.add_done_callback(_heard)
         # One asker that goes away must not take the others' answer with it.
         return await asyncio.shield(self._asking)
 
@@ -61,6 +65,6 @@ class Sparing(Generic[T]):
 
 
 def _heard(asked: asyncio.Task[T]) -> None:
-    """A question that nobody waits for may fail: the next one asks again."""
+    """Whoever waits for it hears of a failure; if nobody does any more, the next one asks again."""
     if not asked.cancelled() and (error := asked.exception()) is not None and not isinstance(error, FairleadError):
-        raise error
+        log.warning("a question of the dashboard failed", exc_info=error)

@@ -22,6 +22,7 @@ from fairlead.gateway.dashboard.views import view_of
 from fairlead.runtime.dashboard import board as boards
 from fairlead.runtime.dashboard.sparing import Sparing
 from fairlead.runtime.loops import activity
+from fairlead.runtime.roles import Roles
 from tests.integration.following import Following, following
 from tests.integration.gateway_site import served
 
@@ -279,6 +280,40 @@ async def test_users_workers_batches_and_the_audit_are_followed(line: Line) -> N
         state = await page.until(lambda state: len(state["items"]) == 2)
         assert state["batch"]["total"] == 2
         await line.agrees(page, view="batch", batch_id=batch.id)
+
+
+async def test_a_gateway_beside_the_line_shows_what_the_truth_knows(line: Line) -> None:
+    """In Redis it sees the slots as well; those in another process's memory it says that it does not know."""
+    beside = Line(Fairlead(line.app.settings), 0, line.board, line.opened, line.entered)
+    declared(beside)
+    await line.fill()
+    job = await line.app.submit("draw", user_id="ada")
+    gateway = create_gateway(beside.app)
+    async with (
+        beside.app.running(Roles(worker=False, manager=False)),
+        served(gateway) as port,
+        following(port) as page,
+    ):
+        await page.ask(view="overview")
+        await page.until(lambda state: state["health"].get("gateways") == 2)
+        draw = (await page.until(lambda state: "oldest_since" in state["services"]["draw"]))["services"]["draw"]
+        if line.app.settings.redis_url is None:
+            assert "memory" in page.state["health"]["unknown"]
+            assert "slots" not in draw
+            assert "in_use" not in draw
+        else:
+            await page.until(lambda state: len(state["services"]["draw"].get("slots", ())) == 2)
+            assert "unknown" not in page.state["health"]
+        assert (await page.ask(view="service", service="draw"))["type"] == "state"
+        assert (await page.ask(view="job", job_id=job.id))["state"]["job"]["status"] == "PENDING"
+        assert (await page.ask(view="jobs"))["state"]["counts"]["PENDING"] == 1
+        state = (await page.ask(view="workers"))["state"]
+        assert sorted(len(each["roles"]) for each in state["processes"].values()) == [1, 3]
+        line.opened.set()
+        await job.result(timeout=30)
+        # What the other process did is in the truth, and so in the history.
+        await page.ask(view="overview")
+        await page.until(lambda state: sum(state["history"]["finished"]) == 3)
 
 
 # ---------------------------------------------------------------- who pays for it

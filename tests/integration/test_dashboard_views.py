@@ -117,7 +117,7 @@ async def test_the_overview_follows_slots_and_lines(line: Line) -> None:
         await page.until(lambda state: state["services"]["draw"]["waiting"]["medium"] == 2)
         draw = page.state["services"]["draw"]
         assert (draw["in_use"], draw["limit"], draw["limit_source"]) == (2, 2, "config")
-        assert {slot["job_id"] for slot in draw["slots"].values()} == {line.entered.get_nowait() for _ in range(2)}
+        assert {slot["job_id"] for slot in draw["slots"].values()} == {await line.entered.get() for _ in range(2)}
         assert {slot["feature_name"] for slot in draw["slots"].values()} == {"draw"}
         await page.until(lambda state: "oldest_since" in state["services"]["draw"])
         await line.agrees(page, view="overview")

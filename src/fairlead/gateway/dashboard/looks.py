@@ -50,13 +50,9 @@ async def service(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:
 
 async def job(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:
     job_id = str(asked.job_id)
-    found = await app.get(job_id)
+    found, timeline = await app.dashboard.job(job_id)
     why = await app.why(job_id, private=caller.role is Role.USER)
-    return {
-        "job": _known(found.as_dict()),
-        "why": _known(why.as_dict()),
-        "timeline": await app.dashboard.timeline(job_id),
-    }
+    return {"job": _known(found.as_dict()), "why": _known(why.as_dict()), "timeline": timeline}
 
 
 async def jobs(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Order
 from fairlead.domain.processes import ProcessRecord
 from fairlead.errors import NotFound
-from fairlead.runtime import stats, status
+from fairlead.runtime import stats, status, view
 from fairlead.runtime.dashboard import overview, people, service
 from fairlead.runtime.dashboard.groups import groups
 from fairlead.runtime.dashboard.history import History
@@ -25,6 +25,7 @@ from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.moments import moment
 from fairlead.runtime.process import Process
 from fairlead.runtime.status import Sight
+from fairlead.runtime.view import JobView
 from fairlead.store.port import JobFilter, Store
 from fairlead.version import __version__
 
@@ -95,9 +96,15 @@ class Dashboard:
             "failures": dict(around.past.all_of(name).codes),
         }
 
-    async def timeline(self, job_id: str) -> list[dict[str, Any]]:
+    async def job(self, job_id: str) -> tuple[JobView, list[dict[str, Any]]]:
+        """A job as its user sees it, and its timeline, both of the same moment."""
         record = await self._store.get(job_id)
-        return [] if record is None else timeline(record)
+        if record is None:
+            raise NotFound(f"there is no job {job_id}")
+        process = self._process()
+        waits = record.job.status is JobStatus.PENDING
+        places = await process.places([job_id]) if waits and process is not None else {}
+        return view.of_record(record, places.get(job_id)), timeline(record)
 
     async def counts(
         self,

@@ -1,0 +1,68 @@
+// Numbers, durations and moments as people read them.
+
+const numbers = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const clockTime = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dayTime = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const fullTime = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
+
+export const NONE = "–";
+
+/** Seconds since 1970 of a moment that the server gave as such, or as ISO 8601; null if it gave none. */
+export function epoch(moment) {
+  if (moment === null || moment === undefined) return null;
+  if (typeof moment === "number") return moment;
+  const parsed = Date.parse(moment) / 1000;
+  return Number.isNaN(parsed) ? null : parsed;
+}
+
+export const number = (value) => (Number.isFinite(value) ? numbers.format(value) : NONE);
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
+export const percent = (fraction) => (Number.isFinite(fraction) ? `${Math.round(fraction * 100)} %` : NONE);
+
+const padded = (value) => String(value).padStart(2, "0");
+
+/** Two units at most: 0.4 s, 12 s, 3 min 20 s, 2 h 05 min, 3 d 4 h. */
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return NONE;
+  if (seconds < 0) return "0 s";
+  if (seconds < 9.95) return `${Number(seconds.toFixed(1))} s`;
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return whole % 60 && whole < 600 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.floor(whole / 60)} min`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${padded(minutes % 60)} min`;
+  return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
+}
+
+/** A duration that ticks: whole seconds, so that it does not flicker. */
+export const age = (seconds) => (Number.isFinite(seconds) ? duration(Math.max(0, Math.floor(seconds))) : NONE);
+
+/** The time of day, with the day if it is not of the last 24 hours. */
+export function moment(value) {
+  const at = epoch(value);
+  if (at === null) return NONE;
+  const date = new Date(at * 1000);
+  return Math.abs(Date.now() - date.getTime()) < 86_400_000 / 2 ? clockTime.format(date) : dayTime.format(date);
+}
+
+export function wholeMoment(value) {
+  const at = epoch(value);
+  return at === null ? "" : fullTime.format(new Date(at * 1000));
+}
+
+/** Ids begin alike when made together: their end tells them apart. */
+export const shortId = (id) => (String(id).length > 13 ? `…${String(id).slice(-8)}` : String(id));
+
+/** What a user sent, as text, whatever it is. */
+export function text(value) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+export function wait(range) {
+  if (!range) return NONE;
+  const [low, high] = [duration(Math.round(range.low)), duration(Math.round(range.high))];
+  return low === high ? low : `${low} to ${high}`;
+}

@@ -1,0 +1,134 @@
+// The page's one WebSocket. It follows one view at a time: first its whole state, then small changes to it.
+// When it is lost, what was shown stays (dimmed), and a new one is tried until the gateway is back.
+import { Problem, get } from "./api.js";
+import { setServerTime } from "./clock.js";
+import { useEffect, useState } from "./html.js";
+import { merge } from "./merge.js";
+
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 8_000;
+
+const sameView = (one, other) => {
+  const sorted = (view) => JSON.stringify(Object.entries(view || {}).filter(([, value]) => value !== null).sort());
+  return sorted(one) === sorted(other);
+};
+
+export class Live {
+  constructor({ onSignedOut }) {
+    this.onSignedOut = onSignedOut;
+    this.listeners = new Set();
+    this.shown = { connection: "connecting", view: null, state: null, error: null, heardAt: null };
+    this.failures = 0;
+    this.socket = null;
+    this.timer = null;
+    this.stopped = false;
+    // A laptop that wakes up, or a network that is back, is no time to wait for the pause to end.
+    this.retryNow = () => {
+      if (this.timer !== null) this.#connectAfter(0);
+    };
+    window.addEventListener("online", this.retryNow);
+    this.#connect();
+  }
+
+  follow(view) {
+    if (sameView(view, this.shown.view)) return;
+    this.#show({ view, state: null, error: null });
+    this.#ask();
+  }
+
+  /** Ask for the whole state anew, after an action for example; what is shown stays until it comes. */
+  refresh() {
+    this.#ask();
+  }
+
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  stop() {
+    this.stopped = true;
+    window.removeEventListener("online", this.retryNow);
+    clearTimeout(this.timer);
+    this.socket?.close();
+  }
+
+  #show(change) {
+    this.shown = { ...this.shown, ...change };
+    for (const listener of this.listeners) listener(this.shown);
+  }
+
+  #ask() {
+    if (this.socket?.readyState === WebSocket.OPEN && this.shown.view) this.socket.send(JSON.stringify(this.shown.view));
+  }
+
+  #connect() {
+    const scheme = window.location.protocol === "https:" ? "wss" : "ws";
+    const socket = new WebSocket(`${scheme}://${window.location.host}/ws/dashboard`);
+    this.socket = socket;
+    socket.onopen = () => {
+      this.failures = 0;
+      this.#show({ connection: "live" });
+      this.#ask();
+    };
+    socket.onmessage = (event) => this.#hear(JSON.parse(event.data));
+    socket.onclose = () => {
+      if (this.stopped || socket !== this.socket) return;
+      this.#show({ connection: "reconnecting" });
+      this.#connectAfter(this.#pause());
+    };
+  }
+
+  #pause() {
+    this.failures += 1;
+    const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (this.failures - 1));
+    return pause * (0.7 + 0.6 * Math.random()); // or all open pages would knock at the same moment
+  }
+
+  #connectAfter(pause) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(async () => {
+      this.timer = null;
+      // A refused WebSocket does not say why: the session does.
+      try {
+        await get("/session");
+        if (!this.stopped) this.#connect();
+      } catch (problem) {
+        if (this.stopped) return;
+        if (problem instanceof Problem && problem.status === 401) this.onSignedOut();
+        else this.#connectAfter(this.#pause());
+      }
+    }, pause);
+  }
+
+  #hear(message) {
+    const { view, state } = this.shown;
+    if (message.type === "state" && sameView(message.view, view)) {
+      setServerTime(message.state.now);
+      this.#show({ state: merge(null, message.state), error: null, heardAt: Date.now() });
+    } else if (message.type === "patch" && state !== null) {
+      // Before its state has come, a patch is still of the view before.
+      setServerTime(message.patch.now);
+      this.#show({ state: merge(state, message.patch), heardAt: Date.now() });
+    } else if (message.type === "error") {
+      this.#show({ error: { code: message.code, message: message.message } });
+    }
+  }
+}
+
+/** What is shown of `live`, again whenever it changes. */
+export function useShown(live) {
+  const [shown, setShown] = useState(live.shown);
+  useEffect(() => {
+    setShown(live.shown);
+    return live.subscribe(setShown);
+  }, [live]);
+  return shown;
+}
+
+/** Follow a view while a component is there. */
+export function useView(live, view) {
+  const shown = useShown(live);
+  useEffect(() => live.follow(view), [live, JSON.stringify(view)]);
+  return sameView(shown.view, view) ? shown : { ...shown, state: null, error: null };
+}

@@ -1,0 +1,41 @@
+// Where the page is: `#/jobs/ID?status=FAILED`. A hash needs no route on the server, and every view has an address.
+import { useEffect, useState } from "./html.js";
+
+export function here() {
+  const [path, query = ""] = window.location.hash.replace(/^#\/?/, "").split("?");
+  return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // somebody typed a lone %
+  }
+}
+
+/** The address of a page, its parts and filters escaped. */
+export function to(parts, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const search = new URLSearchParams(given).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
+}
+
+export function go(address, { replace = false } = {}) {
+  if (!replace) {
+    window.location.hash = address;
+    return;
+  }
+  history.replaceState(null, "", address);
+  window.dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+export function useRoute() {
+  const [route, setRoute] = useState(here);
+  useEffect(() => {
+    const moved = () => setRoute(here());
+    window.addEventListener("hashchange", moved);
+    return () => window.removeEventListener("hashchange", moved);
+  }, []);
+  return route;
+}

@@ -105,7 +105,7 @@ export class Live {
     const { view, state } = this.shown;
     if (message.type === "state" && sameView(message.view, view)) {
       setServerTime(message.state.now);
-      this.#show({ state: merge(null, message.state), error: null, heardAt: Date.now() });
+      this.#show({ state: message.state, error: null, heardAt: Date.now() });
     } else if (message.type === "patch" && state !== null) {
       // Before its state has come, a patch is still of the view before.
       setServerTime(message.patch.now);

@@ -1,0 +1,60 @@
+// The entry: who is signed in, which page is shown, and what all pages share.
+import { Problem, get } from "./api.js";
+import { Context, seesAll } from "./context.js";
+import { html, render, useCallback, useEffect, useMemo, useState } from "./html.js";
+import { Live } from "./live.js";
+import { pageOf } from "./pages.js";
+import { SignIn } from "./pages/signin.js";
+import { Confirmation } from "./parts/confirm.js";
+import { Shell } from "./parts/shell.js";
+import { Toasts } from "./parts/toasts.js";
+import { useRoute } from "./router.js";
+
+function App() {
+  const [session, setSession] = useState(null);
+  const [trouble, setTrouble] = useState(null);
+
+  const look = useCallback(async () => {
+    try {
+      setSession(await get("/session"));
+      setTrouble(null);
+    } catch (problem) {
+      if (problem instanceof Problem && problem.status === 401) setSession({ role: null });
+      else setTrouble(problem.message);
+    }
+  }, []);
+  useEffect(() => look(), []);
+
+  if (trouble) {
+    return html`<main class="alone"><h1>Fairlead</h1><p role="alert">${trouble}</p><button onClick=${look}>Try again</button></main>`;
+  }
+  if (session === null) return html`<main class="alone" aria-busy="true"><p class="muted">Connecting…</p></main>`;
+  if (session.role === null) return html`<${SignIn} onSignedIn=${setSession} />`;
+  return html`<${SignedIn} key=${session.name} session=${session} onSignedOut=${() => setSession({ role: null })} />`;
+}
+
+function SignedIn({ session, onSignedOut }) {
+  const live = useMemo(() => new Live({ onSignedOut }), []);
+  useEffect(() => () => live.stop(), [live]);
+  const [question, ask] = useState(null);
+  const [said, setSaid] = useState([]);
+  const say = useCallback((message) => {
+    const id = crypto.randomUUID?.() ?? `${Date.now()}${Math.random()}`;
+    setSaid((before) => [...before, { id, message }]);
+    setTimeout(() => setSaid((before) => before.filter((each) => each.id !== id)), 6_000);
+  }, []);
+  const route = useRoute();
+  const page = pageOf(route, session);
+  const shared = useMemo(() => ({ session, live, ask, say }), [session, live]);
+  return html`<${Context.Provider} value=${shared}>
+    <${Shell} page=${page} all=${seesAll(session)} onSignedOut=${onSignedOut}>
+      <${page.component} key=${page.key} route=${route} ...${page.props} />
+    <//>
+    ${question && html`<${Confirmation} question=${question} onClose=${() => ask(null)} />`}
+    <${Toasts} said=${said} />
+  <//>`;
+}
+
+const root = document.getElementById("app");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,0 +1,109 @@
+// One job: where it stands, why it waits, what happened to it step by step, and what can be done with it.
+import { cancelJob, changePriority, deleteJob, resumeJob } from "../actions.js";
+import { mayOperate, useApp } from "../context.js";
+import { epoch, number, percent, text, wait } from "../format.js";
+import { html, useEffect, useRef } from "../html.js";
+import { useView } from "../live.js";
+import { Act } from "../parts/act.js";
+import { Age, Copy, Fact, Left, Loading, Moment, Priority, Status, UserLink } from "../parts/bits.js";
+import { Json } from "../parts/json.js";
+import { Waterfall } from "../parts/waterfall.js";
+import { to } from "../router.js";
+
+const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
+
+export function Job({ jobId }) {
+  const { live } = useApp();
+  const { state, error } = useView(live, { view: "job", job_id: jobId });
+  useWholeAtEnd(live, state);
+  if (!state || error) {
+    return html`<h1>Job</h1>${error?.code === "not_found"
+      ? html`<section class="card"><h2>There is no such job</h2><p>It was removed, or never was, or is somebody else's. <a href=${to(["jobs"])}>All jobs</a></p></section>`
+      : html`<${Loading} error=${error} />`}`;
+  }
+  const job = state.job || state;
+  return html`<${Head} job=${job} />
+    <${Facts} job=${job} />
+    <${Why} job=${job} why=${state.why} />
+    <${Progress} progress=${job.progress} running=${job.status === "RUNNING"} />
+    <${Waterfall} job=${job} timeline=${state.timeline || []} />
+    <${Trouble} job=${job} />
+    <section class="card"><h2>Data</h2>
+      <${Json} title="Input" value=${job.input_data} />
+      <${Json} title="Result" value=${job.result} />
+      <${Json} title="Results of all steps" value=${hasAny(job.context) ? job.context : null} />
+      <${Json} title="Failed attempts" value=${job.attempts?.length ? job.attempts : null} />
+      <${Json} title="Earlier results" value=${job.history?.length ? job.history : null} />
+      <${Json} title="Metadata" value=${job.metadata} />
+    </section>`;
+}
+
+const hasAny = (object) => object && Object.keys(object).length > 0;
+
+/** A merge patch cannot carry a null inside a result: once a job has ended, its whole state is asked for. */
+function useWholeAtEnd(live, state) {
+  const before = useRef(null);
+  const status = (state?.job || state)?.status;
+  useEffect(() => {
+    if (before.current && before.current !== status && ENDED.includes(status)) live.refresh();
+    before.current = status || before.current;
+  }, [status]);
+}
+
+function Head({ job }) {
+  const { session } = useApp();
+  const ended = ENDED.includes(job.status);
+  return html`<div class="page-head">
+    <h1><span class="clip">${text(job.feature_name)}</span></h1><${Status} status=${job.status} />
+    <div class="acts">
+      <${Act} when=${job.status === "FAILED" && job.retryable} look="primary" question=${() => resumeJob(job)}>Resume<//>
+      <${Act} when=${!ended && mayOperate(session)} question=${() => changePriority(job)}>Change priority<//>
+      <${Act} when=${!ended} look="danger" question=${() => cancelJob(job)}>Cancel<//>
+      <${Act} when=${ended} look="danger" question=${() => deleteJob(job)}>Remove<//>
+    </div>
+    <p class="subtitle"><span class="mono" data-testid="job-id">${job.job_id}</span> <${Copy} text=${job.job_id} what="the job's id" /></p>
+  </div>`;
+}
+
+function Facts({ job }) {
+  const ended = ENDED.includes(job.status);
+  return html`<dl class="facts" aria-label="Facts">
+    <${Fact} name="User"><${UserLink} id=${text(job.user_id)} /><//>
+    <${Fact} name="Priority"><${Priority} priority=${job.priority} original=${job.original_priority} /><//>
+    <${Fact} name="Step">${number(Math.min((job.current_step_index ?? 0) + (ended ? 0 : 1), job.total_steps))}<small class="muted"> of ${number(job.total_steps)}</small><//>
+    ${job.position && html`<${Fact} name="Position" look="waiting"><span data-testid="position">${number(job.position)}</span><//>`}
+    ${job.estimated_wait && html`<${Fact} name="Estimated wait" look="waiting">${wait(job.estimated_wait)}<//>`}
+    ${job.status === "SCHEDULED" && html`<${Fact} name="Due in"><${Left} until=${job.scheduled_at} over="now" /><//>`}
+    <${Fact} name="Submitted"><${Moment} at=${job.created_at} /><//>
+    ${ended ? html`<${Fact} name="Took">${took(job)}<//>` : html`<${Fact} name="Age"><${Age} since=${job.created_at} /><//>`}
+    ${job.region && html`<${Fact} name="Region">${job.region}<//>`}
+  </dl>`;
+}
+
+function took(job) {
+  const [from, until] = [epoch(job.queued_at) ?? epoch(job.created_at), epoch(job.finished_at)];
+  return from === null || until === null ? "–" : html`<span title="from its place in line to its end">${wait({ low: until - from, high: until - from })}</span>`;
+}
+
+function Why({ job, why }) {
+  if (!why?.summary || ENDED.includes(job.status) || job.status === "RUNNING") return null;
+  const rest = (why.reasons || []).slice(1);
+  return html`<section class="card why-card" aria-live="polite" data-testid="why"><h2>Why it waits</h2><p class="large">${why.summary}</p>
+    ${rest.length > 0 && html`<ul>${rest.map((reason) => html`<li key=${reason.code}>${reason.message}</li>`)}</ul>`}</section>`;
+}
+
+function Progress({ progress, running }) {
+  if (!progress || !running) return null;
+  const fraction = typeof progress === "number" ? progress : (progress.fraction ?? progress.progress ?? progress.value);
+  const message = typeof progress === "object" ? text(progress.message) : "";
+  return html`<section class="card" aria-label="Progress"><div class="progress-head"><b>${Number.isFinite(fraction) ? percent(fraction) : ""}</b> <span class="muted">${message}</span></div>
+    ${Number.isFinite(fraction) && html`<progress max="1" value=${fraction} aria-label="Progress of the step"></progress>`}</section>`;
+}
+
+function Trouble({ job }) {
+  if (!job.error) return null;
+  const { code, message } = typeof job.error === "object" ? job.error : { code: null, message: job.error };
+  const then = job.retryable ? "It can be resumed: it goes on at the step that failed, with fresh attempts." : "It is not retryable as it is: mend the cause, then run the failed step again, or requeue it from the dead letters.";
+  return html`<section class="card trouble-card" data-testid="error"><h2>${job.status === "FAILED" ? "Why it failed" : "Its last error"}</h2>
+    <p><code>${text(code)}</code> <span class="wrap">${text(message)}</span></p>${job.status === "FAILED" && html`<p class="muted">${then}</p>`}</section>`;
+}

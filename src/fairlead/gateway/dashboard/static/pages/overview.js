@@ -1,0 +1,81 @@
+// The whole line at a glance: is it well, what runs, what waits, and how the last hour was.
+import { useApp } from "../context.js";
+import { age, number, percent } from "../format.js";
+import { html, memo, useState } from "../html.js";
+import { useView } from "../live.js";
+import { Fact, Loading, Tag } from "../parts/bits.js";
+import { NoJobs } from "../parts/empty.js";
+import { Failures } from "../parts/failures.js";
+import { Health } from "../parts/health.js";
+import { History } from "../parts/history.js";
+import { Line, waitingIn } from "../parts/line.js";
+import { Slots } from "../parts/slots.js";
+import { to } from "../router.js";
+
+const FILTER_FROM = 9; // services: fewer are found without a filter
+
+export function Overview() {
+  const { live, session } = useApp();
+  const { state, error } = useView(live, { view: "overview" });
+  if (!state) return html`<h1>Overview</h1><${Loading} error=${error} />`;
+  const services = Object.entries(state.services || {}).sort(([one], [other]) => one.localeCompare(other));
+  const idle = services.every(([, service]) => waitingIn(service) === 0 && !service.in_use) && sum(state.history?.finished) + sum(state.history?.failed) === 0;
+  return html`<h1 class="hidden">Overview</h1>
+    <${Health} health=${state.health} />
+    <${Totals} services=${services} history=${state.history} />
+    ${idle && html`<${NoJobs} needsKey=${session.signed_in} feature=${services[0]?.[0]} />`}
+    <div class="overview">
+      <${Services} services=${services} />
+      <aside aria-label="The last hour">
+        <section class="card"><h2>The last hour</h2><${History} history=${state.history} /></section>
+        <section class="card"><h2>Failures by class</h2><${Failures} failures=${state.failures} /></section>
+      </aside>
+    </div>`;
+}
+
+const sum = (values) => (values || []).reduce((whole, value) => whole + (value || 0), 0);
+
+function Totals({ services, history }) {
+  const total = (value) => services.reduce((whole, [, service]) => whole + (value(service) || 0), 0);
+  const [limit, used, held] = [total((each) => each.limit), total((each) => each.in_use), total((each) => each.held)];
+  const oldest = Math.max(-1, ...services.map(([, service]) => service.oldest_wait ?? -1));
+  const [finished, failed] = [sum(history?.finished), sum(history?.failed)];
+  return html`<dl class="facts" aria-label="Totals">
+    <${Fact} name="Slots in use" look="running">${number(used)}<small class="muted"> of ${number(limit)}</small><//>
+    ${held > 0 && html`<${Fact} name="Held" look="held">${number(held)}<//>`}
+    <${Fact} name="Waiting" look="waiting">${number(total(waitingIn))}<//>
+    <${Fact} name="Oldest wait">${oldest < 0 ? "–" : age(oldest)}<//>
+    <${Fact} name="Finished, last hour" look="ok">${number(finished)}<//>
+    <${Fact} name="Failed, last hour" look=${failed ? "failed" : ""}>${number(failed)}${failed > 0 && html`<small class="muted"> ${percent(failed / (failed + finished))}</small>`}<//>
+  </dl>`;
+}
+
+function Services({ services }) {
+  const [wanted, setWanted] = useState("");
+  const widest = Math.max(1, ...services.map(([, service]) => waitingIn(service)));
+  const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
+  return html`<section aria-labelledby="services-title">
+    <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>
+      ${services.length >= FILTER_FROM && html`<input type="search" aria-label="Filter services" placeholder="Filter services" value=${wanted} onInput=${(event) => setWanted(event.target.value)} />`}</div>
+    <ul class="services">${shown.map(([name, service]) => html`<${Row} key=${name} name=${name} service=${service} widest=${widest} />`)}</ul>
+    ${services.length === 0 && html`<p class="card muted">No service is declared yet: a <code>[services.NAME]</code> in fairlead.toml, or <code>@app.service</code> in code.</p>`}
+  </section>`;
+}
+
+const Row = memo(({ name, service, widest }) => html`<li class="card service" data-testid=${`service-${name}`}>
+  <div class="service-head">
+    <h3><a href=${to(["services", name])}>${name}</a></h3>
+    <${Tags} service=${service} />
+    <span class="used muted"><b>${number(service.in_use)}</b> of ${number(service.limit)} ${service.limit === 1 ? "slot" : "slots"}</span>
+  </div>
+  <${Slots} service=${service} name=${name} />
+  <${Line} service=${service} widest=${widest} />
+</li>`);
+
+export const Tags = ({ service }) => html`<span class="tags">
+  ${service.kind && service.kind !== "function" && html`<${Tag}>${service.kind}<//>`}
+  ${service.order === "fifo" && html`<${Tag} title="first come, first served">fifo<//>`}
+  ${service.paused && html`<${Tag} look="warning" title="an operator paused it: nothing is started">paused<//>`}
+  ${service.limit_source === "override" && html`<${Tag} look="warning" title="an operator changed the limit while it runs">limit changed<//>`}
+  ${service.limit_source === "auto" && html`<${Tag} title="the limit is found by itself">auto limit<//>`}
+</span>`;

@@ -1,0 +1,81 @@
+// One service: who goes next and why, whether shares are fair, its regions, and what an operator may change.
+import { changeLimit, liftLimit, pauseService, rebuildService, unpauseService } from "../actions.js";
+import { mayOperate, useApp } from "../context.js";
+import { duration, number, text } from "../format.js";
+import { html } from "../html.js";
+import { useView } from "../live.js";
+import { Act } from "../parts/act.js";
+import { Age, Fact, JobLink, Loading, Priority, Tag, UserLink } from "../parts/bits.js";
+import { History } from "../parts/history.js";
+import { Line, waitingIn } from "../parts/line.js";
+import { Regions } from "../parts/regions.js";
+import { Shares } from "../parts/shares.js";
+import { Slots } from "../parts/slots.js";
+import { Tags } from "./overview.js";
+
+export function Service({ service: name }) {
+  const { live, session } = useApp();
+  const { state, error } = useView(live, { view: "service", service: name });
+  if (!state) return html`<h1>${name}</h1><${Loading} error=${error} />`;
+  const service = state;
+  const waiting = waitingIn(service);
+  const limits = typeof service.limits === "object" && service.limits ? service.limits : {};
+  return html`<div class="page-head">
+      <h1>${name}</h1><${Tags} service=${service} />
+      ${mayOperate(session) && html`<div class="acts">
+        <${Act} question=${() => changeLimit(name, service.limit)}>Change limit<//>
+        <${Act} when=${service.limit_source === "override"} question=${() => liftLimit(name, limits.configured)}>Lift the change<//>
+        <${Act} when=${service.paused} look="primary" question=${() => unpauseService(name, waiting)}>Unpause<//>
+        <${Act} when=${!service.paused} look="danger" question=${() => pauseService(name, waiting)}>Pause<//>
+        <${Act} look="quiet" question=${() => rebuildService(name)}>Rebuild line<//>
+      </div>`}
+    </div>
+    <dl class="facts" aria-label="Figures">
+      <${Fact} name="Slots in use" look="running">${number(service.in_use)}<small class="muted"> of ${number(service.limit)}</small><//>
+      ${service.held > 0 && html`<${Fact} name="Held" look="held">${number(service.held)}<//>`}
+      <${Fact} name="Waiting" look="waiting">${number(waiting)}<//>
+      <${Fact} name="Wait, last 5 min">${duration(service.wait_p50)}<small class="muted"> p95 ${duration(service.wait_p95)}</small><//>
+      <${Limit} service=${service} limits=${limits} />
+    </dl>
+    <section class="card stack"><h2>Slots and line</h2>
+      <${Slots} service=${service} name=${name} /><${Line} service=${service} widest=${waiting} /></section>
+    <div class="two">
+      <${Next} next=${service.next || []} order=${service.order} />
+      <${Shares} users=${service.users || {}} />
+    </div>
+    <${Regions} regions=${service.regions || {}} />
+    <section class="card"><h2>The last hour</h2><div class="wide-charts"><${History} history=${service.history} /></div></section>
+    <${AutoLimit} history=${limits.auto_history} />`;
+}
+
+function Limit({ service, limits }) {
+  const words = {
+    override: `changed by an operator${Number.isFinite(limits.configured) ? `, configured ${limits.configured}` : ""}`,
+    auto: "found by itself",
+    config: "as configured",
+  };
+  return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
+}
+
+function Next({ next, order }) {
+  return html`<section class="card"><h2>Who goes next</h2>
+    ${next.length === 0 ? html`<p class="muted">Nothing waits. A job that comes now starts as soon as a slot is free.</p>` : html`
+    <div class="table-box"><table class="rows next"><caption class="hidden">The first jobs in line, in order</caption>
+      <thead><tr><th scope="col" class="n">#</th><th scope="col">User</th><th scope="col">Job</th><th scope="col">Priority</th>
+        ${order !== "fifo" && html`<th scope="col" class="n" title="how much slot time the user was given, by weight: the lowest goes next">Virtual time</th><th scope="col" class="n">Weight</th>`}
+        <th scope="col">Why here</th></tr></thead>
+      <tbody>${next.map((each) => html`<tr key=${each.job_id}>
+        <td class="n" data-label="#">${each.rank}</td>
+        <td data-label="User"><${UserLink} id=${each.user_id} /></td>
+        <td data-label="Job"><${JobLink} id=${each.job_id} /></td>
+        <td data-label="Priority"><${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok" title="it waited long, and was moved up">promoted<//>`}</td>
+        ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td><td class="n" data-label="Weight">${number(each.weight)}</td>`}
+        <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
+  </section>`;
+}
+
+function AutoLimit({ history }) {
+  if (!history?.length) return null;
+  return html`<section class="card"><h2>How the limit was found</h2><ol class="steps" reversed>${[...history].reverse().map((change) => html`<li key=${change.at}>
+    <b>${number(change.limit)}</b> <span class="muted"><${Age} since=${change.at} /> ago</span> ${text(change.why)}</li>`)}</ol></section>`;
+}

@@ -1,0 +1,34 @@
+// Who is waiting, who is served, and with what weight.
+import { useApp } from "../context.js";
+import { duration, number } from "../format.js";
+import { html, useState } from "../html.js";
+import { useView } from "../live.js";
+import { Loading, UserLink } from "../parts/bits.js";
+import { NoJobs } from "../parts/empty.js";
+import { Table } from "../parts/table.js";
+
+const MOST = 500; // as many as the server tells
+
+const COLUMNS = [
+  { name: "user", title: "User", value: ([id]) => id, show: ([id]) => html`<${UserLink} id=${id} />` },
+  { name: "waiting", title: "Waiting", number: true, value: ([, user]) => user.waiting, show: ([, user]) => number(user.waiting) },
+  { name: "running", title: "Running", number: true, value: ([, user]) => user.running, show: ([, user]) => number(user.running) },
+  { name: "finished", title: "Finished, last hour", number: true, value: ([, user]) => user.finished_hour, show: ([, user]) => number(user.finished_hour) },
+  { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
+  { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => user.oldest_wait ?? -1, show: ([, user]) => duration(user.oldest_wait ?? NaN) },
+];
+
+export function Users() {
+  const { live, session } = useApp();
+  const { state, error } = useView(live, { view: "users" });
+  const [wanted, setWanted] = useState("");
+  if (!state) return html`<h1>Users</h1><${Loading} error=${error} />`;
+  const all = Object.entries(state.users || {});
+  const shown = all.filter(([id]) => id.toLowerCase().includes(wanted.toLowerCase()));
+  return html`<div class="page-head"><h1>Users</h1>
+      ${all.length > 0 && html`<input type="search" aria-label="Filter users" placeholder="Filter users" value=${wanted} onInput=${(event) => setWanted(event.target.value)} />`}</div>
+    <p class="muted lead">Each user has a fair turn at every service, by slot time and weight, however much they have waiting.</p>
+    ${all.length === 0 ? html`<${NoJobs} needsKey=${session.signed_in} />` : html`<section class="card flush">
+      <${Table} caption="Users with what they have waiting and running" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id} sort=${{ by: "waiting", down: true }} most=${MOST} /></section>`}
+    ${all.length >= MOST && html`<p class="muted">Shown are the ${MOST} users with the most waiting.</p>`}`;
+}

@@ -1,0 +1,116 @@
+// Small charts over time in SVG: bars that stack, or lines. Each says in words what it shows, and has its numbers as a table.
+import { duration, number } from "../format.js";
+import { html, useEffect, useRef, useState } from "../html.js";
+
+const HEIGHT = 132;
+const EDGE = { top: 8, right: 4, bottom: 20, left: 40 };
+
+const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const at = (epoch) => hour.format(new Date(epoch * 1000));
+
+export const counts = { show: (value) => number(value), steps: [1, 2, 5] };
+export const seconds = { show: (value) => duration(value), steps: [1, 2, 5] };
+
+/** `series`: [{name, look, values}], oldest first; `kind`: bars or lines; `unit`: counts or seconds. */
+export function Chart({ title, series, start, every, kind, unit, summary }) {
+  const box = useRef(null);
+  const width = useWidth(box);
+  const [over, setOver] = useState(null);
+  const length = Math.max(0, ...series.map((each) => each.values.length));
+  const top = niceTop(highest(series, length, kind), unit);
+  const inner = { width: Math.max(10, width - EDGE.left - EDGE.right), height: HEIGHT - EDGE.top - EDGE.bottom };
+  const x = (index) => EDGE.left + (inner.width * index) / Math.max(1, kind === "bars" ? length : length - 1);
+  const y = (value) => EDGE.top + inner.height * (1 - value / top);
+  const move = (event) => {
+    const inside = event.clientX - box.current.getBoundingClientRect().left - EDGE.left;
+    const index = Math.floor((inside / inner.width) * length);
+    setOver(index >= 0 && index < length ? index : null);
+  };
+  return html`<figure class="chart">
+    <figcaption>
+      <h3>${title}</h3>
+      <ul class="legend">${series.map((each) => html`<li key=${each.name}><span class=${`key ${each.look}`}></span>${each.name}
+        <b>${over === null ? "" : unit.show(each.values[over])}</b></li>`)}
+        <li class="chart-at">${over === null ? "" : at(start + over * every)}</li></ul>
+    </figcaption>
+    <div ref=${box} class="chart-box" onPointerMove=${move} onPointerLeave=${() => setOver(null)}>
+      <svg width=${width} height=${HEIGHT} role="img" aria-label=${`${title}: ${summary}`}>
+        ${[0, top / 2, top].map((value) => html`<g key=${value}>
+          <line class="grid" x1=${EDGE.left} x2=${EDGE.left + inner.width} y1=${y(value)} y2=${y(value)} />
+          <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.show(value)}</text></g>`)}
+        ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<path key=${each.name} class=${`stroke ${each.look}`} d=${pathOf(each.values, x, y)} />`)}
+        ${over !== null && html`<line class="cursor" x1=${x(over + (kind === "bars" ? 0.5 : 0))} x2=${x(over + (kind === "bars" ? 0.5 : 0))} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
+        <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
+        <text x=${EDGE.left + inner.width} y=${HEIGHT - 4} text-anchor="end">now</text>
+      </svg>
+    </div>
+    <${AsTable} title=${title} series=${series} start=${start} every=${every} unit=${unit} length=${length} />
+  </figure>`;
+}
+
+function AsTable({ title, series, start, every, unit, length }) {
+  const [open, setOpen] = useState(false);
+  return html`<details class="as-table" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>Numbers</summary>
+    ${open && html`<div class="scroll" tabindex="0" role="region" aria-label=${`${title}, the numbers`}><table class="numbers"><caption class="hidden">${title}, newest first</caption>
+      <thead><tr><th scope="col">From</th>${series.map((each) => html`<th key=${each.name} scope="col" class="n">${each.name}</th>`)}</tr></thead>
+      <tbody>${Array.from({ length }, (_, index) => length - 1 - index).map((index) => html`<tr key=${index}><th scope="row">${at(start + index * every)}</th>
+        ${series.map((each) => html`<td key=${each.name} class="n">${unit.show(each.values[index])}</td>`)}</tr>`)}</tbody></table></div>`}
+  </details>`;
+}
+
+function bars(series, length, x, y, inner) {
+  const width = Math.max(1, inner.width / length - 1);
+  return Array.from({ length }, (_, index) => {
+    let below = 0;
+    return series.map((each) => {
+      const value = each.values[index] || 0;
+      if (value === 0) return null;
+      const foot = y(below);
+      below += value;
+      return html`<rect key=${`${each.name} ${index}`} class=${`fill ${each.look}`} x=${x(index)} width=${width} y=${y(below)} height=${Math.max(1, foot - y(below))} />`;
+    });
+  });
+}
+
+/** A line with gaps where nothing was measured; a point alone is still a dot. */
+function pathOf(values, x, y) {
+  let path = "";
+  let drawing = false;
+  values.forEach((value, index) => {
+    if (!Number.isFinite(value)) {
+      drawing = false;
+      return;
+    }
+    path += drawing ? `L${x(index).toFixed(1)} ${y(value).toFixed(1)}` : `M${x(index).toFixed(1)} ${y(value).toFixed(1)}h0.01`;
+    drawing = true;
+  });
+  return path;
+}
+
+function highest(series, length, kind) {
+  let most = 0;
+  for (let index = 0; index < length; index += 1) {
+    const values = series.map((each) => each.values[index] || 0);
+    most = Math.max(most, kind === "bars" ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values));
+  }
+  return most;
+}
+
+/** The next round number, so that the axis reads well. */
+function niceTop(value, unit) {
+  if (!(value > 0)) return unit === counts ? 2 : 1;
+  const magnitude = 10 ** Math.floor(Math.log10(value));
+  const step = [1, 2, 4, 6, 10].find((each) => each * magnitude >= value) * magnitude;
+  return unit === counts ? Math.max(2, step) : step;
+}
+
+/** The width that there is, in pixels: scaled text would not be readable. */
+function useWidth(box) {
+  const [width, setWidth] = useState(320);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  return width;
+}

@@ -1,0 +1,55 @@
+// Whether all is well, in a word; and when it is not: what is wrong, and what mends it.
+import { duration, plural } from "../format.js";
+import { html } from "../html.js";
+import { Copy } from "./bits.js";
+import { shortWorker } from "./slots.js";
+
+const WORST = ["error", "warning"];
+const SLOW_OUTBOX = 5; // seconds
+
+export function Health({ health }) {
+  if (!health) return null;
+  const wrong = Object.entries(health.findings || {}).filter(([, finding]) => WORST.includes(finding.level))
+    .sort(([, one], [, other]) => WORST.indexOf(one.level) - WORST.indexOf(other.level));
+  const level = wrong[0]?.[1].level || "ok";
+  return html`<section class=${`health ${level}`} aria-label="Health" data-testid="health">
+    <div class="health-head">
+      <p class="verdict" role="status"><span class="dot" aria-hidden="true"></span>${level === "ok" ? "All is well" : verdict(wrong)}</p>
+      <ul class="parts">
+        <${Leaders} leaders=${health.leaders} />
+        <li class=${health.workers ? "" : "bad"}>${health.workers ? plural(health.workers, "worker") : "no worker"}</li>
+        <li>${plural(health.gateways || 0, "gateway")}</li>
+        <li class=${health.outbox_age > SLOW_OUTBOX ? "bad" : ""} title="how long the oldest change waits to be told to the line">outbox ${health.outbox_age > 0 ? `${duration(health.outbox_age)} behind` : "empty"}</li>
+        ${health.rebuilding?.length > 0 && html`<li class="bad">rebuilding ${health.rebuilding.join(", ")}</li>`}
+      </ul>
+    </div>
+    ${wrong.length > 0 && html`<ul class="findings">${wrong.map(([id, finding]) => html`<${Finding} key=${id} finding=${finding} />`)}</ul>`}
+  </section>`;
+}
+
+function verdict(wrong) {
+  const errors = wrong.filter(([, finding]) => finding.level === "error").length;
+  const warnings = wrong.length - errors;
+  return [errors && plural(errors, "error"), warnings && plural(warnings, "warning")].filter(Boolean).join(", ");
+}
+
+function Leaders({ leaders }) {
+  const all = Object.entries(leaders || {});
+  if (all.length === 0) return html`<li>one process leads and works</li>`;
+  return all.map(([shard, leader]) => {
+    const name = typeof leader === "string" ? leader : leader?.leader;
+    const where = all.length > 1 ? `${shard}: ` : "";
+    return html`<li key=${shard} class=${name ? "" : "bad"}>${where}${name ? html`<span title=${name}>led by ${shortWorker(name)}</span>` : "no manager leads"}</li>`;
+  });
+}
+
+/** Fixes quote commands in backticks: those are shown as such, and can be copied. */
+function Finding({ finding }) {
+  const parts = String(finding.fix || "").split("`");
+  return html`<li class=${finding.level}>
+    <h3><span class="hidden">${finding.level}: </span>${finding.title}</h3>
+    <p>${finding.text}</p>
+    ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
+      ${parts.length > 2 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
+  </li>`;
+}

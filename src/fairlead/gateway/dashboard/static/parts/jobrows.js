@@ -1,0 +1,50 @@
+// Thousands of jobs as a table of which only the rows in sight exist.
+import { number, text, wait } from "../format.js";
+import { html, memo, useEffect, useState } from "../html.js";
+import { Age, JobLink, Moment, Priority, Status, UserLink } from "./bits.js";
+import { useVisible } from "./virtual.js";
+
+const NARROW = window.matchMedia("(max-width: 720px)");
+const ROW = 41; // pixels, as css/pages.css has them
+const NARROW_ROW = 85;
+
+function useNarrow() {
+  const [narrow, setNarrow] = useState(NARROW.matches);
+  useEffect(() => {
+    const changed = () => setNarrow(NARROW.matches);
+    NARROW.addEventListener("change", changed);
+    return () => NARROW.removeEventListener("change", changed);
+  }, []);
+  return narrow;
+}
+
+export function JobRows({ jobs, own, onEnd }) {
+  const height = useNarrow() ? NARROW_ROW : ROW;
+  const { ref, from, to } = useVisible(jobs.length, height);
+  const atEnd = to >= jobs.length;
+  useEffect(() => {
+    // Somebody who scrolled to the end wants what comes next; a short list was not scrolled.
+    if (atEnd && from > 0) onEnd();
+  }, [atEnd, jobs.length]);
+  return html`<div class="table-box"><table class="rows jobs" aria-rowcount=${jobs.length + 1} data-testid="jobs">
+    <caption class="hidden">Jobs, newest first</caption>
+    <thead><tr><th scope="col">Job</th>${!own && html`<th scope="col">User</th>`}<th scope="col">Feature</th><th scope="col">Status</th><th scope="col">Priority</th>
+      <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th><th scope="col" class="n">Age or end</th></tr></thead>
+    <tbody ref=${ref}>
+      ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan="9" style=${{ height: `${from * height}px` }}></td></tr>`}
+      ${jobs.slice(from, to).map((job, index) => html`<${Row} key=${job.job_id} job=${job} own=${own} number=${from + index + 2} />`)}
+      ${to < jobs.length && html`<tr class="spacer" aria-hidden="true" key="below"><td colspan="9" style=${{ height: `${(jobs.length - to) * height}px` }}></td></tr>`}
+    </tbody></table></div>`;
+}
+
+const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} data-job=${job.job_id}>
+  <td class="c-id"><${JobLink} id=${job.job_id} /></td>
+  ${!own && html`<td class="c-user"><${UserLink} id=${text(job.user_id)} /></td>`}
+  <td class="c-feature"><span class="clip" title=${text(job.feature_name)}>${text(job.feature_name)}</span></td>
+  <td class="c-status"><${Status} status=${job.status} />${job.status === "FAILED" && job.error && html` <code class="clip code" title=${text(job.error.message)}>${text(job.error.code)}</code>`}</td>
+  <td class="c-priority"><${Priority} priority=${job.priority} /></td>
+  <td class="n c-step">${number(Math.min(job.current_step_index + (job.finished_at ? 0 : 1), job.total_steps))}/${number(job.total_steps)}</td>
+  <td class="n c-position" title=${job.estimated_wait ? `about ${wait(job.estimated_wait)}` : ""}>${job.position ? number(job.position) : ""}</td>
+  <td class="n c-submitted"><${Moment} at=${job.created_at} /></td>
+  <td class="n c-age">${job.finished_at ? html`<${Moment} at=${job.finished_at} />` : html`<${Age} since=${job.created_at} />`}</td>
+</tr>`);

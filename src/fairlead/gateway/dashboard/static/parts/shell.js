@@ -1,0 +1,90 @@
+// The frame around every page: where one is, whether it is live, who looks.
+import { call } from "../api.js";
+import { useApp } from "../context.js";
+import { html, useEffect, useRef, useState } from "../html.js";
+import { useShown } from "../live.js";
+import { sectionsFor } from "../pages.js";
+import { to } from "../router.js";
+import { theme, toggleTheme } from "../settings.js";
+import { Shortcuts } from "./shortcuts.js";
+
+export function Shell({ page, children, onSignedOut }) {
+  const { session, live } = useApp();
+  const { connection } = useShown(live);
+  const main = useRef(null);
+  const first = useRef(true);
+  const [open, setOpen] = useState(false);
+  const [help, setHelp] = useState(false);
+  useEffect(() => {
+    document.title = page.title === "Overview" ? "Fairlead" : `${page.title} · Fairlead`;
+    setOpen(false);
+    // A screen reader, and the next Tab, should go on where the new page begins.
+    if (!first.current) {
+      window.scrollTo(0, 0);
+      main.current.focus({ preventScroll: true });
+    }
+    first.current = false;
+  }, [page.key]);
+
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
+    <header class="top">
+      <a class="brand" href=${to([])} aria-label="Fairlead, to the start">
+        <img src="/static/icon.svg" width="24" height="24" alt="" /><span>Fairlead</span>
+      </a>
+      <button class="menu-button quiet" aria-expanded=${open} aria-controls="sections" onClick=${() => setOpen(!open)}>
+        ${open ? "Close" : "Menu"}
+      </button>
+      <nav id="sections" class=${open ? "open" : ""} aria-label="Pages">
+        ${sectionsFor(session).map((section) => html`<a key=${section.name} href=${to([section.name])}
+          aria-current=${page.section === section.name ? "page" : null}>${section.title}</a>`)}
+      </nav>
+      <${Connection} connection=${connection} />
+      <div class="tools">
+        <${ThemeButton} />
+        <button class="quiet icon shortcuts-button" aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)" onClick=${() => setHelp(true)}>?</button>
+        <${Who} session=${session} onSignedOut=${onSignedOut} />
+      </div>
+    </header>
+    <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} data-connection=${connection}>
+      ${children}
+    </main>
+    <${Shortcuts} open=${help} onOpen=${() => setHelp(true)} onClose=${() => setHelp(false)} />`;
+}
+
+const CONNECTION = {
+  live: ["Live", "changes are shown as they happen"],
+  connecting: ["Connecting…", "waiting for the gateway"],
+  reconnecting: ["Reconnecting…", "the gateway does not answer; what is shown may be old"],
+};
+
+function Connection({ connection }) {
+  const [word, explanation] = CONNECTION[connection];
+  return html`<p class=${`connection ${connection}`} role="status" data-testid="connection" title=${explanation}>
+    <span class="dot" aria-hidden="true"></span>${word}</p>`;
+}
+
+function ThemeButton() {
+  const [now, setNow] = useState(theme);
+  const other = now === "dark" ? "light" : "dark";
+  return html`<button class="quiet icon" aria-label=${`Switch to ${other} colours`} title=${`Switch to ${other} colours (t)`}
+    data-testid="theme" onClick=${() => setNow(toggleTheme())}>
+    <svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6.2" fill="none" stroke="currentColor" stroke-width="1.6" /><path d="M8 1.8a6.2 6.2 0 0 1 0 12.4z" fill="currentColor" /></svg>
+  </button>`;
+}
+
+function Who({ session, onSignedOut }) {
+  const { say } = useApp();
+  const leave = async () => {
+    try {
+      await call("DELETE", "/session");
+      onSignedOut();
+    } catch (problem) {
+      say(`Not signed out: ${problem.message}`);
+    }
+  };
+  if (!session.signed_in) return html`<span class="who muted" title="No keys are made yet: whoever reaches this address may do everything">no key needed</span>`;
+  const reads = session.may_act ? session.role : `${session.role}, read only`;
+  return html`<span class="who"><span class="clip" title=${session.name}>${session.name}</span> <span class="muted">${reads}</span></span>
+    <button class="quiet" onClick=${leave}>Sign out</button>`;
+}

@@ -1,0 +1,67 @@
+// A service's slots in a row: free, taken, held. Few are cards that tell everything, many are cells that tell it on asking.
+import { useNow } from "../clock.js";
+import { age, text } from "../format.js";
+import { html, useRef } from "../html.js";
+import { to } from "../router.js";
+
+const MOST_CARDS = 6;
+const MOST_FREE = 64;
+
+export function Slots({ service, name }) {
+  const now = useNow();
+  const taken = Object.entries(service.slots || {}).sort(([, one], [, other]) => one.since - other.since);
+  const holds = Object.entries(service.holds || {});
+  const more = service.more_slots || 0;
+  const free = Math.max(0, (service.limit || 0) - (service.in_use || 0));
+  const cards = (service.limit || 0) <= MOST_CARDS && more === 0;
+  const label = `slots of ${name}: ${taken.length + more} running, ${holds.length} held, ${free} free`;
+  return html`<ul class=${cards ? "slots cards" : "slots cells"} aria-label=${label}>
+    ${taken.map(([lease, slot]) => html`<${Taken} key=${lease} slot=${slot} now=${now} />`)}
+    ${more > 0 && html`<li class="slot-more">+${more}</li>`}
+    ${holds.map(([id, hold]) => html`<${Held} key=${id} hold=${hold} now=${now} />`)}
+    ${Array.from({ length: Math.min(free, MOST_FREE) }, (_, index) => html`<li key=${`free ${index}`} class="slot free"><span class="slot-name">free</span></li>`)}
+    ${free > MOST_FREE && html`<li class="slot-more">+${free - MOST_FREE} free</li>`}
+  </ul>`;
+}
+
+function Taken({ slot, now }) {
+  const left = slot.expires_at - now;
+  // How long a lease lasts is not told: the longest time left that was seen is close to it.
+  const longest = useRef(1);
+  longest.current = Math.max(longest.current, left);
+  const step = slot.total_steps > 1 ? `step ${slot.step + 1} of ${slot.total_steps}` : null;
+  const late = left < 3;
+  const details = [
+    `${text(slot.user_id)}: ${text(slot.feature_name)}${step ? `, ${step}` : ""}`,
+    `running for ${age(now - slot.since)} on ${text(slot.worker)}${slot.region ? ` in ${slot.region}` : ""}`,
+    `lease renewed for ${age(left)}`,
+  ];
+  return html`<li class=${`slot taken${late ? " late" : ""}`}>
+    <a href=${to(["jobs", slot.job_id])} title=${details.join("\n")} aria-label=${details.join(", ")}>
+      <span class="slot-name">${text(slot.user_id)}</span>
+      <span class="slot-age">${age(now - slot.since)}</span>
+      <span class="slot-what">${text(slot.feature_name)}${step && html` <span class="nowrap">${slot.step + 1}/${slot.total_steps}</span>`}</span>
+      <span class="slot-where">${slot.region ? `${slot.region} · ` : ""}${shortWorker(slot.worker)}</span>
+      <span class="slot-lease" title="lease time left"><span class="lease-left" style=${{ width: `${Math.max(0, (100 * left) / longest.current)}%` }}></span></span>
+      <span class="slot-left">lease ${age(left)}</span>
+    </a>
+  </li>`;
+}
+
+function Held({ hold, now }) {
+  const left = age(hold.until - now);
+  const words = `held: a call whose worker is gone may still be computing, for ${left} at most`;
+  return html`<li class="slot held">
+    <a href=${hold.job_id ? to(["jobs", hold.job_id]) : to([])} title=${words} aria-label=${words}>
+      <span class="slot-name">held</span><span class="slot-age">${left}</span>
+      <span class="slot-what">worker is gone</span>
+    </a>
+  </li>`;
+}
+
+/** host:pid:random/pool says enough without the random part. */
+export function shortWorker(worker) {
+  const [process, pool] = text(worker).split("/");
+  const parts = process.split(":");
+  return `${parts.length > 2 ? parts.slice(0, -1).join(":") : process}${pool ? `/${pool}` : ""}`;
+}

@@ -1,0 +1,70 @@
+// A job's steps and attempts over time: waited, ran, backed off.
+import { retryStep } from "../actions.js";
+import { useNow } from "../clock.js";
+import { duration, epoch, text } from "../format.js";
+import { html } from "../html.js";
+import { Act } from "./act.js";
+import { Tag } from "./bits.js";
+import { shortWorker } from "./slots.js";
+
+const MAY_RETRY = ["COMPLETED", "FAILED"];
+const OUTCOME = { running: "running", ok: "ok", waiting: "waiting" };
+
+export function Waterfall({ job, timeline }) {
+  const moving = !job.finished_at;
+  const now = useNow(moving);
+  const rows = timeline.map((each) => segmentsOf(each, now));
+  const begin = Math.min(epoch(job.queued_at) ?? epoch(job.created_at) ?? now, ...rows.map((row) => row.from));
+  const end = Math.max(begin + 0.001, moving ? now : 0, ...rows.map((row) => row.until));
+  const at = (moment) => `${(100 * (moment - begin)) / (end - begin)}%`;
+  const ahead = (job.steps || []).map((service, index) => ({ service, index })).filter(({ index }) => !timeline.some((each) => each.step === index));
+  return html`<section class="card"><div class="section-head"><h2>Steps</h2>
+      <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff"></span>backed off</li></ul></div>
+    <div class="table-box"><table class="waterfall" data-testid="waterfall"><caption class="hidden">Steps and attempts over time</caption>
+      <thead><tr><th scope="col">Step</th><th scope="col" class="track-head"><span class="scale"><span>0</span><span>${duration((end - begin) / 2)}</span><span>${duration(end - begin)}</span></span></th>
+        <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th></tr></thead>
+      <tbody>
+        ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job} attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} />`)}
+        ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row"><span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td><td class="n">–</td></tr>`)}
+      </tbody></table></div></section>`;
+}
+
+const isLast = (timeline, index) => !timeline.slice(index + 1).some((each) => each.step === timeline[index].step);
+
+function segmentsOf(attempt, now) {
+  const from = epoch(attempt.waited_from) ?? epoch(attempt.started) ?? now;
+  const started = epoch(attempt.started);
+  const ended = epoch(attempt.ended) ?? (started === null ? null : now);
+  const backoff = epoch(attempt.backoff_until);
+  return {
+    from,
+    until: Math.max(from, ended ?? now),
+    waited: { from, until: started ?? ended ?? now },
+    ran: started === null ? null : { from: started, until: ended },
+    backedOff: backoff !== null && ended !== null && backoff > ended ? { from: ended, until: Math.min(backoff, now) } : null,
+  };
+}
+
+function Attempt({ job, attempt, row, at, last }) {
+  const failed = !Object.hasOwn(OUTCOME, attempt.outcome) ? "failed" : OUTCOME[attempt.outcome];
+  const waited = row.waited.until - row.waited.from;
+  const ran = row.ran && row.ran.until - row.ran.from;
+  const words = [`waited ${duration(waited)}`, row.ran && `${attempt.outcome === "running" ? "has been running for" : "ran"} ${duration(ran)}`,
+    row.backedOff && `backed off ${duration(row.backedOff.until - row.backedOff.from)}`, text(attempt.error?.code)].filter(Boolean).join(", ");
+  const again = attempt.attempt > 1 || attempt.round > 1;
+  return html`<tr>
+    <th scope="row"><span class="step-no">${attempt.step + 1}</span> ${text(attempt.service)}
+      ${again && html` <span class="muted nowrap">${attempt.round > 1 ? `round ${attempt.round}, ` : ""}attempt ${attempt.attempt}</span>`}
+      <small class="muted">${[attempt.region, attempt.worker && shortWorker(attempt.worker)].filter(Boolean).join(" · ")}</small></th>
+    <td class="track-cell"><span class="track" role="img" aria-label=${words} title=${words}>
+        <${Segment} span=${row.waited} at=${at} look="waited" /><${Segment} span=${row.ran} at=${at} look=${failed} /><${Segment} span=${row.backedOff} at=${at} look="backoff" /></span>
+      ${attempt.error && html`<p class="attempt-error"><code>${text(attempt.error.code)}</code> ${text(attempt.error.message)}</p>`}
+      ${attempt.outcome === "running" && html`<${Tag} look="running">running<//>`}</td>
+    <td class="n" data-label="Waited">${duration(waited)}</td>
+    <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}
+      <${Act} when=${last && MAY_RETRY.includes(job.status)} look="quiet small" label=${`Run step ${attempt.step + 1} again`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>
+  </tr>`;
+}
+
+const Segment = ({ span, at, look }) => span && span.until > span.from
+  && html`<span class=${`segment ${look}`} style=${{ left: at(span.from), right: `calc(100% - ${at(span.until)})` }}></span>`;

@@ -1,6 +1,6 @@
 // The entry: who is signed in, which page is shown, and what all pages share.
 import { Problem, get } from "./api.js";
-import { Context, seesAll } from "./context.js";
+import { Context } from "./context.js";
 import { html, render, useCallback, useEffect, useMemo, useState } from "./html.js";
 import { Live } from "./live.js";
 import { pageOf } from "./pages.js";
@@ -47,7 +47,7 @@ function SignedIn({ session, onSignedOut }) {
   const page = pageOf(route, session);
   const shared = useMemo(() => ({ session, live, ask, say }), [session, live]);
   return html`<${Context.Provider} value=${shared}>
-    <${Shell} page=${page} all=${seesAll(session)} onSignedOut=${onSignedOut}>
+    <${Shell} page=${page} onSignedOut=${onSignedOut}>
       <${page.component} key=${page.key} route=${route} ...${page.props} />
     <//>
     ${question && html`<${Confirmation} question=${question} onClose=${() => ask(null)} />`}

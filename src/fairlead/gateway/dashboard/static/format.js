@@ -39,6 +39,14 @@ export function duration(seconds) {
 /** A duration that ticks: whole seconds, so that it does not flicker. */
 export const age = (seconds) => (Number.isFinite(seconds) ? duration(Math.max(0, Math.floor(seconds))) : NONE);
 
+/** The same where there is little room: 45s, 3m, 2h, 5d. */
+export function shortAge(seconds) {
+  if (!Number.isFinite(seconds)) return NONE;
+  const whole = Math.max(0, Math.floor(seconds));
+  const [unit, size] = [["d", 86_400], ["h", 3600], ["m", 60]].find(([, each]) => whole >= each) || ["s", 1];
+  return `${Math.floor(whole / size)}${unit}`;
+}
+
 /** The time of day, with the day if it is not of the last 24 hours. */
 export function moment(value) {
   const at = epoch(value);

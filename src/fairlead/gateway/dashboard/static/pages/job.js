@@ -5,7 +5,7 @@ import { epoch, number, percent, text, wait } from "../format.js";
 import { html, useEffect, useRef } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Copy, Fact, Left, Loading, Moment, Priority, Status, UserLink } from "../parts/bits.js";
+import { Age, Copy, Fact, JobLink, Left, Loading, Moment, Priority, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
 import { Waterfall } from "../parts/waterfall.js";
 import { to } from "../router.js";
@@ -87,9 +87,10 @@ function took(job) {
 
 function Why({ job, why }) {
   if (!why?.summary || ENDED.includes(job.status) || job.status === "RUNNING") return null;
-  const rest = (why.reasons || []).slice(1);
+  const holders = (why.reasons || []).flatMap((reason) => reason.details?.holders || []);
   return html`<section class="card why-card" aria-live="polite" data-testid="why"><h2>Why it waits</h2><p class="large">${why.summary}</p>
-    ${rest.length > 0 && html`<ul>${rest.map((reason) => html`<li key=${reason.code}>${reason.message}</li>`)}</ul>`}</section>`;
+    ${holders.length > 0 && html`<ul aria-label="Who has the slots">${holders.map((holder) => html`<li key=${holder.lease || holder.job_id}>
+      ${holder.kind === "lease" ? "taken by" : "held for"} <b>${text(holder.user_id)}</b>, job <${JobLink} id=${holder.job_id} />, <${Age} since=${holder.since} prefix="for " /></li>`)}</ul>`}</section>`;
 }
 
 function Progress({ progress, running }) {

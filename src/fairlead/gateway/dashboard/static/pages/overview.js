@@ -66,14 +66,13 @@ const Row = memo(({ name, service, widest }) => html`<li class="card service" da
   <div class="service-head">
     <h3><a href=${to(["services", name])}>${name}</a></h3>
     <${Tags} service=${service} />
-    <span class="used muted"><b>${number(service.in_use)}</b> of ${number(service.limit)} ${service.limit === 1 ? "slot" : "slots"}</span>
+    <span class="used muted">${service.kind} · <b>${number(service.in_use)}</b> of ${number(service.limit)} ${service.limit === 1 ? "slot" : "slots"}</span>
   </div>
   <${Slots} service=${service} name=${name} />
   <${Line} service=${service} widest=${widest} />
 </li>`);
 
 export const Tags = ({ service }) => html`<span class="tags">
-  ${service.kind && service.kind !== "function" && html`<${Tag}>${service.kind}<//>`}
   ${service.order === "fifo" && html`<${Tag} title="first come, first served">fifo<//>`}
   ${service.paused && html`<${Tag} look="warning" title="an operator paused it: nothing is started">paused<//>`}
   ${service.limit_source === "override" && html`<${Tag} look="warning" title="an operator changed the limit while it runs">limit changed<//>`}

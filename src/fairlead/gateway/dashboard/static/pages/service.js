@@ -39,10 +39,8 @@ export function Service({ service: name }) {
     </dl>
     <section class="card stack"><h2>Slots and line</h2>
       <${Slots} service=${service} name=${name} /><${Line} service=${service} widest=${waiting} /></section>
-    <div class="two">
-      <${Next} next=${service.next || []} order=${service.order} />
-      <${Shares} users=${service.users || {}} />
-    </div>
+    <${Next} next=${service.next || []} order=${service.order} />
+    <${Shares} users=${service.users || {}} />
     <${Regions} regions=${service.regions || {}} />
     <section class="card"><h2>The last hour</h2><div class="wide-charts"><${History} history=${service.history} /></div></section>
     <${AutoLimit} history=${limits.auto_history} />`;
@@ -50,7 +48,7 @@ export function Service({ service: name }) {
 
 function Limit({ service, limits }) {
   const words = {
-    override: `changed by an operator${Number.isFinite(limits.configured) ? `, configured ${limits.configured}` : ""}`,
+    override: Number.isFinite(limits.configured) ? `changed, configured ${limits.configured}` : "changed",
     auto: "found by itself",
     config: "as configured",
   };

@@ -15,7 +15,7 @@ export function Workers() {
   const { state, error } = useView(live, { view: "workers" });
   if (!state) return html`<h1>Workers and managers</h1><${Loading} error=${error} />`;
   const all = Object.entries(state.processes || {}).sort(([one, a], [other, b]) => (a.alive === b.alive ? one.localeCompare(other) : a.alive ? -1 : 1));
-  const workers = all.filter(([, process]) => rolesOf(process).includes("worker") || process.slots);
+  const workers = all.filter(([, process]) => rolesOf(process).includes("worker") || Object.keys(process.slots || {}).length > 0);
   const others = all.filter((each) => !workers.includes(each));
   return html`<div class="page-head"><h1>Workers and managers</h1></div>
     <p class="muted lead">Every process says every two seconds that it is there, and is taken for gone after ten. A draining worker finishes its calls and takes no more.</p>

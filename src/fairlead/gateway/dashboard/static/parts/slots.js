@@ -1,6 +1,6 @@
 // A service's slots in a row: free, taken, held. Few are cards that tell everything, many are cells that tell it on asking.
 import { useNow } from "../clock.js";
-import { age, text } from "../format.js";
+import { age, shortAge, text } from "../format.js";
 import { html, useRef } from "../html.js";
 import { to } from "../router.js";
 
@@ -16,15 +16,15 @@ export function Slots({ service, name }) {
   const cards = (service.limit || 0) <= MOST_CARDS && more === 0;
   const label = `slots of ${name}: ${taken.length + more} running, ${holds.length} held, ${free} free`;
   return html`<ul class=${cards ? "slots cards" : "slots cells"} aria-label=${label}>
-    ${taken.map(([lease, slot]) => html`<${Taken} key=${lease} slot=${slot} now=${now} />`)}
+    ${taken.map(([lease, slot]) => html`<${Taken} key=${lease} slot=${slot} now=${now} show=${cards ? age : shortAge} />`)}
     ${more > 0 && html`<li class="slot-more">+${more}</li>`}
-    ${holds.map(([id, hold]) => html`<${Held} key=${id} hold=${hold} now=${now} />`)}
+    ${holds.map(([id, hold]) => html`<${Held} key=${id} hold=${hold} now=${now} show=${cards ? age : shortAge} />`)}
     ${Array.from({ length: Math.min(free, MOST_FREE) }, (_, index) => html`<li key=${`free ${index}`} class="slot free"><span class="slot-name">free</span></li>`)}
     ${free > MOST_FREE && html`<li class="slot-more">+${free - MOST_FREE} free</li>`}
   </ul>`;
 }
 
-function Taken({ slot, now }) {
+function Taken({ slot, now, show }) {
   const left = slot.expires_at - now;
   // How long a lease lasts is not told: the longest time left that was seen is close to it.
   const longest = useRef(1);
@@ -39,7 +39,7 @@ function Taken({ slot, now }) {
   return html`<li class=${`slot taken${late ? " late" : ""}`}>
     <a href=${to(["jobs", slot.job_id])} title=${details.join("\n")} aria-label=${details.join(", ")}>
       <span class="slot-name">${text(slot.user_id)}</span>
-      <span class="slot-age">${age(now - slot.since)}</span>
+      <span class="slot-age">${show(now - slot.since)}</span>
       <span class="slot-what">${text(slot.feature_name)}${step && html` <span class="nowrap">${slot.step + 1}/${slot.total_steps}</span>`}</span>
       <span class="slot-where">${slot.region ? `${slot.region} · ` : ""}${shortWorker(slot.worker)}</span>
       <span class="slot-lease" title="lease time left"><span class="lease-left" style=${{ width: `${Math.max(0, (100 * left) / longest.current)}%` }}></span></span>
@@ -48,12 +48,12 @@ function Taken({ slot, now }) {
   </li>`;
 }
 
-function Held({ hold, now }) {
+function Held({ hold, now, show }) {
   const left = age(hold.until - now);
   const words = `held: a call whose worker is gone may still be computing, for ${left} at most`;
   return html`<li class="slot held">
     <a href=${hold.job_id ? to(["jobs", hold.job_id]) : to([])} title=${words} aria-label=${words}>
-      <span class="slot-name">held</span><span class="slot-age">${left}</span>
+      <span class="slot-name">held</span><span class="slot-age">${show(hold.until - now)}</span>
       <span class="slot-what">worker is gone</span>
     </a>
   </li>`;

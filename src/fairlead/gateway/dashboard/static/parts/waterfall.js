@@ -19,7 +19,7 @@ export function Waterfall({ job, timeline }) {
   const at = (moment) => `${(100 * (moment - begin)) / (end - begin)}%`;
   const ahead = (job.steps || []).map((service, index) => ({ service, index })).filter(({ index }) => !timeline.some((each) => each.step === index));
   return html`<section class="card"><div class="section-head"><h2>Steps</h2>
-      <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff"></span>backed off</li></ul></div>
+      <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>running</li><li><span class="key ok"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff"></span>backed off</li></ul></div>
     <div class="table-box"><table class="waterfall" data-testid="waterfall"><caption class="hidden">Steps and attempts over time</caption>
       <thead><tr><th scope="col">Step</th><th scope="col" class="track-head"><span class="scale"><span>0</span><span>${duration((end - begin) / 2)}</span><span>${duration(end - begin)}</span></span></th>
         <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th></tr></thead>

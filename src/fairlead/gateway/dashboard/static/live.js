@@ -7,6 +7,7 @@ import { merge } from "./merge.js";
 
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 8_000;
+const SESSION_ENDED = 4401;
 
 const sameView = (one, other) => {
   const sorted = (view) => JSON.stringify(Object.entries(view || {}).filter(([, value]) => value !== null).sort());
@@ -33,11 +34,6 @@ export class Live {
   follow(view) {
     if (sameView(view, this.shown.view)) return;
     this.#show({ view, state: null, error: null });
-    this.#ask();
-  }
-
-  /** Ask for the whole state anew, after an action for example; what is shown stays until it comes. */
-  refresh() {
     this.#ask();
   }
 
@@ -72,8 +68,12 @@ export class Live {
       this.#ask();
     };
     socket.onmessage = (event) => this.#hear(JSON.parse(event.data));
-    socket.onclose = () => {
+    socket.onclose = (event) => {
       if (this.stopped || socket !== this.socket) return;
+      if (event.code === SESSION_ENDED) {
+        this.onSignedOut();
+        return;
+      }
       this.#show({ connection: "reconnecting" });
       this.#connectAfter(this.#pause());
     };
@@ -108,7 +108,6 @@ export class Live {
       this.#show({ state: message.state, error: null, heardAt: Date.now() });
     } else if (message.type === "patch" && state !== null) {
       // Before its state has come, a patch is still of the view before.
-      setServerTime(message.patch.now);
       this.#show({ state: merge(state, message.patch), heardAt: Date.now() });
     } else if (message.type === "error") {
       this.#show({ error: { code: message.code, message: message.message } });

@@ -18,7 +18,7 @@ export function Batch({ batchId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "batch", batch_id: batchId });
   if (!state || error) return html`<h1>Batch</h1><${Loading} error=${error} />`;
-  const batch = state.batch || state;
+  const { batch } = state;
   const counts = Object.entries(batch.counts || {}).filter(([, count]) => count > 0);
   const open = OPEN.reduce((sum, status) => sum + (batch.counts?.[status] || 0), 0);
   const failed = batch.counts?.FAILED || 0;
@@ -40,26 +40,33 @@ export function Batch({ batchId }) {
     <section class="card stack"><h2>Items by status</h2><div class="large-bar"><${BatchBar} batch=${batch} /></div>
       <ul class="counts" aria-live="polite">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b></li>`)}</ul>
       <${Json} title="Metadata" value=${batch.metadata} /></section>
-    <${Items} batch=${batch} />`;
+    <${Items} batch=${batch} live=${state.items} cursor=${state.next_cursor} />`;
 }
 
-function Items({ batch }) {
+/** The first items are live as long as all are shown; those of one status, and later ones, are read on asking. */
+function useItems(batch, live, liveCursor) {
+  const start = { items: [], cursor: undefined, trouble: null };
   const [status, setStatus] = useState("");
-  const [items, setItems] = useState([]);
-  const [cursor, setCursor] = useState(null);
-  const [trouble, setTrouble] = useState(null);
-  const read = async (from) => {
+  const [read, setRead] = useState(start);
+  const more = async (cursor) => {
     try {
-      const page = await get(path`/api/v1/batches/${batch.batch_id}/items`, { status, limit: PAGE, cursor: from });
-      setItems((before) => (from ? [...before, ...page.data] : page.data));
-      setCursor(page.next_cursor);
-      setTrouble(null);
+      const page = await get(path`/api/v1/batches/${batch.batch_id}/items`, { status, limit: PAGE, cursor });
+      setRead((before) => ({ items: cursor ? [...before.items, ...page.data] : page.data, cursor: page.next_cursor, trouble: null }));
     } catch (problem) {
-      setTrouble(problem.message);
+      setRead((before) => ({ ...before, trouble: problem.message }));
     }
   };
-  // The first page follows the counts, which are live; later pages are read on asking.
-  useEffect(() => { read(null); }, [status, JSON.stringify(batch.counts)]);
+  useEffect(() => {
+    setRead(start);
+    if (status) more(null);
+  }, [status]);
+  const first = status ? [] : Object.values(live || {}).sort((one, other) => one.item - other.item);
+  const cursor = read.cursor === undefined && !status ? liveCursor : read.cursor;
+  return { items: [...first, ...read.items], trouble: read.trouble, status, setStatus, more: cursor ? () => more(cursor) : null };
+}
+
+function Items({ batch, live, cursor }) {
+  const { items, trouble, status, setStatus, more } = useItems(batch, live, cursor);
   return html`<section class="card flush"><div class="section-head"><h2>Items</h2>
       <label class="inline"><span>Status</span><select value=${status} onChange=${(event) => setStatus(event.target.value)}><option value="">all</option>
         ${[...OPEN, "COMPLETED", "FAILED", "CANCELLED"].map((each) => html`<option key=${each} value=${each}>${each.toLowerCase()}</option>`)}</select></label></div>
@@ -73,7 +80,7 @@ function Items({ batch }) {
         <td data-label="Error">${item.error ? html`<code>${text(item.error.code)}</code> <span class="clip">${text(item.error.message)}</span>` : ""}</td>
         <td class="n" data-label="Ended"><${Moment} at=${item.finished_at} /></td>
         <td class="n"><${Act} when=${item.status === "FAILED"} look="quiet small" label=${`Retry item ${text(item.custom_id) || item.item}`} question=${() => retryItem(batch, item)}>Retry<//></td></tr>`)}</tbody></table></div>
-    ${cursor && html`<p><button class="quiet" onClick=${() => read(cursor)}>More items</button></p>`}
+    ${more && html`<p><button class="quiet" onClick=${more}>More items</button></p>`}
     ${items.length === 0 && !trouble && html`<p class="muted">No item has this status. <a href=${to(["batches"])}>All batches</a></p>`}
   </section>`;
 }

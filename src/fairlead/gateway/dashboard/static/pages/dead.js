@@ -25,11 +25,11 @@ export function Dead() {
     </div>
     <p class="muted lead">Jobs that failed and are kept until somebody decides. Mend the cause, then requeue: each goes on at the step that failed.</p>
     ${groups.length === 0 ? html`<${Empty} title="No dead letters"><p>A job that fails for good is kept here with every attempt's error. Nothing has.</p><//>`
-      : html`<ul class="groups">${shown.map(([key, group]) => html`<${Group} key=${key} id=${key} group=${group} acts=${mayOperate(session)} />`)}</ul>`}`;
+      : html`<ul class="groups">${shown.map(([key, group]) => html`<${Group} key=${key} group=${group} acts=${mayOperate(session)} />`)}</ul>`}`;
 }
 
-function Group({ id, group, acts }) {
-  const which = group.filter || { group: id };
+function Group({ group, acts }) {
+  const which = { error_code: group.code, error_like: group.message };
   const words = `${plural(group.count, "job")} that failed with ${group.code}`;
   return html`<li class="card group" data-testid="dead-group">
     <div class="group-head"><h2><span class="count failed">${number(group.count)}</span> <code class="wrap">${text(group.code)}</code></h2>

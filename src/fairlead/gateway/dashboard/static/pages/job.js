@@ -2,7 +2,7 @@
 import { cancelJob, changePriority, deleteJob, resumeJob } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { epoch, number, percent, text, wait } from "../format.js";
-import { html, useEffect, useRef } from "../html.js";
+import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Age, Copy, Fact, JobLink, Left, Loading, Moment, Priority, Status, UserLink } from "../parts/bits.js";
@@ -15,13 +15,12 @@ const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
 export function Job({ jobId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "job", job_id: jobId });
-  useWholeAtEnd(live, state);
   if (!state || error) {
     return html`<h1>Job</h1>${error?.code === "not_found"
       ? html`<section class="card"><h2>There is no such job</h2><p>It was removed, or never was, or is somebody else's. <a href=${to(["jobs"])}>All jobs</a></p></section>`
       : html`<${Loading} error=${error} />`}`;
   }
-  const job = state.job || state;
+  const job = state.job;
   return html`<${Head} job=${job} />
     <${Facts} job=${job} />
     <${Why} job=${job} why=${state.why} />
@@ -39,16 +38,6 @@ export function Job({ jobId }) {
 }
 
 const hasAny = (object) => object && Object.keys(object).length > 0;
-
-/** A merge patch cannot carry a null inside a result: once a job has ended, its whole state is asked for. */
-function useWholeAtEnd(live, state) {
-  const before = useRef(null);
-  const status = (state?.job || state)?.status;
-  useEffect(() => {
-    if (before.current && before.current !== status && ENDED.includes(status)) live.refresh();
-    before.current = status || before.current;
-  }, [status]);
-}
 
 function Head({ job }) {
   const { session } = useApp();

@@ -1,5 +1,6 @@
 // All jobs, newest first: filtered by the address, live, and smooth however many.
 import { get } from "../api.js";
+import { serverNow } from "../clock.js";
 import { useApp } from "../context.js";
 import { number } from "../format.js";
 import { html, useEffect, useMemo, useState } from "../html.js";
@@ -18,7 +19,7 @@ export function Jobs({ route }) {
   const { live, session } = useApp();
   const filters = Object.fromEntries(["user_id", "feature_name", "status", "last"].map((name) => [name, route.query.get(name) || ""]));
   // Fixed while the filter stands, or the view would be another one at every drawing.
-  const since = useMemo(() => (filters.last in SPANS ? Math.floor(Date.now() / 1000 / 60) * 60 - SPANS[filters.last] : null), [filters.last]);
+  const since = useMemo(() => (filters.last in SPANS ? new Date(serverNow() * 1000 - SPANS[filters.last] * 1000).toISOString() : null), [filters.last]);
   const asked = { user_id: filters.user_id, feature_name: filters.feature_name, status: filters.status, since };
   const given = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== "" && value !== null));
   const { state, error } = useView(live, { view: "jobs", limit: LIVE, ...given });

@@ -1,9 +1,9 @@
 // The whole line at a glance: is it well, what runs, what waits, and how the last hour was.
 import { useApp } from "../context.js";
-import { age, number, percent } from "../format.js";
+import { number, percent } from "../format.js";
 import { html, memo, useState } from "../html.js";
 import { useView } from "../live.js";
-import { Fact, Loading, Tag } from "../parts/bits.js";
+import { Age, Fact, Loading, Tag } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Failures } from "../parts/failures.js";
 import { Health } from "../parts/health.js";
@@ -38,13 +38,13 @@ const sum = (values) => (values || []).reduce((whole, value) => whole + (value |
 function Totals({ services, history }) {
   const total = (value) => services.reduce((whole, [, service]) => whole + (value(service) || 0), 0);
   const [limit, used, held] = [total((each) => each.limit), total((each) => each.in_use), total((each) => each.held)];
-  const oldest = Math.max(-1, ...services.map(([, service]) => service.oldest_wait ?? -1));
+  const oldest = Math.min(Infinity, ...services.map(([, service]) => service.oldest_since ?? Infinity));
   const [finished, failed] = [sum(history?.finished), sum(history?.failed)];
   return html`<dl class="facts" aria-label="Totals">
     <${Fact} name="Slots in use" look="running">${number(used)}<small class="muted"> of ${number(limit)}</small><//>
     ${held > 0 && html`<${Fact} name="Held" look="held">${number(held)}<//>`}
     <${Fact} name="Waiting" look="waiting">${number(total(waitingIn))}<//>
-    <${Fact} name="Oldest wait">${oldest < 0 ? "–" : age(oldest)}<//>
+    <${Fact} name="Oldest wait">${oldest === Infinity ? "–" : html`<${Age} since=${oldest} />`}<//>
     <${Fact} name="Finished, last hour" look="ok">${number(finished)}<//>
     <${Fact} name="Failed, last hour" look=${failed ? "failed" : ""}>${number(failed)}${failed > 0 && html`<small class="muted"> ${percent(failed / (failed + finished))}</small>`}<//>
   </dl>`;

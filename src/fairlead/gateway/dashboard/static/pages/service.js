@@ -19,7 +19,7 @@ export function Service({ service: name }) {
   if (!state) return html`<h1>${name}</h1><${Loading} error=${error} />`;
   const service = state;
   const waiting = waitingIn(service);
-  const limits = typeof service.limits === "object" && service.limits ? service.limits : {};
+  const limits = service.limits || {};
   return html`<div class="page-head">
       <h1>${name}</h1><${Tags} service=${service} />
       ${mayOperate(session) && html`<div class="acts">
@@ -43,7 +43,7 @@ export function Service({ service: name }) {
     <${Shares} users=${service.users || {}} />
     <${Regions} regions=${service.regions || {}} />
     <section class="card"><h2>The last hour</h2><div class="wide-charts"><${History} history=${service.history} /></div></section>
-    <${AutoLimit} history=${limits.auto_history} />`;
+    <${AutoLimit} history=${limits.auto?.history} />`;
 }
 
 function Limit({ service, limits }) {

@@ -3,7 +3,7 @@ import { useApp } from "../context.js";
 import { duration, number } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
-import { Loading, UserLink } from "../parts/bits.js";
+import { Age, Loading, UserLink } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Table } from "../parts/table.js";
 
@@ -13,9 +13,10 @@ const COLUMNS = [
   { name: "user", title: "User", value: ([id]) => id, show: ([id]) => html`<${UserLink} id=${id} />` },
   { name: "waiting", title: "Waiting", number: true, value: ([, user]) => user.waiting, show: ([, user]) => number(user.waiting) },
   { name: "running", title: "Running", number: true, value: ([, user]) => user.running, show: ([, user]) => number(user.running) },
-  { name: "finished", title: "Finished, last hour", number: true, value: ([, user]) => user.finished_hour, show: ([, user]) => number(user.finished_hour) },
+  { name: "finished", title: "Calls, last hour", number: true, value: ([, user]) => user.finished_hour, show: ([, user]) => number(user.finished_hour) },
+  { name: "used", title: "Slot time, last hour", number: true, value: ([, user]) => user.used_hour, show: ([, user]) => duration(user.used_hour ?? NaN) },
   { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
-  { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => user.oldest_wait ?? -1, show: ([, user]) => duration(user.oldest_wait ?? NaN) },
+  { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => -(user.oldest_since ?? Infinity), show: ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–") },
 ];
 
 export function Users() {

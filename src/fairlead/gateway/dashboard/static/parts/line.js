@@ -1,7 +1,7 @@
 // What waits for a service, as bands.
-import { useNow } from "../clock.js";
-import { age, number, plural } from "../format.js";
-import { html, useRef } from "../html.js";
+import { number, plural } from "../format.js";
+import { html } from "../html.js";
+import { Age } from "./bits.js";
 
 const BANDS = ["high", "medium", "low"];
 
@@ -18,7 +18,7 @@ export function Line({ service, widest }) {
   const words = total === 0 ? "nothing waits" : parts.filter(([, count]) => count > 0).map(([band, count]) => `${count} ${band}`).join(", ");
   return html`<div class="line">
     <div class="line-head"><strong class="count">${number(total)}</strong> <span class="muted">waiting</span>
-      ${service.oldest_wait !== null && service.oldest_wait !== undefined && total > 0 && html`<span class="oldest">oldest <${Oldest} seconds=${service.oldest_wait} /></span>`}</div>
+      ${service.oldest_since && total > 0 && html`<span class="oldest">oldest <${Age} since=${service.oldest_since} /></span>`}</div>
     <div class="bar" role="img" aria-label=${words}>
       ${parts.map(([band, count]) => count > 0 && html`<span key=${band} class=${`band ${band}`} title=${plural(count, `${band} job`)}
         style=${{ width: `${(100 * count) / Math.max(widest, total, 1)}%` }}></span>`)}
@@ -26,17 +26,4 @@ export function Line({ service, widest }) {
     ${total > 0 && html`<ul class="legend" aria-hidden="true">${parts.map(([band, count]) => count > 0
       && html`<li key=${band}><span class=${`key ${band}`}></span>${band} <b>${number(count)}</b></li>`)}</ul>`}
   </div>`;
-}
-
-/** Grows by itself between two changes: the server tells an age only when it tells something else too. */
-function Oldest({ seconds }) {
-  const now = useNow();
-  const told = useTold(seconds, now);
-  return age(seconds + now - told);
-}
-
-function useTold(seconds, now) {
-  const told = useRef({ seconds, at: now });
-  if (told.current.seconds !== seconds) told.current = { seconds, at: now };
-  return told.current.at;
 }

@@ -8,7 +8,7 @@ import { Tag } from "./bits.js";
 import { shortWorker } from "./slots.js";
 
 const MAY_RETRY = ["COMPLETED", "FAILED"];
-const OUTCOME = { running: "running", ok: "ok", waiting: "waiting" };
+const OUTCOME = { running: "running", ok: "ok", waiting: "waiting", scheduled: "waiting", backing_off: "backoff", cancelled: "cancelled", failed: "failed" };
 
 export function Waterfall({ job, timeline }) {
   const moving = !job.finished_at;

@@ -63,6 +63,8 @@ export function wholeMoment(value) {
 /** Ids begin alike when made together: their end tells them apart. */
 export const shortId = (id) => (String(id).length > 13 ? `…${String(id).slice(-8)}` : String(id));
 
+export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+
 /** What a user sent, as text, whatever it is. */
 export function text(value) {
   if (value === null || value === undefined) return "";

@@ -2,7 +2,7 @@
 import { changeLimit, liftLimit, pauseService, rebuildService, unpauseService } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Age, Fact, JobLink, Loading, Priority, Tag, UserLink } from "../parts/bits.js";
@@ -12,6 +12,8 @@ import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
 import { Tags } from "./overview.js";
+
+const FIRST = 8; // in line: what most come to see
 
 export function Service({ service: name }) {
   const { live, session } = useApp();
@@ -55,7 +57,9 @@ function Limit({ service, limits }) {
   return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
 }
 
-function Next({ next, order }) {
+function Next({ next: all, order }) {
+  const [whole, setWhole] = useState(false);
+  const next = whole ? all : all.slice(0, FIRST);
   return html`<section class="card"><h2>Who goes next</h2>
     ${next.length === 0 ? html`<p class="muted">Nothing waits. A job that comes now starts as soon as a slot is free.</p>` : html`
     <div class="table-box"><table class="rows next"><caption class="hidden">The first jobs in line, in order</caption>
@@ -69,6 +73,7 @@ function Next({ next, order }) {
         <td data-label="Priority"><${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok" title="it waited long, and was moved up">promoted<//>`}</td>
         ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td><td class="n" data-label="Weight">${number(each.weight)}</td>`}
         <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
+    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show ${all.length}`}</button>`}
   </section>`;
 }
 

@@ -26,6 +26,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
     const index = Math.floor((inside / inner.width) * length);
     setOver(index >= 0 && index < length ? index : null);
   };
+  const empty = !series.some((each) => each.values.some((value) => value > 0));
   return html`<figure class="chart">
     <figcaption>
       <h3>${title}</h3>
@@ -40,6 +41,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
           <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.show(value)}</text></g>`)}
         ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<path key=${each.name} class=${`stroke ${each.look}`} d=${pathOf(each.values, x, y)} />`)}
         ${over !== null && html`<line class="cursor" x1=${x(over + (kind === "bars" ? 0.5 : 0))} x2=${x(over + (kind === "bars" ? 0.5 : 0))} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
+        ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8} text-anchor="middle">nothing yet</text>`}
         <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
         <text x=${EDGE.left + inner.width} y=${HEIGHT - 4} text-anchor="end">now</text>
       </svg>

@@ -1,5 +1,5 @@
 // Whether all is well, in a word; and when it is not: what is wrong, and what mends it.
-import { duration, plural } from "../format.js";
+import { capital, duration, plural, text } from "../format.js";
 import { html } from "../html.js";
 import { Copy } from "./bits.js";
 import { shortWorker } from "./slots.js";
@@ -36,7 +36,7 @@ function verdict(wrong) {
 
 function Leaders({ leaders }) {
   const all = Object.entries(leaders || {});
-  if (all.length === 0) return html`<li>one process leads and works</li>`;
+  if (all.length === 0) return null; // one process does everything
   return all.map(([shard, leader]) => {
     const name = typeof leader === "string" ? leader : leader?.leader;
     const where = all.length > 1 ? `${shard}: ` : "";
@@ -48,8 +48,8 @@ function Leaders({ leaders }) {
 function Finding({ finding }) {
   const parts = String(finding.fix || "").split("`");
   return html`<li class=${finding.level}>
-    <h3><span class="hidden">${finding.level}: </span>${finding.title}</h3>
-    <p>${finding.text}</p>
+    <h3><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h3>
+    <p>${capital(text(finding.text))}.</p>
     ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
       ${parts.length > 2 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
   </li>`;

@@ -1,5 +1,5 @@
 // Thousands of jobs as a table of which only the rows in sight exist.
-import { number, text, wait } from "../format.js";
+import { duration, epoch, number, text, wait, wholeMoment } from "../format.js";
 import { html, memo, useEffect, useState } from "../html.js";
 import { Age, JobLink, Moment, Priority, Status, UserLink } from "./bits.js";
 import { useVisible } from "./virtual.js";
@@ -29,7 +29,7 @@ export function JobRows({ jobs, own, onEnd }) {
   return html`<div class="table-box"><table class="rows jobs" aria-rowcount=${jobs.length + 1} data-testid="jobs">
     <caption class="hidden">Jobs, newest first</caption>
     <thead><tr><th scope="col">Job</th>${!own && html`<th scope="col">User</th>`}<th scope="col">Feature</th><th scope="col">Status</th><th scope="col">Priority</th>
-      <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th><th scope="col" class="n">Age or end</th></tr></thead>
+      <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th><th scope="col" class="n" title="from its submission to its end, or until now">Time taken</th></tr></thead>
     <tbody ref=${ref}>
       ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan="9" style=${{ height: `${from * height}px` }}></td></tr>`}
       ${jobs.slice(from, to).map((job, index) => html`<${Row} key=${job.job_id} job=${job} own=${own} number=${from + index + 2} />`)}
@@ -46,5 +46,5 @@ const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} da
   <td class="n c-step">${number(Math.min(job.current_step_index + (job.finished_at ? 0 : 1), job.total_steps))}/${number(job.total_steps)}</td>
   <td class="n c-position" title=${job.estimated_wait ? `about ${wait(job.estimated_wait)}` : ""}>${job.position ? number(job.position) : ""}</td>
   <td class="n c-submitted"><${Moment} at=${job.created_at} /></td>
-  <td class="n c-age">${job.finished_at ? html`<${Moment} at=${job.finished_at} />` : html`<${Age} since=${job.created_at} />`}</td>
+  <td class="n c-age">${job.finished_at ? html`<span title=${`ended ${wholeMoment(job.finished_at)}`}>${duration(epoch(job.finished_at) - epoch(job.created_at))}</span>` : html`<${Age} since=${job.created_at} />`}</td>
 </tr>`);

@@ -15,7 +15,7 @@ export function Slots({ service, name }) {
   const free = Math.max(0, (service.limit || 0) - (service.in_use || 0));
   const cards = (service.limit || 0) <= MOST_CARDS && more === 0;
   const label = `slots of ${name}: ${taken.length + more} running, ${holds.length} held, ${free} free`;
-  return html`<ul class=${cards ? "slots cards" : "slots cells"} aria-label=${label}>
+  return html`<ul class=${cards ? "slots cards" : "slots cells"} aria-label=${label} style=${{ "--slots": service.limit }}>
     ${taken.map(([lease, slot]) => html`<${Taken} key=${lease} slot=${slot} now=${now} show=${cards ? age : shortAge} />`)}
     ${more > 0 && html`<li class="slot-more">+${more}</li>`}
     ${holds.map(([id, hold]) => html`<${Held} key=${id} hold=${hold} now=${now} show=${cards ? age : shortAge} />`)}

@@ -1,6 +1,7 @@
 // A job's steps and attempts over time: waited, ran, backed off.
 import { retryStep } from "../actions.js";
 import { useNow } from "../clock.js";
+import { useApp } from "../context.js";
 import { duration, epoch, text } from "../format.js";
 import { html } from "../html.js";
 import { Act } from "./act.js";
@@ -11,6 +12,8 @@ const MAY_RETRY = ["COMPLETED", "FAILED"];
 const OUTCOME = { running: "running", ok: "ok", waiting: "waiting", scheduled: "waiting", backing_off: "backoff", cancelled: "cancelled", failed: "failed" };
 
 export function Waterfall({ job, timeline }) {
+  const { session } = useApp();
+  const acts = session.may_act && MAY_RETRY.includes(job.status);
   const moving = !job.finished_at;
   const now = useNow(moving);
   const rows = timeline.map((each) => segmentsOf(each, now));
@@ -22,10 +25,10 @@ export function Waterfall({ job, timeline }) {
       <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>running</li><li><span class="key ok"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff"></span>backed off</li></ul></div>
     <div class="table-box"><table class="waterfall" data-testid="waterfall"><caption class="hidden">Steps and attempts over time</caption>
       <thead><tr><th scope="col">Step</th><th scope="col" class="track-head"><span class="scale"><span>0</span><span>${duration((end - begin) / 2)}</span><span>${duration(end - begin)}</span></span></th>
-        <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th></tr></thead>
+        <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th>${acts && html`<th scope="col"><span class="hidden">Actions</span></th>`}</tr></thead>
       <tbody>
-        ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job} attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} />`)}
-        ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row"><span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td><td class="n">–</td></tr>`)}
+        ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job} attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} acts=${acts} />`)}
+        ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row"><span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td><td class="n">–</td>${acts && html`<td></td>`}</tr>`)}
       </tbody></table></div></section>`;
 }
 
@@ -45,7 +48,7 @@ function segmentsOf(attempt, now) {
   };
 }
 
-function Attempt({ job, attempt, row, at, last }) {
+function Attempt({ job, attempt, row, at, last, acts }) {
   const failed = !Object.hasOwn(OUTCOME, attempt.outcome) ? "failed" : OUTCOME[attempt.outcome];
   const waited = row.waited.until - row.waited.from;
   const ran = row.ran && row.ran.until - row.ran.from;
@@ -61,8 +64,8 @@ function Attempt({ job, attempt, row, at, last }) {
       ${attempt.error && html`<p class="attempt-error"><code>${text(attempt.error.code)}</code> ${text(attempt.error.message)}</p>`}
       ${attempt.outcome === "running" && html`<${Tag} look="running">running<//>`}</td>
     <td class="n" data-label="Waited">${duration(waited)}</td>
-    <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}
-      <${Act} when=${last && MAY_RETRY.includes(job.status)} look="quiet small" label=${`Run step ${attempt.step + 1} again`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>
+    <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}</td>
+    ${acts && html`<td class="again"><${Act} when=${last} look="quiet small" label=${`Run step ${attempt.step + 1} again`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>`}
   </tr>`;
 }
 

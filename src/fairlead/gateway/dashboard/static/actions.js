@@ -132,11 +132,14 @@ export const resumeBatch = (batch, failed) => ({
   done: (answer) => `Resumed ${plural(answer.resumed, "item")}.`,
 });
 
+// No path can carry a slash, so such an item goes by its number.
+const nameOf = (item) => (item.custom_id && !item.custom_id.includes("/") ? item.custom_id : item.item);
+
 export const retryItem = (batch, item) => ({
   title: `Retry item ${item.custom_id ?? item.item}?`,
   text: html`<p>Job <code>${item.job_id}</code> goes back in line at the step that failed, retryable or not.</p>`,
   confirm: "Retry the item",
-  run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/items/${item.custom_id ?? item.item}/retry`),
+  run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/items/${nameOf(item)}/retry`),
   done: `Item ${item.custom_id ?? item.item} is in line again.`,
 });
 
@@ -146,7 +149,7 @@ export const retryItem = (batch, item) => ({
 export const requeueDead = (which, words) => ({
   title: `Requeue ${words}?`,
   preview: ({ from_start }) => call("POST", "/admin/queue-dead/requeue", { ...which, from_start, dry_run: true }),
-  text: (found, { from_start }) => html`<p><b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts,
+  text: (found, { from_start }) => html`<p><b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts, ${""}
     ${from_start ? "with all steps run again" : "each at the step that failed"}.</p><${Sample} sample=${found.sample} />`,
   allowed: (found) => found.requeued > 0,
   fields: [{ name: "from_start", label: "Run all steps again, not only from the failed one", type: "checkbox", value: false }],

@@ -6,6 +6,7 @@ import { Live } from "./live.js";
 import { pageOf } from "./pages.js";
 import { SignIn } from "./pages/signin.js";
 import { Confirmation } from "./parts/confirm.js";
+import { PageOf } from "./parts/page.js";
 import { Shell } from "./parts/shell.js";
 import { Toasts } from "./parts/toasts.js";
 import { useRoute } from "./router.js";
@@ -48,7 +49,7 @@ function SignedIn({ session, onSignedOut }) {
   const shared = useMemo(() => ({ session, live, ask, say }), [session, live]);
   return html`<${Context.Provider} value=${shared}>
     <${Shell} page=${page} onSignedOut=${onSignedOut}>
-      <${page.component} key=${page.key} route=${route} ...${page.props} />
+      <${PageOf} key=${page.key} page=${page} route=${route} />
     <//>
     ${question && html`<${Confirmation} question=${question} onClose=${() => ask(null)} />`}
     <${Toasts} said=${said} />

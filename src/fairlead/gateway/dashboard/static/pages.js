@@ -1,45 +1,42 @@
-// Which page an address shows, and who may see it.
+// Which page an address shows, and who may see it. A page's module is fetched when it is first shown.
 import { sees } from "./context.js";
-import { Audit } from "./pages/audit.js";
-import { Batch } from "./pages/batch.js";
-import { Batches } from "./pages/batches.js";
-import { Dead } from "./pages/dead.js";
-import { Job } from "./pages/job.js";
-import { Jobs } from "./pages/jobs.js";
-import { NotFound } from "./pages/notfound.js";
-import { Overview } from "./pages/overview.js";
-import { Service } from "./pages/service.js";
-import { Users } from "./pages/users.js";
-import { Workers } from "./pages/workers.js";
 
-// In the order of the navigation. `key` is the letter after g that goes there.
+// In the order of the navigation. `shortcut` is the letter after g that goes there.
 export const SECTIONS = [
-  { name: "overview", needs: "line", title: "Overview", key: "o", component: Overview },
-  { name: "jobs", needs: "own", title: "Jobs", key: "j", component: Jobs },
-  { name: "users", needs: "line", title: "Users", key: "u", component: Users },
-  { name: "batches", needs: "own", title: "Batches", key: "b", component: Batches },
-  { name: "dead", needs: "all", title: "Dead letters", key: "d", component: Dead },
-  { name: "workers", needs: "all", title: "Workers", key: "w", component: Workers },
-  { name: "audit", needs: "all", title: "Audit", key: "a", component: Audit },
+  { name: "overview", needs: "line", title: "Overview", shortcut: "o" },
+  { name: "jobs", needs: "own", title: "Jobs", shortcut: "j" },
+  { name: "users", needs: "line", title: "Users", shortcut: "u" },
+  { name: "batches", needs: "own", title: "Batches", shortcut: "b" },
+  { name: "dead", needs: "all", title: "Dead letters", shortcut: "d" },
+  { name: "workers", needs: "all", title: "Workers", shortcut: "w" },
+  { name: "audit", needs: "all", title: "Audit", shortcut: "a" },
 ];
 
 // Pages about one thing, which is named by the rest of the address.
 const DETAILS = {
-  services: { section: "overview", needs: "line", title: "Service", component: Service, prop: "service" },
-  jobs: { section: "jobs", needs: "own", title: "Job", component: Job, prop: "jobId" },
-  batches: { section: "batches", needs: "own", title: "Batch", component: Batch, prop: "batchId" },
+  services: { name: "service", section: "overview", needs: "line", title: "Service" },
+  jobs: { name: "job", section: "jobs", needs: "own", title: "Job" },
+  batches: { name: "batch", section: "batches", needs: "own", title: "Batch" },
 };
+
+const NOWHERE = { name: "notfound", section: null, title: "Not found", key: "notfound" };
 
 export const sectionsFor = (session) => SECTIONS.filter((section) => sees(session, section.needs));
 
+/** {name, section, title, key, subject}: `name` is that of its module, `key` tells one page from another. */
 export function pageOf(route, session) {
   const [first, subject] = route.parts;
-  const sections = sectionsFor(session);
-  const detail = subject !== undefined && Object.hasOwn(DETAILS, first) ? DETAILS[first] : null;
-  if (detail && sees(session, detail.needs)) {
-    return { ...detail, key: `${first}/${subject}`, props: { [detail.prop]: subject } };
+  if (subject !== undefined) {
+    const detail = Object.hasOwn(DETAILS, first) ? DETAILS[first] : null;
+    return detail && sees(session, detail.needs) ? { ...detail, key: `${first}/${subject}`, subject } : NOWHERE;
   }
+  const sections = sectionsFor(session);
   const section = first === undefined ? sections[0] : sections.find((each) => each.name === first);
-  if (!section || subject !== undefined) return { title: "Not found", component: NotFound, key: "nothing", props: {} };
-  return { ...section, section: section.name, key: section.name, props: {} };
+  return section ? { ...section, section: section.name, key: section.name } : NOWHERE;
+}
+
+/** The component of a page. A browser remembers that a module could not be fetched: each try has an address of its own. */
+export async function load(name, tries) {
+  const { Page } = await import(`./pages/${name}.js${tries ? `?${tries}` : ""}`);
+  return Page;
 }

@@ -6,7 +6,7 @@ import { useView } from "../live.js";
 import { Loading, Moment, Tag } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
 
-export function Audit() {
+export function Page() {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "audit" });
   const [wanted, setWanted] = useState("");

@@ -14,7 +14,7 @@ import { to } from "../router.js";
 const OPEN = ["SCHEDULED", "PENDING", "RUNNING", "RETRYING"];
 const PAGE = 100;
 
-export function Batch({ batchId }) {
+export function Page({ subject: batchId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "batch", batch_id: batchId });
   if (!state || error) return html`<h1>Batch</h1><${Loading} error=${error} />`;

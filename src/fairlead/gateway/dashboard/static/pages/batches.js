@@ -24,7 +24,7 @@ function End({ batch }) {
   return batch.estimated_end ? html`<span class="muted">in about <${Left} until=${batch.estimated_end} over="a moment" /></span>` : "–";
 }
 
-export function Batches() {
+export function Page() {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "batches" });
   if (!state) return html`<h1>Batches</h1><${Loading} error=${error} />`;

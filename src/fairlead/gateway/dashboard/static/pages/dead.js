@@ -9,7 +9,7 @@ import { Age, JobLink, Loading } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
 import { to } from "../router.js";
 
-export function Dead() {
+export function Page() {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "dead" });
   const [wanted, setWanted] = useState("");
@@ -31,7 +31,7 @@ export function Dead() {
 function Group({ group, acts }) {
   const which = { error_code: group.code, error_like: group.message };
   const words = `${plural(group.count, "job")} that failed with ${group.code}`;
-  return html`<li class="card group" data-testid="dead-group">
+  return html`<li class="card group" data-testid="dead-group" data-group=${group.code}>
     <div class="group-head"><h2><span class="count failed">${number(group.count)}</span> <code class="wrap">${text(group.code)}</code></h2>
       ${acts && html`<div class="acts">
         <${Act} look="small" label=${`Requeue ${words}`} question=${() => requeueDead(which, words)}>Requeue<//>
@@ -40,7 +40,7 @@ function Group({ group, acts }) {
     <dl class="inline-facts"><div><dt>In</dt><dd>${(group.services || []).map((service, index) => html`${index > 0 && ", "}<a key=${service} href=${to(["services", service])}>${service}</a>`)}</dd></div>
       <div><dt>First</dt><dd><${Age} since=${group.first} /> ago</dd></div><div><dt>Last</dt><dd><${Age} since=${group.last} /> ago</dd></div></dl>
     <details class="examples"><summary>Examples</summary><ul>${(group.examples || []).map((job) => html`<li key=${job}><${JobLink} id=${job}>${job}<//>
-      ${acts && html`<span class="acts"><${Act} look="quiet small" label=${`Requeue job ${job}`} question=${() => requeueDead({ job_ids: [job] }, "this job")}>Requeue<//>
-      <${Act} look="quiet small" label=${`Purge job ${job}`} question=${() => purgeDead({ job_ids: [job] }, "this job")}>Purge<//></span>`}</li>`)}</ul></details>
+      ${acts && html`<span class="acts"><${Act} look="quiet small" label=${`Requeue job ${job}`} question=${() => requeueDead({ job_ids: [job] }, `job ${job}`)}>Requeue<//>
+      <${Act} look="quiet small" label=${`Purge job ${job}`} question=${() => purgeDead({ job_ids: [job] }, `job ${job}`)}>Purge<//></span>`}</li>`)}</ul></details>
   </li>`;
 }

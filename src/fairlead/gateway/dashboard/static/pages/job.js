@@ -12,7 +12,7 @@ import { to } from "../router.js";
 
 const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
 
-export function Job({ jobId }) {
+export function Page({ subject: jobId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "job", job_id: jobId });
   if (!state || error) {

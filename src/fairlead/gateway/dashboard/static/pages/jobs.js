@@ -15,11 +15,11 @@ const LIVE = 200; // the newest, which change by themselves
 const PAGE = 200;
 const SPANS = { "15 minutes": 900, hour: 3600, day: 86_400, week: 604_800 };
 
-export function Jobs({ route }) {
+export function Page({ route }) {
   const { live, session } = useApp();
   const filters = Object.fromEntries(["user_id", "feature_name", "status", "last"].map((name) => [name, route.query.get(name) || ""]));
   // Fixed while the filter stands, or the view would be another one at every drawing.
-  const since = useMemo(() => (filters.last in SPANS ? new Date(serverNow() * 1000 - SPANS[filters.last] * 1000).toISOString() : null), [filters.last]);
+  const since = useMemo(() => (Object.hasOwn(SPANS, filters.last) ? new Date(serverNow() * 1000 - SPANS[filters.last] * 1000).toISOString() : null), [filters.last]);
   const asked = { user_id: filters.user_id, feature_name: filters.feature_name, status: filters.status, since };
   const given = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== "" && value !== null));
   const { state, error } = useView(live, { view: "jobs", limit: LIVE, ...given });

@@ -3,18 +3,19 @@ import { useApp } from "../context.js";
 import { number, percent } from "../format.js";
 import { html, memo, useState } from "../html.js";
 import { useView } from "../live.js";
-import { Age, Fact, Loading, Tag } from "../parts/bits.js";
+import { Age, Fact, Loading } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Failures } from "../parts/failures.js";
 import { Health } from "../parts/health.js";
 import { History } from "../parts/history.js";
 import { Line, waitingIn } from "../parts/line.js";
 import { Slots } from "../parts/slots.js";
+import { Tags } from "../parts/tags.js";
 import { to } from "../router.js";
 
 const FILTER_FROM = 9; // services: fewer are found without a filter
 
-export function Overview() {
+export function Page() {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "overview" });
   if (!state) return html`<h1>Overview</h1><${Loading} error=${error} />`;
@@ -62,7 +63,7 @@ function Services({ services }) {
   </section>`;
 }
 
-const Row = memo(({ name, service, widest }) => html`<li class="card service" data-testid=${`service-${name}`}>
+const Row = memo(({ name, service, widest }) => html`<li class="card service" data-testid=${`service-${name}`} data-service=${name}>
   <div class="service-head">
     <h3><a href=${to(["services", name])}>${name}</a></h3>
     <${Tags} service=${service} />
@@ -71,10 +72,3 @@ const Row = memo(({ name, service, widest }) => html`<li class="card service" da
   <${Slots} service=${service} name=${name} />
   <${Line} service=${service} widest=${widest} />
 </li>`);
-
-export const Tags = ({ service }) => html`<span class="tags">
-  ${service.order === "fifo" && html`<${Tag} title="first come, first served">fifo<//>`}
-  ${service.paused && html`<${Tag} look="warning" title="an operator paused it: nothing is started">paused<//>`}
-  ${service.limit_source === "override" && html`<${Tag} look="warning" title="an operator changed the limit while it runs">limit changed<//>`}
-  ${service.limit_source === "auto" && html`<${Tag} title="the limit is found by itself">auto limit<//>`}
-</span>`;

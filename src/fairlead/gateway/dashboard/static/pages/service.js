@@ -11,11 +11,11 @@ import { Line, waitingIn } from "../parts/line.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
-import { Tags } from "./overview.js";
+import { Tags } from "../parts/tags.js";
 
 const FIRST = 8; // in line: what most come to see
 
-export function Service({ service: name }) {
+export function Page({ subject: name }) {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "service", service: name });
   if (!state) return html`<h1>${name}</h1><${Loading} error=${error} />`;

@@ -19,7 +19,7 @@ const COLUMNS = [
   { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => -(user.oldest_since ?? Infinity), show: ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–") },
 ];
 
-export function Users() {
+export function Page() {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "users" });
   const [wanted, setWanted] = useState("");

@@ -10,7 +10,7 @@ import { Empty } from "../parts/empty.js";
 
 const rolesOf = (process) => process.roles || [];
 
-export function Workers() {
+export function Page() {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "workers" });
   if (!state) return html`<h1>Workers and managers</h1><${Loading} error=${error} />`;
@@ -29,7 +29,7 @@ function Process({ name, process }) {
   const works = rolesOf(process).includes("worker");
   const draining = process.draining || process.drain_asked;
   const slots = Object.entries(process.slots || {});
-  return html`<li class=${`card process${process.alive ? "" : " gone"}`} data-testid=${`process-${name}`}>
+  return html`<li class=${`card process${process.alive ? "" : " gone"}`} data-testid=${`process-${name}`} data-worker=${name}>
     <div class="group-head"><h3 class="mono wrap">${name}</h3>
       <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag} look="ok">leads ${process.leads.join(", ")}<//>`}
         ${draining && html`<${Tag} look="warning">draining<//>`}${!process.alive && html`<${Tag} look="failed" title="its calls are taken back when their leases expire">gone<//>`}</span>

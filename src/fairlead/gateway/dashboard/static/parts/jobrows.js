@@ -37,7 +37,7 @@ export function JobRows({ jobs, own, onEnd }) {
     </tbody></table></div>`;
 }
 
-const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} data-job=${job.job_id}>
+const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} data-job-id=${job.job_id}>
   <td class="c-id"><${JobLink} id=${job.job_id} /></td>
   ${!own && html`<td class="c-user"><${UserLink} id=${text(job.user_id)} /></td>`}
   <td class="c-feature"><span class="clip" title=${text(job.feature_name)}>${text(job.feature_name)}</span></td>

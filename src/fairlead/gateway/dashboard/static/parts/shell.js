@@ -10,7 +10,7 @@ import { Shortcuts } from "./shortcuts.js";
 
 export function Shell({ page, children, onSignedOut }) {
   const { session, live } = useApp();
-  const { connection } = useShown(live);
+  const { connection, state, error } = useShown(live);
   const main = useRef(null);
   const first = useRef(true);
   const [open, setOpen] = useState(false);
@@ -46,7 +46,7 @@ export function Shell({ page, children, onSignedOut }) {
         <${Who} session=${session} onSignedOut=${onSignedOut} />
       </div>
     </header>
-    <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} data-connection=${connection}>
+    <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} aria-busy=${state === null && error === null}>
       ${children}
     </main>
     <${Shortcuts} open=${help} onOpen=${() => setHelp(true)} onClose=${() => setHelp(false)} />`;
@@ -60,7 +60,7 @@ const CONNECTION = {
 
 function Connection({ connection }) {
   const [word, explanation] = CONNECTION[connection];
-  return html`<p class=${`connection ${connection}`} role="status" data-testid="connection" title=${explanation}>
+  return html`<p class=${`connection ${connection}`} role="status" data-testid="connection" data-state=${connection} title=${explanation}>
     <span class="dot" aria-hidden="true"></span>${word}</p>`;
 }
 

@@ -18,7 +18,7 @@ export function Shortcuts({ open, onOpen, onClose }) {
     let afterG = 0;
     const pressed = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
-      const section = sections.find((each) => each.key === event.key);
+      const section = sections.find((each) => each.shortcut === event.key);
       if (section && event.timeStamp - afterG < 1500) go(to([section.name]));
       else if (event.key === "?") onOpen();
       else if (event.key === "t") document.querySelector("[data-testid=theme]").click();
@@ -43,7 +43,7 @@ export function Shortcuts({ open, onOpen, onClose }) {
   return html`<dialog ref=${dialog} class="confirm" aria-labelledby="shortcuts-title" onClose=${onClose}>
     <h2 id="shortcuts-title">Keyboard shortcuts</h2>
     <dl class="shortcuts">
-      ${sections.map((section) => html`<${Row} key=${section.name} keys=${["g", section.key]} does=${section.title} />`)}
+      ${sections.map((section) => html`<${Row} key=${section.name} keys=${["g", section.shortcut]} does=${section.title} />`)}
       <${Row} keys=${["/"]} does="Filter what is shown" />
       <${Row} keys=${["t"]} does="Light or dark" />
       <${Row} keys=${["?"]} does="This list" />

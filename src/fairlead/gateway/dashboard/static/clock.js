@@ -36,6 +36,7 @@ export function useNow(active = true) {
   const [now, setNow] = useState(serverNow);
   useEffect(() => {
     if (!active) return undefined;
+    setNow(serverNow());
     listeners.add(setNow);
     run();
     return () => {

@@ -1,7 +1,7 @@
 // The whole line at a glance: is it well, what runs, what waits, and how the last hour was.
 import { useApp } from "../context.js";
 import { number, percent } from "../format.js";
-import { html, memo, useState } from "../html.js";
+import { html, memo, useEffect, useRef, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Age, Fact, Loading } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
@@ -53,7 +53,8 @@ function Totals({ services, history }) {
 
 function Services({ services }) {
   const [wanted, setWanted] = useState("");
-  const widest = Math.max(1, ...services.map(([, service]) => waitingIn(service)));
+  // In steps, or every job that joins the longest line would have all lines drawn again.
+  const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service)))));
   const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
   return html`<section aria-labelledby="services-title">
     <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>
@@ -63,12 +64,27 @@ function Services({ services }) {
   </section>`;
 }
 
-const Row = memo(({ name, service, widest }) => html`<li class="card service" data-testid=${`service-${name}`} data-service=${name}>
-  <div class="service-head">
-    <h3><a href=${to(["services", name])}>${name}</a></h3>
-    <${Tags} service=${service} />
-    <span class="used muted">${service.kind} · <b>${number(service.in_use)}</b> of ${number(service.limit)} ${service.limit === 1 ? "slot" : "slots"}</span>
-  </div>
-  <${Slots} service=${service} name=${name} />
-  <${Line} service=${service} widest=${widest} />
-</li>`);
+/** Of two hundred services a screen shows ten: the others' ages need not tick. */
+function useInSight(element) {
+  const [inSight, setInSight] = useState(true);
+  useEffect(() => {
+    const watch = new IntersectionObserver(([entry]) => setInSight(entry.isIntersecting), { rootMargin: "200px" });
+    watch.observe(element.current);
+    return () => watch.disconnect();
+  }, []);
+  return inSight;
+}
+
+const Row = memo(({ name, service, widest }) => {
+  const element = useRef(null);
+  const inSight = useInSight(element);
+  return html`<li ref=${element} class="card service" data-testid=${`service-${name}`} data-service=${name}>
+    <div class="service-head">
+      <h3><a href=${to(["services", name])}>${name}</a></h3>
+      <${Tags} service=${service} />
+      <span class="used muted">${service.kind} · <b>${number(service.in_use)}</b> of ${number(service.limit)} ${service.limit === 1 ? "slot" : "slots"}</span>
+    </div>
+    <${Slots} service=${service} name=${name} active=${inSight} />
+    <${Line} service=${service} widest=${widest} active=${inSight} />
+  </li>`;
+});

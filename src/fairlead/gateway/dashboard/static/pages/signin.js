@@ -28,7 +28,7 @@ export function SignIn({ onSignedIn }) {
       <p id="signin-trouble" class=${trouble ? "trouble" : "trouble none"} role="alert">${trouble}</p>
       <button class="primary" disabled=${busy || !key.trim()}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
-    <p class="muted">An operator makes keys: <code>fairlead keys create --role viewer</code> for one that may look and change nothing,
+    <p class="muted">An operator makes keys: <code>fairlead keys create --role viewer</code> for one that may look and change nothing, ${""}
       <code>--role admin</code> for one that may act.</p>
   </main>`;
 }

@@ -19,8 +19,8 @@ export const Priority = ({ priority, original }) => html`<span class=${`priority
   && html`<span class="muted"> was ${original}</span>`}</span>`;
 
 /** How long since a moment, ticking. */
-export function Age({ since, prefix = "" }) {
-  const now = useNow();
+export function Age({ since, prefix = "", active = true }) {
+  const now = useNow(active);
   const at = epoch(since);
   return html`<time title=${wholeMoment(at)}>${at === null ? "–" : `${prefix}${age(now - at)}`}</time>`;
 }

@@ -3,13 +3,22 @@ import { duration, number } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 
 const HEIGHT = 132;
-const EDGE = { top: 8, right: 4, bottom: 20, left: 40 };
+const EDGE = { top: 8, right: 4, bottom: 20, left: 44 };
 
 const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const at = (epoch) => hour.format(new Date(epoch * 1000));
 
-export const counts = { show: (value) => number(value), steps: [1, 2, 5] };
-export const seconds = { show: (value) => duration(value), steps: [1, 2, 5] };
+// The tops of an axis are round, and their halves too.
+const DECIMAL = Array.from({ length: 13 }, (_, power) => [2, 4, 10].map((each) => each * 10 ** power)).flat();
+const TIMES = [0.1, 0.2, 0.4, 1, 2, 4, 10, 20, 40, 60, 120, 240, 600, 1200, 2400, 3600, 7200, 14_400, 28_800, 86_400, 172_800, 604_800];
+
+export const counts = { show: number, axis: number, tops: DECIMAL };
+export const seconds = { show: duration, axis: shortDuration, tops: TIMES };
+
+function shortDuration(value) {
+  if (value < 60) return `${Number(value.toFixed(2))} s`;
+  return value < 3600 ? `${number(value / 60)} min` : `${number(value / 3600)} h`;
+}
 
 /** `series`: [{name, look, values}], oldest first; `kind`: bars or lines; `unit`: counts or seconds. */
 export function Chart({ title, series, start, every, kind, unit, summary }) {
@@ -17,7 +26,8 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
   const width = useWidth(box);
   const [over, setOver] = useState(null);
   const length = Math.max(0, ...series.map((each) => each.values.length));
-  const top = niceTop(highest(series, length, kind), unit);
+  const most = highest(series, length, kind);
+  const top = unit.tops.find((each) => each >= most) || most;
   const inner = { width: Math.max(10, width - EDGE.left - EDGE.right), height: HEIGHT - EDGE.top - EDGE.bottom };
   const x = (index) => EDGE.left + (inner.width * index) / Math.max(1, kind === "bars" ? length : length - 1);
   const y = (value) => EDGE.top + inner.height * (1 - value / top);
@@ -26,7 +36,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
     const index = Math.floor((inside / inner.width) * length);
     setOver(index >= 0 && index < length ? index : null);
   };
-  const empty = !series.some((each) => each.values.some((value) => value > 0));
+  const empty = most === 0;
   return html`<figure class="chart">
     <figcaption>
       <h3>${title}</h3>
@@ -38,7 +48,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
       <svg width=${width} height=${HEIGHT} role="img" aria-label=${`${title}: ${summary}`}>
         ${[0, top / 2, top].map((value) => html`<g key=${value}>
           <line class="grid" x1=${EDGE.left} x2=${EDGE.left + inner.width} y1=${y(value)} y2=${y(value)} />
-          <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.show(value)}</text></g>`)}
+          <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.axis(value)}</text></g>`)}
         ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<path key=${each.name} class=${`stroke ${each.look}`} d=${pathOf(each.values, x, y)} />`)}
         ${over !== null && html`<line class="cursor" x1=${x(over + (kind === "bars" ? 0.5 : 0))} x2=${x(over + (kind === "bars" ? 0.5 : 0))} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
         ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8} text-anchor="middle">nothing yet</text>`}
@@ -96,14 +106,6 @@ function highest(series, length, kind) {
     most = Math.max(most, kind === "bars" ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values));
   }
   return most;
-}
-
-/** The next round number, so that the axis reads well. */
-function niceTop(value, unit) {
-  if (!(value > 0)) return unit === counts ? 2 : 1;
-  const magnitude = 10 ** Math.floor(Math.log10(value));
-  const step = [1, 2, 4, 6, 10].find((each) => each * magnitude >= value) * magnitude;
-  return unit === counts ? Math.max(2, step) : step;
 }
 
 /** The width that there is, in pixels: scaled text would not be readable. */

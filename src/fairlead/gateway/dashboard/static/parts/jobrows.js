@@ -21,6 +21,7 @@ function useNarrow() {
 export function JobRows({ jobs, own, onEnd }) {
   const height = useNarrow() ? NARROW_ROW : ROW;
   const { ref, from, to } = useVisible(jobs.length, height);
+  const columns = own ? 8 : 9;
   const atEnd = to >= jobs.length;
   useEffect(() => {
     // Somebody who scrolled to the end wants what comes next; a short list was not scrolled.
@@ -31,9 +32,9 @@ export function JobRows({ jobs, own, onEnd }) {
     <thead><tr><th scope="col">Job</th>${!own && html`<th scope="col">User</th>`}<th scope="col">Feature</th><th scope="col">Status</th><th scope="col">Priority</th>
       <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th><th scope="col" class="n" title="from its submission to its end, or until now">Time taken</th></tr></thead>
     <tbody ref=${ref}>
-      ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan="9" style=${{ height: `${from * height}px` }}></td></tr>`}
+      ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan=${columns} style=${{ height: `${from * height}px` }}></td></tr>`}
       ${jobs.slice(from, to).map((job, index) => html`<${Row} key=${job.job_id} job=${job} own=${own} number=${from + index + 2} />`)}
-      ${to < jobs.length && html`<tr class="spacer" aria-hidden="true" key="below"><td colspan="9" style=${{ height: `${(jobs.length - to) * height}px` }}></td></tr>`}
+      ${to < jobs.length && html`<tr class="spacer" aria-hidden="true" key="below"><td colspan=${columns} style=${{ height: `${(jobs.length - to) * height}px` }}></td></tr>`}
     </tbody></table></div>`;
 }
 

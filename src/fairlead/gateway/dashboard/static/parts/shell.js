@@ -86,5 +86,5 @@ function Who({ session, onSignedOut }) {
   if (!session.signed_in) return html`<span class="who muted" title="No keys are made yet: whoever reaches this address may do everything">no key needed</span>`;
   const reads = session.may_act ? session.role : `${session.role}, read only`;
   return html`<span class="who"><span class="clip" title=${session.name}>${session.name}</span> <span class="muted">${reads}</span></span>
-    <button class="quiet" onClick=${leave}>Sign out</button>`;
+    <button class="quiet small" onClick=${leave}>Sign out</button>`;
 }

@@ -7,8 +7,8 @@ import { to } from "../router.js";
 const MOST_CARDS = 6;
 const MOST_FREE = 64;
 
-export function Slots({ service, name }) {
-  const now = useNow();
+export function Slots({ service, name, active = true }) {
+  const now = useNow(active);
   const taken = Object.entries(service.slots || {}).sort(([, one], [, other]) => one.since - other.since);
   const holds = Object.entries(service.holds || {});
   const more = service.more_slots || 0;

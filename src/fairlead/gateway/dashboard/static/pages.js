@@ -35,8 +35,5 @@ export function pageOf(route, session) {
   return section ? { ...section, section: section.name, key: section.name } : NOWHERE;
 }
 
-/** The component of a page. A browser remembers that a module could not be fetched: each try has an address of its own. */
-export async function load(name, tries) {
-  const { Page } = await import(`./pages/${name}.js${tries ? `?${tries}` : ""}`);
-  return Page;
-}
+/** The component of a page. */
+export const load = async (name) => (await import(`./pages/${name}.js`)).Page;

@@ -7,8 +7,9 @@ import { html, useEffect, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Copy, Fact, JobLink, Left, Loading, Moment, Status, UserLink } from "../parts/bits.js";
+import { Copy, Fact, JobLink, Left, Moment, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
+import { Missing } from "../parts/missing.js";
 import { to } from "../router.js";
 
 const OPEN = ["SCHEDULED", "PENDING", "RUNNING", "RETRYING"];
@@ -17,7 +18,7 @@ const PAGE = 100;
 export function Page({ subject: batchId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "batch", batch_id: batchId });
-  if (!state || error) return html`<h1>Batch</h1><${Loading} error=${error} />`;
+  if (!state || error) return html`<h1>Batch</h1><${Missing} what="batch" list="batches" error=${error} />`;
   const { batch } = state;
   const counts = Object.entries(batch.counts || {}).filter(([, count]) => count > 0);
   const open = OPEN.reduce((sum, status) => sum + (batch.counts?.[status] || 0), 0);

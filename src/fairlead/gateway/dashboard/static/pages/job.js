@@ -5,21 +5,17 @@ import { epoch, number, percent, text, wait } from "../format.js";
 import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Copy, Fact, JobLink, Left, Loading, Moment, Priority, Status, UserLink } from "../parts/bits.js";
+import { Age, Copy, Fact, JobLink, Left, Moment, Priority, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
+import { Missing } from "../parts/missing.js";
 import { Waterfall } from "../parts/waterfall.js";
-import { to } from "../router.js";
 
 const ENDED = ["COMPLETED", "FAILED", "CANCELLED"];
 
 export function Page({ subject: jobId }) {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "job", job_id: jobId });
-  if (!state || error) {
-    return html`<h1>Job</h1>${error?.code === "not_found"
-      ? html`<section class="card"><h2>There is no such job</h2><p>It was removed, or never was, or is somebody else's. <a href=${to(["jobs"])}>All jobs</a></p></section>`
-      : html`<${Loading} error=${error} />`}`;
-  }
+  if (!state || error) return html`<h1>Job</h1><${Missing} what="job" list="jobs" error=${error} />`;
   const job = state.job;
   return html`<${Head} job=${job} />
     <${Facts} job=${job} />

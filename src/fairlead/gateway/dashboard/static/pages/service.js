@@ -5,9 +5,10 @@ import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Fact, JobLink, Loading, Priority, Tag, UserLink } from "../parts/bits.js";
+import { Age, Fact, JobLink, Priority, Tag, UserLink } from "../parts/bits.js";
 import { History } from "../parts/history.js";
 import { Line, waitingIn } from "../parts/line.js";
+import { Missing } from "../parts/missing.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
@@ -18,7 +19,7 @@ const FIRST = 8; // in line: what most come to see
 export function Page({ subject: name }) {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "service", service: name });
-  if (!state) return html`<h1>${name}</h1><${Loading} error=${error} />`;
+  if (!state || error) return html`<h1>${name}</h1><${Missing} what="service" list="overview" error=${error} />`;
   const service = state;
   const waiting = waitingIn(service);
   const limits = service.limits || {};

@@ -34,7 +34,7 @@ function Process({ name, process }) {
       <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag} look="ok">leads ${process.leads.join(", ")}<//>`}
         ${draining && html`<${Tag} look="warning">draining<//>`}${!process.alive && html`<${Tag} look="failed" title="its calls are taken back when their leases expire">gone<//>`}</span>
       ${mayOperate(session) && works && process.alive && html`<div class="acts">${draining
-        ? html`<${Act} look="small primary" label=${`Let ${name} claim again`} question=${() => undrainWorker(name)}>Claim again<//>`
+        ? html`<${Act} look="small primary" label=${`Claim again: ${name}`} question=${() => undrainWorker(name)}>Claim again<//>`
         : html`<${Act} look="small danger" label=${`Drain ${name}`} question=${() => drainWorker(name)}>Drain<//>`}</div>`}</div>
     <dl class="inline-facts">
       <div><dt>Heartbeat</dt><dd>${process.seen_at ? html`<${Age} since=${process.seen_at} /> ago` : "none"}</dd></div>

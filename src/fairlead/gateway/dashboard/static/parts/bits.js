@@ -34,7 +34,7 @@ export function Left({ until, over = "over" }) {
 
 export const Moment = ({ at }) => html`<time title=${wholeMoment(at)}>${moment(at)}</time>`;
 
-export const JobLink = ({ id, children }) => html`<a class="mono nowrap" href=${to(["jobs", id])} title=${id} aria-label=${`job ${id}`}>${children || shortId(id)}</a>`;
+export const JobLink = ({ id, children }) => html`<a class="mono nowrap" href=${to(["jobs", id])} title=${`job ${id}`}>${children || shortId(id)}</a>`;
 
 export function UserLink({ id }) {
   return html`<a class="clip user" href=${to(["jobs"], { user_id: id })} title=${`jobs of ${id}`}>${id}</a>`;

@@ -37,7 +37,7 @@ function Taken({ slot, now, show }) {
     `lease renewed for ${age(left)}`,
   ];
   return html`<li class=${`slot taken${late ? " late" : ""}`}>
-    <a href=${to(["jobs", slot.job_id])} title=${details.join("\n")} aria-label=${details.join(", ")}>
+    <a href=${to(["jobs", slot.job_id])} title=${details.join("\n")}>
       <span class="slot-name">${text(slot.user_id)}</span>
       <span class="slot-age">${show(now - slot.since)}</span>
       <span class="slot-what">${text(slot.feature_name)}${step && html` <span class="nowrap">${slot.step + 1}/${slot.total_steps}</span>`}</span>
@@ -52,7 +52,7 @@ function Held({ hold, now, show }) {
   const left = age(hold.until - now);
   const words = `held: a call whose worker is gone may still be computing, for ${left} at most`;
   return html`<li class="slot held">
-    <a href=${hold.job_id ? to(["jobs", hold.job_id]) : to([])} title=${words} aria-label=${words}>
+    <a href=${hold.job_id ? to(["jobs", hold.job_id]) : to([])} title=${words}>
       <span class="slot-name">held</span><span class="slot-age">${show(hold.until - now)}</span>
       <span class="slot-what">worker is gone</span>
     </a>

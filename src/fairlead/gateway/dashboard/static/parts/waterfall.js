@@ -65,7 +65,7 @@ function Attempt({ job, attempt, row, at, last, acts }) {
       ${attempt.outcome === "running" && html`<${Tag} look="running">running<//>`}</td>
     <td class="n" data-label="Waited">${duration(waited)}</td>
     <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}</td>
-    ${acts && html`<td class="again"><${Act} when=${last} look="quiet small" label=${`Run step ${attempt.step + 1} again`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>`}
+    ${acts && html`<td class="again"><${Act} when=${last} look="quiet small" label=${`Run again step ${attempt.step + 1}`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>`}
   </tr>`;
 }
 

@@ -18,7 +18,7 @@ export class Live {
   constructor({ onSignedOut }) {
     this.onSignedOut = onSignedOut;
     this.listeners = new Set();
-    this.shown = { connection: "connecting", view: null, state: null, error: null, heardAt: null };
+    this.shown = { connection: "connecting", view: null, state: null, error: null, lostAt: null };
     this.failures = 0;
     this.socket = null;
     this.timer = null;
@@ -64,7 +64,7 @@ export class Live {
     this.socket = socket;
     socket.onopen = () => {
       this.failures = 0;
-      this.#show({ connection: "live" });
+      this.#show({ connection: "live", lostAt: null });
       this.#ask();
     };
     socket.onmessage = (event) => this.#hear(JSON.parse(event.data));
@@ -74,7 +74,7 @@ export class Live {
         this.onSignedOut();
         return;
       }
-      this.#show({ connection: "reconnecting" });
+      this.#show({ connection: "reconnecting", lostAt: this.shown.lostAt ?? Date.now() / 1000 });
       this.#connectAfter(this.#pause());
     };
   }
@@ -105,10 +105,10 @@ export class Live {
     const { view, state } = this.shown;
     if (message.type === "state" && sameView(message.view, view)) {
       setServerTime(message.state.now);
-      this.#show({ state: message.state, error: null, heardAt: Date.now() });
+      this.#show({ state: message.state, error: null });
     } else if (message.type === "patch" && state !== null) {
       // Before its state has come, a patch is still of the view before.
-      this.#show({ state: merge(state, message.patch), heardAt: Date.now() });
+      this.#show({ state: merge(state, message.patch) });
     } else if (message.type === "error") {
       this.#show({ error: { code: message.code, message: message.message } });
     }

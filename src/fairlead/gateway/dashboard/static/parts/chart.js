@@ -27,7 +27,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
   const [over, setOver] = useState(null);
   const length = Math.max(0, ...series.map((each) => each.values.length));
   const most = highest(series, length, kind);
-  const top = unit.tops.find((each) => each >= most) || most;
+  const top = unit.tops.find((each) => each >= (most || 1)) || most;
   const inner = { width: Math.max(10, width - EDGE.left - EDGE.right), height: HEIGHT - EDGE.top - EDGE.bottom };
   const x = (index) => EDGE.left + (inner.width * index) / Math.max(1, kind === "bars" ? length : length - 1);
   const y = (value) => EDGE.top + inner.height * (1 - value / top);

@@ -1,6 +1,7 @@
 // The frame around every page: where one is, whether it is live, who looks.
 import { call } from "../api.js";
 import { useApp } from "../context.js";
+import { moment } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { useShown } from "../live.js";
 import { sectionsFor } from "../pages.js";
@@ -10,7 +11,7 @@ import { Shortcuts } from "./shortcuts.js";
 
 export function Shell({ page, children, onSignedOut }) {
   const { session, live } = useApp();
-  const { connection, state, error } = useShown(live);
+  const { connection, state, error, lostAt } = useShown(live);
   const main = useRef(null);
   const first = useRef(true);
   const [open, setOpen] = useState(false);
@@ -46,6 +47,7 @@ export function Shell({ page, children, onSignedOut }) {
         <${Who} session=${session} onSignedOut=${onSignedOut} />
       </div>
     </header>
+    ${lostAt && html`<p class="away" data-testid="away">The gateway does not answer. What is shown was true at ${moment(lostAt)}; it is tried again by itself.</p>`}
     <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} aria-busy=${state === null && error === null}>
       ${children}
     </main>

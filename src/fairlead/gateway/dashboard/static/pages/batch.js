@@ -78,7 +78,7 @@ function Items({ batch, live, cursor }) {
         <td data-label="Item"><span class="clip">${text(item.custom_id) || number(item.item)}</span></td>
         <td data-label="Job">${item.job_id ? html`<${JobLink} id=${item.job_id} />` : "–"}</td>
         <td data-label="Status"><${Status} status=${item.status} /></td>
-        <td data-label="Error">${item.error ? html`<code>${text(item.error.code)}</code> <span class="clip">${text(item.error.message)}</span>` : ""}</td>
+        <td class="error" data-label="Error">${item.error ? html`<code>${text(item.error.code)}</code> <span class="clip">${text(item.error.message)}</span>` : ""}</td>
         <td class="n" data-label="Ended"><${Moment} at=${item.finished_at} /></td>
         <td class="n"><${Act} when=${item.status === "FAILED"} look="quiet small" label=${`Retry item ${text(item.custom_id) || item.item}`} question=${() => retryItem(batch, item)}>Retry<//></td></tr>`)}</tbody></table></div>
     ${more && html`<p><button class="quiet" onClick=${more}>More items</button></p>`}

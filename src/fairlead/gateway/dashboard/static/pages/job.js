@@ -55,7 +55,7 @@ function Facts({ job }) {
   return html`<dl class="facts" aria-label="Facts">
     <${Fact} name="User"><${UserLink} id=${text(job.user_id)} /><//>
     <${Fact} name="Priority"><${Priority} priority=${job.priority} original=${job.original_priority} /><//>
-    <${Fact} name="Step">${number(Math.min((job.current_step_index ?? 0) + (ended ? 0 : 1), job.total_steps))}<small class="muted"> of ${number(job.total_steps)}</small><//>
+    <${Fact} name="Step">${number(Math.min(job.current_step_index + 1, job.total_steps))}<small class="muted"> of ${number(job.total_steps)}</small><//>
     ${job.position && html`<${Fact} name="Position" look="waiting"><span data-testid="position">${number(job.position)}</span><//>`}
     ${job.estimated_wait && html`<${Fact} name="Estimated wait" look="waiting">${wait(job.estimated_wait)}<//>`}
     ${job.status === "SCHEDULED" && html`<${Fact} name="Due in"><${Left} until=${job.scheduled_at} over="now" /><//>`}
@@ -80,9 +80,9 @@ function Why({ job, why }) {
 
 function Progress({ progress, running }) {
   if (!progress || !running) return null;
-  const fraction = typeof progress === "number" ? progress : (progress.fraction ?? progress.progress ?? progress.value);
-  const message = typeof progress === "object" ? text(progress.message) : "";
-  return html`<section class="card" aria-label="Progress"><div class="progress-head"><b>${Number.isFinite(fraction) ? percent(fraction) : ""}</b> <span class="muted">${message}</span></div>
+  const { fraction, message, ...details } = progress;
+  const more = hasAny(details) ? Object.entries(details).map(([name, value]) => `${name} ${text(value)}`).join(", ") : "";
+  return html`<section class="card" aria-label="Progress"><div class="progress-head"><b>${Number.isFinite(fraction) ? percent(fraction) : ""}</b> <span class="muted wrap">${[text(message), more].filter(Boolean).join(" · ")}</span></div>
     ${Number.isFinite(fraction) && html`<progress max="1" value=${fraction} aria-label="Progress of the step"></progress>`}</section>`;
 }
 

@@ -46,11 +46,11 @@ function Leaders({ leaders }) {
 
 /** Fixes quote commands in backticks: those are shown as such, and can be copied. */
 function Finding({ finding }) {
-  const parts = String(finding.fix || "").split("`");
+  const parts = capital(text(finding.fix)).split("`");
   return html`<li class=${finding.level}>
     <h3><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h3>
     <p>${capital(text(finding.text))}.</p>
     ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
-      ${parts.length > 2 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
+      ${parts.length === 3 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
   </li>`;
 }

@@ -44,7 +44,7 @@ const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} da
   <td class="c-feature"><span class="clip" title=${text(job.feature_name)}>${text(job.feature_name)}</span></td>
   <td class="c-status"><${Status} status=${job.status} />${job.status === "FAILED" && job.error && html` <code class="clip code" title=${text(job.error.message)}>${text(job.error.code)}</code>`}</td>
   <td class="c-priority"><${Priority} priority=${job.priority} /></td>
-  <td class="n c-step">${number(Math.min(job.current_step_index + (job.finished_at ? 0 : 1), job.total_steps))}/${number(job.total_steps)}</td>
+  <td class="n c-step">${number(Math.min(job.current_step_index + 1, job.total_steps))}/${number(job.total_steps)}</td>
   <td class="n c-position" title=${job.estimated_wait ? `about ${wait(job.estimated_wait)}` : ""}>${job.position ? number(job.position) : ""}</td>
   <td class="n c-submitted"><${Moment} at=${job.created_at} /></td>
   <td class="n c-age">${job.finished_at ? html`<span title=${`ended ${wholeMoment(job.finished_at)}`}>${duration(epoch(job.finished_at) - epoch(job.created_at))}</span>` : html`<${Age} since=${job.created_at} />`}</td>

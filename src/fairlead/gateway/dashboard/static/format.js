@@ -71,8 +71,11 @@ export function text(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-export function wait(range) {
-  if (!range) return NONE;
-  const [low, high] = [duration(Math.round(range.low)), duration(Math.round(range.high))];
-  return low === high ? low : `${low} to ${high}`;
+const UNITS = [["s", 1, 120], ["min", 60, 7200], ["h", 3600, 172_800], ["d", 86_400, Infinity]];
+
+/** A range of durations, in one unit so that it is short: 81–95 s, 3–5 min. */
+export function wait({ low, high }) {
+  const [unit, size] = UNITS.find(([, , most]) => high < most);
+  const [from, until] = [low, high].map((seconds) => number(unit === "s" ? Math.round(seconds) : Number((seconds / size).toPrecision(2))));
+  return from === until ? `${from} ${unit}` : `${from}–${until} ${unit}`;
 }

@@ -1,7 +1,7 @@
 // One job: where it stands, why it waits, what happened to it step by step, and what can be done with it.
 import { cancelJob, changePriority, deleteJob, resumeJob } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
-import { epoch, number, percent, text, wait } from "../format.js";
+import { duration, epoch, number, percent, text, wait } from "../format.js";
 import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
@@ -67,7 +67,7 @@ function Facts({ job }) {
 
 function took(job) {
   const [from, until] = [epoch(job.queued_at) ?? epoch(job.created_at), epoch(job.finished_at)];
-  return from === null || until === null ? "–" : html`<span title="from its place in line to its end">${wait({ low: until - from, high: until - from })}</span>`;
+  return from === null || until === null ? "–" : html`<span title="from its place in line to its end">${duration(until - from)}</span>`;
 }
 
 function Why({ job, why }) {

@@ -13,6 +13,7 @@ import { Slots } from "../parts/slots.js";
 import { Tags } from "../parts/tags.js";
 import { to } from "../router.js";
 
+const FEW = 2; // slots: two services with so few share a row where there is room
 const FILTER_FROM = 9; // services: fewer are found without a filter
 
 export function Page() {
@@ -78,7 +79,7 @@ function useInSight(element) {
 const Row = memo(({ name, service, widest }) => {
   const element = useRef(null);
   const inSight = useInSight(element);
-  return html`<li ref=${element} class="card service" data-testid=${`service-${name}`} data-service=${name}>
+  return html`<li ref=${element} class=${`card service${service.limit <= FEW ? " small" : ""}`} data-testid=${`service-${name}`} data-service=${name}>
     <div class="service-head">
       <h3><a href=${to(["services", name])}>${name}</a></h3>
       <${Tags} service=${service} />

@@ -49,7 +49,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
         ${[0, top / 2, top].map((value) => html`<g key=${value}>
           <line class="grid" x1=${EDGE.left} x2=${EDGE.left + inner.width} y1=${y(value)} y2=${y(value)} />
           <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.axis(value)}</text></g>`)}
-        ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<path key=${each.name} class=${`stroke ${each.look}`} d=${pathOf(each.values, x, y)} />`)}
+        ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<${Curve} key=${each.name} series=${each} x=${x} y=${y} />`)}
         ${over !== null && html`<line class="cursor" x1=${x(over + (kind === "bars" ? 0.5 : 0))} x2=${x(over + (kind === "bars" ? 0.5 : 0))} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
         ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8} text-anchor="middle">nothing yet</text>`}
         <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
@@ -84,7 +84,14 @@ function bars(series, length, x, y, inner) {
   });
 }
 
-/** A line with gaps where nothing was measured; a point alone is still a dot. */
+/** A line, and a dot where it ends: what was measured last. */
+function Curve({ series, x, y }) {
+  const last = series.values.findLastIndex(Number.isFinite);
+  return html`<path class=${`stroke ${series.look}`} d=${pathOf(series.values, x, y)} />
+    ${last >= 0 && html`<circle class=${`fill ${series.look}`} r="3" cx=${x(last)} cy=${y(series.values[last])} />`}`;
+}
+
+/** A path with gaps where nothing was measured; a point alone is still a dot. */
 function pathOf(values, x, y) {
   let path = "";
   let drawing = false;

@@ -1,7 +1,7 @@
 // The frame around every page: where one is, whether it is live, who looks.
 import { call } from "../api.js";
 import { useApp } from "../context.js";
-import { moment } from "../format.js";
+import { moment, shortId } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { useShown } from "../live.js";
 import { sectionsFor } from "../pages.js";
@@ -17,7 +17,8 @@ export function Shell({ page, children, onSignedOut }) {
   const [open, setOpen] = useState(false);
   const [help, setHelp] = useState(false);
   useEffect(() => {
-    document.title = page.title === "Overview" ? "Fairlead" : `${page.title} · Fairlead`;
+    const subject = page.subject ? ` ${shortId(page.subject)}` : "";
+    document.title = page.name === "overview" ? "Fairlead" : `${page.title}${subject} · Fairlead`;
     setOpen(false);
     // A screen reader, and the next Tab, should go on where the new page begins.
     if (!first.current) {

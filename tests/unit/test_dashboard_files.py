@@ -1,4 +1,4 @@
-"""The dashboard's files: complete without a build step, small, readable in both themes, and nothing writes markup from data."""
+"""The dashboard's files: whole without a build step, small, readable in both themes, and no markup is made of data."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ import { go, to } from "../router.js";
 const STATUSES = ["PENDING", "RUNNING", "RETRYING", "SCHEDULED", "COMPLETED", "FAILED", "CANCELLED"];
 const LIVE = 200; // the newest, which change by themselves
 const PAGE = 200;
+const BETWEEN = "between";
 const SPANS = { "15 minutes": 900, hour: 3600, day: 86_400, week: 604_800 };
 
 export function Page({ route }) {
   const { live, session } = useApp();
-  const filters = Object.fromEntries(["user_id", "feature_name", "status", "last"].map((name) => [name, route.query.get(name) || ""]));
-  // Fixed while the filter stands, or the view would be another one at every drawing.
-  const since = useMemo(() => (Object.hasOwn(SPANS, filters.last) ? new Date(serverNow() * 1000 - SPANS[filters.last] * 1000).toISOString() : null), [filters.last]);
-  const asked = { user_id: filters.user_id, feature_name: filters.feature_name, status: filters.status, since };
+  const filters = Object.fromEntries(["user_id", "feature_name", "status", "last", "from", "to"].map((name) => [name, route.query.get(name) || ""]));
+  const { since, until } = useMemo(() => spanOf(filters), [filters.last, filters.from, filters.to]);
+  const asked = { user_id: filters.user_id, feature_name: filters.feature_name, status: filters.status, since, until };
   const given = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== "" && value !== null));
   const { state, error } = useView(live, { view: "jobs", limit: LIVE, ...given });
   const older = useOlder(given, state);
@@ -34,6 +34,18 @@ export function Page({ route }) {
         <p class="muted foot" role="status">${number(jobs.length)} shown${older.jobs.length > 0 ? `; those beyond the newest ${LIVE} as they were when read` : ""}.
           ${" "}${older.left ? html`<button class="quiet" disabled=${older.busy} onClick=${older.more}>${older.busy ? "Reading…" : "Older jobs"}</button>` : ""}
           ${older.trouble && html`<span class="trouble" role="alert">${older.trouble}</span>`}</p>`}`;
+}
+
+/** When the jobs were submitted. Worked out once for a choice, or the view would be another one at every drawing. */
+function spanOf({ last, from, to: end }) {
+  if (last === BETWEEN) return { since: written(from), until: written(end) };
+  return { since: Object.hasOwn(SPANS, last) ? new Date((serverNow() - SPANS[last]) * 1000).toISOString() : null, until: null };
+}
+
+/** What a field for a local date and time holds, as the API takes it; null if it holds none yet. */
+function written(local) {
+  const at = new Date(local);
+  return Number.isNaN(at.getTime()) ? null : at.toISOString();
 }
 
 function ordered(now, older) {
@@ -88,8 +100,10 @@ function Filters({ filters, own }) {
     <label><span>Feature</span><input type="search" name="feature_name" value=${typed.feature_name} placeholder="all" onInput=${set("feature_name")} /></label>
     <label><span>Status</span><select name="status" value=${typed.status} onChange=${set("status")}><option value="">all</option>
       ${STATUSES.map((status) => html`<option key=${status} value=${status} selected=${typed.status === status}>${status.toLowerCase()}</option>`)}</select></label>
-    <label><span>Submitted in the last</span><select name="last" value=${typed.last} onChange=${set("last")}><option value="">any time</option>
-      ${Object.keys(SPANS).map((span) => html`<option key=${span} value=${span} selected=${typed.last === span}>${span}</option>`)}</select></label>
+    <label><span>Submitted</span><select name="last" value=${typed.last} onChange=${set("last")}><option value="">any time</option>
+      ${Object.keys(SPANS).map((span) => html`<option key=${span} value=${span} selected=${typed.last === span}>in the last ${span}</option>`)}<option value=${BETWEEN} selected=${typed.last === BETWEEN}>between…</option></select></label>
+    ${typed.last === BETWEEN && html`<label><span>From</span><input type="datetime-local" name="from" value=${typed.from} onInput=${set("from")} /></label>
+      <label><span>To</span><input type="datetime-local" name="to" value=${typed.to} onInput=${set("to")} /></label>`}
     ${any && html`<a class="clear" href=${to(["jobs"])}>Clear</a>`}
   </form>`;
 }

@@ -6,6 +6,7 @@ import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Age, Fact, JobLink, Priority, Tag, UserLink } from "../parts/bits.js";
+import { Failures } from "../parts/failures.js";
 import { History } from "../parts/history.js";
 import { Line, waitingIn } from "../parts/line.js";
 import { Missing } from "../parts/missing.js";
@@ -39,6 +40,7 @@ export function Page({ subject: name }) {
       <${Fact} name="Waiting" look="waiting">${number(waiting)}<//>
       <${Fact} name="Wait, last 5 min">${duration(service.wait_p50)}<small class="muted"> p95 ${duration(service.wait_p95)}</small><//>
       <${Limit} service=${service} limits=${limits} />
+      ${limits.user_limit && html`<${Fact} name="Limit per user">${number(limits.user_limit)}<//>`}
     </dl>
     <section class="card stack"><h2>Slots and line</h2>
       <${Slots} service=${service} name=${name} /><${Line} service=${service} widest=${waiting} /></section>
@@ -46,13 +48,14 @@ export function Page({ subject: name }) {
     <${Shares} users=${service.users || {}} />
     <${Regions} regions=${service.regions || {}} />
     <section class="card"><h2>The last hour</h2><div class="wide-charts"><${History} history=${service.history} /></div></section>
+    <section class="card"><h2>Failures by class</h2><${Failures} failures=${service.failures} /></section>
     <${AutoLimit} history=${limits.auto?.history} />`;
 }
 
 function Limit({ service, limits }) {
   const words = {
     override: Number.isFinite(limits.configured) ? `changed, configured ${limits.configured}` : "changed",
-    auto: "found by itself",
+    auto: limits.auto ? `found by itself, ${limits.auto.min} to ${limits.auto.max}` : "found by itself",
     config: "as configured",
   };
   return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
@@ -74,7 +77,7 @@ function Next({ next: all, order }) {
         <td data-label="Priority"><${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok" title="it waited long, and was moved up">promoted<//>`}</td>
         ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td><td class="n" data-label="Weight">${number(each.weight)}</td>`}
         <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
-    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show ${all.length}`}</button>`}
+    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${all.length}`}</button>`}
   </section>`;
 }
 

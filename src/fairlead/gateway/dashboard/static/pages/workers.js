@@ -1,12 +1,14 @@
 // The processes: are they alive, what do they run, and let one drain.
 import { drainWorker, undrainWorker } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
-import { number, text } from "../format.js";
+import { duration, number, text } from "../format.js";
 import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Age, Command, JobLink, Loading, Tag } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
+
+const SKEWED = 1; // second: more, and times on this page mislead
 
 const rolesOf = (process) => process.roles || [];
 
@@ -41,8 +43,11 @@ function Process({ name, process }) {
       ${works && html`<div><dt>Running</dt><dd><b>${number(process.running)}</b> of ${number(process.concurrency)}</dd></div>`}
       ${works && process.bands?.length > 0 && process.bands.length < 3 && html`<div><dt>Only</dt><dd>${process.bands.join(", ")}</dd></div>`}
       ${works && process.services?.length > 0 && html`<div><dt>Services</dt><dd>${process.services.join(", ")}</dd></div>`}
+      ${(process.pools || []).map((pool) => html`<div key=${pool.name}><dt>Pool ${pool.name}</dt><dd><b>${number(pool.running)}</b> of ${number(pool.concurrency)}</dd></div>`)}
+      ${Math.abs(process.clock_skew || 0) > SKEWED && html`<div><dt>Clock</dt><dd><${Tag} look="warning" title="set the clocks of all machines by NTP">${duration(Math.abs(process.clock_skew))} ${process.clock_skew > 0 ? "ahead" : "behind"}<//></dd></div>`}
       ${process.version && html`<div><dt>Version</dt><dd>${process.version}</dd></div>`}
     </dl>
+    ${process.problem && html`<p class="trouble">${text(process.problem)}</p>`}
     ${slots.length > 0 && html`<table class="rows small"><caption class="hidden">What ${name} runs</caption>
       <thead><tr><th scope="col">Service</th><th scope="col">Job</th><th scope="col">User</th><th scope="col" class="n">Running for</th></tr></thead>
       <tbody>${slots.map(([lease, slot]) => html`<tr key=${lease}><td data-label="Service">${text(slot.service)}</td><td data-label="Job"><${JobLink} id=${slot.job_id} /></td>

@@ -37,7 +37,7 @@ function Taken({ slot, now, show }) {
     `lease renewed for ${age(left)}`,
   ];
   return html`<li class=${`slot taken${late ? " late" : ""}`}>
-    <a href=${to(["jobs", slot.job_id])} title=${details.join("\n")}>
+    <a href=${slot.job_id ? to(["jobs", slot.job_id]) : null} title=${details.join("\n")}>
       <span class="slot-name">${text(slot.user_id)}</span>
       <span class="slot-age">${show(now - slot.since)}</span>
       <span class="slot-what">${text(slot.feature_name)}${step && html` <span class="nowrap">${slot.step + 1}/${slot.total_steps}</span>`}</span>

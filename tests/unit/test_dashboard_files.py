@@ -14,7 +14,7 @@ STATIC = Path(fairlead.gateway.dashboard.__file__).parent / "static"
 OURS = sorted(path for path in STATIC.rglob("*.js") if "vendor" not in path.parts)
 SHEETS = sorted(STATIC.rglob("*.css"))
 
-IMPORT = re.compile(r'(?:\bfrom|\bimport)\s*"([^"]+)"')
+IMPORT = re.compile(r'^(?:import|export)\s?(?:[\w*{} ,]+?\s?from\s?)?"([^"]+)"', re.MULTILINE)
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|javascript:|DOMParser"
 )

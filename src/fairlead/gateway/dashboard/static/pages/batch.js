@@ -2,12 +2,12 @@
 import { cancelBatch, resumeBatch, retryItem } from "../actions.js";
 import { get, path } from "../api.js";
 import { useApp } from "../context.js";
-import { number, percent, text } from "../format.js";
+import { number, percent, plural, text } from "../format.js";
 import { html, useEffect, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Copy, Fact, JobLink, Left, Moment, Status, UserLink } from "../parts/bits.js";
+import { Copy, Fact, JobLink, Left, Moment, Said, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
 import { Missing } from "../parts/missing.js";
 import { to } from "../router.js";
@@ -38,8 +38,9 @@ export function Page({ subject: batchId }) {
       ${batch.finished_at ? html`<${Fact} name="Ended"><${Moment} at=${batch.finished_at} /><//>`
         : batch.estimated_end && html`<${Fact} name="Ends in about"><${Left} until=${batch.estimated_end} over="a moment" /><//>`}
     </dl>
+    <${Said}>${`${Math.floor((batch.progress || 0) * 10) * 10} % of the batch is done, ${plural(failed, "item")} failed`}<//>
     <section class="card stack"><h2>Items by status</h2><div class="large-bar"><${BatchBar} batch=${batch} /></div>
-      <ul class="counts" aria-live="polite">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b></li>`)}</ul>
+      <ul class="counts">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b></li>`)}</ul>
       <${Json} title="Metadata" value=${batch.metadata} /></section>
     <${Items} batch=${batch} live=${state.items} cursor=${state.next_cursor} />`;
 }

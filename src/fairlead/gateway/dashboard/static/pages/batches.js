@@ -5,7 +5,9 @@ import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Command, Left, Loading, Moment, UserLink } from "../parts/bits.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Empty } from "../parts/empty.js";
+import { Empty, curl, useFeature } from "../parts/empty.js";
+import { More } from "../parts/more.js";
+import { useOlder, useTogether } from "../parts/older.js";
 import { Table } from "../parts/table.js";
 import { to } from "../router.js";
 
@@ -19,6 +21,8 @@ const COLUMNS = [
   { name: "end", title: "End", number: true, value: (batch) => batch.finished_at || batch.estimated_end, show: (batch) => html`<${End} batch=${batch} />` },
 ];
 
+const orderOf = (batch) => `${batch.created_at} ${batch.batch_id}`;
+
 function End({ batch }) {
   if (batch.finished_at) return html`<${Moment} at=${batch.finished_at} />`;
   return batch.estimated_end ? html`<span class="muted">in about <${Left} until=${batch.estimated_end} over="a moment" /></span>` : "–";
@@ -27,17 +31,20 @@ function End({ batch }) {
 export function Page() {
   const { live, session } = useApp();
   const { state, error } = useView(live, { view: "batches" });
+  const older = useOlder("/api/v1/batches", {}, state?.next_cursor);
+  const rows = useTogether(state?.batches, older, (batch) => batch.batch_id, orderOf);
   if (!state) return html`<h1>Batches</h1><${Loading} error=${error} />`;
-  const rows = Object.values(state.batches || {});
   const columns = session.role === "user" ? COLUMNS.filter((column) => column.name !== "user") : COLUMNS;
   return html`<div class="page-head"><h1>Batches</h1></div>
-    ${rows.length === 0 ? html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
-        <${Command} text=${example(session.signed_in)} what="the request" /><//>`
-      : html`<section class="card flush"><${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} sort=${{ by: "created", down: true }} /></section>`}`;
+    ${rows.length === 0 ? html`<${NoBatches} />`
+      : html`<section class="card flush"><${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} sort=${{ by: "created", down: true }} most=${Infinity} /></section>
+        <${More} shown=${rows.length} older=${older} what="batches" />`}`;
 }
 
-function example(needsKey) {
-  const key = needsKey ? " \\\n  -H \"Authorization: Bearer $FAIRLEAD_API_KEY\"" : "";
-  const body = { user_id: "ada", name: "first batch", feature_name: "text_only", items: [{ custom_id: "q1", input_data: { prompt: "one" } }, { custom_id: "q2", input_data: { prompt: "two" } }] };
-  return `curl -s ${window.location.origin}/api/v1/batches \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${JSON.stringify(body)}'`;
+function NoBatches() {
+  const { session } = useApp();
+  const items = ["one", "two"].map((prompt, index) => ({ custom_id: `q${index + 1}`, input_data: { prompt } }));
+  const body = { user_id: session.user_id || "ada", name: "first batch", feature_name: useFeature(), items };
+  return html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
+    <${Command} text=${curl("/api/v1/batches", body, session.signed_in)} what="the request" /><//>`;
 }

@@ -5,7 +5,7 @@ import { duration, epoch, number, percent, text, wait } from "../format.js";
 import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Copy, Fact, JobLink, Left, Moment, Priority, Status, UserLink } from "../parts/bits.js";
+import { Age, Copy, Fact, JobLink, Left, Moment, Priority, Said, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
 import { Missing } from "../parts/missing.js";
 import { Waterfall } from "../parts/waterfall.js";
@@ -18,6 +18,7 @@ export function Page({ subject: jobId }) {
   if (!state || error) return html`<h1>Job</h1><${Missing} what="job" list="jobs" error=${error} />`;
   const job = state.job;
   return html`<${Head} job=${job} />
+    <${Said}>${`${job.status.toLowerCase()}, step ${Math.min(job.current_step_index + 1, job.total_steps)} of ${job.total_steps}`}<//>
     <${Facts} job=${job} />
     <${Why} job=${job} why=${state.why} />
     <${Progress} progress=${job.progress} running=${job.status === "RUNNING"} />
@@ -73,7 +74,7 @@ function took(job) {
 function Why({ job, why }) {
   if (!why?.summary || ENDED.includes(job.status) || job.status === "RUNNING") return null;
   const holders = (why.reasons || []).flatMap((reason) => reason.details?.holders || []);
-  return html`<section class="card why-card" aria-live="polite" data-testid="why"><h2>Why it waits</h2><p class="large">${why.summary}</p>
+  return html`<section class="card why-card" data-testid="why"><h2>Why it waits</h2><p class="large">${why.summary}</p>
     ${holders.length > 0 && html`<ul aria-label="Who has the slots">${holders.map((holder) => html`<li key=${holder.lease || holder.job_id}>
       ${holder.kind === "lease" ? "taken by" : "held for"} <b>${text(holder.user_id)}</b>, job <${JobLink} id=${holder.job_id} />, <${Age} since=${holder.since} prefix="for " /></li>`)}</ul>`}</section>`;
 }

@@ -1,5 +1,4 @@
 // All jobs, newest first: filtered by the address, live, and smooth however many.
-import { get } from "../api.js";
 import { serverNow } from "../clock.js";
 import { useApp } from "../context.js";
 import { number } from "../format.js";
@@ -8,11 +7,12 @@ import { useView } from "../live.js";
 import { Loading, Status } from "../parts/bits.js";
 import { Empty, NoJobs } from "../parts/empty.js";
 import { JobRows } from "../parts/jobrows.js";
+import { More } from "../parts/more.js";
+import { useOlder, useTogether } from "../parts/older.js";
 import { go, to } from "../router.js";
 
 const STATUSES = ["PENDING", "RUNNING", "RETRYING", "SCHEDULED", "COMPLETED", "FAILED", "CANCELLED"];
 const LIVE = 200; // the newest, which change by themselves
-const PAGE = 200;
 const BETWEEN = "between";
 const SPANS = { "15 minutes": 900, hour: 3600, day: 86_400, week: 604_800 };
 
@@ -23,17 +23,15 @@ export function Page({ route }) {
   const asked = { user_id: filters.user_id, feature_name: filters.feature_name, status: filters.status, since, until };
   const given = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== "" && value !== null));
   const { state, error } = useView(live, { view: "jobs", limit: LIVE, ...given });
-  const older = useOlder(given, state);
-  const jobs = useMemo(() => ordered(state?.jobs, older.jobs), [state?.jobs, older.jobs]);
+  const older = useOlder("/api/v1/jobs", given, state?.next_cursor);
+  const jobs = useTogether(state?.jobs, older, (job) => job.job_id, orderOf);
   const filtered = Object.keys(given).length > 0;
   return html`<div class="page-head"><h1>Jobs</h1><${Counts} counts=${state?.counts} filters=${filters} /></div>
     <${Filters} filters=${filters} own=${session.role === "user"} />
     ${!state || error ? html`<${Loading} error=${error} />` : jobs.length === 0
-      ? filtered ? html`<${Empty} title="No job matches"><p>Nothing fits these filters now. <a href=${to(["jobs"])}>Show all jobs</a></p><//>` : html`<${NoJobs} needsKey=${session.signed_in} />`
+      ? filtered ? html`<${Empty} title="No job matches"><p>Nothing fits these filters now. <a href=${to(["jobs"])}>Show all jobs</a></p><//>` : html`<${NoJobs} />`
       : html`<${JobRows} jobs=${jobs} own=${session.role === "user"} onEnd=${older.more} />
-        <p class="muted foot" role="status">${number(jobs.length)} shown${older.jobs.length > 0 ? `; those beyond the newest ${LIVE} as they were when read` : ""}.
-          ${" "}${older.left ? html`<button class="quiet" disabled=${older.busy} onClick=${older.more}>${older.busy ? "Reading…" : "Older jobs"}</button>` : ""}
-          ${older.trouble && html`<span class="trouble" role="alert">${older.trouble}</span>`}</p>`}`;
+        <${More} shown=${jobs.length} older=${older} what="jobs" />`}`;
 }
 
 /** When the jobs were submitted. Worked out once for a choice, or the view would be another one at every drawing. */
@@ -48,33 +46,8 @@ function written(local) {
   return Number.isNaN(at.getTime()) ? null : at.toISOString();
 }
 
-function ordered(now, older) {
-  const rows = Object.values(now || {});
-  const known = new Set(rows.map((job) => job.job_id));
-  // Ids grow with time: they order jobs of the same moment.
-  const byAge = (one, other) => (one.created_at === other.created_at ? (one.job_id < other.job_id ? 1 : -1) : one.created_at < other.created_at ? 1 : -1);
-  return [...rows.sort(byAge), ...older.filter((job) => !known.has(job.job_id))];
-}
-
-/** Pages beyond the live ones, read when somebody scrolls there. */
-function useOlder(given, state) {
-  const key = JSON.stringify(given);
-  const start = { key, jobs: [], cursor: undefined, busy: false, trouble: null };
-  const [older, setOlder] = useState(start);
-  useEffect(() => setOlder(start), [key]);
-  const cursor = older.cursor === undefined ? state?.next_cursor : older.cursor;
-  const more = async () => {
-    if (!cursor || older.busy || older.key !== key) return;
-    setOlder({ ...older, busy: true, trouble: null });
-    try {
-      const page = await get("/api/v1/jobs", { ...given, limit: PAGE, cursor });
-      setOlder((before) => (before.key === key ? { ...before, jobs: [...before.jobs, ...page.data], cursor: page.next_cursor, busy: false } : before));
-    } catch (problem) {
-      setOlder((before) => ({ ...before, busy: false, trouble: problem.message }));
-    }
-  };
-  return { ...older, left: Boolean(cursor), more };
-}
+// Ids grow with time: they order jobs of the same moment.
+const orderOf = (job) => `${job.created_at} ${job.job_id}`;
 
 function Counts({ counts, filters }) {
   if (!counts) return null;

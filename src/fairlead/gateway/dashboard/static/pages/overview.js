@@ -17,7 +17,7 @@ const FEW = 2; // slots: two services with so few share a row where there is roo
 const FILTER_FROM = 9; // services: fewer are found without a filter
 
 export function Page() {
-  const { live, session } = useApp();
+  const { live } = useApp();
   const { state, error } = useView(live, { view: "overview" });
   if (!state) return html`<h1>Overview</h1><${Loading} error=${error} />`;
   const services = Object.entries(state.services || {}).sort(([one], [other]) => one.localeCompare(other));
@@ -25,7 +25,7 @@ export function Page() {
   return html`<h1 class="hidden">Overview</h1>
     <${Health} health=${state.health} />
     <${Totals} services=${services} history=${state.history} />
-    ${idle && html`<${NoJobs} needsKey=${session.signed_in} feature=${services[0]?.[0]} />`}
+    ${idle && html`<${NoJobs} />`}
     <div class="overview">
       <${Services} services=${services} />
       <aside aria-label="The last hour">

@@ -20,7 +20,7 @@ const COLUMNS = [
 ];
 
 export function Page() {
-  const { live, session } = useApp();
+  const { live } = useApp();
   const { state, error } = useView(live, { view: "users" });
   const [wanted, setWanted] = useState("");
   if (!state) return html`<h1>Users</h1><${Loading} error=${error} />`;
@@ -29,7 +29,7 @@ export function Page() {
   return html`<div class="page-head"><h1>Users</h1>
       ${all.length > 0 && html`<input type="search" aria-label="Filter users" placeholder="Filter users" value=${wanted} onInput=${(event) => setWanted(event.target.value)} />`}</div>
     <p class="muted lead">Each user has a fair turn at every service, by slot time and weight, however much they have waiting.</p>
-    ${all.length === 0 ? html`<${NoJobs} needsKey=${session.signed_in} />` : html`<section class="card flush">
+    ${all.length === 0 ? html`<${NoJobs} />` : html`<section class="card flush">
       <${Table} caption="Users with what they have waiting and running" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id} sort=${{ by: "waiting", down: true }} most=${MOST} /></section>`}
     ${all.length >= MOST && html`<p class="muted">Shown are the ${MOST} users with the most waiting.</p>`}`;
 }

@@ -22,6 +22,7 @@ export function Page() {
   return html`<div class="page-head"><h1>Workers and managers</h1></div>
     <p class="muted lead">Every process says every two seconds that it is there, and is taken for gone after ten. A draining worker finishes its calls and takes no more.</p>
     ${workers.length === 0 && html`<${Empty} title="No worker"><p>Jobs are accepted and wait. Start a worker where the services can be reached:</p><${Command} text="fairlead worker my_module:app" what="the command" /><//>`}
+    <h2 class="hidden">Workers</h2>
     <ul class="processes">${workers.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>
     ${others.length > 0 && html`<h2>Managers and gateways</h2><ul class="processes">${others.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>`}`;
 }

@@ -62,6 +62,9 @@ export const Tag = ({ look = "idle", title, children }) => html`<span class=${`b
 export const Fact = ({ name, children, look = "", hint }) => html`<div class=${`fact ${look}`}>
   <dt>${name}</dt><dd>${children}${hint && html`<small class="muted">${hint}</small>`}</dd></div>`;
 
+/** For screen readers: said when it changes. What changes every second is better not said at all. */
+export const Said = ({ children }) => html`<p class="hidden" aria-live="polite">${children}</p>`;
+
 export const Loading = ({ error }) => error
   ? html`<p class="card trouble" role="alert">${error.message}</p>`
   : html`<p class="muted loading" role="status">Loading…</p>`;

@@ -48,7 +48,7 @@ function Leaders({ leaders }) {
 function Finding({ finding }) {
   const parts = capital(text(finding.fix)).split("`");
   return html`<li class=${finding.level}>
-    <h3><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h3>
+    <h2><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h2>
     <p>${capital(text(finding.text))}.</p>
     ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
       ${parts.length === 3 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}

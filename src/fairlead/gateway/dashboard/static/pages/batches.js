@@ -3,9 +3,9 @@ import { useApp } from "../context.js";
 import { number, percent, text } from "../format.js";
 import { html } from "../html.js";
 import { useView } from "../live.js";
-import { Command, Left, Loading, Moment, UserLink } from "../parts/bits.js";
+import { Left, Loading, Moment, UserLink } from "../parts/bits.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Empty, curl, useFeature } from "../parts/empty.js";
+import { Empty, Request } from "../parts/empty.js";
 import { More } from "../parts/more.js";
 import { useOlder, useTogether } from "../parts/older.js";
 import { Table } from "../parts/table.js";
@@ -41,10 +41,7 @@ export function Page() {
         <${More} shown=${rows.length} older=${older} what="batches" />`}`;
 }
 
-function NoBatches() {
-  const { session } = useApp();
-  const items = ["one", "two"].map((prompt, index) => ({ custom_id: `q${index + 1}`, input_data: { prompt } }));
-  const body = { user_id: session.user_id || "ada", name: "first batch", feature_name: useFeature(), items };
-  return html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
-    <${Command} text=${curl("/api/v1/batches", body, session.signed_in)} what="the request" /><//>`;
-}
+const FIRST_BATCH = { name: "first batch", items: ["one", "two"].map((prompt, index) => ({ custom_id: `q${index + 1}`, input_data: { prompt } })) };
+
+const NoBatches = () => html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
+  <${Request} path="/api/v1/batches" body=${FIRST_BATCH} /><//>`;

@@ -6,27 +6,23 @@ import { Command } from "./bits.js";
 
 export const Empty = ({ title, children }) => html`<section class="empty card" data-testid="empty"><h2>${title}</h2>${children}</section>`;
 
-/** A request to this very address. */
-export function curl(path, body, needsKey) {
-  const key = needsKey ? " \\\n  -H \"Authorization: Bearer $FAIRLEAD_API_KEY\"" : "";
-  return `curl -s ${window.location.origin}${path} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${JSON.stringify(body)}'`;
-}
+const PLACEHOLDER = "FEATURE"; // for those who may not see which services there are
 
-/** The name of a service that there is, so that the request can be sent as it stands. */
-export function useFeature() {
+/** A request to this very address that can be sent as it stands: it names a service that there is. */
+export function Request({ path, body }) {
   const { session } = useApp();
-  const [feature, setFeature] = useState("FEATURE");
+  const [feature, setFeature] = useState(sees(session, "line") ? null : PLACEHOLDER);
   useEffect(() => {
-    if (sees(session, "line")) get("/queue/status").then((status) => status.services.length > 0 && setFeature(status.services[0].service), () => {});
+    if (feature === null) get("/queue/status").then((status) => setFeature(status.services[0]?.service || PLACEHOLDER), () => setFeature(PLACEHOLDER));
   }, []);
-  return feature;
+  if (feature === null) return null;
+  const key = session.signed_in ? " \\\n  -H \"Authorization: Bearer $FAIRLEAD_API_KEY\"" : "";
+  const whole = JSON.stringify({ user_id: session.user_id || "ada", feature_name: feature, ...body });
+  const text = `curl -s ${window.location.origin}${path} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${whole}'`;
+  return html`<${Command} text=${text} what="the request" />`;
 }
 
-export function NoJobs() {
-  const { session } = useApp();
-  const body = { user_id: session.user_id || "ada", feature_name: useFeature(), input_data: { prompt: "a lighthouse at dawn" } };
-  return html`<${Empty} title="No jobs yet">
-    <p>Submit one, and watch it take its turn:</p>
-    <${Command} text=${curl("/api/v1/jobs", body, session.signed_in)} what="the request" />
-  <//>`;
-}
+export const NoJobs = () => html`<${Empty} title="No jobs yet">
+  <p>Submit one, and watch it take its turn:</p>
+  <${Request} path="/api/v1/jobs" body=${{ input_data: { prompt: "a lighthouse at dawn" } }} />
+<//>`;

@@ -5,7 +5,7 @@ import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Left, Loading, Moment, UserLink } from "../parts/bits.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Empty, Request } from "../parts/empty.js";
+import { Empty, FirstRequest } from "../parts/empty.js";
 import { More } from "../parts/more.js";
 import { useOlder, useTogether } from "../parts/older.js";
 import { Table } from "../parts/table.js";
@@ -44,4 +44,4 @@ export function Page() {
 const FIRST_BATCH = { name: "first batch", items: ["one", "two"].map((prompt, index) => ({ custom_id: `q${index + 1}`, input_data: { prompt } })) };
 
 const NoBatches = () => html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
-  <${Request} path="/api/v1/batches" body=${FIRST_BATCH} /><//>`;
+  <${FirstRequest} path="/api/v1/batches" body=${FIRST_BATCH} /><//>`;

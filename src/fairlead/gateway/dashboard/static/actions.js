@@ -26,7 +26,8 @@ export const resumeJob = (job) => ({
 
 export const retryStep = (job, index) => ({
   title: `Run step ${index + 1} again?`,
-  text: html`<p>Of ${who(job)}, only <b>${text(job.steps?.[index])}</b> is called again, with fresh attempts. Later steps are not, and the present result goes to the job's history.</p>`,
+  text: html`<p>Of ${who(job)}, only <b>${text(job.steps?.[index])}</b> is called again, with fresh attempts. Later
+    steps are not, and the present result goes to the job's history.</p>`,
   confirm: "Run the step again",
   run: () => call("POST", path`/api/v1/jobs/${job.job_id}/steps/${index}/retry`),
   done: `Step ${index + 1} of job ${shortId(job.job_id)} is in line again.`,
@@ -54,7 +55,8 @@ export const deleteJob = (job) => ({
 
 export const pauseService = (name, waiting) => ({
   title: `Pause ${name}?`,
-  text: html`<p>Nothing of <b>${name}</b> is started any more, on any machine. ${plural(waiting, "job")} in line wait until it is unpaused; calls under way go on, and new jobs are accepted.</p>`,
+  text: html`<p>Nothing of <b>${name}</b> is started any more, on any machine. ${plural(waiting, "job")} in line wait until it is
+    unpaused; calls under way go on, and new jobs are accepted.</p>`,
   confirm: `Pause ${name}`,
   danger: true,
   run: () => call("POST", path`/admin/services/${name}/pause`),
@@ -71,7 +73,8 @@ export const unpauseService = (name, waiting) => ({
 
 export const changeLimit = (name, limit) => ({
   title: `Change the limit of ${name}?`,
-  text: html`<p>At most so many calls of <b>${name}</b> are open at once, over all machines, whatever the configuration says, until the change is lifted. It is <b>${number(limit)}</b> now. A lower limit stops no call under way.</p>`,
+  text: html`<p>At most so many calls of <b>${name}</b> are open at once, over all machines, whatever the configuration
+    says, until the change is lifted. It is <b>${number(limit)}</b> now. A lower limit stops no call under way.</p>`,
   fields: [{ name: "limit", label: "Calls at once", type: "number", min: 1, step: 1, value: limit, hint: "To stop the service, pause it instead." }],
   confirm: "Change the limit",
   run: (values) => call("PUT", path`/admin/services/${name}/limit`, { limit: Number(values.limit) }),
@@ -88,7 +91,8 @@ export const liftLimit = (name, configured) => ({
 
 export const rebuildService = (name) => ({
   title: `Rebuild the line of ${name}?`,
-  text: html`<p>The line of <b>${name}</b> is built anew from the database. Nothing is lost and calls under way go on; for a moment nothing new is started. Only needed when the line and the database differ.</p>`,
+  text: html`<p>The line of <b>${name}</b> is built anew from the database. Nothing is lost and calls under way go on; for a
+    moment nothing new is started. Only needed when the line and the database differ.</p>`,
   confirm: "Rebuild the line",
   run: () => call("POST", path`/admin/services/${name}/rebuild`),
   done: (answer) => answer?.problem || `The line of ${name} is being rebuilt.`,
@@ -98,7 +102,8 @@ export const rebuildService = (name) => ({
 
 export const drainWorker = (name) => ({
   title: "Drain this worker?",
-  text: html`<p><code>${name}</code> claims no more jobs. Its calls finish, or are handed back when its drain timeout is over; its process goes on.</p>`,
+  text: html`<p>
+    <code>${name}</code> claims no more jobs. Its calls finish, or are handed back when its drain timeout is over; its process goes on.</p>`,
   confirm: "Drain the worker",
   danger: true,
   run: () => call("POST", path`/admin/workers/${name}/drain`, { on: true }),
@@ -117,7 +122,8 @@ export const undrainWorker = (name) => ({
 
 export const cancelBatch = (batch, open) => ({
   title: "Cancel this batch?",
-  text: html`<p>${plural(open, "item")} of <b>${text(batch.name) || batch.batch_id}</b> that have not ended are cancelled; calls under way are stopped. Finished items stay.</p>`,
+  text: html`<p>${plural(open, "item")} of <b>${text(batch.name) || batch.batch_id}</b> that have not ended are
+    cancelled; calls under way are stopped. Finished items stay.</p>`,
   confirm: "Cancel the batch",
   danger: true,
   run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/cancel`),
@@ -126,7 +132,8 @@ export const cancelBatch = (batch, open) => ({
 
 export const resumeBatch = (batch, failed) => ({
   title: "Resume what failed in this batch?",
-  text: html`<p>Of ${plural(failed, "failed item")} of <b>${text(batch.name) || batch.batch_id}</b>, those marked retryable go back in line with fresh attempts.</p>`,
+  text: html`<p>Of ${plural(failed, "failed item")} of <b>${text(batch.name) || batch.batch_id}</b>, those marked retryable
+    go back in line with fresh attempts.</p>`,
   confirm: "Resume the batch",
   run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/resume`),
   done: (answer) => `Resumed ${plural(answer.resumed, "item")}.`,
@@ -149,7 +156,8 @@ export const retryItem = (batch, item) => ({
 export const requeueDead = (which, words) => ({
   title: `Requeue ${words}?`,
   preview: ({ from_start }) => call("POST", "/admin/queue-dead/requeue", { ...which, from_start, dry_run: true }),
-  text: (found, { from_start }) => html`<p><b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts, ${""}
+  text: (found, { from_start }) => html`<p>
+    <b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts, ${""}
     ${from_start ? "with all steps run again" : "each at the step that failed"}.</p><${Sample} sample=${found.sample} />`,
   allowed: (found) => found.requeued > 0,
   fields: [{ name: "from_start", label: "Run all steps again, not only from the failed one", type: "checkbox", value: false }],
@@ -161,7 +169,9 @@ export const requeueDead = (which, words) => ({
 export const purgeDead = (which, words) => ({
   title: `Purge ${words}?`,
   preview: () => call("POST", "/admin/queue-dead/purge", { ...which, dry_run: true }),
-  text: (found) => html`<p><b data-testid="dry-run">${plural(found.purged, "job")}</b> would be removed for good, with input, results and errors. Nothing brings them back.</p><${Sample} sample=${found.sample} />`,
+  text: (found) => html`<p>
+    <b data-testid="dry-run">${plural(found.purged, "job")}</b> would be removed for good, with input, results and errors. Nothing brings them back.</p>
+    <${Sample} sample=${found.sample} />`,
   allowed: (found) => found.purged > 0,
   confirm: "Purge them",
   danger: true,
@@ -169,5 +179,6 @@ export const purgeDead = (which, words) => ({
   done: (answer) => `Purged ${plural(answer.purged, "job")}.`,
 });
 
-const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">For example:</p><ul class="sample">${sample.map((job) => html`<li key=${job.job_id}>
+const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">For example:</p>
+  <ul class="sample">${sample.map((job) => html`<li key=${job.job_id}>
   <code>${shortId(job.job_id)}</code> ${text(job.feature_name)} of ${text(job.user_id)}: ${text(job.error?.code)}</li>`)}</ul>`;

@@ -5,7 +5,7 @@ const clockTime = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2
 const dayTime = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const fullTime = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
 
-export const NONE = "–";
+const NONE = "–";
 
 /** Seconds since 1970 of a moment that the server gave as such, or as ISO 8601; null if it gave none. */
 export function epoch(moment) {

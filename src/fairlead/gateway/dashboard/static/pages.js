@@ -2,7 +2,7 @@
 import { sees } from "./context.js";
 
 // In the order of the navigation. `shortcut` is the letter after g that goes there.
-export const SECTIONS = [
+const SECTIONS = [
   { name: "overview", needs: "line", title: "Overview", shortcut: "o" },
   { name: "jobs", needs: "own", title: "Jobs", shortcut: "j" },
   { name: "users", needs: "line", title: "Users", shortcut: "u" },

@@ -40,7 +40,8 @@ export function Page({ subject: batchId }) {
     </dl>
     <${Said}>${`${Math.floor((batch.progress || 0) * 10) * 10} % of the batch is done, ${plural(failed, "item")} failed`}<//>
     <section class="card stack"><h2>Items by status</h2><div class="large-bar"><${BatchBar} batch=${batch} /></div>
-      <ul class="counts">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b></li>`)}</ul>
+      <ul class="counts">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b>
+        </li>`)}</ul>
       <${Json} title="Metadata" value=${batch.metadata} /></section>
     <${Items} batch=${batch} live=${state.items} cursor=${state.next_cursor} />`;
 }
@@ -70,18 +71,26 @@ function useItems(batch, live, liveCursor) {
 function Items({ batch, live, cursor }) {
   const { items, trouble, status, setStatus, more } = useItems(batch, live, cursor);
   return html`<section class="card flush"><div class="section-head"><h2>Items</h2>
-      <label class="inline"><span>Status</span><select value=${status} onChange=${(event) => setStatus(event.target.value)}><option value="">all</option>
-        ${[...OPEN, "COMPLETED", "FAILED", "CANCELLED"].map((each) => html`<option key=${each} value=${each}>${each.toLowerCase()}</option>`)}</select></label></div>
+      <label class="inline"><span>Status</span><select value=${status} onChange=${(event) => setStatus(event.target.value)}>
+        <option value="">all</option>
+        ${[...OPEN, "COMPLETED", "FAILED", "CANCELLED"].map((each) => html`<option key=${each}
+          value=${each}>${each.toLowerCase()}</option>`)}</select>
+          </label></div>
     ${trouble && html`<p class="trouble" role="alert">${trouble}</p>`}
     <div class="table-box"><table class="rows"><caption class="hidden">Items of the batch</caption>
-      <thead><tr><th scope="col">Item</th><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Error</th><th scope="col" class="n">Ended</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+      <thead><tr><th scope="col">Item</th><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Error</th>
+        <th scope="col" class="n">Ended</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
       <tbody>${items.map((item) => html`<tr key=${item.item}>
         <td data-label="Item"><span class="clip">${text(item.custom_id) || number(item.item)}</span></td>
         <td data-label="Job">${item.job_id ? html`<${JobLink} id=${item.job_id} />` : "–"}</td>
         <td data-label="Status"><${Status} status=${item.status} /></td>
-        <td class="error" data-label="Error">${item.error ? html`<code>${text(item.error.code)}</code> <span class="clip">${text(item.error.message)}</span>` : ""}</td>
+        <td class="error" data-label="Error">${item.error ? html`<code>${text(item.error.code)}</code> <span
+          class="clip">${text(item.error.message)}</span>` : ""}</td>
         <td class="n" data-label="Ended"><${Moment} at=${item.finished_at} /></td>
-        <td class="n"><${Act} when=${item.status === "FAILED"} look="quiet small" label=${`Retry item ${text(item.custom_id) || item.item}`} question=${() => retryItem(batch, item)}>Retry<//></td></tr>`)}</tbody></table></div>
+        <td class="n">
+          <${Act} when=${item.status === "FAILED"} look="quiet small" label=${`Retry item ${text(item.custom_id) || item.item}`}
+            question=${() => retryItem(batch, item)}>Retry<//>
+          </td></tr>`)}</tbody></table></div>
     ${more && html`<p><button class="quiet" onClick=${more}>More items</button></p>`}
     ${items.length === 0 && !trouble && html`<p class="muted">No item has this status. <a href=${to(["batches"])}>All batches</a></p>`}
   </section>`;

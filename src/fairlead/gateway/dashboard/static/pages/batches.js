@@ -12,13 +12,17 @@ import { Table } from "../parts/table.js";
 import { to } from "../router.js";
 
 const COLUMNS = [
-  { name: "name", title: "Batch", value: (batch) => text(batch.name), show: (batch) => html`<a class="clip" href=${to(["batches", batch.batch_id])} title=${batch.batch_id}>${text(batch.name) || batch.batch_id}</a>` },
+  { name: "name", title: "Batch", value: (batch) => text(batch.name), show: (batch) => html`<a class="clip"
+    href=${to(["batches", batch.batch_id])} title=${batch.batch_id}>${text(batch.name) || batch.batch_id}</a>` },
   { name: "user", title: "User", value: (batch) => text(batch.user_id), show: (batch) => html`<${UserLink} id=${text(batch.user_id)} />` },
-  { name: "progress", title: "Progress", value: (batch) => batch.progress, show: (batch) => html`<span class="share"><${BatchBar} batch=${batch} /><span class="n">${percent(batch.progress)}</span></span>` },
+  { name: "progress", title: "Progress", value: (batch) => batch.progress, show: (batch) => html`<span class="share">
+    <${BatchBar} batch=${batch} /><span class="n">${percent(batch.progress)}</span></span>` },
   { name: "total", title: "Items", number: true, value: (batch) => batch.total, show: (batch) => number(batch.total) },
   { name: "failed", title: "Failed", number: true, value: (batch) => batch.counts?.FAILED, show: (batch) => number(batch.counts?.FAILED || 0) },
-  { name: "created", title: "Submitted", number: true, value: (batch) => batch.created_at, show: (batch) => html`<${Moment} at=${batch.created_at} />` },
-  { name: "end", title: "End", number: true, value: (batch) => batch.finished_at || batch.estimated_end, show: (batch) => html`<${End} batch=${batch} />` },
+  { name: "created", title: "Submitted", number: true, value: (batch) => batch.created_at, show: (batch) => html`<${Moment}
+    at=${batch.created_at} />` },
+  { name: "end", title: "End", number: true, value: (batch) => batch.finished_at || batch.estimated_end, show: (batch) => html`<${End}
+    batch=${batch} />` },
 ];
 
 const orderOf = (batch) => `${batch.created_at} ${batch.batch_id}`;
@@ -37,7 +41,10 @@ export function Page() {
   const columns = session.role === "user" ? COLUMNS.filter((column) => column.name !== "user") : COLUMNS;
   return html`<div class="page-head"><h1>Batches</h1></div>
     ${rows.length === 0 ? html`<${NoBatches} />`
-      : html`<section class="card flush"><${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} sort=${{ by: "created", down: true }} most=${Infinity} /></section>
+      : html`<section class="card flush">
+        <${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} sort=${{ by: "created", down: true }}
+          most=${Infinity} />
+        </section>
         <${More} shown=${rows.length} older=${older} what="batches" />`}`;
 }
 

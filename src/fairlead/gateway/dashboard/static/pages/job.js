@@ -56,7 +56,8 @@ function Facts({ job }) {
   return html`<dl class="facts" aria-label="Facts">
     <${Fact} name="User"><${UserLink} id=${text(job.user_id)} /><//>
     <${Fact} name="Priority"><${Priority} priority=${job.priority} original=${job.original_priority} /><//>
-    <${Fact} name="Step">${number(Math.min(job.current_step_index + 1, job.total_steps))}<small class="muted"> of ${number(job.total_steps)}</small><//>
+    <${Fact} name="Step">${number(Math.min(job.current_step_index + 1, job.total_steps))}<small class="muted"> of ${number(job.total_steps)}</small>
+      <//>
     ${job.position && html`<${Fact} name="Position" look="waiting"><span data-testid="position">${number(job.position)}</span><//>`}
     ${job.estimated_wait && html`<${Fact} name="Estimated wait" look="waiting">${wait(job.estimated_wait)}<//>`}
     ${job.status === "SCHEDULED" && html`<${Fact} name="Due in"><${Left} until=${job.scheduled_at} over="now" /><//>`}
@@ -76,21 +77,28 @@ function Why({ job, why }) {
   const holders = (why.reasons || []).flatMap((reason) => reason.details?.holders || []);
   return html`<section class="card why-card" data-testid="why"><h2>Why it waits</h2><p class="large">${why.summary}</p>
     ${holders.length > 0 && html`<ul aria-label="Who has the slots">${holders.map((holder) => html`<li key=${holder.lease || holder.job_id}>
-      ${holder.kind === "lease" ? "taken by" : "held for"} <b>${text(holder.user_id)}</b>, job <${JobLink} id=${holder.job_id} />, <${Age} since=${holder.since} prefix="for " /></li>`)}</ul>`}</section>`;
+      ${holder.kind === "lease" ? "taken by" : "held for"} <b>${text(holder.user_id)}</b>, job <${JobLink} id=${holder.job_id} />, <${Age} since=${holder.since} prefix="for " />
+        </li>`)}</ul>`}</section>`;
 }
 
 function Progress({ progress, running }) {
   if (!progress || !running) return null;
   const { fraction, message, ...details } = progress;
   const more = hasAny(details) ? Object.entries(details).map(([name, value]) => `${name} ${text(value)}`).join(", ") : "";
-  return html`<section class="card" aria-label="Progress"><div class="progress-head"><b>${Number.isFinite(fraction) ? percent(fraction) : ""}</b> <span class="muted wrap">${[text(message), more].filter(Boolean).join(" · ")}</span></div>
+  return html`<section class="card" aria-label="Progress"><div class="progress-head">
+    <b>${Number.isFinite(fraction) ? percent(fraction) : ""}</b> <span class="muted wrap">${[text(message), more].filter(Boolean).join(" · ")}</span>
+    </div>
     ${Number.isFinite(fraction) && html`<progress max="1" value=${fraction} aria-label="Progress of the step"></progress>`}</section>`;
 }
 
 function Trouble({ job }) {
   if (!job.error) return null;
   const { code, message } = typeof job.error === "object" ? job.error : { code: null, message: job.error };
-  const then = job.retryable ? "It can be resumed: it goes on at the step that failed, with fresh attempts." : "It is not retryable as it is: mend the cause, then run the failed step again, or requeue it from the dead letters.";
-  return html`<section class="card trouble-card" data-testid="error"><h2>${job.status === "FAILED" ? "Why it failed" : "Its last error"}</h2>
-    <p><code>${text(code)}</code> <span class="wrap">${text(message)}</span></p>${job.status === "FAILED" && html`<p class="muted">${then}</p>`}</section>`;
+  const then = job.retryable
+    ? "It can be resumed: it goes on at the step that failed, with fresh attempts."
+    : "It is not retryable as it is: mend the cause, then run the failed step again, or requeue it from the dead letters.";
+  return html`<section class="card trouble-card" data-testid="error">
+    <h2>${job.status === "FAILED" ? "Why it failed" : "Its last error"}</h2>
+    <p><code>${text(code)}</code> <span class="wrap">${text(message)}</span>
+      </p>${job.status === "FAILED" && html`<p class="muted">${then}</p>`}</section>`;
 }

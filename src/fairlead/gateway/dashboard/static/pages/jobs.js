@@ -29,7 +29,8 @@ export function Page({ route }) {
   return html`<div class="page-head"><h1>Jobs</h1><${Counts} counts=${state?.counts} filters=${filters} /></div>
     <${Filters} filters=${filters} own=${session.role === "user"} />
     ${!state || error ? html`<${Loading} error=${error} />` : jobs.length === 0
-      ? filtered ? html`<${Empty} title="No job matches"><p>Nothing fits these filters now. <a href=${to(["jobs"])}>Show all jobs</a></p><//>` : html`<${NoJobs} />`
+      ? filtered ? html`<${Empty} title="No job matches"><p>Nothing fits these filters now. <a href=${to(["jobs"])}>Show all jobs</a></p>
+        <//>` : html`<${NoJobs} />`
       : html`<${JobRows} jobs=${jobs} own=${session.role === "user"} onEnd=${older.more} />
         <${More} shown=${jobs.length} older=${older} what="jobs" />`}`;
 }
@@ -54,7 +55,8 @@ function Counts({ counts, filters }) {
   const { status: _, ...rest } = filters;
   return html`<ul class="counts" aria-label="Jobs by status">${STATUSES.filter((status) => counts[status] > 0).map((status) => html`<li key=${status}>
     <a href=${to(["jobs"], { ...rest, status: filters.status === status ? "" : status })} aria-current=${filters.status === status ? "true" : null}
-      title=${filters.status === status ? "show all" : "show only these"}><${Status} status=${status} /> <b>${number(counts[status])}</b></a></li>`)}</ul>`;
+      title=${filters.status === status ? "show all" : "show only these"}><${Status} status=${status} /> <b>${number(counts[status])}</b>
+        </a></li>`)}</ul>`;
 }
 
 /** What is typed becomes the address after a moment, so that a filtered list can be sent to somebody. */
@@ -69,13 +71,20 @@ function Filters({ filters, own }) {
   const set = (name) => (event) => setTyped({ ...typed, [name]: event.target.value });
   const any = Object.values(filters).some(Boolean);
   return html`<form class="filters" role="search" aria-label="Filter jobs" onSubmit=${(event) => event.preventDefault()}>
-    ${!own && html`<label><span>User</span><input type="search" name="user_id" value=${typed.user_id} placeholder="all" onInput=${set("user_id")} /></label>`}
-    <label><span>Feature</span><input type="search" name="feature_name" value=${typed.feature_name} placeholder="all" onInput=${set("feature_name")} /></label>
+    ${!own && html`<label><span>User</span>
+      <input type="search" name="user_id" value=${typed.user_id} placeholder="all" onInput=${set("user_id")} /></label>`}
+    <label><span>Feature</span>
+      <input type="search" name="feature_name" value=${typed.feature_name} placeholder="all" onInput=${set("feature_name")} /></label>
     <label><span>Status</span><select name="status" value=${typed.status} onChange=${set("status")}><option value="">all</option>
-      ${STATUSES.map((status) => html`<option key=${status} value=${status} selected=${typed.status === status}>${status.toLowerCase()}</option>`)}</select></label>
+      ${STATUSES.map((status) => html`<option key=${status} value=${status}
+        selected=${typed.status === status}>${status.toLowerCase()}</option>`)}</select>
+        </label>
     <label><span>Submitted</span><select name="last" value=${typed.last} onChange=${set("last")}><option value="">any time</option>
-      ${Object.keys(SPANS).map((span) => html`<option key=${span} value=${span} selected=${typed.last === span}>in the last ${span}</option>`)}<option value=${BETWEEN} selected=${typed.last === BETWEEN}>between…</option></select></label>
-    ${typed.last === BETWEEN && html`<label><span>From</span><input type="datetime-local" name="from" value=${typed.from} onInput=${set("from")} /></label>
+      ${Object.keys(SPANS).map((span) => html`<option key=${span} value=${span}
+        selected=${typed.last === span}>in the last ${span}</option>`)}<option value=${BETWEEN} selected=${typed.last === BETWEEN}>between…</option>
+        </select></label>
+    ${typed.last === BETWEEN && html`<label><span>From</span>
+      <input type="datetime-local" name="from" value=${typed.from} onInput=${set("from")} /></label>
       <label><span>To</span><input type="datetime-local" name="to" value=${typed.to} onInput=${set("to")} /></label>`}
     ${any && html`<a class="clear" href=${to(["jobs"])}>Clear</a>`}
   </form>`;

@@ -5,6 +5,7 @@ import { html, memo, useEffect, useRef, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Age, Fact, Loading } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
+import { Filter } from "../parts/filter.js";
 import { Failures } from "../parts/failures.js";
 import { Health } from "../parts/health.js";
 import { History } from "../parts/history.js";
@@ -21,7 +22,8 @@ export function Page() {
   const { state, error } = useView(live, { view: "overview" });
   if (!state) return html`<h1>Overview</h1><${Loading} error=${error} />`;
   const services = Object.entries(state.services || {}).sort(([one], [other]) => one.localeCompare(other));
-  const idle = services.every(([, service]) => waitingIn(service) === 0 && !service.in_use) && sum(state.history?.finished) + sum(state.history?.failed) === 0;
+  const done = sum(state.history?.finished) + sum(state.history?.failed);
+  const idle = done === 0 && services.every(([, service]) => waitingIn(service) === 0 && !service.in_use);
   return html`<h1 class="hidden">Overview</h1>
     <${Health} health=${state.health} />
     <${Totals} services=${services} history=${state.history} />
@@ -48,7 +50,8 @@ function Totals({ services, history }) {
     <${Fact} name="Waiting" look="waiting">${number(total(waitingIn))}<//>
     <${Fact} name="Oldest wait">${oldest === Infinity ? "–" : html`<${Age} since=${oldest} />`}<//>
     <${Fact} name="Finished, last hour" look="ok">${number(finished)}<//>
-    <${Fact} name="Failed, last hour" look=${failed ? "failed" : ""}>${number(failed)}${failed > 0 && html`<small class="muted"> ${percent(failed / (failed + finished))}</small>`}<//>
+    <${Fact} name="Failed, last hour" look=${failed ? "failed" : ""}>${number(failed)}${failed > 0 && html`<small
+      class="muted"> ${percent(failed / (failed + finished))}</small>`}<//>
   </dl>`;
 }
 
@@ -59,9 +62,10 @@ function Services({ services }) {
   const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
   return html`<section aria-labelledby="services-title">
     <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>
-      ${services.length >= FILTER_FROM && html`<input type="search" aria-label="Filter services" placeholder="Filter services" value=${wanted} onInput=${(event) => setWanted(event.target.value)} />`}</div>
+      ${services.length >= FILTER_FROM && html`<${Filter} label="Filter services" value=${wanted} onChange=${setWanted} />`}</div>
     <ul class="services">${shown.map(([name, service]) => html`<${Row} key=${name} name=${name} service=${service} widest=${widest} />`)}</ul>
-    ${services.length === 0 && html`<p class="card muted">No service is declared yet: a <code>[services.NAME]</code> in fairlead.toml, or <code>@app.service</code> in code.</p>`}
+    ${services.length === 0 && html`<p
+      class="card muted">No service is declared yet: a <code>[services.NAME]</code> in fairlead.toml, or <code>@app.service</code> in code.</p>`}
   </section>`;
 }
 

@@ -68,21 +68,28 @@ function Next({ next: all, order }) {
     ${next.length === 0 ? html`<p class="muted">Nothing waits. A job that comes now starts as soon as a slot is free.</p>` : html`
     <div class="table-box"><table class="rows next"><caption class="hidden">The first jobs in line, in order</caption>
       <thead><tr><th scope="col" class="n">#</th><th scope="col">User</th><th scope="col">Job</th><th scope="col">Priority</th>
-        ${order !== "fifo" && html`<th scope="col" class="n" title="how much slot time the user was given, by weight: the lowest goes next">Virtual time</th><th scope="col" class="n">Weight</th>`}
+        ${order !== "fifo" && html`<th scope="col" class="n"
+          title="how much slot time the user was given, by weight: the lowest goes next">Virtual time</th>
+          <th scope="col" class="n">Weight</th>`}
         <th scope="col">Why here</th></tr></thead>
       <tbody>${next.map((each) => html`<tr key=${each.job_id}>
         <td class="n" data-label="#">${each.rank}</td>
         <td data-label="User"><${UserLink} id=${each.user_id} /></td>
         <td data-label="Job"><${JobLink} id=${each.job_id} /></td>
-        <td data-label="Priority"><${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok" title="it waited long, and was moved up">promoted<//>`}</td>
-        ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td><td class="n" data-label="Weight">${number(each.weight)}</td>`}
+        <td data-label="Priority">
+          <${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok"
+            title="it waited long, and was moved up">promoted<//>`}</td>
+        ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td>
+          <td class="n" data-label="Weight">${number(each.weight)}</td>`}
         <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
-    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${all.length}`}</button>`}
+    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole}
+      onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${all.length}`}</button>`}
   </section>`;
 }
 
 function AutoLimit({ history }) {
   if (!history?.length) return null;
-  return html`<section class="card"><h2>How the limit was found</h2><ol class="steps" reversed>${[...history].reverse().map((change) => html`<li key=${change.at}>
+  return html`<section class="card"><h2>How the limit was found</h2>
+    <ol class="steps" reversed>${[...history].reverse().map((change) => html`<li key=${change.at}>
     <b>${number(change.limit)}</b> <span class="muted"><${Age} since=${change.at} /> ago</span> ${text(change.why)}</li>`)}</ol></section>`;
 }

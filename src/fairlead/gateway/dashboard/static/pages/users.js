@@ -5,9 +5,12 @@ import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Age, Loading, UserLink } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
+import { Filter } from "../parts/filter.js";
 import { Table } from "../parts/table.js";
 
 const MOST = 500; // as many as the server tells
+
+const oldestOf = ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–");
 
 const COLUMNS = [
   { name: "user", title: "User", value: ([id]) => id, show: ([id]) => html`<${UserLink} id=${id} />` },
@@ -16,7 +19,7 @@ const COLUMNS = [
   { name: "finished", title: "Calls, last hour", number: true, value: ([, user]) => user.finished_hour, show: ([, user]) => number(user.finished_hour) },
   { name: "used", title: "Slot time, last hour", number: true, value: ([, user]) => user.used_hour, show: ([, user]) => duration(user.used_hour ?? NaN) },
   { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
-  { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => -(user.oldest_since ?? Infinity), show: ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–") },
+  { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => -(user.oldest_since ?? Infinity), show: oldestOf },
 ];
 
 export function Page() {
@@ -27,9 +30,11 @@ export function Page() {
   const all = Object.entries(state.users || {});
   const shown = all.filter(([id]) => id.toLowerCase().includes(wanted.toLowerCase()));
   return html`<div class="page-head"><h1>Users</h1>
-      ${all.length > 0 && html`<input type="search" aria-label="Filter users" placeholder="Filter users" value=${wanted} onInput=${(event) => setWanted(event.target.value)} />`}</div>
+      ${all.length > 0 && html`<${Filter} label="Filter users" value=${wanted} onChange=${setWanted} />`}</div>
     <p class="muted lead">Each user has a fair turn at every service, by slot time and weight, however much they have waiting.</p>
     ${all.length === 0 ? html`<${NoJobs} />` : html`<section class="card flush">
-      <${Table} caption="Users with what they have waiting and running" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id} sort=${{ by: "waiting", down: true }} most=${MOST} /></section>`}
+      <${Table} caption="Users with what they have waiting and running" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id}
+        sort=${{ by: "waiting", down: true }} most=${MOST} />
+        </section>`}
     ${all.length >= MOST && html`<p class="muted">Shown are the ${MOST} users with the most waiting.</p>`}`;
 }

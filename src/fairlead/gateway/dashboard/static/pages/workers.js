@@ -20,11 +20,15 @@ export function Page() {
   const workers = all.filter(([, process]) => rolesOf(process).includes("worker") || Object.keys(process.slots || {}).length > 0);
   const others = all.filter((each) => !workers.includes(each));
   return html`<div class="page-head"><h1>Workers and managers</h1></div>
-    <p class="muted lead">Every process says every two seconds that it is there, and is taken for gone after ten. A draining worker finishes its calls and takes no more.</p>
-    ${workers.length === 0 && html`<${Empty} title="No worker"><p>Jobs are accepted and wait. Start a worker where the services can be reached:</p><${Command} text="fairlead worker my_module:app" what="the command" /><//>`}
+    <p class="muted lead">Every process says every two seconds that it is there, and is taken for gone after ten.
+      A draining worker finishes its calls and takes no more.</p>
+    ${workers.length === 0 && html`<${Empty} title="No worker">
+      <p>Jobs are accepted and wait. Start a worker where the services can be reached:</p>
+      <${Command} text="fairlead worker my_module:app" what="the command" /><//>`}
     <h2 class="hidden">Workers</h2>
     <ul class="processes">${workers.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>
-    ${others.length > 0 && html`<h2>Managers and gateways</h2><ul class="processes">${others.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>`}`;
+    ${others.length > 0 && html`<h2>Managers and gateways</h2>
+      <ul class="processes">${others.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>`}`;
 }
 
 function Process({ name, process }) {
@@ -34,24 +38,33 @@ function Process({ name, process }) {
   const slots = Object.entries(process.slots || {});
   return html`<li class=${`card process${process.alive ? "" : " gone"}`} data-testid=${`process-${name}`} data-worker=${name}>
     <div class="group-head"><h3 class="mono wrap">${name}</h3>
-      <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag} look="ok">leads ${process.leads.join(", ")}<//>`}
-        ${draining && html`<${Tag} look="warning">draining<//>`}${!process.alive && html`<${Tag} look="failed" title="its calls are taken back when their leases expire">gone<//>`}</span>
+      <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag}
+        look="ok">leads ${process.leads.join(", ")}<//>`}
+        ${draining && html`<${Tag} look="warning">draining<//>`}${!process.alive && html`<${Tag} look="failed"
+          title="its calls are taken back when their leases expire">gone<//>`}</span>
       ${mayOperate(session) && works && process.alive && html`<div class="acts">${draining
         ? html`<${Act} look="small primary" label=${`Claim again: ${name}`} question=${() => undrainWorker(name)}>Claim again<//>`
         : html`<${Act} look="small danger" label=${`Drain ${name}`} question=${() => drainWorker(name)}>Drain<//>`}</div>`}</div>
     <dl class="inline-facts">
       <div><dt>Heartbeat</dt><dd>${process.seen_at ? html`<${Age} since=${process.seen_at} /> ago` : "none"}</dd></div>
       ${works && html`<div><dt>Running</dt><dd><b>${number(process.running)}</b> of ${number(process.concurrency)}</dd></div>`}
-      ${works && process.bands?.length > 0 && process.bands.length < 3 && html`<div><dt>Only</dt><dd>${process.bands.join(", ")}</dd></div>`}
+      ${works && process.bands?.length > 0 && process.bands.length < 3 && html`<div><dt>Only</dt><dd>${process.bands.join(", ")}</dd>
+        </div>`}
       ${works && process.services?.length > 0 && html`<div><dt>Services</dt><dd>${process.services.join(", ")}</dd></div>`}
-      ${(process.pools || []).map((pool) => html`<div key=${pool.name}><dt>Pool ${pool.name}</dt><dd><b>${number(pool.running)}</b> of ${number(pool.concurrency)}</dd></div>`)}
-      ${Math.abs(process.clock_skew || 0) > SKEWED && html`<div><dt>Clock</dt><dd><${Tag} look="warning" title="set the clocks of all machines by NTP">${duration(Math.abs(process.clock_skew))} ${process.clock_skew > 0 ? "ahead" : "behind"}<//></dd></div>`}
+      ${(process.pools || []).map((pool) => html`<div key=${pool.name}><dt>Pool ${pool.name}</dt><dd>
+        <b>${number(pool.running)}</b> of ${number(pool.concurrency)}</dd></div>`)}
+      ${Math.abs(process.clock_skew || 0) > SKEWED && html`<div><dt>Clock</dt><dd>
+        <${Tag} look="warning" title="set the clocks of all machines by NTP">${duration(Math.abs(process.clock_skew))} ${process.clock_skew > 0 ? "ahead" : "behind"}<//>
+        </dd></div>`}
       ${process.version && html`<div><dt>Version</dt><dd>${process.version}</dd></div>`}
     </dl>
     ${process.problem && html`<p class="trouble">${text(process.problem)}</p>`}
     ${slots.length > 0 && html`<table class="rows small"><caption class="hidden">What ${name} runs</caption>
-      <thead><tr><th scope="col">Service</th><th scope="col">Job</th><th scope="col">User</th><th scope="col" class="n">Running for</th></tr></thead>
-      <tbody>${slots.map(([lease, slot]) => html`<tr key=${lease}><td data-label="Service">${text(slot.service)}</td><td data-label="Job"><${JobLink} id=${slot.job_id} /></td>
-        <td data-label="User"><span class="clip">${text(slot.user_id)}</span></td><td class="n" data-label="Running for"><${Age} since=${slot.since} /></td></tr>`)}</tbody></table>`}
+      <thead><tr><th scope="col">Service</th><th scope="col">Job</th><th scope="col">User</th><th scope="col" class="n">Running for</th>
+        </tr></thead>
+      <tbody>${slots.map(([lease, slot]) => html`<tr key=${lease}><td data-label="Service">${text(slot.service)}</td><td data-label="Job">
+        <${JobLink} id=${slot.job_id} /></td>
+        <td data-label="User"><span class="clip">${text(slot.user_id)}</span></td><td class="n" data-label="Running for">
+          <${Age} since=${slot.since} /></td></tr>`)}</tbody></table>`}
   </li>`;
 }

@@ -11,7 +11,8 @@ const LOOK = {
 };
 
 /** A job's status: its word, and a colour that means the same everywhere. */
-export const Status = ({ status }) => html`<span class=${`badge ${LOOK[status] || "idle"}`} data-testid="status">${String(status).toLowerCase()}</span>`;
+export const Status = ({ status }) => html`<span class=${`badge ${LOOK[status] || "idle"}`}
+  data-testid="status">${String(status).toLowerCase()}</span>`;
 
 export const lookOf = (status) => LOOK[status] || "idle";
 
@@ -34,7 +35,8 @@ export function Left({ until, over = "over" }) {
 
 export const Moment = ({ at }) => html`<time title=${wholeMoment(at)}>${moment(at)}</time>`;
 
-export const JobLink = ({ id, children }) => html`<a class="mono nowrap" href=${to(["jobs", id])} title=${`job ${id}`}>${children || shortId(id)}</a>`;
+export const JobLink = ({ id, children }) => html`<a class="mono nowrap" href=${to(["jobs", id])}
+  title=${`job ${id}`}>${children || shortId(id)}</a>`;
 
 export function UserLink({ id }) {
   return html`<a class="clip user" href=${to(["jobs"], { user_id: id })} title=${`jobs of ${id}`}>${id}</a>`;
@@ -54,7 +56,8 @@ export function Copy({ text, what }) {
 }
 
 /** A command or a request that can be copied and run. */
-export const Command = ({ text, what }) => html`<div class="command"><pre tabindex="0"><code>${text}</code></pre><${Copy} text=${text} what=${what} /></div>`;
+export const Command = ({ text, what }) => html`<div class="command"><pre tabindex="0"><code>${text}</code></pre>
+  <${Copy} text=${text} what=${what} /></div>`;
 
 export const Tag = ({ look = "idle", title, children }) => html`<span class=${`badge ${look}`} title=${title}>${children}</span>`;
 

@@ -30,6 +30,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
   const top = unit.tops.find((each) => each >= (most || 1)) || most;
   const inner = { width: Math.max(10, width - EDGE.left - EDGE.right), height: HEIGHT - EDGE.top - EDGE.bottom };
   const x = (index) => EDGE.left + (inner.width * index) / Math.max(1, kind === "bars" ? length : length - 1);
+  const middle = (index) => x(index + (kind === "bars" ? 0.5 : 0));
   const y = (value) => EDGE.top + inner.height * (1 - value / top);
   const move = (event) => {
     const inside = event.clientX - box.current.getBoundingClientRect().left - EDGE.left;
@@ -49,9 +50,11 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
         ${[0, top / 2, top].map((value) => html`<g key=${value}>
           <line class="grid" x1=${EDGE.left} x2=${EDGE.left + inner.width} y1=${y(value)} y2=${y(value)} />
           <text x=${EDGE.left - 6} y=${y(value) + 4} text-anchor="end">${unit.axis(value)}</text></g>`)}
-        ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<${Curve} key=${each.name} series=${each} x=${x} y=${y} />`)}
-        ${over !== null && html`<line class="cursor" x1=${x(over + (kind === "bars" ? 0.5 : 0))} x2=${x(over + (kind === "bars" ? 0.5 : 0))} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
-        ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8} text-anchor="middle">nothing yet</text>`}
+        ${kind === "bars" ? bars(series, length, x, y, inner) : series.map((each) => html`<${Curve} key=${each.name} series=${each} x=${x}
+          y=${y} />`)}
+        ${over !== null && html`<line class="cursor" x1=${middle(over)} x2=${middle(over)} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
+        ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8}
+          text-anchor="middle">nothing yet</text>`}
         <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
         <text x=${EDGE.left + inner.width} y=${HEIGHT - 4} text-anchor="end">now</text>
       </svg>
@@ -63,9 +66,12 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
 function AsTable({ title, series, start, every, unit, length }) {
   const [open, setOpen] = useState(false);
   return html`<details class="as-table" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>Numbers</summary>
-    ${open && html`<div class="scroll" tabindex="0" role="region" aria-label=${`${title}, the numbers`}><table class="numbers"><caption class="hidden">${title}, newest first</caption>
-      <thead><tr><th scope="col">From</th>${series.map((each) => html`<th key=${each.name} scope="col" class="n">${each.name}</th>`)}</tr></thead>
-      <tbody>${Array.from({ length }, (_, index) => length - 1 - index).map((index) => html`<tr key=${index}><th scope="row">${at(start + index * every)}</th>
+    ${open && html`<div class="scroll" tabindex="0" role="region" aria-label=${`${title}, the numbers`}><table class="numbers">
+      <caption class="hidden">${title}, newest first</caption>
+      <thead><tr><th scope="col">From</th>${series.map((each) => html`<th key=${each.name} scope="col" class="n">${each.name}</th>`)}</tr>
+        </thead>
+      <tbody>${Array.from({ length }, (_, index) => length - 1 - index).map((index) => html`<tr key=${index}>
+        <th scope="row">${at(start + index * every)}</th>
         ${series.map((each) => html`<td key=${each.name} class="n">${unit.show(each.values[index])}</td>`)}</tr>`)}</tbody></table></div>`}
   </details>`;
 }
@@ -79,7 +85,8 @@ function bars(series, length, x, y, inner) {
       if (value === 0) return null;
       const foot = y(below);
       below += value;
-      return html`<rect key=${`${each.name} ${index}`} class=${`fill ${each.look}`} x=${x(index)} width=${width} y=${y(below)} height=${Math.max(1, foot - y(below))} />`;
+      return html`<rect key=${`${each.name} ${index}`} class=${`fill ${each.look}`} x=${x(index)} width=${width} y=${y(below)}
+        height=${Math.max(1, foot - y(below))} />`;
     });
   });
 }

@@ -77,11 +77,14 @@ function usePreview(question, values, setTrouble) {
 function Field({ field, value, onChange }) {
   const { label, type, options, name, hint, value: _, ...rest } = field;
   if (type === "checkbox") {
-    return html`<label class="check"><input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>`;
+    return html`<label class="check">
+      <input type="checkbox" name=${name} checked=${value} onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>`;
   }
   if (type === "select") {
-    return html`<label class="field"><span>${label}</span><select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${options.map((option) => html`<option key=${option} value=${option} selected=${option === value}>${option}</option>`)}</select></label>`;
+    return html`<label class="field"><span>${label}</span>
+      <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${options.map((option) => html`<option key=${option} value=${option} selected=${option === value}>${option}</option>`)}</select>
+        </label>`;
   }
   return html`<label class="field"><span>${label}</span><input type=${type} name=${name} value=${value} required ...${rest}
     onInput=${(event) => onChange(event.target.value)} />${hint && html`<small class="muted">${hint}</small>`}</label>`;

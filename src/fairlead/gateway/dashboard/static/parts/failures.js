@@ -10,6 +10,7 @@ export function Failures({ failures }) {
   return html`<table class="bars"><caption class="hidden">Failures in the last hour by error code</caption>
     <thead class="hidden"><tr><th scope="col">Code</th><th scope="col">Calls</th></tr></thead>
     <tbody>${rows.map(([code, count]) => html`<tr key=${code}>
-      <th scope="row"><a href=${to(["dead"])} class="mono clip">${code}</a><span class="bar failed" aria-hidden="true" style=${{ width: `${(100 * count) / most}%` }}></span></th>
+      <th scope="row"><a href=${to(["dead"])} class="mono clip">${code}</a>
+        <span class="bar failed" aria-hidden="true" style=${{ width: `${(100 * count) / most}%` }}></span></th>
       <td class="n">${number(count)}</td></tr>`)}</tbody></table>`;
 }

@@ -19,7 +19,8 @@ export function Health({ health }) {
         <${Leaders} leaders=${health.leaders} />
         <li class=${health.workers ? "" : "bad"}>${health.workers ? plural(health.workers, "worker") : "no worker"}</li>
         <li>${plural(health.managers || 0, "manager")}, ${plural(health.gateways || 0, "gateway")}</li>
-        <li class=${health.outbox_age > SLOW_OUTBOX ? "bad" : ""} title="how long the oldest change waits to be told to the line">outbox ${health.outbox_age > 0 ? `${duration(health.outbox_age)} behind` : "empty"}</li>
+        <li class=${health.outbox_age > SLOW_OUTBOX ? "bad" : ""}
+          title="how long the oldest change waits to be told to the line">outbox ${health.outbox_age > 0 ? `${duration(health.outbox_age)} behind` : "empty"}</li>
         ${health.unknown && html`<li class="bad">slots are not known now: ${health.unknown}</li>`}
         ${health.rebuilding?.length > 0 && html`<li class="bad">rebuilding ${health.rebuilding.join(", ")}</li>`}
       </ul>
@@ -40,7 +41,8 @@ function Leaders({ leaders }) {
   return all.map(([shard, leader]) => {
     const name = typeof leader === "string" ? leader : leader?.leader;
     const where = all.length > 1 ? `${shard}: ` : "";
-    return html`<li key=${shard} class=${name ? "" : "bad"}>${where}${name ? html`<span title=${name}>led by ${shortWorker(name)}</span>` : "no manager leads"}</li>`;
+    return html`<li key=${shard} class=${name ? "" : "bad"}>${where}${name ? html`<span
+      title=${name}>led by ${shortWorker(name)}</span>` : "no manager leads"}</li>`;
   });
 }
 

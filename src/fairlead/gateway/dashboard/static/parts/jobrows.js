@@ -29,12 +29,16 @@ export function JobRows({ jobs, own, onEnd }) {
   }, [atEnd, jobs.length]);
   return html`<div class="table-box"><table class="rows jobs" aria-rowcount=${jobs.length + 1} data-testid="jobs">
     <caption class="hidden">Jobs, newest first</caption>
-    <thead><tr><th scope="col">Job</th>${!own && html`<th scope="col">User</th>`}<th scope="col">Feature</th><th scope="col">Status</th><th scope="col">Priority</th>
-      <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th><th scope="col" class="n" title="from its submission to its end, or until now">Time taken</th></tr></thead>
+    <thead><tr><th scope="col">Job</th>${!own && html`<th scope="col">User</th>`}<th scope="col">Feature</th><th scope="col">Status</th>
+      <th scope="col">Priority</th>
+      <th scope="col" class="n">Step</th><th scope="col" class="n">Position</th><th scope="col" class="n">Submitted</th>
+        <th scope="col" class="n" title="from its submission to its end, or until now">Time taken</th></tr></thead>
     <tbody ref=${ref}>
-      ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan=${columns} style=${{ height: `${from * height}px` }}></td></tr>`}
+      ${from > 0 && html`<tr class="spacer" aria-hidden="true" key="above"><td colspan=${columns} style=${{ height: `${from * height}px` }}>
+        </td></tr>`}
       ${jobs.slice(from, to).map((job, index) => html`<${Row} key=${job.job_id} job=${job} own=${own} number=${from + index + 2} />`)}
-      ${to < jobs.length && html`<tr class="spacer" aria-hidden="true" key="below"><td colspan=${columns} style=${{ height: `${(jobs.length - to) * height}px` }}></td></tr>`}
+      ${to < jobs.length && html`<tr class="spacer" aria-hidden="true" key="below">
+        <td colspan=${columns} style=${{ height: `${(jobs.length - to) * height}px` }}></td></tr>`}
     </tbody></table></div>`;
 }
 
@@ -42,10 +46,14 @@ const Row = memo(({ job, own, number: row }) => html`<tr aria-rowindex=${row} da
   <td class="c-id"><${JobLink} id=${job.job_id} /></td>
   ${!own && html`<td class="c-user"><${UserLink} id=${text(job.user_id)} /></td>`}
   <td class="c-feature"><span class="clip" title=${text(job.feature_name)}>${text(job.feature_name)}</span></td>
-  <td class="c-status"><${Status} status=${job.status} />${job.status === "FAILED" && job.error && html` <code class="clip code" title=${text(job.error.message)}>${text(job.error.code)}</code>`}</td>
+  <td class="c-status">
+    <${Status} status=${job.status} />${job.status === "FAILED" && job.error && html` <code class="clip code"
+      title=${text(job.error.message)}>${text(job.error.code)}</code>`}</td>
   <td class="c-priority"><${Priority} priority=${job.priority} /></td>
   <td class="n c-step">${number(Math.min(job.current_step_index + 1, job.total_steps))}/${number(job.total_steps)}</td>
   <td class="n c-position" title=${job.estimated_wait ? `about ${wait(job.estimated_wait)}` : ""}>${job.position ? number(job.position) : ""}</td>
   <td class="n c-submitted"><${Moment} at=${job.created_at} /></td>
-  <td class="n c-age">${job.finished_at ? html`<span title=${`ended ${wholeMoment(job.finished_at)}`}>${duration(epoch(job.finished_at) - epoch(job.created_at))}</span>` : html`<${Age} since=${job.created_at} />`}</td>
+  <td class="n c-age">${job.finished_at ? html`<span
+    title=${`ended ${wholeMoment(job.finished_at)}`}>${duration(epoch(job.finished_at) - epoch(job.created_at))}</span>` : html`<${Age}
+    since=${job.created_at} />`}</td>
 </tr>`);

@@ -10,7 +10,8 @@ export function Json({ title, value, open: opened = false }) {
   const written = () => JSON.stringify(value, null, 2);
   return html`<details class="json" open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)} data-testid="json">
     <summary>${title} <span class="muted">${sizeOf(value)}</span></summary>
-    ${open && html`<div class="command"><pre tabindex="0" aria-label=${title}>${clipped(written())}</pre><${Copy} text=${written} what=${title} /></div>`}
+    ${open && html`<div class="command"><pre tabindex="0" aria-label=${title}>${clipped(written())}</pre>
+      <${Copy} text=${written} what=${title} /></div>`}
   </details>`;
 }
 

@@ -18,7 +18,8 @@ export function Line({ service, widest, active = true }) {
   const words = total === 0 ? "nothing waits" : parts.filter(([, count]) => count > 0).map(([band, count]) => `${count} ${band}`).join(", ");
   return html`<div class="line">
     <div class="line-head"><strong class="count">${number(total)}</strong> <span class="muted">waiting</span>
-      ${service.oldest_since && total > 0 && html`<span class="oldest">oldest <${Age} since=${service.oldest_since} active=${active} /></span>`}</div>
+      ${service.oldest_since && total > 0 && html`<span class="oldest">oldest <${Age} since=${service.oldest_since} active=${active} />
+        </span>`}</div>
     <div class="bar" role="img" aria-label=${words}>
       ${parts.map(([band, count]) => count > 0 && html`<span key=${band} class=${`band ${band}`} title=${plural(count, `${band} job`)}
         style=${{ width: `${(100 * count) / Math.max(widest, total, 1)}%` }}></span>`)}

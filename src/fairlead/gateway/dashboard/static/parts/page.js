@@ -21,7 +21,8 @@ export function PageOf({ page, route }) {
   useFreshStart(trouble);
   if (Page) return html`<${Page} route=${route} subject=${page.subject} />`;
   return html`<h1>${page.title}</h1>${trouble
-    ? html`<p role="alert">This page could not be fetched from the gateway. <button onClick=${() => window.location.reload()}>Try again</button></p>`
+    ? html`<p role="alert">This page could not be fetched from the gateway. <button onClick=${() => window.location.reload()}>Try again</button>
+      </p>`
     : html`<${Loading} />`}`;
 }
 

@@ -11,8 +11,10 @@ const BREAKER = {
 export function Regions({ regions }) {
   const rows = Object.entries(regions).sort(([one], [other]) => one.localeCompare(other));
   if (rows.length === 0) return null;
-  return html`<section class="card"><h2>Regions</h2><div class="table-box"><table class="rows"><caption class="hidden">Regions with their slots, breaker and latency</caption>
-    <thead><tr><th scope="col">Region</th><th scope="col">State</th><th scope="col" class="n">In use</th><th scope="col" class="n">Limit</th>
+  return html`<section class="card"><h2>Regions</h2><div class="table-box"><table class="rows">
+    <caption class="hidden">Regions with their slots, breaker and latency</caption>
+    <thead><tr><th scope="col">Region</th><th scope="col">State</th><th scope="col" class="n">In use</th>
+      <th scope="col" class="n">Limit</th>
       <th scope="col" class="n">Waiting</th><th scope="col" class="n">Retrying</th><th scope="col" class="n">Latency</th></tr></thead>
     <tbody>${rows.map(([name, region]) => html`<tr key=${name}>
       <th scope="row" data-label="Region">${name}</th>

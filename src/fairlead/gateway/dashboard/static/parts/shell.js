@@ -44,11 +44,13 @@ export function Shell({ page, children, onSignedOut }) {
       <${Connection} connection=${connection} />
       <div class="tools">
         <${ThemeButton} />
-        <button class="quiet icon shortcuts-button" aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)" onClick=${() => setHelp(true)}>?</button>
+        <button class="quiet icon shortcuts-button" aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)"
+          onClick=${() => setHelp(true)}>?</button>
         <${Who} session=${session} onSignedOut=${onSignedOut} />
       </div>
     </header>
-    ${lostAt && html`<p class="away" data-testid="away">The gateway does not answer. What is shown was true at ${moment(lostAt)}; it is tried again by itself.</p>`}
+    ${lostAt && html`<p class="away"
+      data-testid="away">The gateway does not answer. What is shown was true at ${moment(lostAt)}; it is tried again by itself.</p>`}
     <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} aria-busy=${state === null && error === null}>
       ${children}
     </main>
@@ -72,7 +74,9 @@ function ThemeButton() {
   const other = now === "dark" ? "light" : "dark";
   return html`<button class="quiet icon" aria-label=${`Switch to ${other} colours`} title=${`Switch to ${other} colours (t)`}
     data-testid="theme" onClick=${() => setNow(toggleTheme())}>
-    <svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6.2" fill="none" stroke="currentColor" stroke-width="1.6" /><path d="M8 1.8a6.2 6.2 0 0 1 0 12.4z" fill="currentColor" /></svg>
+    <svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true">
+      <circle cx="8" cy="8" r="6.2" fill="none" stroke="currentColor" stroke-width="1.6" />
+      <path d="M8 1.8a6.2 6.2 0 0 1 0 12.4z" fill="currentColor" /></svg>
   </button>`;
 }
 
@@ -86,7 +90,8 @@ function Who({ session, onSignedOut }) {
       say(`Not signed out: ${problem.message}`);
     }
   };
-  if (!session.signed_in) return html`<span class="who muted" title="No keys are made yet: whoever reaches this address may do everything">no key needed</span>`;
+  if (!session.signed_in) return html`<span class="who muted"
+    title="No keys are made yet: whoever reaches this address may do everything">no key needed</span>`;
   const reads = session.may_act ? session.role : `${session.role}, read only`;
   return html`<span class="who"><span class="clip" title=${session.name}>${session.name}</span> <span class="muted">${reads}</span></span>
     <button class="quiet small" onClick=${leave}>Sign out</button>`;

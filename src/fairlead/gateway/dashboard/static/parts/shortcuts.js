@@ -54,4 +54,5 @@ export function Shortcuts({ open, onOpen, onClose }) {
   </dialog>`;
 }
 
-const Row = ({ keys, does }) => html`<div><dt>${keys.map((key, index) => html`${index > 0 && " then "}<kbd>${key}</kbd>`)}</dt><dd>${does}</dd></div>`;
+const Row = ({ keys, does }) => html`<div><dt>${keys.map((key, index) => html`${index > 0 && " then "}<kbd>${key}</kbd>`)}</dt>
+  <dd>${does}</dd></div>`;

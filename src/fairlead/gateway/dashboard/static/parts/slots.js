@@ -19,7 +19,8 @@ export function Slots({ service, name, active = true }) {
     ${taken.map(([lease, slot]) => html`<${Taken} key=${lease} slot=${slot} now=${now} show=${cards ? age : shortAge} />`)}
     ${more > 0 && html`<li class="slot-more">+${more}</li>`}
     ${holds.map(([id, hold]) => html`<${Held} key=${id} hold=${hold} now=${now} show=${cards ? age : shortAge} />`)}
-    ${Array.from({ length: Math.min(free, MOST_FREE) }, (_, index) => html`<li key=${`free ${index}`} class="slot free"><span class="slot-name">free</span></li>`)}
+    ${Array.from({ length: Math.min(free, MOST_FREE) }, (_, index) => html`<li key=${`free ${index}`} class="slot free">
+      <span class="slot-name">free</span></li>`)}
     ${free > MOST_FREE && html`<li class="slot-more">+${free - MOST_FREE} free</li>`}
   </ul>`;
 }
@@ -42,7 +43,8 @@ function Taken({ slot, now, show }) {
       <span class="slot-age">${show(now - slot.since)}</span>
       <span class="slot-what">${text(slot.feature_name)}${step && html` <span class="nowrap">${slot.step + 1}/${slot.total_steps}</span>`}</span>
       <span class="slot-where">${slot.region ? `${slot.region} · ` : ""}${shortWorker(slot.worker)}</span>
-      <span class="slot-lease" title="lease time left"><span class="lease-left" style=${{ width: `${Math.max(0, (100 * left) / longest.current)}%` }}></span></span>
+      <span class="slot-lease" title="lease time left">
+        <span class="lease-left" style=${{ width: `${Math.max(0, (100 * left) / longest.current)}%` }}></span></span>
       <span class="slot-left">lease ${age(left)}</span>
     </a>
   </li>`;

@@ -10,7 +10,8 @@ export function Table({ caption, columns, rows, keyOf, sort: first, most = 500 }
   return html`<div class="table-box"><table class="rows">
     <caption class="hidden">${caption}</caption>
     <thead><tr>${columns.map((each) => html`<${Heading} key=${each.name} column=${each} sort=${sort} onSort=${setSort} />`)}</tr></thead>
-    <tbody>${shown.map((row) => html`<tr key=${keyOf(row)}>${columns.map((each) => html`<td key=${each.name} class=${each.number ? "n" : ""} data-label=${each.title}>${each.show(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${shown.map((row) => html`<tr key=${keyOf(row)}>${columns.map((each) => html`<td key=${each.name} class=${each.number ? "n" : ""}
+      data-label=${each.title}>${each.show(row)}</td>`)}</tr>`)}</tbody>
   </table>
   ${ordered.length > most && html`<p class="muted">The first ${most} of ${ordered.length}.</p>`}</div>`;
 }
@@ -21,7 +22,7 @@ function Heading({ column, sort, onSort }) {
   if (!column.value) return html`<th scope="col" class=${column.number ? "n" : ""}>${column.title}</th>`;
   return html`<th scope="col" class=${column.number ? "n" : ""} aria-sort=${order}>
     <button class="sort" onClick=${() => onSort({ by: column.name, down: active ? !sort.down : Boolean(column.number) })}>
-      ${column.title}<span aria-hidden="true">${active ? (sort.down ? " ↓" : " ↑") : ""}</span></button></th>`;
+      ${column.title}<span aria-hidden="true">${active ? (sort.down ? "↓" : "↑") : ""}</span></button></th>`;
 }
 
 function compare(one, other) {

@@ -9,7 +9,9 @@ import { Tag } from "./bits.js";
 import { shortWorker } from "./slots.js";
 
 const MAY_RETRY = ["COMPLETED", "FAILED"];
-const OUTCOME = { running: "running", ok: "ok", waiting: "waiting", scheduled: "waiting", backing_off: "backoff", cancelled: "cancelled", failed: "failed" };
+const OUTCOME = {
+  running: "running", ok: "ok", waiting: "waiting", scheduled: "waiting", backing_off: "backoff", cancelled: "cancelled", failed: "failed",
+};
 
 export function Waterfall({ job, timeline }) {
   const { session } = useApp();
@@ -22,13 +24,20 @@ export function Waterfall({ job, timeline }) {
   const at = (moment) => `${(100 * (moment - begin)) / (end - begin)}%`;
   const ahead = (job.steps || []).map((service, index) => ({ service, index })).filter(({ index }) => !timeline.some((each) => each.step === index));
   return html`<section class="card"><div class="section-head"><h2>Steps</h2>
-      <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>running</li><li><span class="key ok"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff"></span>backed off</li></ul></div>
+      <ul class="legend" aria-hidden="true"><li><span class="key waited"></span>waited</li><li><span class="key running"></span>running</li>
+        <li><span class="key ok"></span>ran</li><li><span class="key failed"></span>failed</li><li><span class="key backoff">
+        </span>backed off</li></ul></div>
     <div class="table-box"><table class="waterfall" data-testid="waterfall"><caption class="hidden">Steps and attempts over time</caption>
-      <thead><tr><th scope="col">Step</th><th scope="col" class="track-head"><span class="scale"><span>0</span><span>${duration((end - begin) / 2)}</span><span>${duration(end - begin)}</span></span></th>
-        <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th>${acts && html`<th scope="col"><span class="hidden">Actions</span></th>`}</tr></thead>
+      <thead><tr><th scope="col">Step</th><th scope="col" class="track-head"><span class="scale"><span>0</span>
+        <span>${duration((end - begin) / 2)}</span><span>${duration(end - begin)}</span></span></th>
+        <th scope="col" class="n">Waited</th><th scope="col" class="n">Ran</th>${acts && html`<th scope="col">
+          <span class="hidden">Actions</span></th>`}</tr></thead>
       <tbody>
-        ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job} attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} acts=${acts} />`)}
-        ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row"><span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td><td class="n">–</td>${acts && html`<td></td>`}</tr>`)}
+        ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job}
+          attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} acts=${acts} />`)}
+        ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row">
+          <span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td>
+          <td class="n">–</td>${acts && html`<td></td>`}</tr>`)}
       </tbody></table></div></section>`;
 }
 
@@ -60,12 +69,16 @@ function Attempt({ job, attempt, row, at, last, acts }) {
       ${again && html` <span class="muted nowrap">${attempt.round > 1 ? `round ${attempt.round}, ` : ""}attempt ${attempt.attempt}</span>`}
       <small class="muted">${[attempt.region, attempt.worker && shortWorker(attempt.worker)].filter(Boolean).join(" · ")}</small></th>
     <td class="track-cell"><span class="track" role="img" aria-label=${words} title=${words}>
-        <${Segment} span=${row.waited} at=${at} look="waited" /><${Segment} span=${row.ran} at=${at} look=${failed} /><${Segment} span=${row.backedOff} at=${at} look="backoff" /></span>
+        <${Segment} span=${row.waited} at=${at} look="waited" /><${Segment} span=${row.ran} at=${at} look=${failed} />
+          <${Segment} span=${row.backedOff} at=${at} look="backoff" /></span>
       ${attempt.error && html`<p class="attempt-error"><code>${text(attempt.error.code)}</code> ${text(attempt.error.message)}</p>`}
       ${attempt.outcome === "running" && html`<${Tag} look="running">running<//>`}</td>
     <td class="n" data-label="Waited">${duration(waited)}</td>
     <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}</td>
-    ${acts && html`<td class="again"><${Act} when=${last} look="quiet small" label=${`Run again step ${attempt.step + 1}`} question=${() => retryStep(job, attempt.step)}>Run again<//></td>`}
+    ${acts && html`<td class="again">
+      <${Act} when=${last} look="quiet small" label=${`Run again step ${attempt.step + 1}`}
+        question=${() => retryStep(job, attempt.step)}>Run again<//>
+      </td>`}
   </tr>`;
 }
 

@@ -1,0 +1,5 @@
+// A field that narrows a list on the page. `/` goes to it.
+import { html } from "../html.js";
+
+export const Filter = ({ label, hint = label, value, onChange }) => html`<input type="search" aria-label=${label} placeholder=${hint}
+  value=${value} onInput=${(event) => onChange(event.target.value)} />`;

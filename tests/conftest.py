@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,6 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow ones first, whatever the order of the others: of several processes the first then has them all, so that
     they neither disturb each other nor begin when all else is done; the others take over what is left of its share."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A skipped test is one letter among thousands: what this machine lacks is said in words."""
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f"{tests} skipped: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")

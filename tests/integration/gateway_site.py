@@ -127,15 +127,15 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(gateway: FastAPI) -> AsyncIterator[int]:
-    """The gateway behind a real server on a free port of the loopback interface."""
-    async with serving(gateway) as (port, _):
+async def served(gateway: FastAPI, port: int = 0) -> AsyncIterator[int]:
+    """The gateway behind a real server on a port of the loopback interface: a free one, unless a test says which."""
+    async with serving(gateway, port) as (port, _):
         yield port
 
 
 @asynccontextmanager
-async def serving(gateway: FastAPI) -> AsyncIterator[tuple[int, uvicorn.Server]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, uvicorn.Server]]:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         # Else every answer of two packets waits 40 ms for the client to acknowledge the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(

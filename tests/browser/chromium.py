@@ -1,0 +1,44 @@
+"""The Chromium that the tests drive: the system's own, by its path. It reaches this machine and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from playwright.async_api import Browser, async_playwright
+
+from tests.servers import missing
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHOICE = "FAIRLEAD_TEST_CHROMIUM"
+ADVICE = (
+    "there is no Chromium here, so the dashboard was not tried in a browser; "
+    f"install one (`apt install chromium`), or say where it is in {CHOICE}"
+)
+
+# Whatever is not this machine has no address, be it a name or a number.
+LOOPBACK_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--disable-gpu")
+
+
+def program() -> str:
+    chosen = os.environ.get(CHOICE)
+    found = shutil.which(chosen) if chosen else next(filter(None, map(shutil.which, NAMES)), None)
+    return found or str(missing(ADVICE))
+
+
+@asynccontextmanager
+async def launched() -> AsyncIterator[Browser]:
+    # Chromium's sandbox does not work for root, and nobody else should go without it.
+    alone = ["--no-sandbox"] if os.geteuid() == 0 else []
+    path = program()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=[LOOPBACK_ONLY, *QUIET, *alone], chromium_sandbox=not alone
+        )
+        try:
+            yield browser
+        finally:
+            await browser.close()

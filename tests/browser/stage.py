@@ -1,0 +1,89 @@
+"""The real app behind the real gateway on a real port, with everything on it that a page can show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead.app import Fairlead
+from fairlead.config import Settings
+from fairlead.domain.config import Config
+from fairlead.gateway.app import create_gateway
+from tests.integration.gateway_site import Gate, declare_services, served
+
+PATIENCE_S = 15.0
+
+# Nobody listens there: its calls fail, and the first retry is an hour away.
+UNREACHABLE = {
+    "limit": 2,
+    "backoff": [3600],
+    "regions": {name: {"url": f"http://127.0.0.1:9/{name}", "limit": 1} for name in ("eu", "us")},
+}
+
+
+@dataclass
+class Stage:
+    app: Fairlead
+    gate: Gate
+    port: int
+    _server: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """The gateway, on the stage's own port: again and again, if a test stops it."""
+        self.port = await self._server.enter_async_context(served(create_gateway(self.app), self.port))
+
+    async def stop(self) -> None:
+        self.app.hub.dismiss()
+        await self._server.aclose()
+
+    async def submit(self, feature: str, user_id: str = "ada", **fields: Any) -> str:
+        """The id of a job of this feature; `input_data` and all else as in `POST /api/v1/jobs`."""
+        params = fields.pop("input_data", {"prompt": "a lighthouse at dawn"})
+        return (await self.app.submit(feature, params, user_id=user_id, **fields)).id
+
+    async def ended(self, *job_ids: str) -> None:
+        for job_id in job_ids:
+            await self.app.wait(job_id, timeout=PATIENCE_S)
+
+    async def running(self, *job_ids: str) -> None:
+        """Until all of these run."""
+        for job_id in job_ids:
+            await until(lambda job_id=job_id: self.has_status(job_id, "RUNNING"))  # type: ignore[misc]
+
+    async def has_status(self, job_id: str, status: str) -> bool:
+        return (await self.app.get(job_id)).status == status
+
+    async def actions(self) -> list[tuple[str, str]]:
+        """(action, target) of the audit, newest first."""
+        return [(row.action, row.target) for row in (await self.app.audit()).data]
+
+
+async def until(reached: Callable[[], Awaitable[Any]]) -> Any:
+    """What `reached` says, once it says something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (said := await reached()):
+            await asyncio.sleep(0.02)
+    return said
+
+
+@asynccontextmanager
+async def raised(engines: dict[str, str], *, admin_key: str | None = None) -> AsyncIterator[Stage]:
+    settings = Settings(Config.model_validate({"services": {"gpu": UNREACHABLE}}), admin_key=admin_key)
+    app = Fairlead(settings, **engines)
+    gate = Gate()
+    declare_services(app, gate)
+    async with app.running():
+        stage = Stage(app, gate, 0)
+        await stage.start()
+        try:
+            yield stage
+        finally:
+            gate.opened.set()
+            await stage.stop()

@@ -1,0 +1,77 @@
+"""The watch itself: a window that sees nothing would let every other test pass."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Error, Route
+
+from tests.browser.conftest import Open
+from tests.browser.stage import Stage
+
+POLICY = "default-src 'none'; script-src 'self'"
+PAGE = "/watched"
+
+
+async def noticed(open_window: Open, stage: Stage, script: str, policy: str = "") -> list[str]:
+    """What the window complains of when this script runs in a page; the test is to see it, not to fail of it."""
+    window = await open_window(stage)
+    window.expect("")
+
+    async def fulfil(route: Route) -> None:
+        headers = {"Content-Security-Policy": policy} if policy else {}
+        await route.fulfill(body="<!doctype html><body>", content_type="text/html", headers=headers)
+
+    await window.page.route(f"**{PAGE}", fulfil)
+    await window.page.goto(stage.url + PAGE)
+    await window.page.evaluate(f"() => {{ {script} }}")
+    # What the page has said before this question has been heard when it is answered.
+    await window.page.evaluate("() => new Promise((done) => setTimeout(done, 50))")
+    return window.complaints
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        ("console.error('oh no')", "console error: oh no"),
+        ("setTimeout(() => { throw new Error('thrown') })", "exception: thrown"),
+        ("alert(1)", "dialog: alert 1"),
+        ("fetch('http://elsewhere.example/').catch(() => 0)", "elsewhere: http://elsewhere.example/"),
+        ("new Image().src = 'http://192.0.2.1/pixel'", "elsewhere: http://192.0.2.1/pixel"),
+    ],
+)
+async def test_a_window_notices(open_window: Open, bare_stage: Stage, script: str, seen: str) -> None:
+    complaints = await noticed(open_window, bare_stage, script)
+    assert any(each.startswith(seen) for each in complaints), complaints
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        (
+            "document.body.innerHTML = '<p onclick=\"x()\">'; document.querySelector('p').click()",
+            "csp: script-src-attr: inline",
+        ),
+        (
+            "document.body.append(Object.assign(document.createElement('script'), {text: 'x'}))",
+            "csp: script-src-elem: inline",
+        ),
+        ("document.body.innerHTML = '<p style=\"color:red\">'", "csp: style-src-attr: inline"),
+    ],
+)
+async def test_a_window_notices_what_the_policy_forbids(
+    open_window: Open, bare_stage: Stage, script: str, seen: str
+) -> None:
+    complaints = await noticed(open_window, bare_stage, script, POLICY)
+    assert any(each.startswith(seen) for each in complaints), complaints
+
+
+@pytest.mark.parametrize("elsewhere", ["http://elsewhere.example/", "http://192.0.2.1/"])
+async def test_the_browser_reaches_nothing_but_this_machine(
+    open_window: Open, bare_stage: Stage, elsewhere: str
+) -> None:
+    """Even where no window watches: its own resolver knows of nothing else."""
+    window = await open_window(bare_stage)
+    page = await (await window.context.browser.new_context()).new_page()  # type: ignore[union-attr]
+    with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
+        await page.goto(elsewhere)
+    await page.context.close()

@@ -11,6 +11,8 @@ from typing import Any
 from fairlead.app import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
+from fairlead.errors import Permanent
+from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import Gate, declare_services, served
 
@@ -52,13 +54,14 @@ class Stage:
         for job_id in job_ids:
             await self.app.wait(job_id, timeout=PATIENCE_S)
 
-    async def running(self, *job_ids: str) -> None:
-        """Until all of these run."""
-        for job_id in job_ids:
-            await until(lambda job_id=job_id: self.has_status(job_id, "RUNNING"))  # type: ignore[misc]
+    async def reaches(self, job_id: str, status: str) -> None:
+        async def reached() -> bool:
+            return (await self.app.get(job_id)).status == status
 
-    async def has_status(self, job_id: str, status: str) -> bool:
-        return (await self.app.get(job_id)).status == status
+        await until(reached)
+
+    async def running(self, job_id: str) -> None:
+        await self.reaches(job_id, "RUNNING")
 
     async def actions(self) -> list[tuple[str, str]]:
         """(action, target) of the audit, newest first."""
@@ -73,12 +76,27 @@ async def until(reached: Callable[[], Awaitable[Any]]) -> Any:
     return said
 
 
+def declare_talkers(app: Fairlead, gate: Gate) -> None:
+    """Services that repeat what they are told where a page shows it."""
+
+    @app.service("complaining", limit=10)
+    async def complaining(call: Call) -> None:
+        raise Permanent(call.params["text"])
+
+    @app.service("confiding", limit=1)
+    async def confiding(call: Call) -> dict[str, Any]:
+        call.progress(0.5, call.params["text"])
+        await gate.opened.wait()
+        return {"text": call.params["text"]}
+
+
 @asynccontextmanager
 async def raised(engines: dict[str, str], *, admin_key: str | None = None) -> AsyncIterator[Stage]:
     settings = Settings(Config.model_validate({"services": {"gpu": UNREACHABLE}}), admin_key=admin_key)
     app = Fairlead(settings, **engines)
     gate = Gate()
     declare_services(app, gate)
+    declare_talkers(app, gate)
     async with app.running():
         stage = Stage(app, gate, 0)
         await stage.start()

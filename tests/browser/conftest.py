@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tests.browser import chromium, eyes, stage
 from tests.browser.eyes import Window
+from tests.browser.furnish import Furniture, furnish
 from tests.browser.stage import Stage
 
 HERE = Path(__file__).parent
+
+# As patient as everything else here: on a busy machine five seconds are nothing.
+expect.set_options(timeout=eyes.PATIENCE_MS)
 
 Open = Callable[..., Awaitable[Window]]
 Raise = Callable[..., Awaitable[Stage]]
@@ -48,7 +52,8 @@ async def open_window(browser: Browser) -> AsyncIterator[Open]:
             return window
 
         yield make
-    assert [window.unexpected for window in windows] == [[] for _ in windows]
+    if complaints := [each for window in windows for each in window.unexpected]:
+        pytest.fail("\n".join(complaints), pytrace=False)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -66,3 +71,12 @@ async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def bare_stage(raise_stage: Raise) -> Stage:
     return await raise_stage()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def furnished(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stage, Furniture]]:
+    """One for all tests of a module, who look and change nothing. (No longer than a module: between two of them tests
+    of other loops may run for minutes, in which nobody renews a lease here.)"""
+    folder = tmp_path_factory.mktemp("furnished")
+    async with stage.raised({"database_url": f"sqlite:///{folder}/fairlead.db"}) as raised:
+        yield raised, await furnish(raised)

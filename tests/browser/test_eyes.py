@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from playwright.async_api import Error, Route
+from playwright.async_api import Error, Page, Route
 
 from tests.browser.conftest import Open
+from tests.browser.eyes import Window
 from tests.browser.stage import Stage
+from tests.browser.xss import HANDLERS
 
 POLICY = "default-src 'none'; script-src 'self'"
 PAGE = "/watched"
 
 
-async def noticed(open_window: Open, stage: Stage, script: str, policy: str = "") -> list[str]:
-    """What the window complains of when this script runs in a page; the test is to see it, not to fail of it."""
+async def watched(open_window: Open, stage: Stage, policy: str = "") -> tuple[Window, Page]:
+    """A page of nothing, and a window that is to complain of it without failing the test."""
     window = await open_window(stage)
     window.expect("")
 
@@ -23,9 +25,15 @@ async def noticed(open_window: Open, stage: Stage, script: str, policy: str = ""
 
     await window.page.route(f"**{PAGE}", fulfil)
     await window.page.goto(stage.url + PAGE)
-    await window.page.evaluate(f"() => {{ {script} }}")
+    return window, window.page
+
+
+async def noticed(open_window: Open, stage: Stage, script: str, policy: str = "") -> list[str]:
+    """What the window complains of when this script runs in a page."""
+    window, page = await watched(open_window, stage, policy)
+    await page.evaluate(f"() => {{ {script} }}")
     # What the page has said before this question has been heard when it is answered.
-    await window.page.evaluate("() => new Promise((done) => setTimeout(done, 50))")
+    await page.evaluate("() => new Promise((done) => setTimeout(done, 50))")
     return window.complaints
 
 
@@ -75,3 +83,15 @@ async def test_the_browser_reaches_nothing_but_this_machine(
     with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
         await page.goto(elsewhere)
     await page.context.close()
+
+
+async def test_a_page_that_takes_text_for_markup_is_found_out(open_window: Open, bare_stage: Stage) -> None:
+    """Without a policy to stop them, most texts of the corpus do harm at once, and the window sees it."""
+    window, page = await watched(open_window, bare_stage)
+    harmful = 0
+    for text in HANDLERS:
+        window.complaints.clear()
+        await page.evaluate("(text) => { delete window.__pwned; document.body.innerHTML = text; }", text)
+        await page.evaluate("() => new Promise((done) => setTimeout(done, 30))")
+        harmful += bool(window.complaints or await page.evaluate("() => window.__pwned"))
+    assert harmful > len(HANDLERS) / 2

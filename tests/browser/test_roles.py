@@ -1,0 +1,97 @@
+"""Who sees what: a viewer sees everything and can do nothing, a user sees what is its own."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.async_api import Page, expect
+
+from tests.browser.conftest import Open, Raise
+from tests.browser.furnish import BATCH, furnish
+from tests.browser.pages import PAGES, job_link, route_of, settled
+from tests.browser.signing import sign_in
+
+# Buttons that change nothing but what is shown.
+HARMLESS = (
+    r"Sign out|Switch to|Keyboard shortcuts|Menu|Copy|Show|Hide|More|Older|Newer|Filter|Clear|Expand|Collapse|Close"
+)
+SECTIONS = ["Overview", "Jobs", "Users", "Batches", "Dead letters", "Workers", "Audit"]
+
+ACT = """async (path) => (await fetch(path, {method: 'POST', headers: {'Content-Type': 'application/json'},
+  body: '{}'})).status"""
+
+
+async def acting_buttons(page: Page) -> list[str]:
+    names: list[str] = await page.locator("main button:not(.sort):visible").all_inner_texts()
+    return [name for name in names if name.strip() and not re.search(HARMLESS, name)]
+
+
+async def test_a_viewer_sees_every_page_and_no_action(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    furniture = await furnish(stage)
+    viewer = await stage.app.create_key("viewer", name="wall screen")
+    window = await open_window(stage)
+    page = await sign_in(window, viewer.text)
+    for name in PAGES:
+        await window.go(route_of(name, furniture))
+        await settled(page)
+        assert await acting_buttons(page) == [], name
+
+
+async def test_an_admin_has_actions_where_a_viewer_has_none(open_window: Open, raise_stage: Raise) -> None:
+    """Or the test above would pass for a dashboard that has none at all."""
+    stage = await raise_stage(admin_key="an admin key")
+    furniture = await furnish(stage)
+    window = await open_window(stage)
+    page = await sign_in(window, "an admin key")
+    for name in ("service", "running job", "failed job", "batch", "dead letters", "workers"):
+        await window.go(route_of(name, furniture))
+        await settled(page)
+        assert await acting_buttons(page) != [], name
+
+
+async def test_what_a_viewer_does_not_see_is_refused_as_well(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    viewer = await stage.app.create_key("viewer")
+    window = await open_window(stage)
+    window.expect("403")
+    page = await sign_in(window, viewer.text)
+    job = await stage.submit("gated")
+    for path in ("/admin/services/echo/pause", f"/api/v1/jobs/{job}/cancel", "/admin/queue-dead/purge"):
+        assert await page.evaluate(ACT, path) == 403, path
+
+
+async def test_a_user_sees_its_own_jobs_and_batches_and_nothing_else(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    furniture = await furnish(stage)
+    ada = await stage.app.create_key("user", user_id="ada", name="ada's laptop")
+    window = await open_window(stage)
+    page = await sign_in(window, ada.text)
+    sections = page.get_by_role("navigation").get_by_role("link")
+    await expect(sections).to_have_text(["Jobs", "Batches"])
+    await window.go("/jobs")
+    await settled(page)
+    await expect(job_link(page, furniture.running)).to_be_visible()
+    for other in (furniture.waiting, furniture.failed, furniture.two_steps):
+        await expect(job_link(page, other)).to_have_count(0)
+    await window.go("/batches")
+    await settled(page)
+    await expect(page.get_by_role("main")).to_contain_text(BATCH)
+
+
+async def test_a_job_of_somebody_else_is_not_there_for_a_user(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    furniture = await furnish(stage)
+    ada = await stage.app.create_key("user", user_id="ada")
+    window = await open_window(stage)
+    page = await sign_in(window, ada.text)
+    await window.go(f"/jobs/{furniture.failed}")
+    await expect(page.get_by_role("main")).to_contain_text("There is no such job")
+    assert "never work" not in await page.locator("body").inner_text()
+
+
+async def test_an_admin_has_every_section(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    window = await open_window(stage)
+    page = await sign_in(window, "an admin key")
+    await expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(SECTIONS)

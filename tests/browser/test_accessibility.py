@@ -1,0 +1,108 @@
+"""Every page for everybody: light and dark, wide and narrow, with and without a mouse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.browser import axe
+from tests.browser.conftest import Open, Raise
+from tests.browser.furnish import Furniture
+from tests.browser.pages import PAGES, dialog_of, route_of, settled
+from tests.browser.signing import NOT_YET, key_field
+from tests.browser.stage import Stage
+
+Furnished = tuple[Stage, Furniture]
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+
+# The first elements that stick out, if anything does.
+WIDER_THAN_THE_SCREEN = """() => {
+  if (document.scrollingElement.scrollWidth <= window.innerWidth) return [];
+  const sticksOut = (element) => element.getBoundingClientRect().right > window.innerWidth + 1;
+  const found = [...document.querySelectorAll('body *')].filter(sticksOut);
+  return found.slice(0, 5).map((each) => each.outerHTML.slice(0, 120));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious_on_any_page(open_window: Open, furnished: Furnished, scheme: str) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage, color_scheme=scheme)
+    problems = {}
+    for name in PAGES:
+        page = await window.go(route_of(name, furniture))
+        await settled(page)
+        problems[name] = await axe.serious_problems(page)
+    assert problems == {name: [] for name in PAGES}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious_in_a_question(open_window: Open, furnished: Furnished, scheme: str) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage, color_scheme=scheme)
+    page = await window.go(route_of("service", furniture))
+    await settled(page)
+    await page.get_by_role("button", name="Pause").click()
+    await expect(dialog_of(page)).to_be_visible()
+    assert await axe.serious_problems(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious_in_the_form_for_signing_in(
+    open_window: Open, raise_stage: Raise, scheme: str
+) -> None:
+    window = await open_window(await raise_stage(admin_key="an admin key"), color_scheme=scheme)
+    window.expect(NOT_YET)
+    page = await window.go()
+    await expect(key_field(page)).to_be_visible()
+    assert await axe.serious_problems(page) == []
+
+
+async def test_axe_finds_a_serious_problem_where_there_is_one(open_window: Open, furnished: Furnished) -> None:
+    window = await open_window(furnished[0])
+    page = await window.go()
+    await settled(page)
+    await page.evaluate("() => document.querySelector('main').append(document.createElement('button'))")
+    assert any(problem.startswith("button-name (critical)") for problem in await axe.serious_problems(page))
+
+
+async def test_no_page_scrolls_sideways_on_a_phone(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage, **PHONE)
+    wide = {}
+    for name in PAGES:
+        page = await window.go(route_of(name, furniture))
+        await settled(page)
+        wide[name] = await page.evaluate(WIDER_THAN_THE_SCREEN)
+    assert wide == {name: [] for name in PAGES}
+
+
+async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage)
+    for name in PAGES:
+        page = await window.go(route_of(name, furniture))
+        await settled(page)
+        for role in ("banner", "navigation", "main"):
+            await expect(page.get_by_role(role)).to_have_count(1)  # type: ignore[arg-type]
+        await expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        assert "Fairlead" in await page.title()
+
+
+async def test_what_was_chosen_of_light_and_dark_outlives_a_reload(open_window: Open, furnished: Furnished) -> None:
+    window = await open_window(furnished[0], color_scheme="light")
+    page = await window.go()
+    await settled(page)
+    light = await _background(page)
+    await page.get_by_role("button", name="Switch to dark colours").click()
+    dark = await _background(page)
+    assert dark != light
+    await page.reload()
+    await settled(page)
+    assert await _background(page) == dark
+
+
+async def _background(page: Page) -> str:
+    return str(await page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor"))

@@ -1,0 +1,96 @@
+"""Every page with something of every kind on it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import expect
+
+from tests.browser.conftest import Open
+from tests.browser.furnish import BATCH, Furniture
+from tests.browser.pages import PAGES, job_link, route_of, settled, unfold
+from tests.browser.stage import Stage
+
+Furnished = tuple[Stage, Furniture]
+
+# What a page must say, and whom it must be about.
+SAYS = {
+    "overview": ["gated", "whisper", "paused", "limit changed", "1 of 1", "All is well"],
+    "service": ["gated", "cyn", "high", "bob", "low"],
+    "service with regions": ["gpu", "eu", "us"],
+    "jobs": ["ada", "bob", "completed", "running", "scheduled", "cancelled", "failed", "retrying"],
+    "running job": ["gated", "ada", "running"],
+    "waiting job": ["gated", "bob", "Why it waits", "full (1 of 1)"],
+    "retrying job": ["gpu", "fay", "retrying"],
+    "failed job": ["broken", "eve", "this input will never work"],
+    "finished job": ["echo_then_shout", "cyn", "completed", "shout"],
+    "users": ["ada", "bob", "cyn"],
+    "batches": [BATCH, "ada"],
+    "batch": [BATCH, "q0", "q3", "failed"],
+    "dead letters": ["this input will never work", "not yet", "Requeue", "Purge"],
+    "workers": ["api", "worker", "manager", "echo"],
+    "audit": ["ops", "service.limit", "shout", "service.pause", "whisper"],
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_a_page_shows_what_there_is(open_window: Open, furnished: Furnished, name: str) -> None:
+    stage, furniture = furnished
+    page = await (await open_window(stage)).go(route_of(name, furniture))
+    await settled(page)
+    for words in SAYS[name]:
+        await expect(page.get_by_role("main")).to_contain_text(words)
+
+
+async def test_every_section_is_a_click_away(open_window: Open, furnished: Furnished) -> None:
+    page = await (await open_window(furnished[0])).go()
+    for section in ("Jobs", "Users", "Batches", "Dead letters", "Workers", "Audit", "Overview"):
+        link = page.get_by_role("navigation").get_by_role("link", name=section)
+        await link.click()
+        await settled(page)
+        await expect(link).to_have_attribute("aria-current", "page")
+        await expect(page.get_by_role("heading", level=1)).to_contain_text(section)
+
+
+async def test_the_way_from_a_service_to_a_job_and_back(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    page = await (await open_window(stage)).go()
+    await page.get_by_test_id("service-gated").get_by_role("link", name="gated", exact=True).click()
+    await job_link(page, furniture.waiting).click()
+    await expect(page.get_by_test_id("job-id")).to_have_text(furniture.waiting)
+    await page.go_back()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("gated")
+
+
+async def test_jobs_are_filtered_by_what_the_address_says(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage)
+    page = await window.go("/jobs?status=FAILED&user_id=eve")
+    await settled(page)
+    for job in (furniture.failed, furniture.resumable):
+        await expect(job_link(page, job)).to_be_visible()
+    await expect(job_link(page, furniture.running)).to_have_count(0)
+    await window.go("/jobs?feature_name=gpu")
+    await expect(job_link(page, furniture.retrying)).to_be_visible()
+    await expect(job_link(page, furniture.failed)).to_have_count(0)
+
+
+@pytest.mark.parametrize("route", ["/jobs/01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f", "/jobs/nonsense", "/services/nope"])
+async def test_what_is_not_there_is_said_in_words(open_window: Open, furnished: Furnished, route: str) -> None:
+    page = await (await open_window(furnished[0])).go(route)
+    await expect(page.get_by_role("main")).to_contain_text("no ")
+    await expect(page.locator("main .loading")).to_have_count(0)
+
+
+async def test_an_address_that_leads_nowhere_says_so(open_window: Open, furnished: Furnished) -> None:
+    page = await (await open_window(furnished[0])).go("/nowhere/at/all")
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("no such page")
+
+
+async def test_a_result_is_copied_whole(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    window = await open_window(stage, permissions=["clipboard-read", "clipboard-write"])
+    page = await window.go(f"/jobs/{furniture.completed}")
+    await unfold(page, "Input")
+    await page.get_by_role("button", name="Copy Input").click()
+    await expect(page.get_by_test_id("said")).to_contain_text("Copied")
+    assert "a lighthouse at dawn" in await page.evaluate("() => navigator.clipboard.readText()")

@@ -1,0 +1,139 @@
+"""Actions on many jobs at once: batches, and dead letters, of which a dry run says first how many."""
+
+from __future__ import annotations
+
+from playwright.async_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.browser.pages import ask, confirm, dialog_of, settled, unfold
+from tests.browser.stage import Stage
+
+# ---------------------------------------------------------------- batches
+
+
+async def batch_of(stage: Stage, feature: str, size: int = 3) -> str:
+    items = [{"custom_id": f"q{n}", "feature_name": feature} for n in range(size)]
+    return (await stage.app.submit_batch(items, user_id="ada", name="spring survey")).id
+
+
+async def counts(stage: Stage, batch: str) -> dict[str, int]:
+    found = (await stage.app.get_batch(batch)).counts
+    return {status: count for status, count in found.items() if count}
+
+
+async def test_cancelling_a_batch(open_window: Open, bare_stage: Stage) -> None:
+    batch = await batch_of(bare_stage, "gated")
+    page = await (await open_window(bare_stage)).go(f"/batches/{batch}")
+    await settled(page)
+    await ask(page, "Cancel", says="spring survey")
+    await confirm(page)
+    assert await counts(bare_stage, batch) == {"CANCELLED": 3}
+
+
+async def test_resuming_a_batch(open_window: Open, bare_stage: Stage) -> None:
+    batch = await batch_of(bare_stage, "flaky")
+    await bare_stage.app.wait_batch(batch, timeout=15)
+    page = await (await open_window(bare_stage)).go(f"/batches/{batch}")
+    await ask(page, "Resume failed", says="spring survey")
+    bare_stage.gate.opened.set()
+    await confirm(page)
+    await bare_stage.app.wait_batch(batch, timeout=15)
+    assert await counts(bare_stage, batch) == {"COMPLETED": 3}
+
+
+async def test_retrying_one_item_of_a_batch(open_window: Open, bare_stage: Stage) -> None:
+    batch = await batch_of(bare_stage, "flaky")
+    await bare_stage.app.wait_batch(batch, timeout=15)
+    bare_stage.gate.opened.set()
+    page = await (await open_window(bare_stage)).go(f"/batches/{batch}")
+    await ask(page, "Retry item q1", says="q1")
+    await confirm(page)
+    await bare_stage.app.wait_batch(batch, timeout=15)
+    assert await counts(bare_stage, batch) == {"COMPLETED": 1, "FAILED": 2}
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+async def dead_letters(stage: Stage) -> list[str]:
+    """Two of one error, one of another."""
+    jobs = [await stage.submit("broken", "eve"), await stage.submit("broken", "bob"), await stage.submit("flaky")]
+    await stage.ended(*jobs)
+    return jobs
+
+
+async def dead(stage: Stage) -> set[str]:
+    return {job.job_id for job in (await stage.app.dead()).data}
+
+
+async def dry_run_says(page: Page, words: str) -> None:
+    await expect(dialog_of(page).get_by_test_id("dry-run")).to_have_text(words)
+
+
+async def test_requeueing_a_group_of_dead_letters(open_window: Open, bare_stage: Stage) -> None:
+    first, second, other = await dead_letters(bare_stage)
+    page = await (await open_window(bare_stage)).go("/dead")
+    group = page.get_by_test_id("dead-group").filter(has_text="not yet")
+    bare_stage.gate.opened.set()
+    await ask(page, group.get_by_role("button", name="Requeue").first, says="Requeue")
+    await dry_run_says(page, "1 job")
+    assert await dead(bare_stage) == {first, second, other}
+    await confirm(page)
+    await bare_stage.reaches(other, "COMPLETED")
+    assert await dead(bare_stage) == {first, second}
+    assert [action for action, _ in await bare_stage.actions()] == ["dead.requeue"]
+
+
+async def test_purging_a_group_of_dead_letters(open_window: Open, bare_stage: Stage) -> None:
+    *_, other = await dead_letters(bare_stage)
+    page = await (await open_window(bare_stage)).go("/dead")
+    group = page.get_by_test_id("dead-group").filter(has_text="never work")
+    await ask(page, group.get_by_role("button", name="Purge").first, says="Purge")
+    await dry_run_says(page, "2 jobs")
+    assert len(await dead(bare_stage)) == 3
+    await confirm(page)
+    assert await dead(bare_stage) == {other}
+    await expect(page.get_by_test_id("dead-group")).to_have_count(1)
+
+
+async def test_purging_one_dead_letter(open_window: Open, bare_stage: Stage) -> None:
+    first, second, other = await dead_letters(bare_stage)
+    page = await (await open_window(bare_stage)).go("/dead")
+    await unfold(page, "Examples", all=True)
+    await ask(page, f"Purge job {first}", says=first)
+    await dry_run_says(page, "1 job")
+    await confirm(page)
+    assert await dead(bare_stage) == {second, other}
+
+
+async def test_requeueing_one_dead_letter(open_window: Open, bare_stage: Stage) -> None:
+    first, second, other = await dead_letters(bare_stage)
+    bare_stage.gate.opened.set()
+    page = await (await open_window(bare_stage)).go("/dead")
+    await unfold(page, "Examples", all=True)
+    await ask(page, f"Requeue job {other}", says=other)
+    await dry_run_says(page, "1 job")
+    await confirm(page)
+    await bare_stage.reaches(other, "COMPLETED")
+    assert await dead(bare_stage) == {first, second}
+
+
+async def test_requeueing_all_dead_letters(open_window: Open, bare_stage: Stage) -> None:
+    *_, other = await dead_letters(bare_stage)
+    bare_stage.gate.opened.set()
+    page = await (await open_window(bare_stage)).go("/dead")
+    await ask(page, "Requeue all", says="all")
+    await dry_run_says(page, "3 jobs")
+    await confirm(page)
+    await bare_stage.reaches(other, "COMPLETED")
+    assert [action for action, _ in await bare_stage.actions()] == ["dead.requeue"]
+
+
+async def test_purging_all_dead_letters(open_window: Open, bare_stage: Stage) -> None:
+    await dead_letters(bare_stage)
+    page = await (await open_window(bare_stage)).go("/dead")
+    await ask(page, "Purge all", says="all")
+    await dry_run_says(page, "3 jobs")
+    await confirm(page)
+    assert await dead(bare_stage) == set()
+    await expect(page.get_by_test_id("empty")).to_be_visible()

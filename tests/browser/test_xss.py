@@ -1,0 +1,81 @@
+"""Sixty texts that want to be more than texts, in every field that a page shows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, expect
+
+from tests.browser import stage as stages
+from tests.browser.conftest import Open
+from tests.browser.eyes import Window
+from tests.browser.furnish import Poison, poison
+from tests.browser.pages import settled
+from tests.browser.signing import sign_in
+from tests.browser.stage import Stage
+from tests.browser.xss import CORPUS
+
+Poisoned = tuple[Stage, Poison]
+
+# Whatever would wait for a hand gets one: every collapsed part opened, every element hovered and focused.
+TOUCH = """() => {
+  document.querySelectorAll('details').forEach((each) => { each.open = true; });
+  document.querySelectorAll('main *').forEach((each) => {
+    for (const kind of ['mouseover', 'mouseenter', 'focus']) each.dispatchEvent(new Event(kind, {bubbles: true}));
+  });
+}"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def poisoned(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Poisoned]:
+    folder = tmp_path_factory.mktemp("poisoned")
+    async with stages.raised({"database_url": f"sqlite:///{folder}/fairlead.db"}) as raised:
+        yield raised, await poison(raised)
+
+
+def test_there_are_sixty_and_all_differ() -> None:
+    assert len(CORPUS) == len(set(CORPUS)) == 60
+
+
+async def unharmed(window: Window, page: Page, where: str) -> None:
+    await settled(page)
+    await page.evaluate(TOUCH)
+    assert await page.evaluate("() => window.__pwned") is None, where
+    assert window.unexpected == [], where
+
+
+async def test_no_text_runs_on_any_page(open_window: Open, poisoned: Poisoned) -> None:
+    stage, ids = poisoned
+    window = await open_window(stage)
+    page = await sign_in(window, ids.first_key)
+    await expect(page.get_by_role("banner")).to_contain_text(CORPUS[0])
+    pages = ["/", "/jobs", "/users", "/batches", "/dead", "/workers", "/audit", "/services/confiding"]
+    details = [f"/jobs/{ids.everything}", f"/jobs/{ids.running}", f"/batches/{ids.batch}"]
+    for route in (*pages, *details):
+        await window.go(route)
+        await unharmed(window, page, route)
+
+
+async def test_no_text_runs_on_the_page_of_a_job(open_window: Open, poisoned: Poisoned) -> None:
+    stage, ids = poisoned
+    window = await open_window(stage)
+    page = await sign_in(window, ids.first_key)
+    for text, job in zip(CORPUS, ids.failed, strict=True):
+        await window.go(f"/jobs/{job}")
+        # It is shown as it was written, letter by letter.
+        await expect(page.get_by_role("main")).to_contain_text(text)
+        await unharmed(window, page, text)
+
+
+async def test_no_text_runs_from_the_address(open_window: Open, poisoned: Poisoned) -> None:
+    stage, ids = poisoned
+    window = await open_window(stage)
+    page = await sign_in(window, ids.first_key)
+    for text in CORPUS:
+        for route in (f"/jobs?user_id={text}", f"/services/{text}", f"/{text}"):
+            await page.evaluate("(route) => { location.hash = route; }", route)
+            await page.evaluate("() => new Promise(requestAnimationFrame)")
+            assert await page.evaluate("() => window.__pwned") is None, route
+            assert window.unexpected == [], route

@@ -21,7 +21,7 @@ ifneq ($(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos fuzz check bench bench-full lock clean
+.PHONY: help install run test chaos fuzz screenshots check bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make install   set up $(VENV) from the lock"
@@ -29,6 +29,7 @@ help: ## say what there is
 	@echo "make test      install, then run all tests (PROCESSES=$(PROCESSES); ARGS='tests/unit -x')"
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
+	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
 	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
 	@echo "make bench-full  the same with more of everything, for hours"
@@ -64,6 +65,9 @@ chaos: install
 fuzz: export FUZZ_EXAMPLES ?= 300
 fuzz: install
 	$(BIN)/python -m pytest -n 2 tests/integration/test_schemathesis.py $(ARGS)
+
+screenshots: install
+	$(BIN)/python -m tests.browser.screenshots
 
 check: install
 	$(BIN)/ruff format --check .

@@ -1,0 +1,167 @@
+"""`make screenshots`: the pictures of the README and docs/dashboard.md, taken of the running sample project.
+
+They are never stale for longer than it takes to run this: it starts the sample as `make run` does, on data of its own,
+lets several users work with it for SECONDS (120 unless given), and takes each picture in a window of a fixed size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from playwright.async_api import Browser
+
+from tests.browser import chromium, eyes
+from tests.browser.pages import settled
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PHONE = {"width": 390, "height": 844}
+WIDE = {"width": 1280, "height": 860}
+LARGEST = 200_000
+
+PEOPLE = (("ada", "medium"), ("bob", "medium"), ("cyn", "high"), ("dee", "low"), ("eve", "medium"))
+PROMPTS = ("a lighthouse at dawn", "a harbour in the fog", "a robot that paints", "the last train home", "a quiet pier")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: docs/dashboard-NAME.png."""
+
+    name: str
+    route: str
+    scheme: str = "light"
+    size: tuple[tuple[str, int], ...] = tuple(WIDE.items())
+
+    @property
+    def path(self) -> Path:
+        return DOCS / f"dashboard-{self.name}.png"
+
+
+@asynccontextmanager
+async def sample(folder: Path) -> AsyncIterator[str]:
+    """The sample project, as `make run` starts it, on a free port and with data of its own. Its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PORT": str(port), "SCALE": "0.4", "DATABASE_URL": f"sqlite:///{folder}/sample.db"}
+    command = (sys.executable, str(ROOT / "examples" / "cao" / "run.py"))
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
+class Crowd:
+    """Several users at work, some of whose jobs fail, and an operator."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+        self._random = random.Random(7)
+
+    async def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        answer = await self._client.request(method, path, json=body)
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    if (await self._client.get("/readyz")).status_code == 200:
+                        return
+                except httpx2.TransportError:
+                    pass
+                await asyncio.sleep(0.1)
+
+    async def submit(self, feature: str, user: str, priority: str, prompt: Any) -> str:
+        body = {"user_id": user, "feature_name": feature, "input_data": {"prompt": prompt}, "priority": priority}
+        return str((await self.ask("POST", "/api/v1/jobs", body))["job_id"])
+
+    async def work(self, seconds: float) -> None:
+        """A line that is longer than what the services can do, but never hopeless."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            user, priority = self._random.choice(PEOPLE)
+            feature = self._random.choice(("text_only", "text_only", "text_only", "full_pipeline"))
+            # The sample's services refuse a prompt that is no text: that is what dead letters are made of.
+            prompt = 17 if self._random.random() < 0.04 else self._random.choice(PROMPTS)
+            await self.submit(feature, user, priority, prompt)
+            await asyncio.sleep(self._random.uniform(0.2, 0.8))
+
+    async def operate(self) -> None:
+        await self.ask("PUT", "/admin/services/prompt_enhancer/limit", {"limit": 4})
+        await self.ask("POST", "/admin/services/image_gen/pause")
+        await self.ask("POST", "/admin/services/image_gen/resume")
+
+    async def survey(self) -> str:
+        items = [{"custom_id": f"q{n}", "input_data": {"prompt": f"question {n}"}} for n in range(40)]
+        body = {"user_id": "cyn", "name": "spring survey", "feature_name": "text_only", "items": items}
+        return str((await self.ask("POST", "/api/v1/batches", body))["batch_id"])
+
+
+async def take(browser: Browser, url: str, shot: Shot) -> None:
+    options = {"color_scheme": shot.scheme, "viewport": dict(shot.size)}
+    async with eyes.opened(browser, url, **options) as window:
+        page = await window.go(shot.route)
+        await settled(page)
+        await page.screenshot(path=shot.path, animations="disabled", caret="hide")
+        if window.complaints:
+            raise SystemExit(f"{shot.name}: {window.complaints}")
+    size = shot.path.stat().st_size
+    print(f"{shot.path.relative_to(ROOT)}: {size // 1000} KB", flush=True)
+    if size > LARGEST:
+        raise SystemExit(f"{shot.name} is too large for a repository")
+
+
+async def main() -> None:
+    seconds = float(os.environ.get("SECONDS_OF_WORK", "120"))
+    with tempfile.TemporaryDirectory(prefix="fairlead-shots-") as folder:
+        async with sample(Path(folder)) as url, httpx2.AsyncClient(base_url=url) as client:
+            crowd = Crowd(client)
+            await crowd.until_ready()
+            await crowd.operate()
+            for n in range(6):
+                await crowd.submit("full_pipeline", *PEOPLE[n % 5], PROMPTS[n % 5])
+            print(f"{seconds:g} s of work", flush=True)
+            await crowd.work(seconds * 0.8)
+            batch = await crowd.survey()
+            await crowd.work(seconds * 0.2)
+            shots = (
+                Shot("overview", "/"),
+                Shot("overview-dark", "/", scheme="dark"),
+                Shot("phone", "/", size=tuple(PHONE.items())),
+                Shot("service", "/services/image_gen"),
+                Shot("job", f"/jobs/{await _told_job(crowd)}"),
+                Shot("jobs", "/jobs"),
+                Shot("dead", "/dead"),
+                Shot("batch", f"/batches/{batch}"),
+            )
+            async with chromium.launched() as browser:
+                for shot in shots:
+                    await take(browser, url, shot)
+
+
+async def _told_job(crowd: Crowd) -> str:
+    """One with a past and a future: some of its steps are done, and it waits for the next."""
+    jobs = (await crowd.ask("GET", "/api/v1/jobs?feature_name=full_pipeline&limit=200"))["data"]
+    under_way = [job for job in jobs if job["current_step_index"] >= 2 and job["status"] in ("PENDING", "RUNNING")]
+    return str((under_way or jobs)[0]["job_id"])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

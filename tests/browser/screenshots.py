@@ -1,7 +1,8 @@
 """`make screenshots`: the pictures of the README and docs/dashboard.md, taken of the running sample project.
 
-They are never stale for longer than it takes to run this: it starts the sample as `make run` does, on data of its own,
-lets several users work with it for SECONDS (120 unless given), and takes each picture in a window of a fixed size.
+So they show what there is: it starts the sample as `make run` does, on data of its own, lets several users work with
+it for a while (SHOTS_AFTER seconds, 180 unless given; the charts show an hour), and takes each picture in a window of a
+fixed size.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ DOCS = ROOT / "docs"
 PHONE = {"width": 390, "height": 844}
 WIDE = {"width": 1280, "height": 860}
 LARGEST = 200_000
+LAST_S = 12
 
 PEOPLE = (("ada", "medium"), ("bob", "medium"), ("cyn", "high"), ("dee", "low"), ("eve", "medium"))
 PROMPTS = ("a lighthouse at dawn", "a harbour in the fog", "a robot that paints", "the last train home", "a quiet pier")
@@ -54,15 +56,19 @@ async def sample(folder: Path) -> AsyncIterator[str]:
     """The sample project, as `make run` starts it, on a free port and with data of its own. Its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {**os.environ, "PORT": str(port), "SCALE": "0.4", "DATABASE_URL": f"sqlite:///{folder}/sample.db"}
+    environment = {**os.environ, "PORT": str(port), "DATABASE_URL": f"sqlite:///{folder}/sample.db"}
     command = (sys.executable, str(ROOT / "examples" / "cao" / "run.py"))
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.DEVNULL)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-        await process.wait()
+    with (folder / "log").open("w+") as log:
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        except BaseException:
+            print((folder / "log").read_text()[-5000:], file=sys.stderr)
+            raise
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+            await process.wait()
 
 
 class Crowd:
@@ -97,11 +103,11 @@ class Crowd:
         end = loop.time() + seconds
         while loop.time() < end:
             user, priority = self._random.choice(PEOPLE)
-            feature = self._random.choice(("text_only", "text_only", "text_only", "full_pipeline"))
+            feature = "full_pipeline" if self._random.random() < 0.16 else "text_only"
             # The sample's services refuse a prompt that is no text: that is what dead letters are made of.
             prompt = 17 if self._random.random() < 0.04 else self._random.choice(PROMPTS)
             await self.submit(feature, user, priority, prompt)
-            await asyncio.sleep(self._random.uniform(0.2, 0.8))
+            await asyncio.sleep(self._random.uniform(0.2, 0.9))
 
     async def operate(self) -> None:
         await self.ask("PUT", "/admin/services/prompt_enhancer/limit", {"limit": 4})
@@ -129,7 +135,7 @@ async def take(browser: Browser, url: str, shot: Shot) -> None:
 
 
 async def main() -> None:
-    seconds = float(os.environ.get("SECONDS_OF_WORK", "120"))
+    seconds = float(os.environ.get("SHOTS_AFTER", "180"))
     with tempfile.TemporaryDirectory(prefix="fairlead-shots-") as folder:
         async with sample(Path(folder)) as url, httpx2.AsyncClient(base_url=url) as client:
             crowd = Crowd(client)
@@ -137,10 +143,10 @@ async def main() -> None:
             await crowd.operate()
             for n in range(6):
                 await crowd.submit("full_pipeline", *PEOPLE[n % 5], PROMPTS[n % 5])
-            print(f"{seconds:g} s of work", flush=True)
-            await crowd.work(seconds * 0.8)
+            print(f"the sample works for {seconds:g} s", flush=True)
+            await crowd.work(seconds - LAST_S)
             batch = await crowd.survey()
-            await crowd.work(seconds * 0.2)
+            await crowd.work(LAST_S)
             shots = (
                 Shot("overview", "/"),
                 Shot("overview-dark", "/", scheme="dark"),

@@ -91,8 +91,12 @@ def declare_talkers(app: Fairlead, gate: Gate) -> None:
 
 
 @asynccontextmanager
-async def raised(engines: dict[str, str], *, admin_key: str | None = None) -> AsyncIterator[Stage]:
-    settings = Settings(Config.model_validate({"services": {"gpu": UNREACHABLE}}), admin_key=admin_key)
+async def raised(
+    engines: dict[str, str], *, admin_key: str | None = None, **services: dict[str, Any]
+) -> AsyncIterator[Stage]:
+    """`services` says more of some of them, as a config file would: `gated={"lease_ttl": 1}`."""
+    said = {"services": {"gpu": UNREACHABLE, **services}}
+    settings = Settings(Config.model_validate(said), admin_key=admin_key)
     app = Fairlead(settings, **engines)
     gate = Gate()
     declare_services(app, gate)

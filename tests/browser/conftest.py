@@ -41,8 +41,21 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def open_window(browser: Browser) -> AsyncIterator[Open]:
-    """`await open_window(stage, color_scheme="dark")`; a complaint of any window fails the test at its end."""
+async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
+    """`await raise_stage(admin_key=...)`: nothing has happened there yet."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**settings: Any) -> Stage:
+            engines = {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
+            return await stack.enter_async_context(stage.raised(engines, **settings))
+
+        yield make
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_window(browser: Browser, raise_stage: Raise) -> AsyncIterator[Open]:
+    """`await open_window(stage, color_scheme="dark")`; a complaint of any window fails the test at its end. (It needs
+    `raise_stage` to be gone before any stage is: a window would complain of a gateway that has left.)"""
     windows: list[Window] = []
     async with AsyncExitStack() as stack:
 
@@ -54,18 +67,6 @@ async def open_window(browser: Browser) -> AsyncIterator[Open]:
         yield make
     if complaints := [each for window in windows for each in window.unexpected]:
         pytest.fail("\n".join(complaints), pytrace=False)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
-    """`await raise_stage(admin_key=...)`: nothing has happened there yet."""
-    async with AsyncExitStack() as stack:
-
-        async def make(**settings: Any) -> Stage:
-            engines = {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-            return await stack.enter_async_context(stage.raised(engines, **settings))
-
-        yield make
 
 
 @pytest_asyncio.fixture(loop_scope="session")

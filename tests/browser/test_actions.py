@@ -112,7 +112,7 @@ async def test_draining_a_worker_and_letting_it_claim_again(open_window: Open, b
     await ask(page, f"Drain {worker.name}", says=worker.name)
     await confirm(page)
     await expect(page.get_by_role("main")).to_contain_text("draining")
-    await ask(page, f"Let {worker.name} claim again", says=worker.name)
+    await ask(page, f"Claim again: {worker.name}", says=worker.name)
     await confirm(page)
     assert await bare_stage.actions() == [("worker.undrain", worker.name), ("worker.drain", worker.name)]
     await bare_stage.ended(await bare_stage.submit("echo"))

@@ -29,3 +29,4 @@ async def test_every_page_and_an_action_on_the_distributed_engines(open_window: 
         latest = await stage.submit("gated", "the latest")
         await window.go("/jobs")
         await expect(job_link(page, latest)).to_be_visible()
+        await window.context.close()

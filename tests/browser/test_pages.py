@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.browser.conftest import Open
+from tests.browser.eyes import PATIENCE_MS
 from tests.browser.furnish import BATCH, Furniture
 from tests.browser.pages import PAGES, job_link, route_of, settled, unfold
 from tests.browser.stage import Stage
@@ -14,7 +15,7 @@ Furnished = tuple[Stage, Furniture]
 
 # What a page must say, and whom it must be about.
 SAYS = {
-    "overview": ["gated", "whisper", "paused", "limit changed", "1 of 1", "All is well"],
+    "overview": ["gated", "whisper", "paused", "limit changed", "1 of 1"],
     "service": ["gated", "cyn", "high", "bob", "low"],
     "service with regions": ["gpu", "eu", "us"],
     "jobs": ["ada", "bob", "completed", "running", "scheduled", "cancelled", "failed", "retrying"],
@@ -72,6 +73,25 @@ async def test_jobs_are_filtered_by_what_the_address_says(open_window: Open, fur
     await window.go("/jobs?feature_name=gpu")
     await expect(job_link(page, furniture.retrying)).to_be_visible()
     await expect(job_link(page, furniture.failed)).to_have_count(0)
+
+
+async def test_what_is_typed_filters_and_becomes_the_address(open_window: Open, furnished: Furnished) -> None:
+    stage, furniture = furnished
+    page = await (await open_window(stage)).go("/jobs")
+    await settled(page)
+    await page.get_by_role("search").get_by_label("User").fill("fay")
+    await expect(job_link(page, furniture.running)).to_have_count(0)
+    await expect(job_link(page, furniture.retrying)).to_be_visible()
+    await expect(page).to_have_url(f"{stage.url}/#/jobs?user_id=fay")
+    await page.get_by_role("link", name="Clear").click()
+    await expect(job_link(page, furniture.running)).to_be_visible()
+
+
+async def test_what_is_wrong_is_said_with_what_mends_it(open_window: Open, bare_stage: Stage) -> None:
+    await bare_stage.app.pause("echo", who="ops")
+    await bare_stage.submit("echo")
+    page = await (await open_window(bare_stage)).go()
+    await expect(page.get_by_test_id("health")).to_contain_text("fairlead unpause echo", timeout=2 * PATIENCE_MS)
 
 
 @pytest.mark.parametrize("route", ["/jobs/01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f", "/jobs/nonsense", "/services/nope"])

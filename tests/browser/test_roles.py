@@ -90,6 +90,21 @@ async def test_a_job_of_somebody_else_is_not_there_for_a_user(open_window: Open,
     assert "never work" not in await page.locator("body").inner_text()
 
 
+async def test_a_service_key_sees_the_line_and_acts_on_jobs_alone(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(admin_key="an admin key")
+    job = await stage.submit("gated")
+    await stage.running(job)
+    key = await stage.app.create_key("service")
+    page = await sign_in(window := await open_window(stage), key.text)
+    await expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(SECTIONS[:4])
+    await window.go("/services/gated")
+    await settled(page)
+    assert await acting_buttons(page) == []
+    await window.go(f"/jobs/{job}")
+    await settled(page)
+    assert await acting_buttons(page) == ["Cancel"]
+
+
 async def test_an_admin_has_every_section(open_window: Open, raise_stage: Raise) -> None:
     stage = await raise_stage(admin_key="an admin key")
     window = await open_window(stage)

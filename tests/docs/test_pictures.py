@@ -1,0 +1,31 @@
+"""Pictures of the docs: each that is shown is there, each that is there is shown, and none is heavy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+PICTURES = sorted((ROOT / "docs").glob("*.png"))
+LARGEST = 200_000
+
+SHOWN = [
+    pytest.param(page, target, words, id=f"{page.relative_to(ROOT)}: {target}")
+    for page in PAGES
+    for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())
+]
+
+
+@pytest.mark.parametrize(("page", "target", "words"), SHOWN)
+def test_a_picture_that_is_shown_is_there_and_has_words(page: Path, target: str, words: str) -> None:
+    assert (page.parent / target).resolve() in PICTURES
+    assert words
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_is_shown_somewhere_and_is_small(picture: Path) -> None:
+    assert picture in {(page.parent / target).resolve() for page, target, _ in (each.values for each in SHOWN)}
+    assert picture.stat().st_size < LARGEST

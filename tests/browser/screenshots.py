@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PHONE = {"width": 390, "height": 844}
 WIDE = {"width": 1280, "height": 860}
+SHORT = {"width": 1280, "height": 520}
 LARGEST = 200_000
 LAST_S = 12
 
@@ -93,9 +94,9 @@ class Crowd:
                     pass
                 await asyncio.sleep(0.1)
 
-    async def submit(self, feature: str, user: str, priority: str, prompt: Any) -> str:
+    async def submit(self, feature: str, user: str, priority: str, prompt: Any, **more: Any) -> None:
         body = {"user_id": user, "feature_name": feature, "input_data": {"prompt": prompt}, "priority": priority}
-        return str((await self.ask("POST", "/api/v1/jobs", body))["job_id"])
+        await self.ask("POST", "/api/v1/jobs", body | more)
 
     async def work(self, seconds: float) -> None:
         """A line that is longer than what the services can do, but never hopeless."""
@@ -106,7 +107,9 @@ class Crowd:
             feature = "full_pipeline" if self._random.random() < 0.16 else "text_only"
             # The sample's services refuse a prompt that is no text: that is what dead letters are made of.
             prompt = 17 if self._random.random() < 0.04 else self._random.choice(PROMPTS)
-            await self.submit(feature, user, priority, prompt)
+            # Others are in a hurry, and fail of that.
+            hurried = {"deadline": 1} if self._random.random() < 0.02 else {}
+            await self.submit(feature, user, priority, prompt, **hurried)
             await asyncio.sleep(self._random.uniform(0.2, 0.9))
 
     async def operate(self) -> None:
@@ -154,7 +157,7 @@ async def main() -> None:
                 Shot("service", "/services/image_gen"),
                 Shot("job", f"/jobs/{await _told_job(crowd)}"),
                 Shot("jobs", "/jobs"),
-                Shot("dead", "/dead"),
+                Shot("dead", "/dead", size=tuple(SHORT.items())),
                 Shot("batch", f"/batches/{batch}"),
             )
             async with chromium.launched() as browser:

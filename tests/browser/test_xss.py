@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,11 +21,14 @@ from tests.browser.xss import CORPUS
 Poisoned = tuple[Stage, Poison]
 
 # Whatever would wait for a hand gets one: every collapsed part opened, every element hovered and focused.
-TOUCH = """() => {
+TOUCH = """async () => {
+  const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   document.querySelectorAll('details').forEach((each) => { each.open = true; });
+  await drawn();
   document.querySelectorAll('main *').forEach((each) => {
     for (const kind of ['mouseover', 'mouseenter', 'focus']) each.dispatchEvent(new Event(kind, {bubbles: true}));
   });
+  await drawn();
 }"""
 
 
@@ -62,10 +66,21 @@ async def test_no_text_runs_on_any_page(open_window: Open, poisoned: Poisoned) -
     page = await sign_in(window, ids.first_key)
     await expect(page.get_by_role("banner")).to_contain_text(CORPUS[0])
     pages = ["/", "/jobs", "/users", "/batches", "/dead", "/workers", "/audit", "/services/confiding"]
-    details = [f"/jobs/{ids.everything}", f"/jobs/{ids.running}", f"/batches/{ids.batch}"]
+    details = [f"/jobs/{ids.running}", f"/jobs/{ids.completed[0]}", f"/batches/{ids.batch}"]
     for route in (*pages, *details):
         await window.go(route)
         await unharmed(window, page, route)
+
+
+async def test_input_result_and_metadata_are_shown_and_do_not_run(open_window: Open, poisoned: Poisoned) -> None:
+    stage, ids = poisoned
+    window = await open_window(stage)
+    page = await sign_in(window, ids.first_key, f"/jobs/{ids.everything}")
+    await unharmed(window, page, "the data of a job")
+    for title in ("Input", "Result", "Metadata"):
+        shown = page.get_by_label(title, exact=True)
+        for text in CORPUS:
+            await expect(shown).to_contain_text(json.dumps(text, ensure_ascii=False))
 
 
 async def test_no_text_runs_on_the_page_of_a_job(open_window: Open, poisoned: Poisoned) -> None:

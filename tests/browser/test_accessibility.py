@@ -86,7 +86,7 @@ async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, f
         page = await window.go(route_of(name, furniture))
         await settled(page)
         for role in ("banner", "navigation", "main"):
-            await expect(page.get_by_role(role)).to_have_count(1)  # type: ignore[arg-type]
+            await expect(page.get_by_role(role)).to_have_count(1)
         await expect(page.get_by_role("heading", level=1)).to_have_count(1)
         assert "Fairlead" in await page.title()
 

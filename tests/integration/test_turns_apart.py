@@ -186,3 +186,20 @@ async def test_two_processes_never_start_two_requests(distributed: dict[str, str
             assert sum(await asyncio.gather(*tries)) == 1
             assert (await one.turns.get(request)).status is JobStatus.RUNNING
             await two.mark_completed(request, "cat.png")
+
+
+async def test_operators_see_a_turn_as_its_holders_and_nothing_amiss(distributed: dict[str, str]) -> None:
+    async with line_of(SHORT, distributed) as app, caller_of(distributed) as caller:
+        here, there = Waiters(app), Waiters(caller)
+        await here.join("first")
+        await here.has("first")
+        await there.join("ann")
+        await here.go("first")
+        await there.has("ann")
+        turn = (await turns_of(app))[1]
+        why = await app.why(turn.job_id)
+        assert [reason.code for reason in why.reasons] == ["running"]
+        assert why.reasons[0].details["worker"] == (await app.turns.get(turn.job_id)).process
+        assert [worker["running"] for worker in await app.workers()] == [0]
+        assert not {finding.code for finding in await app.doctor()} & {"no-worker", "worker-gone"}
+        await there.go("ann")

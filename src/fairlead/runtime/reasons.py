@@ -46,7 +46,7 @@ def running(job: Job, lease: Lease | None) -> Reason:
         "attempt": job.attempt,
         "since": iso(job.call_started_at),
         "ends_by": iso(job.call_deadline),
-        "worker": job.worker,
+        "worker": job.turn or job.worker,
         "lease": job.lease,
         "lease_expires_at": iso(lease.expires_at) if lease is not None else None,
     }

@@ -14,6 +14,7 @@ from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.job import Hold, JobStatus
 from fairlead.domain.limits import MAIN_SHARD, Rules
 from fairlead.domain.processes import POOLS, ProcessRecord, process_of
+from fairlead.domain.turns import is_turn
 from fairlead.runtime import status
 from fairlead.runtime.events import iso
 from fairlead.runtime.process import Process
@@ -203,6 +204,8 @@ def _calls(snapshots: Mapping[str, Sequence[ServiceSnapshot]]) -> dict[str, list
     calls: dict[str, list[dict[str, Any]]] = {}
     for each in (snapshot for found in snapshots.values() for snapshot in found):
         for lease in each.leases:
+            if is_turn(lease.job_id):
+                continue  # no worker executes it
             call = {key: value for key, value in status.lease_dict(lease).items() if key != "worker"}
             calls.setdefault(process_of(lease.worker), []).append({"service": each.service, **call})
     return calls

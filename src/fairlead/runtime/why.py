@@ -117,7 +117,7 @@ class Inquiry:
         now = await self._store.now()
         expired = lease is not None and now - lease.expires_at > LATE
         known = {each.name for each in await self._store.processes() if each.alive(now)}
-        if not expired and process_of(job.worker or "") in known:
+        if not expired and process_of(job.turn or job.worker or "") in known:
             return []
         line = self._line(job, rules)
         gone = reasons.worker_gone(job, lease_expired=expired, private=self._private)

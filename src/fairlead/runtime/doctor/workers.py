@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fairlead.dispatch.port import Lease
 from fairlead.domain.job import Priority
 from fairlead.domain.limits import BANDS, Order
 from fairlead.domain.processes import ProcessRecord, process_of
+from fairlead.domain.turns import is_turn
 from fairlead.runtime.doctor.facts import API, MANAGER, WORKER, Facts
 from fairlead.runtime.doctor.finding import Finding, Kind, Severity, counted, shown
 
@@ -175,7 +177,11 @@ def _gone(facts: Facts) -> Iterator[Finding]:
     known = {process.name for process in facts.alive}
     for shard, line in facts.lines.items():
         for service, snapshot in line.snapshots.items():
-            leases = [lease for lease in snapshot.leases if lease.worker and process_of(lease.worker) not in known]
+            leases = [
+                lease
+                for lease in snapshot.leases
+                if lease.worker and process_of(lease.worker) not in known and not _is_handed_over(lease, line.now)
+            ]
             if not leases:
                 continue
             late = max(line.now - lease.expires_at for lease in leases)
@@ -199,6 +205,11 @@ def _gone(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _is_handed_over(lease: Lease, now: float) -> bool:
+    """Of a turn: its lease bears the name of whoever claimed it, and somebody else renews it."""
+    return is_turn(lease.job_id) and lease.expires_at > now
+
+
 def _blocked(facts: Facts) -> Iterator[Finding]:
     """Told by the process itself once its loop turns again; while it does not, by its leases: a thread renews them,
     though the process has fallen silent."""
@@ -219,6 +230,7 @@ def _renews(facts: Facts, process: ProcessRecord) -> bool:
     """A lease of it that was granted before it fell silent, and would have expired since."""
     return any(
         process_of(lease.worker) == process.name
+        and not is_turn(lease.job_id)
         and lease.expires_at > line.now
         and _ttl(facts, service) < facts.now - process.seen_at
         for line in facts.lines.values()

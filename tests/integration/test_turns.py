@@ -367,8 +367,10 @@ async def test_what_a_turn_cannot_do_is_refused(embedded: dict[str, str]) -> Non
         for again in (app.resume, lambda turn_id: app.retry_step(turn_id, 0)):
             with pytest.raises(WrongState, match="turn"):
                 await again(turn.id)
-        with pytest.raises(WrongState, match="COMPLETED already"):
-            await app.turns.cancel(turn.id)
+        for end in (app.turns.cancel(turn.id), app.turns.fail(turn.id, "late")):
+            with pytest.raises(WrongState, match="COMPLETED already"):
+                await end
+        assert (await app.get(turn.id)).status is JobStatus.COMPLETED
         await app.delete(turn.id)
 
 
@@ -494,3 +496,30 @@ async def test_the_line_is_built_anew_around_waiting_and_held_turns(embedded: di
         await stands(app)
         await waiters.go("a", "b", "c")
         assert waiters.order == [*"abc"]
+
+
+async def test_a_result_waits_for_a_store_that_is_away_for_a_moment(
+    embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with line_of(MODELS, embedded) as app:
+        real, tries = app._recorder.record, []
+
+        async def away_at_first(*given: Any) -> bool:
+            tries.append(given)
+            if len(tries) < 3:
+                raise Unavailable("the database is away")
+            return await real(*given)
+
+        async with app.turn("flux", "ann") as turn:
+            turn.result = {"dear": True}
+            monkeypatch.setattr(app._recorder, "record", away_at_first)
+        assert len(tries) == 3
+        assert (await app.get(turn.id)).result == {"dear": True}
+
+
+async def test_what_turns_take_is_measured_like_calls(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        async with app.turn("flux", "ann") as turn:
+            await asyncio.sleep(0.05)
+        context = (await app.get(turn.id)).context
+        assert context["step_0_flux"]["metrics"]["execution_time_ms"] >= 45

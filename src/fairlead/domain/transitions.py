@@ -233,6 +233,8 @@ def hand_back(job: Job, *, now: float, waits: WaitTimeouts, hold: Hold | None = 
 
 def end_turn(job: Job, verb: str, error: Mapping[str, Any], *, now: float) -> Move:
     """A turn that came to nothing, waiting or held. Nobody but its caller could do the work: it is not tried again."""
+    if job.status.finished:
+        raise WrongState(f"the turn is {job.status} already", details={"status": job.status.value})
     held = job.status is JobStatus.RUNNING
     failed = _attempt(job, error, now) if held else None
     return _end(job, JobStatus.FAILED, verb, now, error=error, retryable=False, failed=failed)

@@ -29,6 +29,7 @@ class Ticket:
         """Its caller has the last word about it: what happens from now on is no loss."""
         self.waiters = 0
         self.counted = False
+        self._held_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         """Ends its waiting, or its holding, when it takes too long."""
 
@@ -36,8 +37,14 @@ class Ticket:
     def held(self) -> bool:
         return self.lease is not None and not self.lost.is_set()
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds for which it has had its slot, in this process."""
+        return asyncio.get_running_loop().time() - self._held_at
+
     def hold(self, lease: Lease, job: Job) -> None:
         self.stop_timer()
+        self._held_at = asyncio.get_running_loop().time()
         self.offered, self.lease, self.job = None, lease, job
 
     def lose(self, why: str) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from uuid_utils import uuid7
 
 from fairlead.domain import transitions, turns
+from fairlead.domain.adapt import ending_of
 from fairlead.domain.config import Config, known
 from fairlead.domain.job import Job, JobStatus, StepResult
-from fairlead.domain.limits import BANDS, Lanes
-from fairlead.domain.order import Place
+from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.transitions import Adopt, Move, Submit
 from fairlead.domain.wire import to_json
 from fairlead.errors import NotFound, TurnLost, Unavailable, UnknownFeature, WrongState
@@ -29,17 +29,18 @@ from fairlead.runtime.rebuild import lease_of
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.submission import Submission, check
 from fairlead.runtime.turns.checks import patience_of, result_json, user_of
+from fairlead.runtime.turns.looking import Looking
 from fairlead.runtime.turns.telling import OnPosition, Teller
 from fairlead.runtime.turns.tickets import Ticket, Tickets
 from fairlead.runtime.turns.usher import Usher
-from fairlead.runtime.turns.view import TurnView, of_record, of_turn
+from fairlead.runtime.turns.view import TurnView
 from fairlead.store.journal import Journal
 from fairlead.store.port import Accepted, Done, Store
 
 log = logging.getLogger(__name__)
 
 TRIES = 20
-LOOK_AT = 1000
+RECORD_WITHIN = 30.0
 
 
 class Settle(Protocol):
@@ -48,8 +49,8 @@ class Settle(Protocol):
     async def __call__(self, submit: Submit, *, lowers_only: bool) -> Submit: ...
 
 
-class Turns:
-    """`process` gives what this process has of the line, and starts it if need be."""
+class Turns(Looking):
+    """`process` gives what this process has of the line, and starts it if need be. `settle` decides who goes first."""
 
     def __init__(
         self,
@@ -65,16 +66,13 @@ class Turns:
         settle: Settle,
         process: Callable[[], Awaitable[Process]],
     ) -> None:
-        self._store = store
+        super().__init__(store, config=config, tickets=tickets, process=process)
         self._journal = journal
         self._recorder = recorder
         self._operations = operations
         self._hub = hub
         self._clock = clock
-        self._config = config
-        self._tickets = tickets
         self._settle = settle
-        self._running = process
         self._tasks: set[asyncio.Task[Any]] = set()
         self.process: Process | None = None
         """What this process has of the line, while it has it."""
@@ -247,53 +245,6 @@ class Turns:
         await process.told(ticket.service)
         return await usher.start_if_first(ticket)
 
-    # ------------------------------------------------------------ looking
-
-    async def get(self, turn_id: str) -> TurnView:
-        """The whole turn, and where it stands."""
-        record = await self._store.get(check_id(turn_id, "turn"))
-        if record is None or record.job.turn is None:
-            raise NotFound(f"there is no turn {turn_id}")
-        place = await self._place(record.job)
-        ttl, timeout = self._times(record.job.service)
-        return of_record(record, place, lease_ttl=ttl, timeout=timeout)
-
-    async def find(self, turn_id: str) -> Job | None:
-        """Its row; None if there is no such turn."""
-        job = (await self._store.get_jobs([turn_id])).get(turn_id)
-        return None if job is None or job.turn is None else job
-
-    async def position(self, turn_id: str) -> int | None:
-        """1 is next. None: it does not wait, or is not there."""
-        job = (await self._store.get_jobs([check_id(turn_id, "turn")])).get(turn_id)
-        place = None if job is None else await self._place(job)
-        return None if place is None else place.position
-
-    async def first(self, service: str) -> str | None:
-        """Of the turns in this service's line the one that is next. Looks at all of the line."""
-        process = await self._running()
-        await process.told(service)
-        lanes = Lanes(frozenset((service, band) for band in BANDS), others=False)
-        found: dict[str, int] = {}
-        async for jobs in self._store.waiting(LOOK_AT, lanes):
-            places = await process.places([job.id for job in jobs if job.turn is not None])
-            found |= {turn_id: place.position for turn_id, place in places.items()}
-        return min(found, key=lambda turn_id: found[turn_id], default=None)
-
-    async def owner_of(self, turn_id: str) -> str | None:
-        """Whose turn it is. None: there is no such turn."""
-        job = (await self._store.get_jobs([check_id(turn_id, "turn")])).get(turn_id)
-        return None if job is None or job.turn is None else job.user_id
-
-    def held_here(self, turn_id: str) -> bool:
-        """Whether the caller that has this slot is in this process, and still has it."""
-        ticket = self._tickets.get(turn_id)
-        return ticket is not None and ticket.held
-
-    def owned_here(self, turn_id: str) -> bool:
-        """Whether its caller, waiting or holding, is in this process."""
-        return self._tickets.get(turn_id) is not None
-
     def held(self, turn_id: str) -> Ticket:
         """One whose slot was taken here just now."""
         ticket = self._tickets.get(turn_id)
@@ -315,7 +266,7 @@ class Turns:
         data_json = result_json(result, self._config().worker.max_result)
         ticket = await self._holding(turn_id)
         job, now = ticket.job, self._clock.now()
-        spent = {"execution_time_ms": round((now - (job.call_started_at or now)) * 1000, 3)}
+        spent = {"execution_time_ms": round(ticket.elapsed * 1000, 3)}
         kept = StepResult(job.id, job.step, job.service, job.round, data_json, to_json(spent), now, job.lease)
         move = transitions.step_done(job, kept, now=now, waits={})
         return await self._end(ticket, move, failed=False)
@@ -382,11 +333,32 @@ class Turns:
     async def _end(self, ticket: Ticket, move: Move, *, failed: bool) -> TurnView:
         ticket.leaving = True
         try:
-            if not await self._recorder.record(ticket.job, move, self._clock.now()):
+            self._observe(ticket, failed=failed)
+            if not await self._record(ticket.job, move):
                 raise TurnLost("the turn was ended by somebody else", turn_id=ticket.id)
         finally:
             self._usher_of(ticket).leave(ticket, failed=failed)
         return await self.get(ticket.id)
+
+    def _observe(self, ticket: Ticket, *, failed: bool) -> None:
+        """As a worker does of a call."""
+        observations = self._recorder.observations
+        observations.ran(ticket.job, ticket.elapsed)
+        failure = Failure(EXCEPTION, "", retryable=False) if failed else None
+        observations.answered(ticket.service, ending_of(failure), ticket.elapsed)
+
+    async def _record(self, job: Job, move: Move) -> bool:
+        """How it ended is written when the store is back, if that is soon: the work is done, and was dear."""
+        loop, delay = asyncio.get_running_loop(), 0.1
+        until = loop.time() + RECORD_WITHIN
+        while True:
+            try:
+                return await self._recorder.record(job, move, self._clock.now())
+            except Unavailable:
+                if loop.time() + delay > until:
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(5.0, delay * 2)
 
     async def _holding(self, turn_id: str) -> Ticket:
         """It, as one that has its slot in this process."""
@@ -412,27 +384,6 @@ class Turns:
                 await self._give_up(ticket)  # it was promoted in this very moment, say
 
     # ------------------------------------------------------------ shared parts
-
-    async def _turn(self, turn_id: str) -> Job:
-        job = (await self._store.get_jobs([check_id(turn_id, "turn")])).get(turn_id)
-        if job is None or job.turn is None:
-            raise NotFound(f"there is no turn {turn_id}")
-        return job
-
-    async def _place(self, job: Job) -> Place | None:
-        if job.status is not JobStatus.PENDING:
-            return None
-        process = await self._running()
-        await process.told(job.service)
-        return (await process.places([job.id])).get(job.id)
-
-    def _view(self, job: Job, place: Place | None) -> TurnView:
-        ttl, timeout = self._times(job.service)
-        return of_turn(job, place, lease_ttl=ttl, timeout=timeout)
-
-    def _times(self, service: str) -> tuple[float, float]:
-        config = self._config().services.get(service)
-        return (15.0, 300.0) if config is None else (config.lease_ttl, config.timeout)
 
     def _usher_of(self, ticket: Ticket) -> Usher:
         process = self.process

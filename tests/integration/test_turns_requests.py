@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from fairlead import Fairlead, JobStatus, NotFound, WrongState
+from fairlead.dispatch.port import Lease
 from fairlead.errors import InvalidInput, UnknownFeature
 from tests.integration.turning import MODELS, line_of, position_is, until
 
@@ -163,6 +164,21 @@ async def test_who_is_offered_the_slot_may_still_take_it_for_a_moment(engines: d
         assert await app.try_start_processing(first, "flux") is True
         assert not behind.done()
         await app.mark_completed(first, "first.png")
+        await behind
+
+
+async def test_an_offer_of_a_line_that_is_no_more_does_not_stand_in_the_way(embedded: dict[str, str]) -> None:
+    async with line_of(MODELS, embedded) as app:
+        (first,) = await add(app, "cat")
+        process = app.turns.process
+        assert process is not None
+        ticket = app._tickets.get(first)
+        assert ticket is not None
+        process.ushers[0].offer(ticket, Lease("0:1", first, 0, 0, "flux", "123456", "w", 0.0, 0.0))
+        behind = asyncio.create_task(app.wait_for_turn(*await add(app, "behind"), "flux"))
+        await position_is(app, first, None)
+        assert await app.try_start_processing(first, "flux") is True
+        await app.mark_completed(first, "cat.png")
         await behind
 
 

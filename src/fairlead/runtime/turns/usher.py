@@ -183,8 +183,9 @@ class Usher(Holding):
         self._offered[lease.name] = lease
 
     def offer(self, ticket: Ticket, lease: Lease) -> None:
-        """To a caller of this process: at once if it waits, else it may ask soon."""
-        if ticket.lease is not None or ticket.offered is not None:
+        """To a caller of this process: at once if it waits, else it may ask soon. A later offer is the one that counts:
+        the line may have been built anew since."""
+        if ticket.lease is not None or (ticket.offered is not None and ticket.offered.name == lease.name):
             return
         ticket.offered = lease
         self._tickets.changed(ticket)
@@ -204,9 +205,10 @@ class Usher(Holding):
         try:
             outcome = await self._journal.write(start)
         except Exception as error:
-            # Whether it was written is not known: if not, it is overdue soon; if so, the lease expires.
+            # Whether it was written is not known. Unrenewed, the lease expires, and recovery settles it.
             log.warning("turn %s could not be started (%s); its slot is left to expire", ticket.id, error)
             self._forget_offer(ticket, lease)
+            self._settled(lease)
             return False
         if not isinstance(outcome, Started):
             self._forget_offer(ticket, lease)

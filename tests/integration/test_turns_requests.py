@@ -174,7 +174,7 @@ async def test_an_offer_of_a_line_that_is_no_more_does_not_stand_in_the_way(embe
         assert process is not None
         ticket = app._tickets.get(first)
         assert ticket is not None
-        process.ushers[0].offer(ticket, Lease("0:1", first, 0, 0, "flux", "123456", "w", 0.0, 0.0))
+        process.ushers[0].offer(ticket, Lease("7:1", first, 0, 0, "flux", "123456", "w", 0.0, 0.0))
         behind = asyncio.create_task(app.wait_for_turn(*await add(app, "behind"), "flux"))
         await position_is(app, first, None)
         assert await app.try_start_processing(first, "flux") is True

@@ -21,9 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fairlead.domain import reruns
+from fairlead.domain import reruns, turns
 from fairlead.domain import retry as retries
-from fairlead.domain import turns
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.records import record
 from fairlead.domain.retry import Fail, Failure, RetryPolicy

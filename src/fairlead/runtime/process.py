@@ -115,7 +115,9 @@ class Process:
             RulesLoop(self._follow_the_truth),
             self._presence,
             ActivityLoop(name, recorder.observations, store, journal),
-            PositionsLoop(self.places, hub),  # callers that wait for their turn are told where they stand in any process
+            PositionsLoop(
+                self.places, hub
+            ),  # callers that wait for their turn are told where they stand in any process
         ]
         if roles.api:
             loops.append(ScoresLoop(store, self.scores))

@@ -28,6 +28,8 @@ class Subscriber:
         self._heard = heard
         self.began = began
         self._wanted: set[str] = set()
+        self._touched: set[str] = set()
+        """Channels whose wish has changed since the server was told: of ten thousand, it is one at a time."""
         self._changed = asyncio.Event()
         self._answered_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -35,10 +37,14 @@ class Subscriber:
 
     def listen(self, channel: str) -> None:
         self._wanted.add(channel)
-        self._changed.set()
+        self._touch(channel)
 
     def unlisten(self, channel: str) -> None:
         self._wanted.discard(channel)
+        self._touch(channel)
+
+    def _touch(self, channel: str) -> None:
+        self._touched.add(channel)
         self._changed.set()
 
     def start(self) -> None:
@@ -68,6 +74,7 @@ class Subscriber:
         tasks: list[asyncio.Task[None]] = []
         try:
             first = set(self._wanted)
+            self._touched.clear()
             if first:
                 await connection.send_command("SUBSCRIBE", *first)
             tasks = [
@@ -92,12 +99,15 @@ class Subscriber:
         self._answered_at = loop.time()
         while True:
             self._changed.clear()
-            wanted = set(self._wanted)
-            if new := wanted - told:
+            touched, self._touched = self._touched, set()
+            new = {channel for channel in touched if channel in self._wanted and channel not in told}
+            gone = {channel for channel in touched if channel not in self._wanted and channel in told}
+            if new:
                 await connection.send_command("SUBSCRIBE", *new)
-            if gone := told - wanted:
+            if gone:
                 await connection.send_command("UNSUBSCRIBE", *gone)
-            told = wanted
+            told |= new
+            told -= gone
             try:
                 async with asyncio.timeout(_PING_S):
                     await self._changed.wait()

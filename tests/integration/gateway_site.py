@@ -24,7 +24,7 @@ from fairlead.gateway.transport import websocket_options
 
 TURNS = {
     "slot": {"limit": 1, "order": "fifo"},
-    "short": {"limit": 1, "order": "fifo", "lease_ttl": 1},
+    "short": {"limit": 1, "order": "fifo", "lease_ttl": 2},
 }
 """Services whose slots their callers use themselves."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.dispatch.port import Heard
+from fairlead.dispatch.port import Heard, Lease
 from fairlead.runtime import events
 from fairlead.runtime.clock import SystemClock
 from fairlead.runtime.crossing import Crossing
@@ -53,9 +53,21 @@ class OnWire:
 class Process:
     def __init__(self, wire: Wire) -> None:
         self.hub = Hub()
-        self.stopped: list[tuple[str, int]] = []
+        self.stopped: list[tuple[str, int | None]] = []
         self.bus = OnWire(wire)
-        self.crossing = Crossing(self.bus, self.hub, SystemClock(), lambda *job: self.stopped.append(job))
+        self.name = f"host:{len(wire.buses)}:ab"
+        self.offered: list[tuple[str, Lease]] = []
+        self.adopted: list[str] = []
+        self.crossing = Crossing(self.bus, self.hub, SystemClock(), self)
+
+    def stop_job(self, job_id: str, run: int | None = None) -> None:
+        self.stopped.append((job_id, run))
+
+    def turn_offered(self, shard: str, lease: Lease) -> None:
+        self.offered.append((shard, lease))
+
+    def turn_adopted(self, turn_id: str) -> None:
+        self.adopted.append(turn_id)
 
 
 async def two(wire: Wire) -> tuple[Process, Process]:
@@ -186,3 +198,12 @@ async def test_a_process_hears_its_own_echo_unless_messages_are_lost(monkeypatch
             await here.crossing.echo()
     await here.crossing.close()
     await there.crossing.close()
+
+
+async def test_a_slot_is_brought_to_the_process_of_its_caller_and_to_no_other() -> None:
+    here, there = await two(Wire())
+    lease = Lease("1:7", "turn", 0, 3, "flux", "ada", "host:1:ab/turns", 10.0, 25.0, scope="flux")
+    here.crossing.offer_turn(there.name, "main", lease)
+    here.crossing.adopt_turn(there.name, "turn")
+    assert (there.offered, there.adopted) == ([("main", lease)], ["turn"])
+    assert (here.offered, here.adopted) == ([], [])

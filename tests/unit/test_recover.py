@@ -90,7 +90,7 @@ async def test_a_turn_that_a_killed_process_handed_over_stays_its_holders() -> N
         async def get_jobs(self, job_ids: list[str]) -> dict[str, Job]:
             return {self.job.id: self.job}
 
-        async def record_each(self, moves: list[Any], now: float) -> list[Any]:
+        async def apply_each(self, moves: list[Any], now: float) -> list[Any]:
             return []
 
         async def hold(self, holds: list[Any]) -> None: ...

@@ -75,11 +75,13 @@ class Callers:
     def _look_soon(self) -> None:
         """A timer, not a task that sleeps: nobody has to end it with the application."""
         if self._callers and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(min(LOOK_EVERY, HEARTBEAT / 4), self._look)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(loop.time() + min(LOOK_EVERY, HEARTBEAT / 4), self._look)
 
     def _look(self) -> None:
-        self._timer = None
         now = asyncio.get_running_loop().time()
+        assert self._timer is not None
+        deaf, self._timer = now - self._timer.when(), None
         try:
             turns = self._fairlead.turns
         except Unavailable:  # closed, and the turns of this process have ended with it
@@ -89,6 +91,7 @@ class Callers:
             if not turns.owned_here(turn_id):
                 del self._callers[turn_id]
                 continue
+            caller.heard_at += deaf  # what came while this process stood still is not read yet
             if turns.held_here(turn_id) and not caller.held:
                 caller.held, caller.heard_at = True, now
             if caller.is_gone(now) and not caller.leaving:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from fairlead.domain.config import Config
+from fairlead.domain.config import Config, ServiceConfig
 from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Order
 from fairlead.domain.processes import ProcessRecord
@@ -173,7 +173,7 @@ class Dashboard:
 
     def _kinds(self) -> Mapping[str, str]:
         """How services run, as far as this process's own configuration says."""
-        return {name: "http" if each.remote else "function" for name, each in self._config().services.items()}
+        return {name: _kind(each) for name, each in self._config().services.items()}
 
     async def _ask_processes(self) -> tuple[Sequence[ProcessRecord], float]:
         return await self._store.processes(), await self._store.now()
@@ -186,3 +186,11 @@ class Dashboard:
             spared = self._spared[key] = Sparing(ask, every)
         found: T = await spared.now()
         return found
+
+
+def _kind(service: ServiceConfig) -> str:
+    if service.turns_only:
+        return "turns"
+    if service.celery is not None:
+        return "celery"
+    return "http" if service.remote else "function"

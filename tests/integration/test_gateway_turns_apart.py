@@ -1,0 +1,67 @@
+"""Callers over HTTP who ask now this gateway, now that: on PostgreSQL and Redis, behind anything that balances load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx2
+import pytest
+
+from fairlead import Config, Fairlead
+from fairlead.gateway.app import create_gateway
+from fairlead.runtime.roles import Roles
+from tests.integration.gateway_site import TURNS, served
+from tests.integration.test_gateway_turns import finished, looked, opened, waited
+
+Gateways = tuple[httpx2.AsyncClient, httpx2.AsyncClient]
+
+
+@pytest.fixture
+async def gateways(distributed: dict[str, str]) -> AsyncIterator[Gateways]:
+    """Two, each with what a process of its own would have; a manager is beside the first."""
+    async with AsyncExitStack() as stack:
+        clients = []
+        for manager in (True, False):
+            app = Fairlead(Config.model_validate({"services": TURNS}), **distributed)
+            await stack.enter_async_context(app.running(Roles(worker=False, manager=manager)))
+            port = await stack.enter_async_context(served(create_gateway(app)))
+            client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
+            clients.append(await stack.enter_async_context(client))
+        yield clients[0], clients[1]
+
+
+async def test_a_turn_goes_with_its_caller_from_gateway_to_gateway(gateways: Gateways) -> None:
+    here, there = gateways
+    holder = await opened(here, "ada")
+    assert (await waited(there, holder))["status"] == "RUNNING"
+    turn = await opened(there, "bob")
+    assert (await waited(here, turn, seconds=1))["status"] == "PENDING"
+    assert (await here.post(holder["links"]["renew_url"])).json()["status"] == "RUNNING"
+    waiting = asyncio.create_task(waited(there, turn))
+    assert (await finished(there, holder, result=1)).status_code == 200
+    assert (await waiting)["status"] == "RUNNING"
+    ended = await finished(here, turn, result=2)
+    assert (ended.json()["status"], ended.json()["result"]) == ("COMPLETED", 2)
+
+
+async def test_who_renews_in_turns_at_both_keeps_the_slot(gateways: Gateways) -> None:
+    turn = await opened(gateways[0], "ada", service="short")
+    held = await waited(gateways[0], turn)
+    for number in range(9):  # three times as long as it would outlive its caller
+        await asyncio.sleep(held["lease_ttl"] / 3)
+        renewed = await gateways[number % 2].post(turn["links"]["renew_url"])
+        assert renewed.json()["status"] == "RUNNING"
+    assert (await finished(gateways[1], turn)).status_code == 200
+
+
+async def test_the_slot_comes_to_a_caller_that_waits_at_another_gateway(gateways: Gateways) -> None:
+    here, there = gateways
+    holder = await opened(here, "ada")
+    await waited(here, holder)
+    turn = await opened(there, "bob")
+    waiting = asyncio.create_task(waited(there, turn))
+    await here.post(holder["links"]["cancel_url"])
+    assert (await waiting)["status"] == "RUNNING"
+    assert (await looked(here, turn))["status"] == "RUNNING"

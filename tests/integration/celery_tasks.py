@@ -21,18 +21,18 @@ def board() -> redis.Redis:
     return redis.Redis.from_url(os.environ["TEAM_REDIS_URL"])
 
 
-@app.task(name="team.caption", bind=True)
+@app.task(name="team.caption", shared=False, bind=True)
 def caption(self: Task, prompt: str = "", loud: bool = False) -> dict[str, Any]:
     about = self.request.fairlead
     return {"caption": prompt.upper() if loud else prompt, "user": about["user_id"], "job": about["job_id"]}
 
 
-@app.task(name="team.enveloped")
+@app.task(name="team.enveloped", shared=False)
 def enveloped(meta: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
     return {"data": {"meta": meta, "payload": payload}, "metrics": {"model": "v2"}}
 
 
-@app.task(name="team.failing")
+@app.task(name="team.failing", shared=False)
 def failing(how: str, until: int = 99) -> str:
     with board() as told:
         tries = told.incr(f"tries:{how}")
@@ -56,12 +56,12 @@ class Unusual(Exception):
     """Known to this module alone."""
 
 
-@app.task(name="team.ignored", ignore_result=True)
+@app.task(name="team.ignored", shared=False, ignore_result=True)
 def ignored() -> str:
     return "kept all the same"
 
 
-@app.task(name="team.progressing", bind=True)
+@app.task(name="team.progressing", shared=False, bind=True)
 def progressing(self: Task) -> str:
     self.update_state(state="PROGRESS", meta={"current": 1, "total": 4, "message": "a quarter", "layer": 7})
     with board() as told:
@@ -69,7 +69,7 @@ def progressing(self: Task) -> str:
     return "all of it"
 
 
-@app.task(name="team.held", bind=True)
+@app.task(name="team.held", shared=False, bind=True)
 def held(self: Task, name: str) -> str:
     """Says that it has begun, and ends when it is let go."""
     with board() as told:
@@ -78,7 +78,7 @@ def held(self: Task, name: str) -> str:
     return f"{name} by {self.request.id}"
 
 
-@app.task(name="team.counted")
+@app.task(name="team.counted", shared=False)
 def counted(seconds: float) -> None:
     """How many are inside at once, at most."""
     with board() as told:

@@ -98,7 +98,7 @@ async def test_a_task_declared_in_code_is_run_by_celery_and_not_here(
     app = Fairlead(Config(), database_url=f"sqlite:///{tmp_path}/fairlead.db")
 
     @app.service(limit=1, celery_queue="team")
-    @team.task(name="team.caption")
+    @team.task(name="team.caption", shared=False)
     def caption(prompt: str) -> None:
         raise AssertionError("only its name is needed here")
 

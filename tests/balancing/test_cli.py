@@ -18,7 +18,7 @@ from fairlead.celery import LoadBalancer
 from tests.balancing.site import DEFAULTS, make_app
 
 app = make_app({url!r})
-LoadBalancer(app, **DEFAULTS)
+LoadBalancer(app, **{{**DEFAULTS, 'worker_ttl': 600.0}})
 """
 APP = ("-A", "proj")
 

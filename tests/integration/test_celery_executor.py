@@ -18,6 +18,7 @@ from tests import redis_servers
 from tests.celery_workers import CeleryWorker, closed
 
 PATIENCE = 60.0
+pytestmark = pytest.mark.timeout(300)  # a worker takes a while to start on a busy machine
 MODULE = "tests.integration.celery_tasks"
 Make = Callable[..., Fairlead]
 

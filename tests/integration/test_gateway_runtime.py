@@ -97,7 +97,7 @@ async def test_held_slots_count_as_in_use_in_their_band_and_region(site: Site, m
     values = {name: getattr(echo, name) for name in echo.__slots__}
     changed = type(echo)(**{**values, "leases": [lease], "holds": [hold], "in_use": 2, "held": 1})
 
-    async def seen() -> Any:
+    async def seen(services: Any = None, *, users: bool = False) -> Any:
         return [changed]
 
     rules = process.rules.services["echo"]

@@ -43,6 +43,14 @@ def drawn(process: str, settings: Settings, roles: Roles, urls: list[str], capsy
     return capsys.readouterr().out
 
 
+def test_whoever_starts_it_is_told_where_the_dashboard_is(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = [
+        each for each in drawn("up", Settings(Config()), Roles(), URLS, capsys).splitlines() if "dashboard" in each
+    ]
+    assert line.split() == ["dashboard", "http://127.0.0.1:8000/"]
+    assert "dashboard" not in drawn("worker", Settings(Config()), Roles(api=False), [], capsys)
+
+
 # ---------------------------------------------------------------- which services, which bands
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -76,6 +77,10 @@ class Channel:
         self._packed = b""
         self._refusal = b""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> bytes:
+        return self._view.key
 
     @property
     def followed(self) -> bool:
@@ -185,12 +190,10 @@ class Board:
             return
         channel.leave(follower)
         if not channel.followed:
-            for key, each in list(self._channels.items()):
-                if each is channel:
-                    del self._channels[key]
+            del self._channels[channel.key]
 
     @contextlib.contextmanager
-    def follower(self) -> Any:
+    def follower(self) -> Iterator[Follower]:
         follower = Follower()
         try:
             yield follower

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tests.browser import chromium, eyes
 from tests.browser.pages import settled
@@ -128,6 +128,7 @@ async def take(browser: Browser, url: str, shot: Shot) -> None:
     async with eyes.opened(browser, url, **options) as window:
         page = await window.go(shot.route)
         await settled(page)
+        await expect(page.locator(".health.unknown")).to_have_count(0, timeout=30_000)
         await page.screenshot(path=shot.path, animations="disabled", caret="hide")
         if window.complaints:
             raise SystemExit(f"{shot.name}: {window.complaints}")

@@ -33,6 +33,13 @@ SAYS = {
 }
 
 
+HEAR_VERDICTS = """
+window.__verdicts = [];
+new MutationObserver(() => window.__verdicts.push(document.querySelector('.verdict')?.innerText))
+  .observe(document, {subtree: true, childList: true, characterData: true});
+"""
+
+
 @pytest.mark.parametrize("name", PAGES)
 async def test_a_page_shows_what_there_is(open_window: Open, furnished: Furnished, name: str) -> None:
     stage, furniture = furnished
@@ -90,8 +97,17 @@ async def test_what_is_typed_filters_and_becomes_the_address(open_window: Open, 
 async def test_what_is_wrong_is_said_with_what_mends_it(open_window: Open, bare_stage: Stage) -> None:
     await bare_stage.app.pause("echo", who="ops")
     await bare_stage.submit("echo")
-    page = await (await open_window(bare_stage)).go()
+    window = await open_window(bare_stage)
+    await window.page.add_init_script(HEAR_VERDICTS)
+    page = await window.go()
     await expect(page.get_by_test_id("health")).to_contain_text("fairlead unpause echo", timeout=2 * PATIENCE_MS)
+    # Nor was anything else said before somebody had looked.
+    assert "All is well" not in await page.evaluate("() => window.__verdicts.join()")
+
+
+async def test_when_nothing_is_wrong_it_says_so(open_window: Open, bare_stage: Stage) -> None:
+    page = await (await open_window(bare_stage)).go()
+    await expect(page.get_by_test_id("health")).to_contain_text("All is well", timeout=2 * PATIENCE_MS)
 
 
 @pytest.mark.parametrize("route", ["/jobs/01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f", "/jobs/nonsense", "/services/nope"])

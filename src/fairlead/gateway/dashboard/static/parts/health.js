@@ -5,16 +5,18 @@ import { Copy } from "./bits.js";
 import { shortWorker } from "./slots.js";
 
 const WORST = ["error", "warning"];
+const CALM = { ok: "All is well", unknown: "Looking whether all is well…" };
 const SLOW_OUTBOX = 5; // seconds
 
 export function Health({ health }) {
   if (!health) return null;
   const wrong = Object.entries(health.findings || {}).filter(([, finding]) => WORST.includes(finding.level))
     .sort(([, one], [, other]) => WORST.indexOf(one.level) - WORST.indexOf(other.level));
-  const level = wrong[0]?.[1].level || "ok";
+  // Until somebody has looked, nobody can say that all is well.
+  const level = health.findings ? wrong[0]?.[1].level || "ok" : "unknown";
   return html`<section class=${`health ${level}`} aria-label="Health" data-testid="health">
     <div class="health-head">
-      <p class="verdict" role="status"><span class="dot" aria-hidden="true"></span>${level === "ok" ? "All is well" : verdict(wrong)}</p>
+      <p class="verdict" role="status"><span class="dot" aria-hidden="true"></span>${CALM[level] || verdict(wrong)}</p>
       <ul class="parts">
         <${Leaders} leaders=${health.leaders} />
         <li class=${health.workers ? "" : "bad"}>${health.workers ? plural(health.workers, "worker") : "no worker"}</li>

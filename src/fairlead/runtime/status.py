@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -86,18 +86,19 @@ class _Shard:
 async def _shard(line: Line, services: Sequence[str] | None, users: bool) -> _Shard:
     asked = None if services is None else [name for name in services if name in line.rules.services]
     (snapshots, problem), (states, _), leader = await asyncio.gather(
-        _answer(line.dispatcher.snapshot(asked, users=users)),
-        _answer(line.dispatcher.states(line.rules.scopes)),
+        _answer(lambda: line.dispatcher.snapshot(asked, users=users)),
+        _answer(lambda: line.dispatcher.states(line.rules.scopes)),
         _leader(line),
     )
     return _Shard(line.name, snapshots or (), problem, states or {}, leader)
 
 
-async def _answer(question: Awaitable[T]) -> tuple[T | None, str | None]:
-    """What was asked for, or why it is not known."""
+async def _answer(ask: Callable[[], Awaitable[T]]) -> tuple[T | None, str | None]:
+    """What was asked for, or why it is not known. (Asked here, not before: whoever gives up at once has asked
+    nothing.)"""
     try:
         async with asyncio.timeout(ANSWERS_WITHIN):
-            return await question, None
+            return await ask(), None
     except Unavailable as error:
         return None, shown(error)
     except TimeoutError:
@@ -107,7 +108,7 @@ async def _answer(question: Awaitable[T]) -> tuple[T | None, str | None]:
 async def _leader(line: Line) -> dict[str, Any] | None:
     if line.leadership is None:
         return None
-    found, problem = await _answer(line.leadership.leader())
+    found, problem = await _answer(line.leadership.leader)
     holder, term = found or (None, None)
     return {"leader": holder, "term": term, "problem": problem or (None if found else "no manager leads")}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.browser.conftest import Open
 from tests.browser.eyes import Window
 from tests.browser.pages import settled
@@ -15,13 +17,22 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.answers: list[float] = []
-        self.bodies: list[float] = []
+        self.bodies: dict[str, float] = {}
+        self._urls: dict[str, str] = {}
 
     async def watch(self, window: Window) -> None:
         network = await window.context.new_cdp_session(window.page)
         network.on("Network.loadingFinished", lambda event: self.answers.append(event["encodedDataLength"]))
-        network.on("Network.dataReceived", lambda event: self.bodies.append(event["encodedDataLength"]))
+        network.on("Network.requestWillBeSent", self._asked)
+        network.on("Network.dataReceived", self._came)
         await network.send("Network.enable")
+
+    def _asked(self, event: dict[str, Any]) -> None:
+        self._urls[event["requestId"]] = event["request"]["url"]
+
+    def _came(self, event: dict[str, Any]) -> None:
+        url = self._urls.get(event["requestId"], "")
+        self.bodies[url] = self.bodies.get(url, 0) + event["encodedDataLength"]
 
 
 async def test_a_first_visit_takes_less_than_100_kb_and_all_of_it_from_here(
@@ -44,8 +55,9 @@ async def test_a_second_visit_fetches_no_file_anew(open_window: Open, bare_stage
     await window.page.goto("about:blank")
     await arrived.watch(window)
     await settled(await window.go())
-    # Who is signed in is asked anew, of course.
-    assert sum(arrived.bodies) < 1000
+    # What changes is asked anew, of course: who is signed in, and what there is.
+    assert "/session" in "".join(arrived.bodies)
+    assert {url: size for url, size in arrived.bodies.items() if "/static/" in url and size} == {}
 
 
 async def test_a_page_opens_one_socket_and_keeps_it(open_window: Open, bare_stage: Stage) -> None:

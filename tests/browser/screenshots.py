@@ -106,9 +106,9 @@ class Crowd:
             user, priority = self._random.choice(PEOPLE)
             feature = "full_pipeline" if self._random.random() < 0.16 else "text_only"
             # The sample's services refuse a prompt that is no text: that is what dead letters are made of.
-            prompt = 17 if self._random.random() < 0.04 else self._random.choice(PROMPTS)
+            prompt = 17 if self._random.random() < 0.012 else self._random.choice(PROMPTS)
             # Others are in a hurry, and fail of that.
-            hurried = {"deadline": 1} if self._random.random() < 0.02 else {}
+            hurried = {"deadline": 1} if self._random.random() < 0.008 else {}
             await self.submit(feature, user, priority, prompt, **hurried)
             await asyncio.sleep(self._random.uniform(0.2, 0.9))
 

@@ -92,7 +92,7 @@ async def test_positions_are_pushed_when_they_change_and_never_after_the_grant(e
         waiters = Waiters(app)
         for name in "abc":
             await waiters.join(name)
-        await until(lambda: waiters.told["c"])
+        await until(lambda: waiters.told["b"] and waiters.told["c"])
         assert waiters.told == {"a": [], "b": [1], "c": [2]}
         await waiters.go("a")
         await until(lambda: len(waiters.told["c"]) == 2)

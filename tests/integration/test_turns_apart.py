@@ -125,8 +125,12 @@ async def test_a_process_that_ends_well_takes_its_callers_out_of_the_line(distri
     async with line_of(SHORT, distributed) as app:
         waiters = Waiters(app)
         async with caller_of(distributed) as caller:
-            await Waiters(caller).join("left behind")
+            leaving = Waiters(caller)
+            await leaving.join("left behind")
+            await leaving.has("left behind")
             await waiters.join("behind")
+        with pytest.raises(TurnLost, match="stopping"):
+            await leaving.tasks["left behind"]
         await waiters.go("behind")
 
 

@@ -413,6 +413,7 @@ class Turns(Looking):
         tickets = self._tickets.all()
         jobs = await self._store.get_jobs([ticket.id for ticket in tickets]) if tickets else {}
         for ticket in tickets:
+            ticket.why_lost = "this process is stopping"
             job = jobs.get(ticket.id)
             if job is not None and not job.status.finished:
                 held = job.status is JobStatus.RUNNING
@@ -421,5 +422,5 @@ class Turns(Looking):
         if moves:
             await self._recorder.record_each(moves, now)
         for ticket in tickets:
-            ticket.lose("this process is stopping")
+            ticket.lose(ticket.why_lost)
             self._usher_of(ticket).leave(ticket)

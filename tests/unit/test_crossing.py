@@ -1,6 +1,7 @@
 """What crosses between processes: events of watched jobs, ends, and stops."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -50,14 +51,17 @@ class OnWire:
     async def close(self) -> None: ...
 
 
+_numbers = itertools.count(1)
+
+
 class Process:
     def __init__(self, wire: Wire) -> None:
         self.hub = Hub()
+        self.name = f"process {next(_numbers)}"
         self.stopped: list[tuple[str, int | None]] = []
-        self.bus = OnWire(wire)
-        self.name = f"host:{len(wire.buses)}:ab"
         self.offered: list[tuple[str, Lease]] = []
         self.adopted: list[str] = []
+        self.bus = OnWire(wire)
         self.crossing = Crossing(self.bus, self.hub, SystemClock(), self)
 
     def stop_job(self, job_id: str, run: int | None = None) -> None:
@@ -163,6 +167,24 @@ async def test_a_stop_goes_to_all_with_its_run() -> None:
     await there.crossing.close()
 
 
+async def test_a_turn_is_offered_to_its_callers_process_alone_and_so_is_its_adoption() -> None:
+    here, there = await two(Wire())
+    lease = Lease("1:7", "t", 0, 3, "flux", "ann", "host:1:ab/-turns", 10.0, 25.0, scope="service:flux")
+    here.crossing.offer_turn(there.name, "main", lease)
+    assert (here.offered, there.offered) == ([], [("main", lease)])
+    here.crossing.adopt_turn(there.name, "t")
+    assert (here.adopted, there.adopted) == ([], ["t"])
+
+
+async def test_the_end_of_a_turn_is_heard_where_its_caller_is_and_that_of_a_job_is_not() -> None:
+    turn = "01890000-0000-8000-8000-000000000001"
+    here, there = await two(Wire())
+    here.crossing.ended(turn)
+    here.crossing.ended("job")
+    await asyncio.sleep(0)
+    assert there.stopped == [(turn, None)]
+
+
 async def test_nonsense_on_a_channel_stops_nobody() -> None:
     wire = Wire()
     here, there = await two(wire)
@@ -198,12 +220,3 @@ async def test_a_process_hears_its_own_echo_unless_messages_are_lost(monkeypatch
             await here.crossing.echo()
     await here.crossing.close()
     await there.crossing.close()
-
-
-async def test_a_slot_is_brought_to_the_process_of_its_caller_and_to_no_other() -> None:
-    here, there = await two(Wire())
-    lease = Lease("1:7", "turn", 0, 3, "flux", "ada", "host:1:ab/turns", 10.0, 25.0, scope="flux")
-    here.crossing.offer_turn(there.name, "main", lease)
-    here.crossing.adopt_turn(there.name, "turn")
-    assert (there.offered, there.adopted) == ([("main", lease)], ["turn"])
-    assert (here.offered, here.adopted) == ([], [])

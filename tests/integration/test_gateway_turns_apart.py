@@ -15,6 +15,7 @@ from fairlead.runtime.roles import Roles
 from tests.integration.gateway_site import TURNS, served
 from tests.integration.test_gateway_turns import finished, looked, opened, waited
 
+SERVICES = {**TURNS, "short": {"limit": 1, "lease_ttl": 4}}
 Gateways = tuple[httpx2.AsyncClient, httpx2.AsyncClient]
 
 
@@ -24,7 +25,7 @@ async def gateways(distributed: dict[str, str]) -> AsyncIterator[Gateways]:
     async with AsyncExitStack() as stack:
         clients = []
         for manager in (True, False):
-            app = Fairlead(Config.model_validate({"services": TURNS}), **distributed)
+            app = Fairlead(Config.model_validate({"services": SERVICES}), **distributed)
             await stack.enter_async_context(app.running(Roles(worker=False, manager=manager)))
             port = await stack.enter_async_context(served(create_gateway(app)))
             client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
@@ -49,10 +50,10 @@ async def test_a_turn_goes_with_its_caller_from_gateway_to_gateway(gateways: Gat
 async def test_who_renews_in_turns_at_both_keeps_the_slot(gateways: Gateways) -> None:
     turn = await opened(gateways[0], "ada", service="short")
     held = await waited(gateways[0], turn)
-    for number in range(9):  # three times as long as it would outlive its caller
+    for number in range(6):  # twice as long as it would outlive its caller
         await asyncio.sleep(held["lease_ttl"] / 3)
         renewed = await gateways[number % 2].post(turn["links"]["renew_url"])
-        assert renewed.json()["status"] == "RUNNING"
+        assert renewed.status_code == 200, renewed.text
     assert (await finished(gateways[1], turn)).status_code == 200
 
 

@@ -42,6 +42,8 @@ class Heartbeat:
         self._workers = workers
         self._interval = interval
         self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._hurried = False
         self._answered = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -61,8 +63,14 @@ class Heartbeat:
     def start(self) -> None:
         self._thread.start()
 
+    def hurry(self) -> None:
+        """Renew at once: somebody else has renewed one of the leases until now."""
+        self._hurried = True
+        self._wake.set()
+
     async def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
@@ -70,9 +78,14 @@ class Heartbeat:
         renewed = asked = time.monotonic()
         said = False
         self._ask()
-        while not self._stop.wait(tick):
+        while True:
+            self._wake.wait(tick)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
             now = time.monotonic()
-            if now - renewed >= self._interval():
+            if self._hurried or now - renewed >= self._interval():
+                self._hurried = False
                 for worker in self._workers:
                     self._renew(worker)
                 renewed = now

@@ -196,6 +196,11 @@ class Line:
             )
             self._heartbeat.start()
 
+    def renew_now(self) -> None:
+        """A lease has come here from another process."""
+        if self._heartbeat is not None:
+            self._heartbeat.hurry()
+
     async def _usher_dispatcher(self) -> Dispatcher:
         """Who waits for work is known by its connection, and workers have theirs."""
         if not self.workers:

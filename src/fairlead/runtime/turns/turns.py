@@ -148,6 +148,8 @@ class Turns(Looking):
         lease = replace(lease_of(job), scope=usher.scope_of(job.service))
         rest = max(0.0, (job.call_deadline or 0.0) - self._clock.now())
         usher.hold(ticket, lease, job, within=min(rest, usher.timeout_of(job.service)))
+        # A caller that goes from one to another would else always be where the next renewal is not due yet.
+        process.lines[process.rules.shard_of(job.service, job.priority.band)].renew_now()
 
     # ------------------------------------------------------------ waiting
 

@@ -112,10 +112,8 @@ class RecoverLoop:
             if before != await self._dispatcher.states(scopes) or not all(state.open for state in before.values()):
                 return  # another leader rebuilds: the leases are about to come back
             on_lease = {lease.name for snapshot in snapshots for lease in snapshot.leases}
-            strays = [job for job in rows if job.lease not in on_lease]
-            if strays:
-                log.warning("%d running jobs have no lease; taking them back", len(strays))
-                await self.recover(strays, now)
+            # One that has finished since its row was read is refused there: only what is taken back is said.
+            await self.recover([job for job in rows if job.lease not in on_lease], now)
 
     async def recover(self, jobs: Sequence[Job], now: float) -> None:
         moves = [(job, self._recovery(job, now)) for job in jobs]

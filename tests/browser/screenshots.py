@@ -105,12 +105,16 @@ class Crowd:
         while loop.time() < end:
             user, priority = self._random.choice(PEOPLE)
             feature = "full_pipeline" if self._random.random() < 0.16 else "text_only"
-            # The sample's services refuse a prompt that is no text: that is what dead letters are made of.
-            prompt = 17 if self._random.random() < 0.012 else self._random.choice(PROMPTS)
-            # Others are in a hurry, and fail of that.
-            hurried = {"deadline": 1} if self._random.random() < 0.008 else {}
-            await self.submit(feature, user, priority, prompt, **hurried)
+            await self.submit(feature, user, priority, self._random.choice(PROMPTS))
             await asyncio.sleep(self._random.uniform(0.2, 0.9))
+
+    async def fail(self) -> None:
+        """Dead letters of two kinds, and fewer than the doctor would warn of: the sample's services refuse a prompt
+        that is no text, and nothing is done within a hundredth of a second."""
+        for user, priority in PEOPLE[:4]:
+            await self.submit("text_only", user, priority, 17)
+        for user, priority in PEOPLE[:3]:
+            await self.submit("full_pipeline", user, priority, PROMPTS[0], deadline=0.01)
 
     async def operate(self) -> None:
         await self.ask("PUT", "/admin/services/prompt_enhancer/limit", {"limit": 4})
@@ -145,6 +149,7 @@ async def main() -> None:
             crowd = Crowd(client)
             await crowd.until_ready()
             await crowd.operate()
+            await crowd.fail()
             for n in range(6):
                 await crowd.submit("full_pipeline", *PEOPLE[n % 5], PROMPTS[n % 5])
             print(f"the sample works for {seconds:g} s", flush=True)

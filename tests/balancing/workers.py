@@ -66,12 +66,19 @@ class Worker:
             cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, BROKER_VARIABLE: url, BALANCER_VARIABLE: json.dumps(settings)},
         )  # fmt: skip
-        until(lambda: self._lives(balancer), "the worker is ready")
+        try:
+            until(lambda: self._has_said_so(balancer), "the worker is ready")
+        except BaseException:
+            print(self.log)
+            self.kill()
+            self._log.close()
+            raise
 
-    def _lives(self, balancer: LoadBalancer) -> bool:
+    def _has_said_so(self, balancer: LoadBalancer) -> bool:
         if self._process.poll() is not None:
             raise AssertionError(f"the worker ended:\n{self.log}")
-        return any(worker.name == self.name for worker in balancer.workers())
+        # However long ago: on a busy machine it may be gone again by now.
+        return any(worker.name == self.name for worker in balancer._ledger.workers())
 
     @property
     def log(self) -> str:

@@ -12,16 +12,16 @@ stood: completed, or failed at some step. Two things make it more than one recor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.records import record
 from fairlead.errors import WrongState
 
 GoesBack = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Standing:
     """How a job stands that has ended."""
 
@@ -70,6 +70,8 @@ def ended(goes_back: GoesBack) -> Standing:
 
 def completed(job: Job) -> Standing:
     """Where a job stands that has gone on to its end: completed, unless a re-run of one of its steps has failed."""
+    if job.goes_back is None:
+        return Standing(len(job.steps), None, None)
     base = {"step": len(job.steps), "error": None, "retryable": None}
     return ended(_with(base, _failed(job.goes_back)))
 

@@ -26,6 +26,7 @@ from fairlead.domain.wire import to_json
 from fairlead.errors import Unavailable
 from fairlead.executors.port import CANCELLED, TIMED_OUT, Call, Executor, Success
 from fairlead.runtime import events, failpoints
+from fairlead.runtime.alarm import Alarm
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Event, Hub
 from fairlead.runtime.outage import Outage
@@ -61,6 +62,7 @@ class Running:
 
     lease: Lease
     job: Job
+    alarm: Alarm[Running]
     task: asyncio.Task[None] | None = None
     performing: bool = False
     stop_reason: str | None = None
@@ -238,7 +240,9 @@ class Worker:
             )
             for lease in leases
         ]
-        for lease, outcome in zip(leases, await self._journal.write_each(starts), strict=True):
+        outcomes = await self._journal.write_each(starts)
+        alarms: dict[float, Alarm[Running]] = {}
+        for lease, start, outcome in zip(leases, starts, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 # As long as starts cannot be written, one step at a time is enough to find out that they can again.
                 self._trust = 1
@@ -247,7 +251,11 @@ class Worker:
             self._trust = MANY
             if isinstance(outcome, Started):
                 self._observations.started(outcome.job)
-                running = Running(lease, outcome.job)
+                alarm = alarms.get(start.timeout)
+                if alarm is None:
+                    alarm = alarms[start.timeout] = Alarm(self._loop, start.timeout, self._ring)
+                running = Running(lease, outcome.job, alarm)
+                alarm.on(running)
                 self._running[lease.job_id] = running
                 running.task = self._spawn(self._carry_out(running, outcome))
             else:
@@ -263,7 +271,7 @@ class Worker:
         self._observations.ran(job, elapsed)
         if outcome is not None:
             failure = outcome if isinstance(outcome, Failure) else None
-            self._observations.answered(job.service, ending_of(failure), elapsed)
+            self._observations.answered(call.service, ending_of(failure), elapsed)
         if running.progress_due is not None:
             running.progress_due.cancel()
         cools_down = _was_turned_away(outcome) and self._config.services[job.service].auto is not None
@@ -312,9 +320,9 @@ class Worker:
     async def _perform(self, running: Running, call: Call) -> Success | Failure | None:
         """Run the handler; None if it was stopped for a reason that is not its own."""
         if running.stopped:
+            running.alarm.off(running)
             return None
         running.performing = True
-        alarm = self._loop.call_later(call.timeout, self._stop, running, TIMED_OUT)
         try:
             outcome: Success | Failure | None = await self._executors[call.service].execute(call)
         except asyncio.CancelledError:
@@ -325,7 +333,7 @@ class Worker:
             log.exception("the executor of %s failed", call.service)
             outcome = Failure(EXCEPTION, f"{type(error).__name__}: {error}", retryable=True)
         finally:
-            alarm.cancel()
+            running.alarm.off(running)
             running.performing = False
         return self._timed_out(running) if running.stop_reason == TIMED_OUT else outcome
 
@@ -352,7 +360,7 @@ class Worker:
             result = StepResult(
                 job.id,
                 job.step,
-                job.service,
+                running.lease.service,
                 job.round,
                 outcome.data_json,
                 to_json(metrics),
@@ -422,19 +430,19 @@ class Worker:
         await asyncio.wait([call.lingering])
 
     def _call_of(self, running: Running, started: Started) -> Call:
-        job = started.job
+        job, service = started.job, running.lease.service
         return Call(
             job_id=job.id,
             step_index=job.step,
             total_steps=len(job.steps),
-            service=job.service,
+            service=service,
             feature_name=job.feature_name,
             user_id=job.user_id,
             attempt=job.attempt,
             idempotency_key=job.idempotency_key,
             params_json=started.input_json,
             context_json=started.context_json,
-            timeout=self._config.services[job.service].timeout,
+            timeout=self._config.services[service].timeout,
             region=running.lease.region,
             report=self._reporter(running),
         )
@@ -499,6 +507,9 @@ class Worker:
         running = self._running.get(job_id)
         if running is not None and (run is None or running.job.run == run):
             self._stop(running, CANCELLED)
+
+    def _ring(self, running: Running) -> None:
+        self._stop(running, TIMED_OUT)
 
     def _stop(self, running: Running, reason: str) -> None:
         if running.stop(reason):

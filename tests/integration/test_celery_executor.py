@@ -16,6 +16,7 @@ from celery import Celery
 from fairlead import Config, Fairlead, JobFailed, JobStatus
 from tests import redis_servers
 from tests.celery_workers import CeleryWorker, closed
+from tests.integration.clinic import provokes
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.timeout(300)  # a worker takes a while to start on a busy machine
@@ -333,6 +334,7 @@ async def test_results_are_heard_again_when_redis_comes_back(make_app: Make, res
                 assert (await job.result(PATIENCE)).startswith("away by")
 
 
+@provokes("celery-task-unknown", "celery-no-worker", "celery-unreachable")
 async def test_the_doctor_says_when_nobody_would_run_the_task(
     make_app: Make, worker: CeleryWorker, server: redis_servers.Server, restless: redis_servers.Server
 ) -> None:

@@ -1,5 +1,5 @@
 """Each finding of the doctor provoked for real, and gone after what it said was done: here in one process, on SQLite
-and memory. test_doctor_distributed.py and test_doctor_engines.py do the rest."""
+and memory. test_doctor_distributed.py, test_doctor_engines.py and test_celery_executor.py do the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairlead.dispatch.port import Withdrawal
 from fairlead.runtime import doctor
 from fairlead.runtime.doctor import KINDS, gather
 from fairlead.runtime.doctor.finding import Severity
-from tests.integration import clinic, test_doctor_distributed, test_doctor_engines
+from tests.integration import clinic, test_celery_executor, test_doctor_distributed, test_doctor_engines
 from tests.integration.cli_process import fairlead
 from tests.integration.clinic import API, Hands, ill, named, provokes, well
 from tests.integration.gateway_site import served
@@ -90,7 +90,8 @@ async def running(app: Fairlead, gate: Gate, count: int) -> list[str]:
 
 
 def test_every_finding_is_provoked_by_a_test() -> None:
-    modules = (globals(), vars(test_doctor_distributed), vars(test_doctor_engines))
+    elsewhere = (test_celery_executor, test_doctor_distributed, test_doctor_engines)
+    modules = (globals(), *map(vars, elsewhere))
     provoked = {code for module in modules for test in module.values() for code in getattr(test, "provoked_codes", ())}
     assert provoked == KINDS.keys()
 

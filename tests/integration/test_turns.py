@@ -238,10 +238,13 @@ async def test_a_waiter_gives_up_after_its_wait_timeout(engines: dict[str, str])
 
 
 async def test_the_wait_timeout_of_the_service_counts_too(engines: dict[str, str]) -> None:
-    async with line_of(config_of(flux={"wait_timeout": 0.3}), engines) as app, app.turn("flux", "holder"):
-        with pytest.raises(TurnTimeout):
-            async with app.turn("flux", "patient"):
-                pass
+    async with line_of(config_of(flux={"wait_timeout": 1.0}, sdxl={}), engines) as app:
+        async with app.turn("sdxl", "early"):
+            pass  # the line stands: nobody waits for that from here on
+        async with app.turn("flux", "holder"):
+            with pytest.raises(TurnTimeout):
+                async with app.turn("flux", "patient"):
+                    pass
 
 
 async def half_done(app: Fairlead) -> None:

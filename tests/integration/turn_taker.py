@@ -16,7 +16,8 @@ async def main(database_url: str, redis_url: str, how: str, count: int) -> None:
     told = asyncio.Semaphore(0)
 
     async def caller(number: int) -> None:
-        async with app.turn("flux", f"taker {number}", on_position=lambda _: told.release()):
+        in_line = told.release if how == "waits" else lambda: None
+        async with app.turn("flux", f"taker {number}", on_position=lambda _: in_line()):
             told.release()
             await asyncio.sleep(3600)
 

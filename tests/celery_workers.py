@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -90,6 +92,13 @@ class CeleryWorker:
     ) -> None:
         self.kill()
         self._log.close()
+
+
+def let_go() -> None:
+    """Kombu leaves connections to the garbage collector, which would report them in the middle of another test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,13 @@ import redis
 from fairlead.celery import LoadBalancer
 from tests import redis_servers
 from tests.balancing.site import DEFAULTS, make_app
+from tests.celery_workers import let_go
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    yield
+    let_go()
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,18 @@ from celery import Celery
 
 from fairlead.celery.strategies import DEFAULT_SHUFFLE_SIZE, hand_of_user
 from tests import redis_servers
-from tests.celery_workers import ROOT, CeleryWorker, closed
+from tests.celery_workers import ROOT, CeleryWorker, closed, let_go
 
 SITE = Path(__file__).parent / "django_site"
 OURS = {f"queue_{n}" for n in range(5)}
 PATIENCE = 60.0
 pytestmark = pytest.mark.timeout(300)  # a worker takes a while to start on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    yield
+    let_go()
 
 
 @pytest.fixture(scope="module")

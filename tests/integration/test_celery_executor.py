@@ -15,13 +15,19 @@ from celery import Celery
 
 from fairlead import Config, Fairlead, JobFailed, JobStatus
 from tests import redis_servers
-from tests.celery_workers import CeleryWorker, closed
+from tests.celery_workers import CeleryWorker, closed, let_go
 from tests.integration.clinic import provokes
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.timeout(300)  # a worker takes a while to start on a busy machine
 MODULE = "tests.integration.celery_tasks"
 Make = Callable[..., Fairlead]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    yield
+    let_go()
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,45 @@ async def test_unbound_work_prefers_a_healthy_region_to_a_fast_one(line: Line) -
     assert [lease.region for lease in await line.claim(9)] == ["eu", "eu", "us"]
 
 
+async def test_a_region_that_failed_once_is_avoided_no_longer_than_a_rest(line: Line) -> None:
+    await opened(line)
+    await line.end(await call(line, "eu"), after=4.0, failed=False)
+    await line.end(await call(line, "us"), after=1.0, failed=False)
+    await fail(line, "us")
+    await line.offer_all("ab")
+    line.clock.advance(8 - 1 / 64)
+    assert (await line.take()).region == "eu"
+    line.clock.advance(1 / 64)
+    assert (await line.take()).region == "us"
+
+
+async def test_a_success_ends_the_avoiding_at_once(line: Line) -> None:
+    await opened(line)
+    await line.end(await call(line, "eu"), after=4.0, failed=False)
+    await fail(line, "us")
+    await line.end(await call(line, "us"), after=1.0, failed=False)
+    await line.offer("a")
+    assert (await line.take()).region == "us"
+
+
+async def test_the_first_call_after_a_rest_probes_the_region_though_others_have_slots(line: Line) -> None:
+    await opened(line)
+    await line.end(await call(line, "eu"), after=1.0, failed=False)
+    await fail(line, "us", 2)
+    line.clock.advance(8)
+    await line.offer_all("abc")
+    assert [lease.region for lease in await line.claim(2)] == ["us", "eu"]
+    assert (await region(line, "us")).probing
+
+
+async def test_a_retry_probes_a_region_only_when_no_other_has_a_slot(line: Line) -> None:
+    await opened(line)
+    await fail(line, "us", 2)
+    line.clock.advance(8)
+    await line.offer_all("abc", rank=0)
+    assert [lease.region for lease in await line.claim(9)] == ["eu", "eu", "us"]
+
+
 async def test_how_fast_a_region_fails_says_nothing_of_how_fast_it_is(line: Line) -> None:
     await opened(line)
     await line.end(await call(line, "us"), after=4.0, failed=False)

@@ -170,12 +170,7 @@ class Service:
 
     def end_rests(self, now: int) -> float:
         """Those that are over; when the next one is."""
-        following = math.inf
-        for health in self.health.values():
-            if health.resting:
-                health.resting = now < health.until
-                following = min(following, health.until if health.resting else math.inf)
-        return following
+        return min((health.pass_time(now) for health in self.health.values()), default=math.inf)
 
     def keep(self, lease: Lease, estimate: int) -> None:
         self.leases[lease.name] = (lease, estimate)
@@ -264,7 +259,10 @@ class Service:
         if not free:
             return None
         preferred = sorted(free, key=lambda region: (*self._preference(region), -free[region], region))
+        by_health = self._probes_first(preferred) if self.health else preferred
         for number in bands:
+            # A call that failed once is not what a region is tried with, as long as there is another place for it.
+            regions_in_turn = preferred if number == RETRIES else by_health
             band = self.bands[number]
             if not band.waiting:
                 continue
@@ -273,7 +271,7 @@ class Service:
                 (head, lane.lines[head[1]][0], name, region)
                 for name, lane in band.lanes.items()
                 if lane.lines
-                and (region := _best(name, preferred)) is not None
+                and (region := _best(name, regions_in_turn)) is not None
                 and (head := band.head(name, self.parked)) is not None
             ]
             if heads:
@@ -283,10 +281,17 @@ class Service:
         return None
 
     def _preference(self, region: str) -> tuple[bool, float, int]:
-        """Lowest first: healthy, then with the least to do for its weight, if they differ, then fast."""
+        """Lowest first: healthy, then with the least to do for its weight, if they differ, then fast.
+
+        One that failed is not avoided for ever: nothing would show that it works again."""
         health, weights = self.health.get(region), self.rules.region_weights
         load = (len(self.region_slots.get(region, ())) + 1) / weights.get(region, 1.0) if weights else 0.0
-        return (False, load, 0) if health is None else (health.failures > 0, load, health.latency or 0)
+        return (False, load, 0) if health is None else (health.avoided or health.to_probe, load, health.latency or 0)
+
+    def _probes_first(self, preferred: list[str]) -> list[str]:
+        """A region that has rested is tried with the next call that may go there, or it would stay unused until all
+        others are full."""
+        return sorted(preferred, key=lambda region: not ((health := self.health.get(region)) and health.to_probe))
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """The step leaves the line and its user is charged: the step, its user, the estimated cost, the charge."""

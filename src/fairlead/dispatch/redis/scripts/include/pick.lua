@@ -45,7 +45,8 @@ local function earlier(service, a, b)
 end
 
 -- Regions with a slot, the one that unbound work prefers first: healthy, then with the least to do for its weight, if they
--- differ, then fast, then with most slots.
+-- differ, then fast, then with most slots. Beside them the same list for what is no retry: those that are to be probed go
+-- first there, or they would stay unused until all others are full.
 local function free_regions(service, regions, dry)
   local free, slots_in, failing, latency, load = {}, {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
@@ -54,7 +55,7 @@ local function free_regions(service, regions, dry)
     if slots > 0 and (not regions or regions[name]) and not (dry and in_pool(service, name)) then
       local health = service.health[name]
       free[#free + 1], slots_in[name] = name, slots
-      failing[name] = health ~= nil and health[FAILURES] > 0
+      failing[name] = avoided(health) or to_probe(health)
       latency[name] = health and health[LATENCY] or 0
       load[name] = service.weights[name] and (service.taken[name] + 1) / service.weights[name] or 0
     end
@@ -74,13 +75,21 @@ local function free_regions(service, regions, dry)
     end
     return before(a, b)
   end)
-  return free
+  local probes_first = {}
+  for _, probes in ipairs({ true, false }) do
+    for _, name in ipairs(free) do
+      if to_probe(service.health[name]) == probes then
+        probes_first[#probes_first + 1] = name
+      end
+    end
+  end
+  return free, probes_first
 end
 
 -- The lanes compete that have a region with a slot, and the unbound one; global retries come before all. The first head
 -- from a lane's beginning on is that lane's, or the next one's that has any.
 local function pick_of_regions(service, bands, regions, dry)
-  local free = free_regions(service, regions, dry)
+  local free, probes_first = free_regions(service, regions, dry)
   if #free == 0 then
     return nil
   end
@@ -92,7 +101,7 @@ local function pick_of_regions(service, bands, regions, dry)
         break
       end
       local lane = string.match(first, '^[^%z]+')
-      local region = best_region(lane, free)
+      local region = best_region(lane, band == 0 and free or probes_first)
       if region then
         local standing, user = sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
         local rival = { band = band, lane = lane, standing = standing, user = user, region = region }

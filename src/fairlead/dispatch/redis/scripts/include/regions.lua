@@ -1,7 +1,8 @@
 -- Regions: which of them a lane may go to, and how each does. As memory/health.py.
 --
--- The health of a region is a list: how many calls failed in a row, how long it rests, until when (0: it works), the
--- lease of the probe or false, and its latency or false.
+-- The health of a region is a list: how many calls failed in a row, how long it rests (of one that works: until when
+-- others are preferred because of a failure), until when it rests (0: it works), the lease of the probe or false, and its
+-- latency or false.
 --
 --- @const FAILURES 1
 --- @const REST 2
@@ -25,13 +26,22 @@ local function best_region(lane, preferred)
   end
 end
 
+-- Whether the next call there is to show if the region works again.
+local function to_probe(health)
+  return health ~= nil and health[UNTIL] > 0 and now >= health[UNTIL] and not health[PROBE]
+end
+
+local function avoided(health)
+  return health ~= nil and health[UNTIL] == 0 and now < health[REST]
+end
+
 -- How many of a region's slots may be granted; `more` are free though they are counted as taken.
 local function region_free(service, name, limit, more)
   local free, health = limit - service.taken[name] + (more or 0), service.health[name]
   if not health or health[UNTIL] == 0 then
     return free
   end
-  return (now < health[UNTIL] or health[PROBE]) and 0 or math.min(1, free)
+  return to_probe(health) and math.min(1, free) or 0
 end
 
 -- A call is over, as the release marks it (include/grant.lua). Of a region that rests, or is to be probed, only the probe
@@ -66,5 +76,7 @@ local function region_ended(service, region, lease, mark, took)
     health[UNTIL] = now + health[REST]
   elseif service.breaker > 0 and service.breaker <= health[FAILURES] then
     health[REST], health[UNTIL] = service.breaker_rest, now + service.breaker_rest
+  else
+    health[REST] = now + service.breaker_rest
   end
 end

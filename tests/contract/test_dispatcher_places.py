@@ -57,6 +57,18 @@ async def test_first_retries_are_ahead_of_everything(line: Line) -> None:
     assert await line.positions("high", "retry") == [2, 1]
 
 
+@pytest.mark.parametrize("order", Order)
+async def test_retries_that_may_run_anywhere_are_ahead_of_those_that_are_bound(line: Line, order: Order) -> None:
+    await line.open(ServiceRules("s", limit=1, order=order, regions={"eu": 1, "us": 1}, retries_first=True))
+    await line.offer("bound", region="us", rank=RANK_RETRY, user="a")
+    await line.offer("elsewhere", region="eu", rank=RANK_RETRY, user="b")
+    await line.offer("anywhere", rank=RANK_RETRY, user="c")
+    await line.offer("regular", region="us", user="d")
+    assert await line.positions("anywhere", "bound", "elsewhere", "regular") == [1, 2, 2, 3]
+    place = (await line.dispatcher.places(["bound"]))["bound"]
+    assert (place.ahead_retries, place.ahead_bands, place.ahead_own) == (1, 0, 0)
+
+
 async def test_a_bound_step_does_not_wait_behind_other_regions(line: Line) -> None:
     await line.open(ServiceRules("s", limit=9, regions={"eu": 1, "us": 1}))
     await line.offer_all(["e0", "e1"], "ann", region="eu")

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from fairlead.dispatch.memory.lines import COST, JOB, KEY, USER, Entry, FairBand, Lane, Line, before
-from fairlead.dispatch.memory.service import Service
+from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.domain.limits import regions_of
 from fairlead.domain.order import SECOND, Place, charge, micros
 
@@ -55,7 +55,7 @@ def places(service: Service, entries: Iterable[Entry], now: float) -> dict[str, 
         slots, free = _slots(service, region), _free(service, region, now)
         mean = _mean(service) / SECOND
         users = {entry[JOB]: entry[USER] for entry in group}
-        retries, retry_work = _all_of(service, range(min(band, FIRST_PRIORITY)), region)
+        retries, retry_work = _retries_ahead(service, band, region)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region)
         before, work_before = retries + higher, retry_work + higher_work + running
         for ahead in (_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group):
@@ -156,9 +156,19 @@ def _lanes_ahead(service: Service, band: int, region: str | None) -> list[Lane]:
     return [lanes[name] for name in sorted(ahead, key=lambda name: (name is not None, name))]
 
 
+def _rivals(service: Service, band: int, region: str | None) -> list[Lane]:
+    """Of those, the lanes that its steps take turns with: among the retries that go first, unbound ones come before all
+    others."""
+    if band != RETRIES:
+        return _lanes_ahead(service, band, region)
+    unbound = service.bands[band].lanes.get(None)
+    lanes = _lanes_ahead(service, band, region)
+    return [lane for lane in lanes if (lane is unbound) == (region is None)]
+
+
 def _fifo_ahead(service: Service, band: int, region: str | None, entries: list[Entry]) -> Iterator[Ahead]:
     mean = _mean(service)
-    lanes = _lanes_ahead(service, band, region)
+    lanes = _rivals(service, band, region)
     for entry in entries:
         count = sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
         own = sum(before(lane.lines[entry[USER]], entry) for lane in lanes if entry[USER] in lane.lines)
@@ -168,7 +178,7 @@ def _fifo_ahead(service: Service, band: int, region: str | None, entries: list[E
 def _fair_ahead(service: Service, band: int, region: str | None, entries: list[Entry]) -> Iterator[Ahead]:
     fair = service.bands[band]
     assert isinstance(fair, FairBand)
-    lanes = _lanes_ahead(service, band, region)
+    lanes = _rivals(service, band, region)
     tally = _Tally(_mark(service, fair, lanes, entry) for entry in entries)
     for waiting in _waiting(service, lanes):
         user_id, steps, estimate, step_charge = waiting
@@ -218,20 +228,28 @@ class _Tally:
             yield mark, count + self.just_here[i], work + self.just_here_work[i]
 
 
+def _retries_ahead(service: Service, band: int, region: str | None) -> tuple[int, int]:
+    """Retries that go before all steps of this band and lane, and their work."""
+    if band != RETRIES:
+        return _all_of(service, range(FIRST_PRIORITY), region)
+    unbound = service.bands[band].lanes.get(None)
+    return (0, 0) if region is None or unbound is None else _sum_of(service, [unbound])
+
+
 def _all_of(service: Service, bands: range, region: str | None) -> tuple[int, int]:
     """All steps of these bands that this lane's steps wait behind, and their work."""
+    sums = [_sum_of(service, _lanes_ahead(service, band, region)) for band in bands if service.bands[band].waiting]
+    return sum(count for count, _ in sums), sum(work for _, work in sums)
+
+
+def _sum_of(service: Service, lanes: list[Lane]) -> tuple[int, int]:
+    if service.fifo:
+        steps = sum(len(lane.keys) for lane in lanes)
+        return steps, steps * _mean(service)
     count = work = 0
-    for band in bands:
-        if not service.bands[band].waiting:
-            continue
-        lanes = _lanes_ahead(service, band, region)
-        if service.fifo:
-            steps = sum(len(lane.keys) for lane in lanes)
-            count, work = count + steps, work + steps * _mean(service)
-            continue
-        for _, steps, estimate, _ in _waiting(service, lanes):
-            count += steps
-            work += steps * estimate
+    for _, steps, estimate, _ in _waiting(service, lanes):
+        count += steps
+        work += steps * estimate
     return count, work
 
 

@@ -17,11 +17,15 @@
 --- @include lanes
 --- @include moves
 
+local function is_unbound(lane)
+  return sub(lane, 2, 2) == '-'
+end
+
 -- A bound step waits behind the lanes that share a region with its own, and the unbound one; an unbound step behind all
 -- of them.
 local function lanes_ahead(key, band, lane)
   local lanes = lanes_of(key, band)
-  if sub(lane, 2, 2) == '-' then
+  if is_unbound(lane) then
     return lanes
   end
   local ahead, own = {}, {}
@@ -34,6 +38,33 @@ local function lanes_ahead(key, band, lane)
     end
   end
   return ahead
+end
+
+-- Of those, the lanes that its steps take turns with: among the retries that go first, unbound ones come before all others.
+local function rivals(key, band, lane)
+  local lanes = lanes_ahead(key, band, lane)
+  if band > 0 then
+    return lanes
+  end
+  local alike = {}
+  for _, other in ipairs(lanes) do
+    if is_unbound(other) == is_unbound(lane) then
+      alike[#alike + 1] = other
+    end
+  end
+  return alike
+end
+
+-- By band, the lanes all of whose steps come before those of this one.
+local function lanes_above(key, band, lane)
+  local above = {}
+  for higher = 0, band - 1 do
+    above[higher] = lanes_ahead(key, higher, lane)
+  end
+  if band == 0 and not is_unbound(lane) then
+    above[0] = { UNBOUND[0] }
+  end
+  return above
 end
 
 local function mean_of(service)
@@ -52,12 +83,12 @@ end
 
 local function fifo_ahead(service, band, lane, asked, answer)
   local seqs, retries = service.keys.seqs, 0
-  for above = 0, band - 1 do -- of a FIFO service, retries that go first are the only other band
-    for _, other in ipairs(lanes_ahead(seqs, above, lane)) do
+  for _, above in pairs(lanes_above(seqs, band, lane)) do -- of a FIFO service, only retries that go first
+    for _, other in ipairs(above) do
       retries = retries + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
     end
   end
-  local lanes = lanes_ahead(seqs, band, lane)
+  local lanes = rivals(seqs, band, lane)
   for _, entry in ipairs(asked) do
     local count = retries
     for _, other in ipairs(lanes) do
@@ -124,10 +155,8 @@ local function first_after(marks, tag)
 end
 
 local function fair_ahead(service, band, lane, asked, users, answer)
-  local work, lanes, above, in_band = 0, lanes_ahead(service.keys.line, band, lane), {}, {}
-  for higher = 0, band - 1 do
-    above[higher], in_band[higher] = lanes_ahead(service.keys.line, higher, lane), 0
-  end
+  local work, lanes, in_band = 0, rivals(service.keys.line, band, lane), {}
+  local above = lanes_above(service.keys.line, band, lane)
   local marks = {}
   for i, entry in ipairs(asked) do
     marks[i] = mark_of(service, band, lanes, entry)
@@ -149,10 +178,10 @@ local function fair_ahead(service, band, lane, asked, users, answer)
     end
   end
   for _, user in ipairs(users) do
-    for higher = 0, band - 1 do
-      local steps, estimate = standing_of(service, user, above[higher])
+    for higher, lanes_there in pairs(above) do
+      local steps, estimate = standing_of(service, user, lanes_there)
       if steps > 0 then
-        in_band[higher], work = in_band[higher] + steps, work + steps * estimate
+        in_band[higher], work = (in_band[higher] or 0) + steps, work + steps * estimate
       end
     end
     local steps, estimate, each = standing_of(service, user, lanes)
@@ -178,7 +207,7 @@ local function running_work(service, lane)
     local _, _, _, user_id, _, granted, where_it_runs, _, _, _, estimate = unpack_of(stored)
     local rest = math.max(0, estimate - math.max(0, now - granted))
     of_users[user_id] = (of_users[user_id] or 0) + rest
-    if sub(lane, 2, 2) == '-' or (where_it_runs and serves(where_it_runs, lane)) then
+    if is_unbound(lane) or (where_it_runs and serves(where_it_runs, lane)) then
       left = left + rest
     end
   end

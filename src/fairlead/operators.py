@@ -298,7 +298,7 @@ class Operators(ABC):
         """One region over all services that have it: who waits for it, what runs there, how it does."""
         store, _ = self._opened()
         sight = await status.look(store, self._process)
-        return regions.describe(region, sight.rules, sight.snapshots)
+        return regions.describe(region, sight.rules, sight.snapshots, sight.unknown)
 
     async def readings(self) -> Readings:
         """What `/metrics` tells, as plain numbers."""

@@ -70,14 +70,16 @@ def _manager_line(manager: dict[str, Any]) -> str:
 def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bool) -> str:
     """`partly`: only some regions of the service count in its pool."""
     waiting, breaker = there["waiting"], there["breaker"]
-    parts = [f"{there['running']}/{there['limit']} slots in use"]
+    parts = [f"{known(there['running'])}/{there['limit']} slots in use"]
     if there.get("pool") and partly:
         parts.append(f"which count in the pool {there['pool']}")
     if any(waiting.values()):
         parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
     if there["latency"] is not None:
         parts.append(f"calls take {seconds(there['latency'])}")
-    if breaker["state"] == "resting":
+    if breaker is None:
+        pass  # whoever knows cannot be asked now, which is said below
+    elif breaker["state"] == "resting":
         parts.append(f"rests until {breaker['resting_until']} after {breaker['failures']} failures")
     elif breaker["state"] == "probing":
         parts.append(f"one call tries it after {breaker['failures']} failures")

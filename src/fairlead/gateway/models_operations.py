@@ -118,8 +118,10 @@ class Override(BaseModel):
 
 
 class Lanes(BaseModel):
-    main: int
-    retry: int = Field(description="Retries that go first.")
+    """Null: its dispatcher cannot be asked now."""
+
+    main: int | None
+    retry: int | None = Field(description="Retries that go first.")
 
 
 class Breaker(BaseModel):
@@ -136,9 +138,11 @@ class ServiceRegion(BaseModel):
         description="By which work is spread that may go to several; where all are the same: it is not."
     )
     pool: str | None = Field(description="Whose slots calls here take as well.")
-    running: int = Field(description="Slots taken, also by what is held.")
+    running: int | None = Field(
+        description="Slots taken, also by what is held. Null: its dispatcher cannot be asked now."
+    )
     waiting: Lanes = Field(description="What may run here and not in every region.")
-    breaker: Breaker
+    breaker: Breaker | None
     latency: float | None = Field(description="Seconds, of late calls that succeeded.")
 
 
@@ -165,14 +169,16 @@ class RegionStatus(Shape):
                 "latency": 2.4,
             }
         ],
+        unknown=None,
     )
 
     region: str
     limit: int
-    running: int
+    running: int | None
     waiting: Lanes
     waiting_anywhere: Lanes = Field(description="What may run in any region of these services.")
     services: list[RegionOfService]
+    unknown: str | None = Field(description="Why slots and lines are not known now: their numbers are null.")
 
 
 class LimitChange(BaseModel):

@@ -20,19 +20,23 @@ def state_of(seen: RegionSnapshot) -> str:
 
 
 def of_service(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, dict[str, Any]]:
-    """By name. A service with regions is on one shard, so at most one snapshot has them."""
+    """By name. A service with regions is on one shard, so at most one snapshot has them. Null: not known."""
     seen = {each.region: each for snapshot in snapshots for each in snapshot.regions}
     return {
-        name: _region(rules, seen.get(name) or RegionSnapshot(name, limit, 0))
+        name: {
+            "limit": limit,
+            "weight": rules.region_weights.get(name, 1.0),
+            "pool": rules.pool if rules.in_pool(name) else None,
+            **_standing(seen.get(name)),
+        }
         for name, limit in sorted(rules.regions.items())
     }
 
 
-def _region(rules: ServiceRules, seen: RegionSnapshot) -> dict[str, Any]:
+def _standing(seen: RegionSnapshot | None) -> dict[str, Any]:
+    if seen is None:
+        return {"running": None, "waiting": {"main": None, "retry": None}, "breaker": None, "latency": None}
     return {
-        "limit": seen.limit,
-        "weight": rules.region_weights.get(seen.region, 1.0),
-        "pool": rules.pool if rules.in_pool(seen.region) else None,
         "running": seen.in_use,
         "waiting": {"main": seen.waiting, "retry": seen.retrying},
         "breaker": {"state": state_of(seen), "failures": seen.failures, "resting_until": iso(seen.resting_until)},
@@ -47,7 +51,9 @@ def in_pool(rules: ServiceRules, snapshot: ServiceSnapshot) -> int:
     return sum(each.in_use for each in snapshot.regions if rules.in_pool(each.region))
 
 
-def describe(region: str, rules: Rules, snapshots: Mapping[str, Sequence[ServiceSnapshot]]) -> dict[str, Any]:
+def describe(
+    region: str, rules: Rules, snapshots: Mapping[str, Sequence[ServiceSnapshot]], unknown: str | None
+) -> dict[str, Any]:
     """One region over all services that have it. What may run anywhere waits for it, too, and for others."""
     having = {name: each for name, each in sorted(rules.services.items()) if region in each.regions}
     if not having:
@@ -56,20 +62,23 @@ def describe(region: str, rules: Rules, snapshots: Mapping[str, Sequence[Service
             f"no service has the region {region!r}; " + (f"known are: {', '.join(known)}" if known else "none has any")
         )
     services = [{"service": name, **of_service(each, snapshots.get(name, ()))[region]} for name, each in having.items()]
-    unbound = [each.unbound for name in having for each in snapshots.get(name, ())]
+    unbound = [_unbound(snapshots.get(name, ())) for name in having]
     return {
         "region": region,
         "limit": sum(each["limit"] for each in services),
-        "running": sum(each["running"] for each in services),
-        "waiting": _sum(each["waiting"] for each in services),
-        "waiting_anywhere": _sum({"main": main, "retry": retry} for main, retry in unbound),
+        "running": total(each["running"] for each in services),
+        "waiting": {kind: total(each["waiting"][kind] for each in services) for kind in ("main", "retry")},
+        "waiting_anywhere": {kind: total(each[at] for each in unbound) for at, kind in enumerate(("main", "retry"))},
         "services": services,
+        "unknown": unknown,
     }
 
 
-def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total = {"main": 0, "retry": 0}
-    for each in counts:
-        for name, count in each.items():
-            total[name] += count
-    return total
+def _unbound(snapshots: Sequence[ServiceSnapshot]) -> tuple[int | None, int | None]:
+    return snapshots[0].unbound if snapshots else (None, None)
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """None if one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))

@@ -18,6 +18,7 @@ from fairlead.domain.turns import is_turn
 from fairlead.runtime import status
 from fairlead.runtime.events import iso
 from fairlead.runtime.process import Process
+from fairlead.runtime.regions import total
 from fairlead.runtime.status import BAND_NAMES, Sight
 from fairlead.store.port import Epoch, Store
 
@@ -39,7 +40,7 @@ async def runtime_stats(store: Store, process: Process | None) -> dict[str, Any]
     leaders = said["leaders"]
     return {
         "queues": {name: said["jobs"][of.value] for name, of in SIZES.items()},
-        "slots": {what: status.total(service[what] for service in services) for what in ("limit", "in_use", "held")},
+        "slots": {what: total(service[what] for service in services) for what in ("limit", "in_use", "held")},
         "services": services,
         "pools": said["pools"],
         "scopes": await _scopes(store, process, sight),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -122,7 +122,9 @@ async def describe(store: Store, process: Process | None, sight: Sight | None = 
         "pools": {
             name: {
                 "limit": limit,
-                "in_use": total(_in_pool(each, sight) for each, its in rules.services.items() if its.pool == name),
+                "in_use": regions.total(
+                    _in_pool(each, sight) for each, its in rules.services.items() if its.pool == name
+                ),
             }
             for name, limit in rules.pools.items()
         },
@@ -133,12 +135,6 @@ async def describe(store: Store, process: Process | None, sight: Sight | None = 
         "loops": process.counts() if process is not None else {},
         "unknown": sight.unknown,
     }
-
-
-def total(counts: Iterable[int | None]) -> int | None:
-    """None if one of them is not known."""
-    known = list(counts)
-    return None if None in known else sum(filter(None, known))
 
 
 def _in_pool(name: str, sight: Sight) -> int | None:

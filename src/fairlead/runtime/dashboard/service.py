@@ -137,7 +137,7 @@ def region(seen: RegionSnapshot) -> dict[str, Any]:
 
 def regions_of(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
     seen = {each.region: each for snapshot in snapshots for each in snapshot.regions}
-    return {name: region(seen.get(name) or RegionSnapshot(name, limit, 0)) for name, limit in rules.regions.items()}
+    return {name: region(seen[name]) if name in seen else known(limit=limit) for name, limit in rules.regions.items()}
 
 
 def limit_of(name: str, rules: Rules, declared: DeclareServices) -> dict[str, Any]:

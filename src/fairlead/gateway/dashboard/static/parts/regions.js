@@ -25,7 +25,7 @@ export function Regions({ regions }) {
 }
 
 function Breaker({ region }) {
-  const [look, word] = BREAKER[region.breaker] || ["idle", region.breaker];
+  const [look, word] = BREAKER[region.breaker] || ["idle", region.breaker || "not known"];
   return html`<${Tag} look=${look}>${word}<//>${region.breaker === "resting" && region.resting_until
     && html` <span class="muted">for <${Left} until=${region.resting_until} /></span>`}${region.failures > 0
     && html` <span class="muted">${plural(region.failures, "failure")} in a row</span>`}`;

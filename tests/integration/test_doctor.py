@@ -222,6 +222,29 @@ async def test_jobs_of_a_service_that_is_declared_no_more(make: Make, hands: Han
         await well(app, "service-undeclared")
 
 
+@provokes("region-undeclared")
+async def test_jobs_for_a_region_that_is_declared_no_more(make: Make, hands: Hands) -> None:
+    async with world_of("eu", "us") as world:
+        async with make(gpu=False, **world.config()).running() as app:
+            await app.pause("gpu")
+            asked = await app.submit("gpu", region="us")
+            strict = await app.submit("gpu", allowed_regions=["us"])
+        fewer = world.config()
+        del fewer["services"]["gpu"]["regions"]["us"]
+        app = make(gpu=False, **fewer)
+        async with app.running():
+            await hands.serve(app)
+            await app.unpause("gpu")
+            seen = await ill(app, "region-undeclared")
+            assert "waiting-while-free" not in seen
+            why = await app.why(strict.id)
+            assert why.reasons[0].code == "region_not_declared"
+            await hands.fairlead(named(seen["region-undeclared"], "fairlead", "rebuild"))
+            assert (await app.wait(asked.id, 30)).result == {"region": "eu"}
+            await app.cancel(strict.id)
+            await well(app, "region-undeclared")
+
+
 @provokes("service-not-configured")
 async def test_a_gateway_that_does_not_know_a_service(make: Make) -> None:
     async with make().running():

@@ -10,6 +10,7 @@ import pytest
 from fairlead.domain import transitions
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.limits import ServiceRules
 from fairlead.domain.transitions import Move
 from fairlead.errors import InvalidInput
 from fairlead.runtime.relay import offer_of
@@ -72,16 +73,24 @@ def test_a_job_without_regions_cannot_be_kept_within_any() -> None:
 
 def test_only_the_first_call_of_the_first_step_with_regions_goes_to_the_region() -> None:
     job = job_of("all", region="eu")
-    assert [offer_of(replace(job, step=step)).region for step in range(3)] == [None, "eu", None]
-    assert offer_of(replace(job, step=1, attempt=1)).region is None
+    assert [offer_of(replace(job, step=step), {}).region for step in range(3)] == [None, "eu", None]
+    assert offer_of(replace(job, step=1, attempt=1), {}).region is None
 
 
 def test_allowed_regions_bind_every_step_and_every_retry() -> None:
     job = job_of("all", region="us", allowed_regions=["us", "eu", "eu"])
     assert job.allowed_regions == ("eu", "us")
-    assert offer_of(replace(job, step=1)).region == "us"
-    assert offer_of(replace(job, step=1, attempt=1)).region == "eu+us"
-    assert offer_of(replace(job, step=2)).region == "eu+us"
+    assert offer_of(replace(job, step=1), {}).region == "us"
+    assert offer_of(replace(job, step=1, attempt=1), {}).region == "eu+us"
+    assert offer_of(replace(job, step=2), {}).region == "eu+us"
+
+
+def test_a_region_that_the_service_has_no_more_is_not_waited_for_unless_nothing_else_is_allowed() -> None:
+    left = {"draw": ServiceRules("draw", limit=9, regions={"eu": 1})}
+    assert offer_of(job_of("draw", region="us"), left).region is None
+    assert offer_of(job_of("draw", region="us", allowed_regions=["us", "eu"]), left).region == "eu+us"
+    assert offer_of(job_of("draw", allowed_regions=["us"]), left).region == "us"
+    assert offer_of(job_of("draw", region="us", allowed_regions=["us"]), left).region == "us"
 
 
 # ---------------------------------------------------------------- spilling
@@ -102,7 +111,7 @@ def test_a_job_that_waited_long_enough_for_its_region_goes_anywhere_that_is_allo
     move = rung(job, 1060.0)
     assert move is not None
     assert (move.verb, move.status, move.tells_line, move.timer_at) == ("spill", JobStatus.PENDING, True, None)
-    assert offer_of(after(job, move)).region == "eu+us"
+    assert offer_of(after(job, move), {}).region == "eu+us"
     assert after(job, move).waiting_since == 1000.0
 
 

@@ -320,6 +320,13 @@ def test_jobs_that_wait_while_slots_are_free() -> None:
     assert "`fairlead rebuild gpu`" in found.fix
 
 
+def test_jobs_that_wait_in_a_lane_that_no_region_serves() -> None:
+    there = replace(snapshot(waiting=3), regions=(RegionSnapshot("us", 1, 0, waiting=1),), unbound=(1, 0))
+    found = find(rules=rules(regions={"us": 1}), lines={"main": line(replace(there, in_use=2))})
+    assert (found.code, found.severity, found.evidence["waiting"]) == ("region-undeclared", Severity.ERROR, 1)
+    assert "`fairlead rebuild gpu`" in found.fix
+
+
 @pytest.mark.parametrize(
     "rightly",
     [

@@ -6,7 +6,7 @@ beside it. Nothing here changes a job: only `transitions` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from enum import StrEnum
 from typing import Any
@@ -137,6 +137,14 @@ class Job:
         if self.region is not None and self.asks_for_region(self.step, self.attempt):
             return (self.region,)
         return self.allowed_regions
+
+    def bound_within(self, regions: Collection[str]) -> tuple[str, ...] | None:
+        """The same, of a service that has these regions now: one that it has no more is not asked for, only kept to if
+        nothing else is allowed."""
+        bound = self.bound_to
+        if regions and bound == (self.region,) and self.region not in regions:
+            return self.allowed_regions
+        return bound
 
     def asks_for_region(self, step: int, attempt: int) -> bool:
         """Whether the next call, of this step after so many, is the one that `region` is about."""

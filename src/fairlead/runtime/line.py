@@ -77,8 +77,12 @@ class Line:
         self.leadership = shard.leadership
         self.rules = Rules({})
         self.lanes = EVERYTHING
-        self.relay = Relay(shard.dispatcher, lambda: self.lanes)
-        self._late_relay = self.relay if shard.builder is shard.dispatcher else Relay(shard.builder, lambda: self.lanes)
+        self.relay = Relay(shard.dispatcher, lambda: self.lanes, lambda: self.rules)
+        self._late_relay = (
+            self.relay
+            if shard.builder is shard.dispatcher
+            else Relay(shard.builder, lambda: self.lanes, lambda: self.rules)
+        )
         self.desk = Desk(shard.dispatcher)
         self._another = shard.another
         self.usher = Usher(
@@ -152,7 +156,7 @@ class Line:
                 HoldsLoop(store, journal, line),
                 BatchesLoop(store, journal),
                 PruneLoop(journal, config.retention),
-                ReconcileLoop(store, line, lambda: self.lanes),
+                ReconcileLoop(store, line, lambda: self.lanes, lambda: self.rules),
                 AdaptLoop(store, journal, line, lambda: self.rules),
                 TurnsLoop(
                     store,

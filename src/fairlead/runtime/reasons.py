@@ -109,6 +109,18 @@ def not_declared(service: str) -> Reason:
     return Reason("not_declared", text, {"service": service})
 
 
+def region_not_declared(job: Job, rules: ServiceRules) -> Reason | None:
+    bound = job.bound_to
+    if not rules.regions or bound is None or not rules.regions.keys().isdisjoint(bound):
+        return None
+    text = f"{rules.service} has no region {' or '.join(bound)} any more; the job waits until " + (
+        "one is declared"
+        if job.bound_within(rules.regions) == bound
+        else f"it is declared, or goes elsewhere once the line is rebuilt (`fairlead rebuild {rules.service}`)"
+    )
+    return Reason("region_not_declared", text, {"service": rules.service, "regions": list(bound)})
+
+
 def paused(service: str) -> Reason:
     text = f"the service {service} is paused: nothing of it starts until it is resumed"
     return Reason("paused", text, {"service": service})
@@ -231,7 +243,7 @@ class Slots:
     ) -> list[tuple[Reason, Slots] | None]:
         """A step bound to regions waits for the first of those that has a slot; any other for the first of all. Where
         only some regions count in the pool that is full, it keeps a step from these."""
-        bound = job.bound_to
+        bound = job.bound_within(rules.regions)
         resting = {each.region: each for each in self.regions if each.resting_until is not None or each.probing}
         found = [
             self._only(region=name)._region(name, limit, resting.get(name))

@@ -100,7 +100,7 @@ class Rebuild:
         undeclared: set[str] = set()
         elsewhere = {name for name, service in rules.services.items() if service.scope not in epochs}
         async for jobs in self._store.waiting(BATCH, lanes):
-            offers = [offer_of(job) for job in jobs if job.service not in elsewhere]
+            offers = [offer_of(job, rules.services) for job in jobs if job.service not in elsewhere]
             if offers:
                 await self._dispatcher.offer(offers)
             undeclared.update({offer.service for offer in offers} - rules.services.keys())

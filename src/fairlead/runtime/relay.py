@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.limits import Lanes, lane_of
+from fairlead.domain.limits import Lanes, Rules, ServiceRules, lane_of
 from fairlead.errors import Unavailable
 from fairlead.runtime.outage import Outage
 from fairlead.store.journal import Journal
@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 class Relay:
     """To one dispatcher: what waits in its `lanes`."""
 
-    def __init__(self, dispatcher: Dispatcher, lanes: Callable[[], Lanes]) -> None:
+    def __init__(self, dispatcher: Dispatcher, lanes: Callable[[], Lanes], rules: Callable[[], Rules]) -> None:
         self.on_ended: Callable[[str], None] = lambda job_id: None
         self.on_offered: Callable[[], None] = lambda: None
         self._dispatcher = dispatcher
         self._lanes = lanes
+        self._rules = rules
         self._changes: list[LineChange] = []
         self._strays: list[Withdrawal] = []
         self._bell = asyncio.Event()
@@ -88,13 +89,13 @@ class Relay:
     async def relay(self, changes: Sequence[LineChange], journal: Journal) -> None:
         offers: list[Offer] = []
         withdrawals: list[Withdrawal] = []
-        lanes = self._lanes()
+        lanes, services = self._lanes(), self._rules().services
         for change in changes:
             job = change.job
             if job is None:
                 continue
             if job.status is JobStatus.PENDING and lanes.has(job.service, job.priority.band):
-                offers.append(offer_of(job))
+                offers.append(offer_of(job, services))
             else:
                 withdrawals.extend(Withdrawal(job.id, service, job.run) for service in waited_for(job))
                 if job.status.finished:
@@ -114,8 +115,9 @@ def waited_for(job: Job) -> Iterable[str]:
     return dict.fromkeys(job.steps) if job.round and job.status.finished else (job.service,)
 
 
-def offer_of(job: Job) -> Offer:
-    """The step that waits."""
+def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
+    """The step that waits, for one of these services or for one that is not declared."""
+    rules = services.get(job.service)
     return Offer(
         job_id=job.id,
         seq=job.seq,
@@ -127,5 +129,5 @@ def offer_of(job: Job) -> Offer:
         run=job.run,
         weight=job.weight,
         cost=job.cost,
-        region=lane_of(job.bound_to),
+        region=lane_of(job.bound_to if rules is None else job.bound_within(rules.regions)),
     )

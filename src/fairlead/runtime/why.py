@@ -184,6 +184,8 @@ class Inquiry:
     async def _of_place(self, job: Job, line: Line, place: Place, sight: Sight, found: list[Reason]) -> Why:
         assert self._process is not None
         rules = line.rules.services[job.service]
+        if not place.slots and (gone := reasons.region_not_declared(job, rules)) is not None:
+            found = [*found, gone]
         full = Slots.of(job.service, sight.snapshots.values()).full(job, line.rules)
         workers = await self._about_workers(job, rules, place, slots_are_free=not full)
         holding = [await self._with_holders(job, reason, slots) for reason, slots in full]
@@ -257,7 +259,9 @@ def _why(job: Job, found: list[Reason], place: Place | None = None) -> Why:
 def _serves(worker: ProcessRecord, job: Job, rules: ServiceRules) -> bool:
     """It may claim the job's step, if its band is one of the worker's: also in a region that the job may go to."""
     bound = worker.details.get("regions")
-    elsewhere = bool(bound and rules.regions) and set(bound or ()).isdisjoint(job.bound_to or rules.regions)
+    elsewhere = bool(bound and rules.regions) and set(bound or ()).isdisjoint(
+        job.bound_within(rules.regions) or rules.regions
+    )
     return job.service in worker.services and not elsewhere
 
 

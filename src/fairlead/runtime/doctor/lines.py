@@ -24,6 +24,7 @@ HELD = Kind("held-full", Severity.WARNING, "holds keep a service full", passing=
 WORKERS_FULL = Kind("workers-full", Severity.WARNING, "slots are free, and all workers are full", passing=True)
 WAITING_WHILE_FREE = Kind("waiting-while-free", Severity.ERROR, "jobs wait while slots are free", passing=True)
 RESTING = Kind("region-resting", Severity.WARNING, "a region rests because it failed", passing=True)
+REGION_UNDECLARED = Kind("region-undeclared", Severity.ERROR, "jobs wait for a region that their service has no more")
 NOT_IN_LINE = Kind("not-in-line", Severity.ERROR, "jobs wait in the database and not in the line", passing=True)
 UNDECLARED = Kind("service-undeclared", Severity.ERROR, "jobs wait for a service that nobody declares")
 NOT_CONFIGURED = Kind("service-not-configured", Severity.NOTE, "a service is declared, but not by this gateway")
@@ -82,10 +83,35 @@ def _slots(facts: Facts, line: LineFacts, rules: ServiceRules, snapshot: Service
     for region in snapshot.regions:
         if region.resting_until is not None or region.probing:
             yield _resting(service, region)
+    stranded = _stranded(rules, snapshot)
+    if stranded:
+        yield _region_undeclared(rules, stranded)
     # Which of the waiting are bound to a region is not seen: those that nobody takes are told elsewhere.
     elsewhere = any(without_worker(facts, service).values())
-    if waiting and not elsewhere and _has_room(facts, line, rules, snapshot):
+    if waiting > stranded and not elsewhere and _has_room(facts, line, rules, snapshot):
         yield from _idle(facts, rules, snapshot, line.parked.get(service, 0))
+
+
+def _stranded(rules: ServiceRules, snapshot: ServiceSnapshot) -> int:
+    """How many wait in lanes that no region serves, at least: what may go to several is counted in each of them."""
+    served = sum(snapshot.unbound) + sum(each.waiting + each.retrying for each in snapshot.regions)
+    # A dispatcher that has not heard of all regions yet does not say who waits for them.
+    known = bool(rules.regions) and rules.regions.keys() == {each.region for each in snapshot.regions}
+    return max(0, sum(snapshot.waiting.values()) - served) if known else 0
+
+
+def _region_undeclared(rules: ServiceRules, stranded: int) -> Finding:
+    service = rules.service
+    return REGION_UNDECLARED.found(
+        f"{service}: {counted(stranded, 'job', 'wait')} for a region that is not declared any more; "
+        f"declared are {', '.join(sorted(rules.regions))}",
+        fix=f"declare it again; or let those go elsewhere that only asked for it, `fairlead rebuild {service}`, and "
+        "cancel those that may go nowhere else: `fairlead cancel ID`",
+        about=service,
+        service=service,
+        waiting=stranded,
+        regions=sorted(rules.regions),
+    )
 
 
 def _above(facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot) -> Finding:

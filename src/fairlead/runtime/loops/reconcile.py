@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from fairlead.dispatch.port import Dispatcher
-from fairlead.domain.limits import Lanes
+from fairlead.domain.limits import Lanes, Rules
 from fairlead.runtime.relay import offer_of
 from fairlead.store.port import Store
 
@@ -21,10 +21,13 @@ class ReconcileLoop:
 
     name = "reconcile"
 
-    def __init__(self, store: Store, dispatcher: Dispatcher, lanes: Callable[[], Lanes]) -> None:
+    def __init__(
+        self, store: Store, dispatcher: Dispatcher, lanes: Callable[[], Lanes], rules: Callable[[], Rules]
+    ) -> None:
         self._store = store
         self._dispatcher = dispatcher
         self._lanes = lanes
+        self._rules = rules
         self._differed = False
         self.scanned = self.queued = 0
 
@@ -41,9 +44,9 @@ class ReconcileLoop:
         return now + EVERY
 
     async def _offer_all(self) -> None:
-        placed = 0
+        placed, services = 0, self._rules().services
         async for jobs in self._store.waiting(BATCH, self._lanes()):
-            placed += await self._dispatcher.offer([offer_of(job) for job in jobs])
+            placed += await self._dispatcher.offer([offer_of(job, services) for job in jobs])
         if placed:
             self.queued += placed
             log.warning("%d waiting jobs were missing in the line and are back", placed)

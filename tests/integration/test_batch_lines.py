@@ -10,7 +10,7 @@ import orjson
 import pytest
 from httpx2 import AsyncClient, Response
 
-from fairlead import Config, Fairlead
+from fairlead import Config, Fairlead, JobStatus
 from fairlead.config import Settings
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import client_of
@@ -76,3 +76,20 @@ async def test_a_query_that_makes_no_sense_is_refused_with_where(client: AsyncCl
     response = await client.post(BATCHES, params=query, content=b"{}", headers=headers)
     assert response.status_code == 422, response.text
     assert response.json()["pointer"].endswith(name)
+
+
+async def test_who_sends_lines_as_another_type_is_told_which_one(client: AsyncClient) -> None:
+    said = await client.post(f"{BATCHES}?user_id=ada", content=b"{}\n", headers={"Content-Type": "text/plain"})
+    assert said.status_code == 415
+    assert "'application/x-ndjson'" in said.json()["detail"]
+
+
+async def test_who_asks_for_items_of_a_status_that_there_is_not_is_told_all_of_them(client: AsyncClient) -> None:
+    items = {"user_id": "ada", "feature_name": "spread", "items": [{}, {}]}
+    batch = (await client.post(BATCHES, json=items)).json()
+    bad = (await client.get(batch["links"]["items_url"], params={"status": "DONE"})).json()
+    assert (bad["status"], bad["pointer"], len(bad["errors"])) == (422, "/status", 1)
+    assert all(f"'{name}'" in bad["detail"] for name in (*JobStatus, "REMOVED"))
+    for status, count in (("PENDING", 2), ("FAILED", 0), ("REMOVED", 0)):
+        page = (await client.get(batch["links"]["items_url"], params={"status": status})).json()
+        assert len(page["data"]) == count

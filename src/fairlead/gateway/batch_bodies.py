@@ -28,7 +28,7 @@ async def read_batch(request: Request, caller: Caller, asked: Mapping[str, Any])
     if media_type in _LINES:
         raw: Any = {**given, "items": _lines(await request.body())}
     else:
-        raw = await bodies.read_json(request)
+        raw = await bodies.read_json(request, or_as=f", or JSON Lines as {NDJSON!r}")
         if not isinstance(raw, dict) or not isinstance(raw.get("items"), list):
             raise InvalidInput('the body must be {"items": [...], ...}', pointer="/items")
         raw = {**given, **raw}

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from fairlead.domain.job import JobStatus
 from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting, WrongState
 from fairlead.gateway import batch_bodies, bodies
@@ -23,7 +24,7 @@ from fairlead.gateway.rates import SubmitRate
 from fairlead.gateway.replies import answer, fairlead_of
 from fairlead.gateway.stream import END, HEARTBEAT_S, EventStream
 from fairlead.runtime.batch_submission import BatchInvalid, BatchSubmission
-from fairlead.runtime.batch_view import ItemView
+from fairlead.runtime.batch_view import REMOVED, ItemView
 from fairlead.runtime.submission import Submission
 
 BATCHES = "/api/v1/batches"
@@ -137,9 +138,8 @@ async def get_batch(request: Request, batch_id: UUID) -> Response:
     responses=answers(200, shapes.ItemPage, "One page.", *ONE_BATCH),
 )
 async def list_items(request: Request, batch_id: UUID, query: Annotated[shapes.ItemsQuery, Query()]) -> Response:
-    page = await fairlead_of(request).batch_items(
-        str(batch_id), status=query.status, limit=query.limit, cursor=query.cursor
-    )
+    status = query.status if query.status is None or query.status == REMOVED else JobStatus(query.status)
+    page = await fairlead_of(request).batch_items(str(batch_id), status=status, limit=query.limit, cursor=query.cursor)
     return answer({"data": [item.as_dict() for item in page.data], "next_cursor": page.next_cursor})
 
 

@@ -36,8 +36,9 @@ Model = TypeVar("Model", bound=BaseModel)
 # ---------------------------------------------------------------- JSON
 
 
-async def read_json(request: Request) -> Any:
-    _require_json(headers_of(request.scope).get(b"content-type", b""))
+async def read_json(request: Request, *, or_as: str = "") -> Any:
+    """`or_as`: as what else the body may be sent, for the error."""
+    _require_json(headers_of(request.scope).get(b"content-type", b""), or_as)
     return decode(await request.body())
 
 
@@ -50,14 +51,14 @@ async def read_model(request: Request, model: type[Model]) -> Model:
         raise of_validation(error.errors()) from None
 
 
-def _require_json(content_type: bytes) -> None:
+def _require_json(content_type: bytes, or_as: str) -> None:
     if content_type == b"application/json":
         return
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type != b"application/json" and not (
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     ):
-        raise UnsupportedMediaType("send the body as 'Content-Type: application/json'")
+        raise UnsupportedMediaType(f"send the body as 'Content-Type: application/json'{or_as}")
 
 
 def decode(body: bytes) -> Any:

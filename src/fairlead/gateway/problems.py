@@ -137,7 +137,7 @@ TITLES = {
     "body_timeout": "The body did not come",
     "wrong_state": "The job's state does not allow it",
     "too_large": "The body is too large",
-    "unsupported_media_type": "The body must be application/json",
+    "unsupported_media_type": "The body is of another type than is taken here",
     "wrong_host": "This server is not that host",
     "invalid_input": "The request is not valid",
     "unknown_feature": "No pipeline or service has this name",

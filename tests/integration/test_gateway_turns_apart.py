@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
@@ -22,15 +22,19 @@ Gateways = tuple[httpx2.AsyncClient, httpx2.AsyncClient]
 @pytest.fixture
 async def gateways(distributed: dict[str, str]) -> AsyncIterator[Gateways]:
     """Two, each with what a process of its own would have; a manager is beside the first."""
-    async with AsyncExitStack() as stack:
-        clients = []
-        for manager in (True, False):
-            app = Fairlead(Config.model_validate({"services": SERVICES}), **distributed)
-            await stack.enter_async_context(app.running(Roles(worker=False, manager=manager)))
-            port = await stack.enter_async_context(served(create_gateway(app)))
-            client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
-            clients.append(await stack.enter_async_context(client))
-        yield clients[0], clients[1]
+    async with gateway(distributed, manager=True) as here, gateway(distributed) as there:
+        yield here, there
+
+
+@asynccontextmanager
+async def gateway(distributed: dict[str, str], *, manager: bool = False) -> AsyncIterator[httpx2.AsyncClient]:
+    app = Fairlead(Config.model_validate({"services": SERVICES}), **distributed)
+    async with (
+        app.running(Roles(worker=False, manager=manager)),
+        served(create_gateway(app)) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        yield client
 
 
 async def test_a_turn_goes_with_its_caller_from_gateway_to_gateway(gateways: Gateways) -> None:
@@ -66,3 +70,38 @@ async def test_the_slot_comes_to_a_caller_that_waits_at_another_gateway(gateways
     await here.post(holder["links"]["cancel_url"])
     assert (await waiting)["status"] == "RUNNING"
     assert (await looked(here, turn))["status"] == "RUNNING"
+
+
+async def test_callers_of_a_gateway_that_stops_go_on_at_another(
+    gateways: Gateways, distributed: dict[str, str]
+) -> None:
+    here, _ = gateways
+    async with gateway(distributed) as stops:
+        holder = await opened(stops, "ada")
+        await waited(stops, holder)
+        turn, behind = await opened(stops, "bob"), await opened(here, "eve")
+    waiting = asyncio.create_task(waited(here, turn))
+    later = asyncio.create_task(waited(here, behind))
+    assert (await here.post(holder["links"]["renew_url"])).json()["status"] == "RUNNING"
+    assert not waiting.done()
+    assert not later.done()
+    assert (await finished(here, holder, result=1)).status_code == 200
+    assert (await waiting)["status"] == "RUNNING"
+    await finished(here, turn)
+    assert (await later)["status"] == "RUNNING"
+
+
+async def test_a_slot_that_comes_while_its_caller_moves_is_taken(
+    gateways: Gateways, distributed: dict[str, str]
+) -> None:
+    here, _ = gateways
+    async with gateway(distributed) as stops:
+        holder = await opened(here, "ada")
+        await waited(here, holder)
+        turn = await opened(stops, "bob")
+        behind = await opened(here, "eve")
+    later = asyncio.create_task(waited(here, behind))  # so that somebody claims
+    await finished(here, holder)
+    assert (await waited(here, turn))["status"] == "RUNNING"
+    await finished(here, turn)
+    assert (await later)["status"] == "RUNNING"

@@ -9,6 +9,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import EVERYTHING, Rules, ServiceRules
 from fairlead.domain.processes import DEAD_AFTER, GONE, ProcessRecord
 from fairlead.domain.transitions import Move
+from fairlead.domain.turns import UNHEARD_AFTER, owner
 from fairlead.runtime.loops.turns import SURE_AFTER, TurnsLoop
 
 WAITS = Job("waits", "flux", "ann", ("flux",), turn="p1")
@@ -66,6 +67,18 @@ async def test_a_process_that_said_farewell_or_was_killed_leaves_nothing_behind(
         await loop_of(truth).tick(1000.0)
         assert truth.ended == {"waits": "WAITER_GONE", "holds": "HOLDER_DIED"}
         assert truth.released == ["1:1"]
+
+
+async def test_callers_outside_have_time_to_come_back_elsewhere_and_keep_their_slots_until_they_expire() -> None:
+    for truth in (Truth(), Truth(replace(PROCESS, details={GONE: True}))):
+        truth.jobs = [replace(job, turn=owner("p1", outside=True)) for job in (WAITS, HOLDS)]
+        loop = loop_of(truth)
+        await loop.tick(1000.0)
+        await loop.tick(1000.0 + UNHEARD_AFTER - 0.1)
+        assert truth.ended == {}
+        await loop.tick(1000.0 + UNHEARD_AFTER)
+        assert truth.ended == {"waits": "WAITER_GONE"}
+        assert truth.released == []
 
 
 async def test_a_silent_process_leaves_the_line_when_that_is_sure_and_keeps_its_slots_until_they_expire() -> None:

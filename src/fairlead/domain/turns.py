@@ -10,6 +10,7 @@ from typing import Any
 
 from fairlead.domain import retry
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.processes import process_of, worker_name
 
 VERSION, AT, LENGTH = "8", 14, 36
 
@@ -21,12 +22,34 @@ ACCEPT_WITHIN = 2.0
 """Seconds that a caller has to take the slot it is offered, before the next one is."""
 
 
+UNHEARD_AFTER = 10.0
+"""Seconds that a waiting caller outside may be silent before it is taken for gone."""
+
+OUTSIDE = "outside"
+"""Behind the name of the process that has a turn, if the caller is none of its own: it asks over HTTP, does not end
+with that process, and may go on with another."""
+
+
 def turn_id(uuid7: str) -> str:
     return f"{uuid7[:AT]}{VERSION}{uuid7[AT + 1 :]}"
 
 
 def is_turn(job_id: str) -> bool:
     return len(job_id) == LENGTH and job_id[AT] == VERSION
+
+
+def owner(process: str, *, outside: bool) -> str:
+    """What the row says of where its caller is."""
+    return worker_name(process, OUTSIDE if outside else "")
+
+
+def is_outside(owner: str) -> bool:
+    return owner.endswith(f"/{OUTSIDE}")
+
+
+def owner_at(process: str, job: Job) -> str:
+    """Its owner when this process has it from now on."""
+    return owner(process, outside=is_outside(job.turn or ""))
 
 
 # ---------------------------------------------------------------- why a turn came to nothing
@@ -38,13 +61,13 @@ def not_taken(job: Job) -> dict[str, Any]:
 
 
 def waiter_gone(job: Job) -> dict[str, Any]:
-    return {"code": WAITER_GONE, "message": f"the process {job.turn}, whose caller waited, is gone"}
+    return {"code": WAITER_GONE, "message": f"the process {process_of(job.turn or '')}, whose caller waited, is gone"}
 
 
 def holder_died(job: Job) -> dict[str, Any]:
     return {
         "code": HOLDER_DIED,
-        "message": f"the process {job.turn}, whose caller had the slot, died or lost its lease",
+        "message": f"the process {process_of(job.turn or '')}, whose caller had the slot, died or lost its lease",
     }
 
 

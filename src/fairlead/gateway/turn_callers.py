@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fairlead.domain.turns import UNHEARD_AFTER
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.runtime.turns.view import TurnView
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 10.0
+HEARTBEAT = UNHEARD_AFTER
 """Seconds that a waiting caller may be silent before it is taken for gone."""
 LOOK_EVERY = 0.5
 

@@ -91,6 +91,7 @@ async def open_turn(request: Request) -> Response:
             idempotency_key=key,
             body_hash=None if key is None else _hash_of({**wanted, "user_id": user_id}),
             lowers_only=is_user,
+            outside=True,
         )
     except RequestError as error:
         raise _as_said_here(error) from None

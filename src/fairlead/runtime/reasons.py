@@ -10,7 +10,7 @@ from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot
 from fairlead.domain.job import Hold, Job, JobStatus, Priority
 from fairlead.domain.limits import Order, Rules, ServiceRules
 from fairlead.domain.order import Place
-from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.processes import ProcessRecord, process_of
 from fairlead.runtime.events import iso
 
 MOST_HOLDERS = 10
@@ -46,7 +46,7 @@ def running(job: Job, lease: Lease | None) -> Reason:
         "attempt": job.attempt,
         "since": iso(job.call_started_at),
         "ends_by": iso(job.call_deadline),
-        "worker": job.turn or job.worker,
+        "worker": process_of(job.turn) if job.turn else job.worker,
         "lease": job.lease,
         "lease_expires_at": iso(lease.expires_at) if lease is not None else None,
     }
@@ -319,7 +319,9 @@ def in_line(place: Place, order: Order) -> Reason:
 
 def waits_for_caller(job: Job, *, private: bool) -> Reason:
     text = f"a slot of {job.service} is free, and the turn's caller has not taken it yet"
-    return Reason("caller_absent", text, {"service": job.service} if private else {"process": job.turn})
+    return Reason(
+        "caller_absent", text, {"service": job.service} if private else {"process": process_of(job.turn or "")}
+    )
 
 
 _FAIRER = "of other users whose turn is earlier"

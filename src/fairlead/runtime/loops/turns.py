@@ -1,4 +1,5 @@
-"""Ends the turns of processes that are gone: nobody waits there any more, and nobody does the work."""
+"""Ends the turns of processes that are gone: nobody waits there any more, and nobody does the work. Callers outside did
+not end with the gateway that they asked: they have time to come back at another."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from fairlead.dispatch.port import Dispatcher, Release
 from fairlead.domain import transitions, turns
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Lanes, Rules
+from fairlead.domain.processes import process_of
 from fairlead.domain.transitions import Move
 from fairlead.runtime.record import Recorder
 from fairlead.store.port import Store
@@ -53,18 +55,21 @@ class TurnsLoop:
         for owner in sorted(gone):
             more |= await self._end(owner, now, certain=True)
         for owner, since in sorted(self._silent_since.items()):
-            if now - since >= SURE_AFTER:
+            if now - since >= (turns.UNHEARD_AFTER if turns.is_outside(owner) else SURE_AFTER):
                 more |= await self._end(owner, now, certain=False)
         return now if more else now + EVERY
 
     async def _gone(self, owners: list[str]) -> tuple[set[str], set[str]]:
         """Those that are gone for certain, and those that were not heard of for too long."""
         if self._alone is not None:
-            return set(owners) - {self._alone}, set()
+            return {owner for owner in owners if process_of(owner) != self._alone}, set()
         moment = await self._store.now()
         known = {record.name: record for record in await self._store.processes()}
-        gone = {owner for owner in owners if owner not in known or known[owner].gone}
-        return gone, {owner for owner in set(owners) - gone if not known[owner].alive(moment)}
+        records = {owner: known.get(process_of(owner)) for owner in owners}
+        left = {owner for owner, record in records.items() if record is None or record.gone}
+        gone = {owner for owner in left if not turns.is_outside(owner)}
+        silent = {owner for owner, record in records.items() if record is None or not record.alive(moment)}
+        return gone, silent - gone
 
     async def _end(self, owner: str, now: float, *, certain: bool) -> bool:
         """True: there are more. Who holds a slot, and may only be cut off, keeps it until its lease expires."""

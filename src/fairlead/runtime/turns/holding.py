@@ -13,6 +13,7 @@ from fairlead.domain import transitions, turns
 from fairlead.domain.config import Config, ServiceConfig
 from fairlead.domain.job import Job
 from fairlead.domain.limits import Rules
+from fairlead.domain.processes import process_of
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.turns.tickets import Ticket, Tickets
@@ -120,7 +121,7 @@ class Holding:
         jobs = await self._store.get_jobs(list(mine)) if mine else {}
         for turn_id, ticket in mine.items():
             job = jobs.get(turn_id)
-            if job is not None and job.run == ticket.job.run and job.turn != self._process:
+            if job is not None and job.run == ticket.job.run and process_of(job.turn or "") != self._process:
                 self.drop(ticket)
             elif job is None or job.run != ticket.job.run:
                 self.stop(turn_id, ticket.job.run)

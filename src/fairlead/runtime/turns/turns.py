@@ -16,6 +16,7 @@ from fairlead.domain import transitions, turns
 from fairlead.domain.adapt import ending_of
 from fairlead.domain.config import Config, known
 from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.processes import process_of
 from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.transitions import Adopt, Move, Submit
 from fairlead.domain.wire import to_json
@@ -93,9 +94,10 @@ class Turns(Looking):
         idempotency_key: str | None = None,
         body_hash: str | None = None,
         lowers_only: bool = False,
+        outside: bool = False,
     ) -> TurnView:
         """Take a place in line. Committed when this returns, and this process's: no slot is claimed for it before
-        somebody waits (`wait`) or asks (`start_if_first`)."""
+        somebody waits (`wait`) or asks (`start_if_first`). `outside`: its caller does not end with this process."""
         config, now = self._config(), self._clock.now()
         user = user_of(user_id)
         if service not in config.services:
@@ -104,7 +106,8 @@ class Turns(Looking):
         wanted = Submission(service, input, user, priority, None, None, deadline, cost, metadata)
         submit = check(wanted, config, now=now, idempotency_key=idempotency_key, body_hash=body_hash, turn=True)
         process = await self._running()
-        job = replace(submit.job, id=turns.turn_id(str(uuid7())), turn=process.name, feature_name=service)
+        owner, new_id = turns.owner(process.name, outside=outside), turns.turn_id(str(uuid7()))
+        job = replace(submit.job, id=new_id, turn=owner, feature_name=service)
         submit = await self._settle(replace(submit, job=job), lowers_only=lowers_only)
         outcome = await self._journal.write(submit)
         assert isinstance(outcome, Accepted)
@@ -130,16 +133,17 @@ class Turns(Looking):
             own = self._tickets.get(turn_id)
             if (
                 own is not None
-                and job.turn == process.name
+                and process_of(job.turn or "") == process.name
                 and (own.lease is None) == (job.status is JobStatus.PENDING)
             ):
                 return self._view(job, None)
-            if isinstance(await self._journal.write(Adopt(job.id, job.run, process.name)), Done):
-                ticket = self._tickets.add(replace(job, turn=process.name))
+            owner, before = turns.owner_at(process.name, job), process_of(job.turn or "")
+            if isinstance(await self._journal.write(Adopt(job.id, job.run, owner)), Done):
+                ticket = self._tickets.add(replace(job, turn=owner))
                 if job.status is JobStatus.RUNNING:
                     self._hold(ticket, ticket.job, process)
-                if job.turn is not None and job.turn != process.name:
-                    process.adopted(job.turn, turn_id)
+                if before != process.name:
+                    process.adopted(before, turn_id)
                 return self._view(ticket.job, None)
         raise Unavailable(f"turn {turn_id} keeps changing; try again")
 
@@ -311,7 +315,7 @@ class Turns(Looking):
         job = await self.find(turn_id)
         if ticket is None or job is None or self.process is None:
             return
-        if job.turn != self.process.name:
+        if process_of(job.turn or "") != self.process.name:
             self._usher_of(ticket).drop(ticket)
             return
 
@@ -408,10 +412,14 @@ class Turns(Looking):
             log.error("a turn could not be ended", exc_info=error)
 
     async def close(self) -> None:
-        """This process stops: whoever waits here is told, and whoever holds a slot has lost it."""
+        """This process stops: whoever waits here is told, and whoever holds a slot has lost it. Callers outside go on
+        with another process, if there may be one."""
         for task in list(self._tasks):
             task.cancel()
         now, moves = self._clock.now(), []
+        for ticket in self._tickets.all():
+            if self.process is not None and self.process.distributed and turns.is_outside(ticket.job.turn or ""):
+                self._usher_of(ticket).drop(ticket)
         tickets = self._tickets.all()
         jobs = await self._store.get_jobs([ticket.id for ticket in tickets]) if tickets else {}
         for ticket in tickets:

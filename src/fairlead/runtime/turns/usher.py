@@ -21,7 +21,7 @@ from fairlead.domain import transitions, turns
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.limits import Rules
-from fairlead.domain.processes import worker_name
+from fairlead.domain.processes import process_of, worker_name
 from fairlead.domain.transitions import Adopt, Start
 from fairlead.domain.turns import ACCEPT_WITHIN
 from fairlead.errors import Unavailable
@@ -216,7 +216,7 @@ class Usher(Holding):
                 self._give_back(lease, refund=True)
             return False
         job = outcome.job
-        if job.turn != self._process:
+        if process_of(job.turn or "") != self._process:
             job = await self._take_back(job)
         self._settled(lease)
         self.hold(ticket, lease, job, within=timeout)
@@ -226,10 +226,10 @@ class Usher(Holding):
 
     async def _take_back(self, job: Job) -> Job:
         """Another process has adopted it in this very moment. Who has the slot is its owner."""
-        await self._journal.write(Adopt(job.id, job.run, self._process))
-        if job.turn is not None:
-            self.on_adopted(job.turn, job.id)
-        return replace(job, turn=self._process)
+        owner = turns.owner_at(self._process, job)
+        await self._journal.write(Adopt(job.id, job.run, owner))
+        self.on_adopted(process_of(job.turn or ""), job.id)
+        return replace(job, turn=owner)
 
     def _forget_offer(self, ticket: Ticket, lease: Lease) -> None:
         if ticket.offered is lease:
@@ -237,18 +237,22 @@ class Usher(Holding):
             self._tickets.changed(ticket)
 
     async def _hand_over(self, lease: Lease) -> None:
-        """To the process whose caller it is."""
-        job = (await self._store.get_jobs([lease.job_id])).get(lease.job_id)
-        if job is None or job.turn is None or not _is_offered(lease, job):
-            self._give_back(lease, refund=True)
-        elif job.turn == self._process or self._send is None:
-            # The caller was here, or in a process that used this line before: it is there no more.
-            await self._end_offered(lease, job, turns.waiter_gone(job))
-        else:
-            self._send(job.turn, lease)
-            await asyncio.sleep(SAY_AGAIN_AFTER)  # it may not have been heard
-            if lease.name in self._offered:
-                self._send(job.turn, lease)
+        """To the process whose caller it is; and again, as it may not have been heard, or its caller be at another."""
+        while lease.name in self._offered:
+            job = (await self._store.get_jobs([lease.job_id])).get(lease.job_id)
+            if job is None or job.turn is None or not _is_offered(lease, job):
+                await self._settle(lease)
+                return
+            owner = process_of(job.turn)
+            if (ticket := self._tickets.get(job.id)) is not None:
+                self.offer(ticket, lease)
+            elif owner != self._process and self._send is not None:
+                self._send(owner, lease)
+            elif not turns.is_outside(job.turn):
+                # The caller was here, or in a process that used this line before: it is there no more.
+                await self._end_offered(lease, job, turns.waiter_gone(job))
+                return
+            await asyncio.sleep(SAY_AGAIN_AFTER)
 
     async def _or_expire(self, lease: Lease, dealing: Coroutine[Any, Any, None]) -> None:
         """Without the truth nothing can be done with it: unrenewed, it expires, and recovery settles it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from fairlead.domain.job import Job, JobRecord, JobStatus, Priority
 from fairlead.domain.order import Place
+from fairlead.domain.processes import process_of
 from fairlead.runtime.events import iso
 from fairlead.runtime.view import EstimatedWait
 
@@ -66,7 +67,7 @@ def of_turn(job: Job, place: Place | None, *, lease_ttl: float, timeout: float, 
         user_id=job.user_id,
         status=job.status,
         priority=job.priority,
-        process=job.turn or "",
+        process=process_of(job.turn or ""),
         position=waiting.position if waiting else None,
         estimated_wait=EstimatedWait.of(waiting) if waiting else None,
         created_at=job.created_at,

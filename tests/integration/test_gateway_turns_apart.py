@@ -105,3 +105,14 @@ async def test_a_slot_that_comes_while_its_caller_moves_is_taken(
     assert (await waited(here, turn))["status"] == "RUNNING"
     await finished(here, turn)
     assert (await later)["status"] == "RUNNING"
+
+
+async def test_a_caller_that_moves_waits_no_longer_than_it_wanted_to(
+    gateways: Gateways, distributed: dict[str, str]
+) -> None:
+    here, there = gateways
+    holder = await opened(here, "ada")
+    await waited(here, holder)
+    turn = await opened(here, "bob", wait_timeout=2)
+    ended = await waited(there, turn)
+    assert (ended["status"], ended["error"]["code"]) == ("FAILED", "RESOURCE_EXHAUSTED")

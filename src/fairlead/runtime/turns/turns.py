@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Protocol
 
 from uuid_utils import uuid7
@@ -108,6 +109,9 @@ class Turns(Looking):
         process = await self._running()
         owner, new_id = turns.owner(process.name, outside=outside), turns.turn_id(str(uuid7()))
         job = replace(submit.job, id=new_id, turn=owner, feature_name=service)
+        if patience is not None:
+            # In the row, as its caller may go to another process.
+            job = replace(job, timer_at=min(now + patience, job.timer_at or inf))
         submit = await self._settle(replace(submit, job=job), lowers_only=lowers_only)
         outcome = await self._journal.write(submit)
         assert isinstance(outcome, Accepted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -121,6 +122,47 @@ async def test_the_block_is_cancelled_when_its_slot_is_lost(client: AsyncClient)
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling(), "what cancelled the block is over"
+
+
+async def test_a_holder_that_somebody_cancels_has_left_before_the_next_has_the_slot(client: AsyncClient) -> None:
+    seen: list[str] = []
+    holds = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with client.turn("slot", "ada") as turn:
+                seen.append(turn.id)
+                holds.set()
+                await asyncio.sleep(60)
+        finally:
+            seen.append("left")
+
+    async def wait() -> None:
+        async with client.turn("slot", "bob"):
+            seen.append("bob")
+
+    holder = asyncio.create_task(hold())
+    await holds.wait()
+    waiting = asyncio.create_task(wait())
+    await client.cancel_turn(seen.pop())
+    with pytest.raises(TurnLost):
+        await holder
+    await waiting
+    assert seen == ["left", "bob"]
+
+
+async def test_a_block_that_ignores_its_loss_leaves_its_task_in_order(client: AsyncClient) -> None:
+    async def hold() -> None:
+        async with client.turn("short", "ada") as turn:
+            await client.cancel_turn(turn.id)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    with pytest.raises(TurnLost):
+        await hold()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
 
 
 async def test_a_wrong_request_is_refused_before_any_wait(client: AsyncClient) -> None:

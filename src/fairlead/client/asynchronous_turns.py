@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from fairlead.client import turn_calls
+from fairlead.client import calls, turn_calls
 from fairlead.client.calls import Call
 from fairlead.client.stream import Stream
 from fairlead.client.turn_calls import TurnState
-from fairlead.client.turn_stream import RENEWALS, TurnStream, described, ended, lost
+from fairlead.client.turn_stream import TurnStream, described, ended, lost, outlives, pause
 from fairlead.errors import FairleadError, NotFound, TurnError, WrongState
 
 T = TypeVar("T")
@@ -55,7 +55,9 @@ class AsyncTurnCalls(ABC):
         return await self._do(turn_calls.get_turn(turn_id))
 
     async def cancel_turn(self, turn_id: str) -> TurnState:
-        return await self._do(turn_calls.cancel_turn(turn_id))
+        """Somebody else's, as a rule: a holder hears that its slot is lost, and has a moment to leave it."""
+        await self._do(calls.cancel(turn_id))
+        return await self.get_turn(turn_id)
 
 
 class AsyncTurn:
@@ -125,9 +127,9 @@ class AsyncTurn:
 
     async def _renew(self) -> None:
         """Until it is lost, or nobody could be asked for so long that it must be."""
-        until = time.monotonic() + self._opened.lease_ttl
+        until = time.monotonic() + outlives(self._opened)
         while time.monotonic() < until:
-            await asyncio.sleep(self._opened.lease_ttl / RENEWALS)
+            await asyncio.sleep(pause(self._opened))
             asked = time.monotonic()
             try:
                 state = await self._client._do(turn_calls.renew_turn(self.id), max(0.0, until - asked))
@@ -137,7 +139,7 @@ class AsyncTurn:
                 continue
             if not state.held:
                 break
-            until = asked + state.lease_ttl
+            until = asked + outlives(state)
         self.lost.set()
         if self._block is not None:
             self._block.cancel()
@@ -147,8 +149,8 @@ class AsyncTurn:
     ) -> None:
         assert self._renewing is not None
         if self.lost.is_set():
-            if self._block is not None and isinstance(error, asyncio.CancelledError):
-                self._block.uncancel()
+            if self._block is not None:
+                self._block.uncancel()  # whether the block let it through or not
             raise lost(self.id) from error
         self._renewing.cancel()
         await asyncio.gather(self._renewing, return_exceptions=True)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from fairlead.client import turn_calls
+from fairlead.client import calls, turn_calls
 from fairlead.client.calls import Call
 from fairlead.client.stream import Stream
 from fairlead.client.turn_calls import TurnState
-from fairlead.client.turn_stream import RENEWALS, TurnStream, described, ended, lost
+from fairlead.client.turn_stream import TurnStream, described, ended, lost, outlives, pause
 from fairlead.errors import FairleadError, NotFound, TurnError, WrongState
 
 T = TypeVar("T")
@@ -53,7 +53,9 @@ class TurnCalls(ABC):
         return self._do(turn_calls.get_turn(turn_id))
 
     def cancel_turn(self, turn_id: str) -> TurnState:
-        return self._do(turn_calls.cancel_turn(turn_id))
+        """Somebody else's, as a rule: a holder hears that its slot is lost, and has a moment to leave it."""
+        self._do(calls.cancel(turn_id))
+        return self.get_turn(turn_id)
 
 
 class ClientTurn:
@@ -126,9 +128,9 @@ class ClientTurn:
 
     def _renew(self) -> None:
         """Until it is lost, or nobody could be asked for so long that it must be."""
-        until = time.monotonic() + self._opened.lease_ttl
+        until = time.monotonic() + outlives(self._opened)
         while time.monotonic() < until:
-            if self._over.wait(self._opened.lease_ttl / RENEWALS):
+            if self._over.wait(pause(self._opened)):
                 return
             asked = time.monotonic()
             try:
@@ -139,7 +141,7 @@ class ClientTurn:
                 continue
             if not state.held:
                 break
-            until = asked + state.lease_ttl
+            until = asked + outlives(state)
         if not self._over.is_set():
             self.lost.set()
 

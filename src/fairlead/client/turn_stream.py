@@ -14,6 +14,8 @@ from fairlead.runtime.events import POSITION, SNAPSHOT
 LONGEST_ERROR = 1000
 RENEWALS = 3
 """In the time that a slot outlives its holder's last word."""
+RENEW_EVERY = 1.0
+"""Seconds at most: whose slot is taken away hears it with the next renewal, and has three to leave it."""
 
 
 class TurnStream(Stream):
@@ -33,6 +35,17 @@ class TurnStream(Stream):
         if "turn" in event:
             self.state = state_of(event["turn"])
         return self.state.status is not JobStatus.PENDING
+
+
+def pause(state: TurnState) -> float:
+    """Seconds between two renewals."""
+    return min(RENEW_EVERY, state.lease_ttl / RENEWALS)
+
+
+def outlives(state: TurnState) -> float:
+    """Seconds that the slot is surely ours after a renewal, whatever becomes of the gateway: it renews the lease itself
+    as often as we must, and may have been about to."""
+    return state.lease_ttl * (1 - 1 / RENEWALS)
 
 
 def ended(state: TurnState) -> TurnError:

@@ -149,7 +149,7 @@ class Turning(ABC):
         if (job := await self._request(request_id)) is None:
             return
         if not job.status.finished:
-            await self._turns.cancel_own(request_id)
+            await self._turns.withdraw(request_id)
         await self._operations.delete(request_id)
 
     async def _request(self, request_id: str) -> Job | None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fairlead import Fairlead, JobStatus, NotFound, WrongState
+from fairlead import Fairlead, JobStatus, NotFound, TurnLost, WrongState
 from fairlead.dispatch.port import Lease
 from fairlead.errors import InvalidInput, UnknownFeature
 from tests.integration.turning import MODELS, line_of, position_is, until
@@ -199,3 +199,32 @@ async def test_requests_that_cannot_be_are_refused(engines: dict[str, str]) -> N
         with pytest.raises(NotFound):
             await app.wait_for_turn("img_a1b2c3d4", "flux")
         assert (await app.list_jobs()).data == []
+
+
+async def test_a_block_whose_turn_is_removed_has_left_before_the_next_has_the_slot(engines: dict[str, str]) -> None:
+    async with line_of(MODELS, engines) as app:
+        seen: list[str] = []
+        holds: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            try:
+                async with app.turn("flux", 1) as turn:
+                    holds.set_result(turn.id)
+                    await asyncio.sleep(60)
+            finally:
+                seen.append("left")
+
+        async def wait() -> None:
+            async with app.turn("flux", 2):
+                seen.append("next")
+
+        holder = asyncio.create_task(hold())
+        request = await holds
+        waiting = asyncio.create_task(wait())
+        await app.cleanup_request(request)
+        with pytest.raises(TurnLost):
+            await asyncio.wait_for(holder, 30)
+        await waiting
+        assert seen == ["left", "next"]
+        with pytest.raises(NotFound):
+            await app.turns.get(request)

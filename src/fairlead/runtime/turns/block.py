@@ -99,6 +99,7 @@ class TurnBlock:
         except BaseException:
             await _to_its_end(self._turns.cancel_own(opened.turn_id))
             raise
+        ticket.in_block = True
         if self._cancels:
             self._task = asyncio.current_task()
             ticket.on_lost = self._lost

@@ -25,6 +25,8 @@ class Ticket:
         self.lost = asyncio.Event()
         self.why_lost = ""
         self.on_lost: Callable[[], None] = lambda: None
+        self.in_block = False
+        """A block of code has the slot, and is to hear of its loss."""
         self.leaving = False
         """Its caller has the last word about it: what happens from now on is no loss."""
         self.waiters = 0

@@ -307,6 +307,15 @@ class Turns(Looking):
         if ticket is not None:
             self._usher_of(ticket).leave(ticket)
 
+    async def withdraw(self, turn_id: str) -> None:
+        """Whoever has it. A block of code hears that it has lost its slot, which is kept until it has left."""
+        ticket = self._tickets.get(turn_id)
+        if ticket is None or not ticket.in_block:
+            await self.cancel_own(turn_id)
+            return
+        with contextlib.suppress(WrongState, NotFound):
+            await self.cancel(turn_id)
+
     async def left(self, turn_id: str) -> None:
         """Who was told of its loss is gone: if the slot is still kept for that, it goes to the next."""
         if (ticket := self._tickets.get(turn_id)) is not None:

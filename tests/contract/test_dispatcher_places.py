@@ -50,6 +50,16 @@ async def test_what_is_not_in_line_has_no_place(line: Line) -> None:
     assert set(await line.dispatcher.places(["a", "b", "c"])) == {"b"}
 
 
+async def test_nobody_has_a_place_in_a_line_that_is_being_built(line: Line) -> None:
+    await line.open(FIFO)
+    await line.dispatcher.close_scope(FIFO.scope, 7)
+    await line.offer("late", seq=9)
+    assert await line.dispatcher.places(["late"]) == {}, "who was there before is not in it yet"
+    await line.offer("early", seq=1)
+    assert await line.dispatcher.open_scope(FIFO.scope, 7)
+    assert await line.positions("early", "late") == [1, 2]
+
+
 async def test_first_retries_are_ahead_of_everything(line: Line) -> None:
     await line.open(ServiceRules("s", limit=1, regions={"us": 1}, retries_first=True))
     await line.offer("high", band=1)

@@ -237,7 +237,8 @@ class Dispatcher(Protocol):
     async def end_holds(self, now: float) -> int: ...
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        """Where these steps stand; those not in line are absent. One pass over the active users per service."""
+        """Where these steps stand; those not in line are absent, and all while it is being built, as not everybody is
+        in it yet. One pass over the active users per service."""
         ...
 
     async def snapshot(

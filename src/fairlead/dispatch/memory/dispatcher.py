@@ -295,7 +295,7 @@ class MemoryDispatcher:
         asked: dict[str, list[Entry]] = {}
         for job_id in dict.fromkeys(job_ids):
             entry = self._entries.get(job_id)
-            if entry is not None:
+            if entry is not None and self._services[entry[SERVICE]].scope.open:
                 asked.setdefault(entry[SERVICE], []).append(entry)
         now = self._clock()
         if now >= self._next_rest_end:

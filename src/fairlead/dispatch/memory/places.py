@@ -92,7 +92,7 @@ def _serves(region: str | None, lane: str | None) -> bool:
 def _free(service: Service, region: str | None, now: float) -> int:
     """How many of them nobody has now; none of a lane that grants nothing. Holds that are over count no more."""
     rules = service.rules
-    if rules.paused or not service.scope.open:
+    if rules.paused:
         return 0
     free, pool = rules.limit - _in_use(service, now), math.inf
     if service.pool is not None:

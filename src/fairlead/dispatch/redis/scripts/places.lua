@@ -6,7 +6,8 @@
 -- Returns {0}, then sixteen values each: job, position, work ahead in µs, slots, mean in µs, free slots, service, band,
 -- 1 for a newcomer's first step, of the steps ahead: retries that go first, those of higher bands, the user's own; and
 -- of the work ahead, in µs: what is left of what runs; then the slots that the user may have at once (-1: no such limit),
--- how many of them it has not taken, and what is left of what it runs, in µs. Jobs not in line here are absent.
+-- how many of them it has not taken, and what is left of what it runs, in µs. Jobs not in line here are absent,
+-- and so are all while the line is being built.
 --
 -- FIFO lanes: counted exactly. Fair lanes: the n-th waiting step of a user starts at tag + n * charge, so the steps
 -- before a given one can be counted per user, in one pass over the users for all steps asked about. The first step of a
@@ -270,7 +271,7 @@ local function slots_of(service, lane)
   else
     slots, free = math.min(slots, pool), math.min(free, pool_free)
   end
-  return slots, (service.paused or not scope.open) and 0 or math.max(0, free)
+  return slots, service.paused and 0 or math.max(0, free)
 end
 
 local function all_users(service)
@@ -281,6 +282,9 @@ local function all_users(service)
   return users
 end
 
+if not scope.open then
+  return { 0 } -- not all who wait are in it
+end
 local asked, jobs, rows = {}, {}, { 0 }
 for i = 5, #ARGV do
   jobs[#jobs + 1] = ARGV[i]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -69,3 +70,23 @@ def test_the_second_waits_and_a_lost_slot_stops_the_command(server: Up, tmp_path
             httpx2.post(f"{server.url}/api/v1/jobs/{turn_id}/cancel").raise_for_status()
             assert second.ended() == Exit.OK
         assert first.ended() == Exit.REFUSED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_ended_leaves_the_line_or_ends_its_command(server: Up, tmp_path: Path, number: signal.Signals) -> None:
+    begun = tmp_path / "begun"
+    wait = f"import pathlib, time; pathlib.Path({str(begun)!r}).write_text('yes'); time.sleep(60)"
+    env = {"FAIRLEAD_URL": server.url}
+    with started((*COMMAND, "turn", "slot", sys.executable, "-c", wait), cwd=tmp_path, env=env) as first:
+        while not begun.exists():
+            assert first.process.poll() is None
+            time.sleep(0.02)
+        with started((*COMMAND, "turn", "--user", number.name, "slot", "true"), cwd=tmp_path, env=env) as second:
+            second.wait_for("number 1 in line for slot")
+            second.process.send_signal(number)
+            assert second.ended() == 128 + number
+        (waited,) = httpx2.get(f"{server.url}/api/v1/jobs?user_id={number.name}").json()["data"]
+        assert waited["status"] == "CANCELLED"
+        first.process.send_signal(number)
+        assert first.ended() == 128 + number
+    assert server.run("turn", "slot", "true").code == Exit.OK

@@ -123,6 +123,17 @@ def test_each_process_says_what_it_is_and_no_more(
     assert "s3cret" not in drawn(process, SETTINGS, roles, urls, capsys)
 
 
+def test_it_says_what_executes_a_service() -> None:
+    config = Config.model_validate(
+        {"services": {"flux": {"limit": 1}, "mail": {"limit": 2, "celery": "shop.mail"}}, "celery": {"app": "shop:app"}}
+    )
+    services = banner.facts("up", Fairlead(Settings(config)), Roles(), URLS)["services"]
+    assert {name: service["runs"] for name, service in services.items()} == {
+        "flux": "turns alone",
+        "mail": "the Celery task shop.mail",
+    }
+
+
 def test_a_worker_says_what_it_is_bound_to(capsys: pytest.CaptureFixture[str]) -> None:
     roles = Roles(api=False, manager=False, services=frozenset({"otp"}), bands=frozenset({1, 2}), concurrency=7)
     said = banner.facts("worker", Fairlead(SETTINGS), roles, [])

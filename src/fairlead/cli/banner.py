@@ -77,7 +77,9 @@ def _where(service: ServiceConfig) -> str:
         return without_secrets(service.url)
     if service.regions:
         return ", ".join(f"{region} {without_secrets(there.url)}" for region, there in service.regions.items())
-    return service.function or "a function of this process"
+    if service.celery:
+        return f"the Celery task {service.celery}"
+    return "turns alone" if service.turns_only else service.function or "a function of this process"
 
 
 def _shard(service: ServiceConfig) -> str:

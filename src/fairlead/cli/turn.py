@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ from fairlead.domain.job import Priority
 
 LOOK_EVERY_S = 0.2
 STOP_WITHIN_S = 10.0
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 """What follows the service is the command, with options of its own."""
 
@@ -53,6 +54,7 @@ def turn(
 
     try:
         with (
+            _handled(dict.fromkeys(ENDS, _leave)),
             Client() as client,
             client.turn(
                 service,
@@ -83,7 +85,9 @@ def _run(command: list[str], held: ClientTurn) -> int:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise Failure(f"{command[0]} cannot be run: {error.strerror or error}", Exit.USAGE) from None
-    with _passed_on(process):
+    # The terminal sends an interrupt to the command too; who ends us means the command. Either way it ends first.
+    ends = dict.fromkeys(ENDS, lambda number, frame: process.send_signal(number))
+    with _handled({**ends, signal.SIGINT: lambda number, frame: None}):
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(LOOK_EVERY_S)
@@ -101,13 +105,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+def _leave(number: int, frame: object) -> None:
+    """Who waits leaves the line, rather than be missed after a while."""
+    raise SystemExit(128 + number)
+
+
 @contextlib.contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The terminal sends an interrupt to the command too; who ends us means the command. Either way it ends first."""
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number)),
-    }
+def _handled(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

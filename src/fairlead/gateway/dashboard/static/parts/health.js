@@ -1,11 +1,12 @@
 // Whether all is well, in a word; and when it is not: what is wrong, and what mends it.
-import { capital, duration, plural, text } from "../format.js";
+import { capital, duration, number, plural, text } from "../format.js";
 import { html } from "../html.js";
 import { Copy } from "./bits.js";
 import { shortWorker } from "./slots.js";
 
 const WORST = ["error", "warning"];
 const CALM = { ok: "All is well", unknown: "Looking whether all is well…" };
+const MOST_ALIKE = 2;
 const SLOW_OUTBOX = 5; // seconds
 
 export function Health({ health }) {
@@ -27,7 +28,7 @@ export function Health({ health }) {
         ${health.rebuilding?.length > 0 && html`<li class="bad">rebuilding ${health.rebuilding.join(", ")}</li>`}
       </ul>
     </div>
-    ${wrong.length > 0 && html`<ul class="findings">${wrong.map(([id, finding]) => html`<${Finding} key=${id} finding=${finding} />`)}</ul>`}
+    ${alike(wrong).map(([code, found]) => html`<${Findings} key=${code} found=${found} />`)}
   </section>`;
 }
 
@@ -35,6 +36,20 @@ function verdict(wrong) {
   const errors = wrong.filter(([, finding]) => finding.level === "error").length;
   const warnings = wrong.length - errors;
   return [errors && plural(errors, "error"), warnings && plural(warnings, "warning")].filter(Boolean).join(", ");
+}
+
+/** What is wrong with every service is one thing that is wrong: together, the worst kind first. */
+function alike(wrong) {
+  const kinds = new Map();
+  for (const each of wrong) kinds.set(each[1].code, [...(kinds.get(each[1].code) || []), each]);
+  return [...kinds];
+}
+
+function Findings({ found }) {
+  const few = found.length > MOST_ALIKE + 1 ? MOST_ALIKE : found.length; // "1 more" would take as much room as that one
+  const list = (some) => html`<ul class="findings">${some.map(([id, finding]) => html`<${Finding} key=${id} finding=${finding} />`)}</ul>`;
+  return html`${list(found.slice(0, few))}${few < found.length && html`<details class="alike">
+    <summary>${number(found.length - few)} more like it</summary>${list(found.slice(few))}</details>`}`;
 }
 
 function Leaders({ leaders }) {

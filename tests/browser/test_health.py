@@ -1,0 +1,59 @@
+"""What the overview says when something is wrong: readable, and no longer than it has to be."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.browser.conftest import Open, Raise
+from tests.browser.pages import settled
+from tests.browser.stage import Stage, until
+
+MANY = 12
+
+
+async def drained(stage: Stage) -> None:
+    """Nobody takes any job from now on: an error where somebody waits, a warning where nobody does."""
+    (worker,) = await stage.app.workers()
+    await stage.app.drain_worker(worker["name"])
+
+    async def is_draining() -> bool:
+        (seen,) = await stage.app.workers()
+        return bool(seen["draining"])
+
+    await until(is_draining)
+    await stage.submit("gated")
+
+
+async def width_of(page: Page, selector: str) -> float:
+    box = await page.locator(selector).first.bounding_box()
+    assert box is not None
+    return box["width"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_an_error_is_shown_as_wide_as_the_page(open_window: Open, bare_stage: Stage, width: int) -> None:
+    await drained(bare_stage)
+    page = await (await open_window(bare_stage, viewport={"width": width, "height": 800})).go()
+    await settled(page)
+    await expect(page.get_by_test_id("health")).to_contain_text("1 error")
+    whole = await width_of(page, ".facts")
+    assert await width_of(page, ".health") == whole
+    assert await width_of(page, ".findings .error") > 0.8 * whole
+
+
+async def test_what_is_wrong_with_many_services_alike_is_said_of_a_few_and_counted(
+    open_window: Open, raise_stage: Raise
+) -> None:
+    more = {f"idle_{n}": {"url": "http://127.0.0.1:9/", "limit": 1} for n in range(MANY)}
+    stage = await raise_stage(**more)
+    await drained(stage)
+    page = await (await open_window(stage)).go()
+    await settled(page)
+    health = page.get_by_test_id("health")
+    await expect(health).to_contain_text("1 error")
+    shown = health.get_by_role("heading", name="No worker takes the jobs of a service")
+    await expect(shown.first).to_be_visible()
+    assert await shown.filter(visible=True).count() < MANY
+    await health.get_by_text("more like it").click()
+    await expect(health.get_by_text("all workers of idle_11 are draining", exact=False)).to_be_visible()

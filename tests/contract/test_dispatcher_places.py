@@ -243,6 +243,17 @@ async def test_a_snapshot_shows_a_service(line: Line) -> None:
     assert (await line.dispatcher.snapshot(["s"]))[0].users == ()
 
 
+async def test_a_snapshot_tells_newcomers_by_arrival_until_their_first_grant(line: Line) -> None:
+    await line.open(ServiceRules("s", limit=1))
+    for user in ("zoe", "bob", "ann"):
+        await line.offer(f"{user} 0", user)
+        await line.offer(f"{user} 1", user)
+    new = [each for each in (await line.see()).users if each.arrival]
+    assert [each.user_id for each in sorted(new, key=lambda each: each.arrival)] == ["zoe", "bob", "ann"]
+    assert (await line.take("s")).job_id == "zoe 0"
+    assert {each.user_id for each in (await line.see()).users if each.arrival} == {"ann", "bob"}
+
+
 async def test_a_snapshot_of_a_fifo_service_counts_by_the_band_that_was_offered(line: Line) -> None:
     await line.open(FIFO)
     await line.offer_all("ab", band=3)

@@ -186,6 +186,33 @@ async def test_those_who_go_next_are_told_without_a_gap(line: Line) -> None:
         assert {each["user_id"] for each in state["next"][:3]} == {"ada", "bob", "cy"}
 
 
+async def test_of_many_who_are_new_those_who_came_first_are_told(line: Line) -> None:
+    await line.fill()
+    # Their names sort against the order in which they come.
+    came = [f"user {number:02}" for number in range(60, 0, -1)]
+    for user_id in came:
+        await line.app.submit("draw", user_id=user_id)
+        await line.app.submit("draw", user_id=user_id)
+    async with following(line.port) as page:
+        await page.ask(view="service", service="draw")
+        state = await page.until(lambda state: sum(state.get("waiting", {}).values()) == 120)
+        state = await page.until(lambda state: [each["user_id"] for each in state["next"]] == came[:20])
+        assert [each["rank"] for each in state["next"]] == list(range(1, 21))
+        assert "new in line" in state["next"][0]["why"]
+        assert "virtual time" not in state["next"][0]["why"]
+
+
+async def test_a_job_behind_others_of_its_own_user_says_so(line: Line) -> None:
+    await line.fill()
+    for _ in range(3):
+        await line.app.submit("draw", user_id="ada")
+    async with following(line.port) as page:
+        await page.ask(view="service", service="draw")
+        state = await page.until(lambda state: len(state["next"]) == 3)
+        assert "after 2 of its user's own" in state["next"][2]["why"]
+        assert "virtual time" in state["next"][2]["why"]
+
+
 async def test_jobs_follow_what_becomes_of_them(line: Line) -> None:
     async with following(line.port) as page:
         assert (await page.ask(view="jobs"))["state"]["jobs"] == {}

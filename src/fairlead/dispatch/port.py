@@ -119,7 +119,8 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class UserLine:
-    """One user's standing in one band of one service. `tag` is the virtual time, in microseconds."""
+    """One user's standing in one band of one service. `tag` is the virtual time, in microseconds; `arrival` its number
+    among those that are new in the band and go before all that are not, 0 for the others."""
 
     user_id: str
     band: int
@@ -128,6 +129,7 @@ class UserLine:
     tag: int
     weight: float
     parked: bool
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)

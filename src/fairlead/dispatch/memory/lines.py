@@ -218,6 +218,10 @@ class FairBand(Band):
             self._enter(user_id)
             self._move(user_id, self.tags[user_id])
 
+    def arrival(self, user_id: str) -> int:
+        """Its number among the newcomers, 0 if it is none."""
+        return self.new[user_id] - _NEWCOMERS if user_id in self.new else 0
+
     def lingers(self, user_id: str) -> bool:
         """Whether a user with nothing to do is still to be remembered, because of a debt."""
         tag = self.tags.get(user_id, 0)

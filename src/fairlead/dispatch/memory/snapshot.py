@@ -79,11 +79,12 @@ def _user_lines(service: Service) -> Iterator[UserLine]:
             waiting = sum(len(lane.lines.get(user.user_id, ())) for lane in band.lanes.values())
             if waiting or tag is not None:
                 shown = True
-                yield _user_line(service, user, number, waiting, tag or 0)
+                arrival = band.arrival(user.user_id) if isinstance(band, FairBand) else 0
+                yield _user_line(service, user, number, waiting, tag or 0, arrival)
         if not shown:
             yield _user_line(service, user, FIFO_LINE, 0, 0)
 
 
-def _user_line(service: Service, user: User, band: int, waiting: int, tag: int) -> UserLine:
+def _user_line(service: Service, user: User, band: int, waiting: int, tag: int, arrival: int = 0) -> UserLine:
     parked = user.user_id in service.parked
-    return UserLine(user.user_id, band, waiting, user.running, tag, user.weight, parked)
+    return UserLine(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival)

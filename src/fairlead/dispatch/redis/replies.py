@@ -200,5 +200,5 @@ def _hold(service: str, row: Sequence[Any]) -> Hold:
 
 
 def _user_line(row: Sequence[Any]) -> UserLine:
-    user_id, band, waiting, running, tag, weight, parked = row
-    return UserLine(user_id.decode(), band, waiting, running, tag, float(weight), bool(parked))
+    user_id, band, waiting, running, tag, weight, parked, arrival = row
+    return UserLine(user_id.decode(), band, waiting, running, tag, float(weight), bool(parked), arrival)

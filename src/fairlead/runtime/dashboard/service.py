@@ -37,9 +37,10 @@ def standings(snapshots: Sequence[ServiceSnapshot]) -> Standings:
     return Standings(lines, waiting)
 
 
-def _turn(line: UserLine) -> tuple[bool, bool, int, int, str]:
-    """Whoever is at the limit per user is set aside until a call of theirs ends."""
-    return not line.waiting, line.parked, line.band, line.tag, line.user_id
+def _turn(line: UserLine) -> tuple[bool, bool, int, bool, int, str]:
+    """Whoever is at the limit per user is set aside until a call of theirs ends; who is new goes first, by arrival."""
+    rank = line.arrival or line.tag
+    return not line.waiting, line.parked, line.band, not line.arrival, rank, line.user_id
 
 
 def first(stand: Standings) -> list[str]:
@@ -55,13 +56,13 @@ def is_whole(next_ones: Sequence[Mapping[str, Any]]) -> bool:
 def next_ones(jobs: Sequence[Job], places: Mapping[str, Place], stand: Standings, order: Order) -> list[dict[str, Any]]:
     """In the order in which the line itself says they go."""
     in_line = sorted((job for job in jobs if job.id in places), key=lambda job: places[job.id].position)[:NEXT]
-    return [_next(job, places[job.id].position, stand.lines.get(job.user_id), order) for job in in_line]
+    return [_next(job, places[job.id], stand.lines.get(job.user_id), order) for job in in_line]
 
 
-def _next(job: Job, rank: int, line: UserLine | None, order: Order) -> dict[str, Any]:
+def _next(job: Job, place: Place, line: UserLine | None, order: Order) -> dict[str, Any]:
     fair = line if order is Order.FAIR else None
     return known(
-        rank=rank,
+        rank=place.position,
         job_id=job.id,
         user_id=job.user_id,
         feature_name=job.feature_name,
@@ -70,11 +71,11 @@ def _next(job: Job, rank: int, line: UserLine | None, order: Order) -> dict[str,
         promoted=job.promoted_at is not None,
         virtual_time=None if fair is None else round(fair.tag / SECOND, 3),
         weight=None if fair is None else fair.weight,
-        why=_why(job, fair),
+        why=_why(job, place, fair),
     )
 
 
-def _why(job: Job, line: UserLine | None) -> str:
+def _why(job: Job, place: Place, line: UserLine | None) -> str:
     said = []
     if line is None:
         said.append("in order of arrival")
@@ -82,7 +83,12 @@ def _why(job: Job, line: UserLine | None) -> str:
         said.append(f"{job.priority.value} priority")
         if job.promoted_at is not None:
             said.append(f"promoted from {job.original_priority.value}")
-        said.append(f"its user's virtual time is {line.tag / SECOND:.1f} s")
+        if place.newcomer:
+            said.append("its user is new in line and goes before all who are not")
+        else:
+            said.append(f"its user's virtual time is {line.tag / SECOND:.1f} s")
+        if place.ahead_own:
+            said.append(f"after {place.ahead_own} of its user's own")
         if line.parked:
             said.append("its user is at the limit per user")
     if job.attempt:

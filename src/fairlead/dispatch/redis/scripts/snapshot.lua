@@ -5,7 +5,7 @@
 --
 -- Returns {0, services this process is to wake for, services}, each service {name, limit, leased, held, paused,
 -- {waiting of bands 1 to 3}, leases, holds {job, region, until, key, band}, {virtual times of bands 0 to 3}, mean or -1,
--- fifo, retries first, users {user, band, waiting, running, tag, weight, parked}, regions {name, limit, taken, waiting,
+-- fifo, retries first, users {user, band, waiting, running, tag, weight, parked, arrival}, regions {name, limit, taken, waiting,
 -- retries, failures, until or 0, 1 if it is to be probed, latency or -1}, {waiting, retries} of the unbound lane}.
 --- @include scope
 --- @include lines
@@ -38,10 +38,10 @@ local function user_rows(service)
   local rows, ids = {}, call('HKEYS', service.keys.users)
   for _, id in ipairs(ids) do
     local user, shown = read_user(service, id), false
-    local function show(band, waiting, tag)
+    local function show(band, waiting, tag, arrival)
       shown = true
       rows[#rows + 1] = { id, band, waiting, user[RUNNING], tag, format('%.17g', user[WEIGHT]),
-        user[PARKED] and 1 or 0 }
+        user[PARKED] and 1 or 0, arrival }
     end
     for band = 0, 3 do
       local waiting = 0
@@ -49,11 +49,11 @@ local function user_rows(service)
         waiting = waiting + (band_of(user[at]) == band and user[at + 1] or 0)
       end
       if waiting > 0 or user[TAG + band] then
-        show(band, waiting, user[TAG + band] or 0)
+        show(band, waiting, user[TAG + band] or 0, user[NEW + band] or 0)
       end
     end
     if not shown then
-      show(1, 0, 0)
+      show(1, 0, 0, 0)
     end
   end
   return rows

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import Page, expect
 
+from fairlead.runtime import status
+from fairlead.runtime.process import Process
+from fairlead.runtime.status import Sight
+from fairlead.store.port import Store
 from tests.browser.conftest import Open, Raise
 from tests.browser.pages import settled
 from tests.browser.stage import Stage, until
@@ -57,3 +61,26 @@ async def test_what_is_wrong_with_many_services_alike_is_said_of_a_few_and_count
     assert await shown.filter(visible=True).count() < MANY
     await health.get_by_text("more like it").click()
     await expect(health.get_by_text("all workers of idle_11 are draining", exact=False)).to_be_visible()
+
+
+async def test_slots_are_not_called_free_while_the_line_does_not_answer(
+    open_window: Open, bare_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await (await open_window(bare_stage)).go()
+    await settled(page)
+    service = page.get_by_test_id("service-gated")
+    await expect(service.get_by_text("free", exact=True).first).to_be_visible()
+
+    async def away(store: Store, process: Process | None, *_: object, **__: object) -> Sight:
+        return Sight(await store.rules(), unknown="the dispatcher did not answer")
+
+    monkeypatch.setattr(status, "look", away)
+    await expect(service).to_contain_text("not known now")
+    await expect(service.get_by_text("free", exact=True)).to_have_count(0)
+    await expect(page.get_by_test_id("health")).to_contain_text("The line cannot be seen")
+    totals = page.get_by_label("Totals")
+    await expect(totals).to_contain_text("Slots in use–")
+    await expect(totals).to_contain_text("Waiting–")
+    monkeypatch.undo()
+    await expect(service.get_by_text("free", exact=True).first).to_be_visible()
+    await page.goto("about:blank")

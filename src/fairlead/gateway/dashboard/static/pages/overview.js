@@ -42,12 +42,13 @@ const sum = (values) => (values || []).reduce((whole, value) => whole + (value |
 function Totals({ services, history }) {
   const total = (value) => services.reduce((whole, [, service]) => whole + (value(service) || 0), 0);
   const [limit, used, held] = [total((each) => each.limit), total((each) => each.in_use), total((each) => each.held)];
+  const known = services.every(([, service]) => service.in_use !== undefined);
   const oldest = Math.min(Infinity, ...services.map(([, service]) => service.oldest_since ?? Infinity));
   const [finished, failed] = [sum(history?.finished), sum(history?.failed)];
   return html`<dl class="facts" aria-label="Totals">
-    <${Fact} name="Slots in use" look="running">${number(used)}<small class="muted"> of ${number(limit)}</small><//>
+    <${Fact} name="Slots in use" look="running">${known ? number(used) : "–"}<small class="muted"> of ${number(limit)}</small><//>
     ${held > 0 && html`<${Fact} name="Held" look="held">${number(held)}<//>`}
-    <${Fact} name="Waiting" look="waiting">${number(total(waitingIn))}<//>
+    <${Fact} name="Waiting" look="waiting">${known ? number(total(waitingIn)) : "–"}<//>
     <${Fact} name="Oldest wait">${oldest === Infinity ? "–" : html`<${Age} since=${oldest} />`}<//>
     <${Fact} name="Finished, last hour" look="ok">${number(finished)}<//>
     <${Fact} name="Failed, last hour" look=${failed ? "failed" : ""}>${number(failed)}${failed > 0 && html`<small
@@ -58,7 +59,7 @@ function Totals({ services, history }) {
 function Services({ services }) {
   const [wanted, setWanted] = useState("");
   // In steps, or every job that joins the longest line would have all lines drawn again.
-  const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service)))));
+  const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service) || 0))));
   const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
   return html`<section aria-labelledby="services-title">
     <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>

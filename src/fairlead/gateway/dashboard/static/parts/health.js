@@ -6,6 +6,7 @@ import { shortWorker } from "./slots.js";
 
 const WORST = ["error", "warning"];
 const CALM = { ok: "All is well", unknown: "Looking whether all is well…" };
+const AWAY = "The line cannot be seen";
 const MOST_ALIKE = 2;
 const SLOW_OUTBOX = 5; // seconds
 
@@ -13,11 +14,11 @@ export function Health({ health }) {
   if (!health) return null;
   const wrong = Object.entries(health.findings || {}).filter(([, finding]) => WORST.includes(finding.level))
     .sort(([, one], [, other]) => WORST.indexOf(one.level) - WORST.indexOf(other.level));
-  // Until somebody has looked, nobody can say that all is well.
-  const level = health.findings ? wrong[0]?.[1].level || "ok" : "unknown";
+  // Until somebody has looked, nobody can say that all is well; and while the line is away, the last look says little.
+  const level = health.unknown ? "error" : health.findings ? wrong[0]?.[1].level || "ok" : "unknown";
   return html`<section class=${`health ${level}`} aria-label="Health" data-testid="health">
     <div class="health-head">
-      <p class="verdict" role="status"><span class="dot" aria-hidden="true"></span>${CALM[level] || verdict(wrong)}</p>
+      <p class="verdict" role="status"><span class="dot" aria-hidden="true"></span>${health.unknown ? AWAY : CALM[level] || verdict(wrong)}</p>
       <ul class="parts">
         <${Leaders} leaders=${health.leaders} />
         <li class=${health.workers ? "" : "bad"}>${health.workers ? plural(health.workers, "worker") : "no worker"}</li>

@@ -5,8 +5,10 @@ import { Age } from "./bits.js";
 
 const BANDS = ["high", "medium", "low"];
 
+/** NaN while the line does not answer: nobody knows then. */
 export function waitingIn(service) {
-  const waiting = service.waiting || {};
+  const { waiting } = service;
+  if (!waiting) return NaN;
   return BANDS.reduce((sum, band) => sum + (waiting[band] || 0), 0) + (service.retrying || 0);
 }
 
@@ -15,13 +17,13 @@ export function Line({ service, widest, active = true }) {
   const waiting = service.waiting || {};
   const parts = [["retry", service.retrying || 0], ...BANDS.map((band) => [band, waiting[band] || 0])];
   const total = waitingIn(service);
-  const words = total === 0 ? "nothing waits" : parts.filter(([, count]) => count > 0).map(([band, count]) => `${count} ${band}`).join(", ");
+  const words = Number.isNaN(total) ? "what waits is not known now" : total === 0 ? "nothing waits" : parts.filter(([, count]) => count > 0).map(([band, count]) => `${count} ${band}`).join(", ");
   return html`<div class="line">
     <div class="line-head"><strong class="count">${number(total)}</strong> <span class="muted">waiting</span>
       ${service.oldest_since && total > 0 && html`<span class="oldest">oldest <${Age} since=${service.oldest_since} active=${active} />
         </span>`}</div>
     <div class="bar" role="img" aria-label=${words}>
-      ${parts.map(([band, count]) => count > 0 && html`<span key=${band} class=${`band ${band}`} title=${plural(count, `${band} job`)}
+      ${total > 0 && parts.map(([band, count]) => count > 0 && html`<span key=${band} class=${`band ${band}`} title=${plural(count, `${band} job`)}
         style=${{ width: `${(100 * count) / Math.max(widest, total, 1)}%` }}></span>`)}
     </div>
     ${total > 0 && html`<ul class="legend" aria-hidden="true">${parts.map(([band, count]) => count > 0

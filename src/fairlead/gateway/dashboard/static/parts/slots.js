@@ -12,6 +12,8 @@ export function Slots({ service, name, active = true }) {
   const taken = Object.entries(service.slots || {}).sort(([, one], [, other]) => one.since - other.since);
   const holds = Object.entries(service.holds || {});
   const more = service.more_slots || 0;
+  // Without the line nobody knows who has which slot, and least of all that they are free.
+  if (service.in_use === undefined) return html`<p class="slots-unknown muted">Who has its slots is not known now.</p>`;
   const free = Math.max(0, (service.limit || 0) - (service.in_use || 0));
   const cards = (service.limit || 0) <= MOST_CARDS && more === 0;
   const label = `slots of ${name}: ${taken.length + more} running, ${holds.length} held, ${free} free`;

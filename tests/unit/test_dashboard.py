@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.integration.following import merge
+from tests.virtual_time import in_virtual_time
 
 from fairlead.domain.activity import Activity
 from fairlead.domain.job import Attempt, Job, JobRecord, JobStatus, Priority, StepResult
@@ -18,7 +19,7 @@ from fairlead.gateway.dashboard.channel import Follower
 from fairlead.gateway.dashboard.patch import Inexpressible, diff
 from fairlead.runtime.dashboard.groups import groups
 from fairlead.runtime.dashboard.history import MINUTES, History, quantile
-from fairlead.runtime.dashboard.sparing import Sparing
+from fairlead.runtime.dashboard.sparing import KEPT_S, Sparing
 from fairlead.runtime.dashboard.timeline import timeline
 from fairlead.runtime.loops.activity import MOST_USERS, ActivityLoop
 from fairlead.runtime.observations import SECONDS, Observations
@@ -104,6 +105,24 @@ async def test_whoever_does_not_wait_has_the_last_answer() -> None:
     assert spared.lately() is None
     assert await spared.now() == "well"
     assert spared.lately() == "well"
+
+
+@in_virtual_time
+async def test_an_answer_that_took_long_while_a_server_was_away_is_not_shown_for_minutes() -> None:
+    asked = 0
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(10.0 if asked == 1 else 0.0)
+        return asked
+
+    spared = Sparing(ask, every=1.0)
+    assert await spared.now() == 1
+    await asyncio.sleep(KEPT_S - 1)
+    assert await spared.now() == 1
+    await asyncio.sleep(1)
+    assert await spared.now() == 2
 
 
 # ---------------------------------------------------------------- groups

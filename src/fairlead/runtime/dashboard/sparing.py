@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 SHARE = 0.02
 """Of the time, a question may be under way at most this much."""
+KEPT_S = 30.0
+"""An answer is never kept longer for what it cost: one that took long because a server was away would be shown for
+minutes after it is back."""
 
 
 class Sparing(Generic[T]):
@@ -61,7 +64,7 @@ class Sparing(Generic[T]):
             return self._answer
         finally:
             self._asking = None
-            self._due = clock() + max(self._every, (clock() - begun) / SHARE)
+            self._due = clock() + max(self._every, min(KEPT_S, (clock() - begun) / SHARE))
 
 
 def _heard(asked: asyncio.Task[T]) -> None:

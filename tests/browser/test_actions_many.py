@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Open
@@ -137,3 +138,18 @@ async def test_purging_all_dead_letters(open_window: Open, bare_stage: Stage) ->
     await confirm(page)
     assert await dead(bare_stage) == set()
     await expect(page.get_by_test_id("empty")).to_be_visible()
+
+
+@pytest.mark.parametrize("action", ["Requeue all", "Purge all"])
+async def test_what_fails_while_the_question_stands_is_left_alone(
+    open_window: Open, bare_stage: Stage, action: str
+) -> None:
+    await dead_letters(bare_stage)
+    page = await (await open_window(bare_stage)).go("/dead")
+    await ask(page, action, says="all dead letters")
+    await dry_run_says(page, "3 jobs")
+    later = await bare_stage.submit("broken", "eve")
+    await bare_stage.ended(later)
+    await confirm(page)
+    await expect(page.get_by_test_id("said")).to_contain_text("3 jobs")
+    assert later in await dead(bare_stage)

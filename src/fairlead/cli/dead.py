@@ -148,7 +148,10 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
     if ask and not dry_run:
         if not sys.stdin.isatty():
             raise Failure(f"this would {verb} jobs; say --yes, or --dry-run to see how many", Exit.USAGE)
-        count = target.post(path, {**body, "dry_run": True})[f"{verb}d"]
+        found = target.post(path, {**body, "dry_run": True})
+        count = found[f"{verb}d"]
+        if "until" in found:  # what fails while the question stands is left alone
+            body = {**{name: value for name, value in body.items() if name != "all"}, "until": found["until"]}
         typer.confirm(f"{verb} {count} failed job{'s' if count != 1 else ''}?", abort=True, err=True)
     answer = target.post(path, {**body, "dry_run": dry_run})
     if json:

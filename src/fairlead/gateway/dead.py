@@ -18,13 +18,15 @@ from fairlead.gateway.replies import answer, answer_page, fairlead_of
 from fairlead.runtime.events import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fairlead.app import Fairlead
     from fairlead.domain.job import Job
     from fairlead.runtime.dead import Preview
 
 DEAD = "/admin/queue-dead"
+MOMENT_S = 0.001
+"""As exact as moments are written: what failed just now is before the next one."""
 
 router = APIRouter(prefix=DEAD, tags=["operations"])
 
@@ -52,8 +54,9 @@ async def requeue_dead(request: Request) -> Response:
     app = fairlead_of(request)
     missing = await _missing(app, wanted.chosen()["job_ids"])
     if wanted.dry_run:
-        preview = await app.preview_requeue(**wanted.chosen(), from_start=wanted.from_start)
-        return _previewed("requeued", preview, missing)
+        chosen = _so_far(app, wanted.chosen())
+        preview = await app.preview_requeue(**chosen, from_start=wanted.from_start)
+        return _previewed("requeued", preview, chosen, missing)
     count = await app.requeue(**wanted.chosen(), from_start=wanted.from_start, who=who_of(request))
     return answer({"requeued": count, "dry_run": False, **missing})
 
@@ -70,7 +73,8 @@ async def purge_dead(request: Request) -> Response:
     app = fairlead_of(request)
     missing = await _missing(app, wanted.chosen()["job_ids"])
     if wanted.dry_run:
-        return _previewed("purged", await app.preview_purge(**wanted.chosen()), missing)
+        chosen = _so_far(app, wanted.chosen())
+        return _previewed("purged", await app.preview_purge(**chosen), chosen, missing)
     return answer({"purged": await app.purge(**wanted.chosen(), who=who_of(request)), "dry_run": False, **missing})
 
 
@@ -79,9 +83,17 @@ async def _missing(app: Fairlead, job_ids: Sequence[str] | None) -> dict[str, li
     return {} if job_ids is None else {"missing": await app.not_dead(job_ids)}
 
 
-def _previewed(verb: str, preview: Preview, missing: dict[str, list[str]]) -> Response:
+def _so_far(app: Fairlead, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Those that have failed by now: whoever is told how many can then do it to these, and to no others."""
+    if chosen["job_ids"] is not None or chosen["until"] is not None:
+        return chosen
+    return {**chosen, "all": False, "until": iso(app.now() + MOMENT_S)}
+
+
+def _previewed(verb: str, preview: Preview, chosen: Mapping[str, Any], missing: Mapping[str, list[str]]) -> Response:
+    until = {} if chosen["until"] is None else {"until": chosen["until"]}
     sample = [_sampled(job) for job in preview.sample]
-    return answer({verb: preview.count, "dry_run": True, "sample": sample, **missing})
+    return answer({verb: preview.count, "dry_run": True, "sample": sample, **until, **missing})
 
 
 def _sampled(job: Job) -> dict[str, Any]:

@@ -80,11 +80,14 @@ _SAMPLE = [
 
 
 class Requeued(Shape):
-    model_config = example(requeued=12, dry_run=True, sample=_SAMPLE)
+    model_config = example(requeued=12, dry_run=True, sample=_SAMPLE, until=MOMENT)
 
     requeued: int
     dry_run: bool
     sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
+    until: str | None = Field(
+        None, description="Of a dry run without `job_ids`: sent with the action, it leaves alone what failed since."
+    )
     missing: list[str] | None = Field(None, description="Of `job_ids` only: those that are no dead letters.")
 
 
@@ -94,6 +97,9 @@ class Purged(Shape):
     purged: int
     dry_run: bool
     sample: list[DeadSample] | None = Field(None, description="A few of them; of a dry run only.")
+    until: str | None = Field(
+        None, description="Of a dry run without `job_ids`: sent with the action, it leaves alone what failed since."
+    )
     missing: list[str] | None = Field(None, description="Of `job_ids` only: those that are no dead letters.")
 
 

@@ -152,17 +152,21 @@ export const retryItem = (batch, item) => ({
 
 // ---------------------------------------------------------------- dead letters
 
+/** Those that the dry run counted, and none that failed since: `until` and "all" are two ways to say which. */
+const counted = (which, found) => (found?.until ? { ...which, all: undefined, until: found.until } : which);
+
 /** `which` names them as the API does: {job_ids}, some filters, or {all: true}; `words` says the same to people. */
 export const requeueDead = (which, words) => ({
   title: `Requeue ${words}?`,
   preview: ({ from_start }) => call("POST", "/admin/queue-dead/requeue", { ...which, from_start, dry_run: true }),
   text: (found, { from_start }) => html`<p>
     <b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts, ${""}
-    ${from_start ? "with all steps run again" : "each at the step that failed"}.</p><${Sample} sample=${found.sample} />`,
+    ${from_start ? "with all steps run again" : found.requeued === 1 ? "at the step that failed" : "each at the step that failed"}.</p>
+    <${Sample} sample=${found.sample} />`,
   allowed: (found) => found.requeued > 0,
   fields: [{ name: "from_start", label: "Run all steps again, not only from the failed one", type: "checkbox", value: false }],
-  confirm: "Requeue them",
-  run: ({ from_start }) => call("POST", "/admin/queue-dead/requeue", { ...which, from_start, dry_run: false }),
+  confirm: which.job_ids ? "Requeue it" : "Requeue them",
+  run: ({ from_start }, found) => call("POST", "/admin/queue-dead/requeue", { ...counted(which, found), from_start, dry_run: false }),
   done: (answer) => `Requeued ${plural(answer.requeued, "job")}.`,
 });
 
@@ -170,15 +174,15 @@ export const purgeDead = (which, words) => ({
   title: `Purge ${words}?`,
   preview: () => call("POST", "/admin/queue-dead/purge", { ...which, dry_run: true }),
   text: (found) => html`<p>
-    <b data-testid="dry-run">${plural(found.purged, "job")}</b> would be removed for good, with input, results and errors. Nothing brings them back.</p>
+    <b data-testid="dry-run">${plural(found.purged, "job")}</b> would be removed for good, with input, results and errors. Nothing brings ${found.purged === 1 ? "it" : "them"} back.</p>
     <${Sample} sample=${found.sample} />`,
   allowed: (found) => found.purged > 0,
-  confirm: "Purge them",
+  confirm: which.job_ids ? "Purge it" : "Purge them",
   danger: true,
-  run: () => call("POST", "/admin/queue-dead/purge", { ...which, dry_run: false }),
+  run: (_, found) => call("POST", "/admin/queue-dead/purge", { ...counted(which, found), dry_run: false }),
   done: (answer) => `Purged ${plural(answer.purged, "job")}.`,
 });
 
-const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">For example:</p>
+const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">${sample.length > 1 ? "For example:" : "Namely:"}</p>
   <ul class="sample">${sample.map((job) => html`<li key=${job.job_id}>
   <code>${shortId(job.job_id)}</code> ${text(job.feature_name)} of ${text(job.user_id)}: ${text(job.error?.code)}</li>`)}</ul>`;

@@ -5,7 +5,7 @@
 //   fields    [{name, label, type, value, ...}], whose values `run` and `preview` get
 //   preview   an async dry run, asked again when a field changes; the action waits for its answer
 //   allowed   a function of the preview's answer: whether there is anything to do
-//   run       the action; what it throws is shown, and nothing is closed
+//   run       the action, with what was previewed; what it throws is shown, and nothing is closed
 //   done      what to say afterwards: text, or a function of run's answer
 import { useApp } from "../context.js";
 import { html, useEffect, useRef, useState } from "../html.js";
@@ -24,7 +24,7 @@ export function Confirmation({ question, onClose }) {
     setBusy(true);
     setTrouble(null);
     try {
-      const answer = await question.run(values);
+      const answer = await question.run(values, found);
       say(typeof question.done === "function" ? question.done(answer) : question.done);
       dialog.current.close();
     } catch (problem) {

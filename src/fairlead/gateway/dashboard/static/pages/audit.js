@@ -33,7 +33,7 @@ export function Page() {
         <p class="muted">The newest ${all.length}. Older ones: <code>fairlead audit</code></p>`}`;
 }
 
-const Details = ({ details }) => Object.entries(details || {}).map(([name, value]) => html`<span key=${name} class="detail">
+const Details = ({ details }) => Object.entries(details || {}).filter(([, value]) => value !== null).map(([name, value]) => html`<span key=${name} class="detail">
   <span class="muted">${name}</span> ${text(value)} </span>`);
 
 function Outcome({ outcome }) {

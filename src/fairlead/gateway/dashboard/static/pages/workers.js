@@ -8,6 +8,7 @@ import { Act } from "../parts/act.js";
 import { Age, Command, JobLink, Loading, Tag } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
 
+const MOST_NAMED = 12; // services: more are counted
 const SKEWED = 1; // second: more, and times on this page mislead
 
 const rolesOf = (process) => process.roles || [];
@@ -31,6 +32,9 @@ export function Page() {
       <ul class="processes">${others.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>`}`;
 }
 
+const Names = ({ names }) => (names.length <= MOST_NAMED ? names.join(", ")
+  : html`<details><summary>${number(names.length)} services</summary><p>${names.join(", ")}</p></details>`);
+
 function Process({ name, process }) {
   const { session } = useApp();
   const works = rolesOf(process).includes("worker");
@@ -50,7 +54,8 @@ function Process({ name, process }) {
       ${works && html`<div><dt>Running</dt><dd><b>${number(process.running)}</b> of ${number(process.concurrency)}</dd></div>`}
       ${works && process.bands?.length > 0 && process.bands.length < 3 && html`<div><dt>Only</dt><dd>${process.bands.join(", ")}</dd>
         </div>`}
-      ${works && process.services?.length > 0 && html`<div><dt>Services</dt><dd>${process.services.join(", ")}</dd></div>`}
+      ${works && process.services?.length > 0 && html`<div><dt>Services</dt><dd>
+        <${Names} names=${process.services} /></dd></div>`}
       ${(process.pools || []).map((pool) => html`<div key=${pool.name}><dt>Pool ${pool.name}</dt><dd>
         <b>${number(pool.running)}</b> of ${number(pool.concurrency)}</dd></div>`)}
       ${Math.abs(process.clock_skew || 0) > SKEWED && html`<div><dt>Clock</dt><dd>
@@ -64,7 +69,7 @@ function Process({ name, process }) {
         </tr></thead>
       <tbody>${slots.map(([lease, slot]) => html`<tr key=${lease}><td data-label="Service">${text(slot.service)}</td><td data-label="Job">
         <${JobLink} id=${slot.job_id} /></td>
-        <td data-label="User"><span class="clip">${text(slot.user_id)}</span></td><td class="n" data-label="Running for">
+        <td data-label="User"><span class="clip user" title=${text(slot.user_id)}>${text(slot.user_id)}</span></td><td class="n" data-label="Running for">
           <${Age} since=${slot.since} /></td></tr>`)}</tbody></table>`}
   </li>`;
 }

@@ -28,5 +28,5 @@ function Breaker({ region }) {
   const [look, word] = BREAKER[region.breaker] || ["idle", region.breaker || "not known"];
   return html`<${Tag} look=${look}>${word}<//>${region.breaker === "resting" && region.resting_until
     && html` <span class="muted">for <${Left} until=${region.resting_until} /></span>`}${region.failures > 0
-    && html` <span class="muted">${plural(region.failures, "failure")} in a row</span>`}`;
+    && html`<span class="muted">${region.breaker === "resting" ? ", " : " "}${plural(region.failures, "failure")} in a row</span>`}`;
 }

@@ -71,7 +71,7 @@ function Attempt({ job, attempt, row, at, last, acts }) {
     <td class="track-cell"><span class="track" role="img" aria-label=${words} title=${words}>
         <${Segment} span=${row.waited} at=${at} look="waited" /><${Segment} span=${row.ran} at=${at} look=${failed} />
           <${Segment} span=${row.backedOff} at=${at} look="backoff" /></span>
-      ${attempt.error && html`<p class="attempt-error"><code>${text(attempt.error.code)}</code> ${text(attempt.error.message)}</p>`}
+      ${attempt.error && html`<p class="attempt-error" title=${text(attempt.error.message)}><code>${text(attempt.error.code)}</code> ${text(attempt.error.message)}</p>`}
       ${attempt.outcome === "running" && html`<${Tag} look="running">running<//>`}</td>
     <td class="n" data-label="Waited">${duration(waited)}</td>
     <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}</td>

@@ -1,0 +1,78 @@
+"""What has to be read can be read: nothing is cut off or lies over something else, however long a name is."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Locator, expect
+
+from fairlead.runtime.dashboard.history import Sum
+from tests.browser.conftest import Open, Raise
+from tests.browser.pages import settled
+from tests.browser.stage import Stage
+
+LONG = "a very long name of a user " * 6
+PHONE = {"width": 390, "height": 844}
+LONGEST = 30
+
+
+async def is_cut(element: Locator) -> bool:
+    return bool(await element.evaluate("(element) => element.scrollWidth > element.clientWidth"))
+
+
+async def fits(inner: Locator, outer: Locator) -> bool:
+    one, other = await inner.bounding_box(), await outer.bounding_box()
+    assert one is not None
+    assert other is not None
+    return one["x"] >= other["x"] and one["x"] + one["width"] <= other["x"] + other["width"] + 1
+
+
+@pytest.mark.parametrize("limit", [2, 5])
+async def test_a_taken_slot_names_its_user(open_window: Open, raise_stage: Raise, limit: int) -> None:
+    stage = await raise_stage(gated={"limit": limit})
+    for _ in range(limit):
+        await stage.running(await stage.submit("gated", "dora"))
+    page = await (await open_window(stage)).go()
+    await settled(page)
+    names = page.get_by_test_id("service-gated").locator(".taken .slot-name")
+    await expect(names).to_have_count(limit)
+    assert not [each for each in await names.all() if await is_cut(each)]
+
+
+@pytest.mark.parametrize("route", ["/workers", "/jobs", "/users"])
+async def test_a_long_name_stays_in_its_place_and_shows_that_it_goes_on(
+    open_window: Open, bare_stage: Stage, route: str
+) -> None:
+    await bare_stage.running(await bare_stage.submit("gated", LONG))
+    page = await (await open_window(bare_stage)).go(route)
+    await settled(page)
+    name = page.get_by_role("main").get_by_text(LONG[:20]).first
+    cell = page.locator("main td").filter(has_text=LONG[:20]).first
+    card = page.locator("main .card, main .table-box").filter(has_text=LONG[:20]).first
+    await expect(name).to_have_css("text-overflow", "ellipsis")
+    assert await is_cut(name)
+    assert await fits(name, cell)
+    assert await fits(cell, card)
+
+
+async def test_a_worker_of_many_services_counts_them_and_names_them_on_asking(
+    open_window: Open, raise_stage: Raise
+) -> None:
+    more = {f"idle_{n}": {"url": "http://127.0.0.1:9/", "limit": 1} for n in range(LONGEST)}
+    page = await (await open_window(await raise_stage(**more))).go("/workers")
+    await settled(page)
+    last = page.get_by_text(f"idle_{LONGEST - 1}")
+    await expect(last).to_be_hidden()
+    await page.locator("main summary").filter(has_text="services").click()
+    await expect(last).to_be_visible()
+
+
+async def test_no_figure_of_a_service_is_cut_off_on_a_phone(
+    open_window: Open, bare_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sum, "wait", lambda _, share: 90.0 if share == 0.5 else 1230.0)
+    await bare_stage.running(await bare_stage.submit("gated"))
+    page = await (await open_window(bare_stage, viewport=PHONE)).go("/services/gated")
+    await settled(page)
+    figures = page.get_by_label("Figures").locator("dd")
+    await expect(figures.filter(has_text="p95 20 min")).to_be_visible()
+    assert not [await each.inner_text() for each in await figures.all() if await is_cut(each)]

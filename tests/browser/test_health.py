@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from fairlead.runtime import status
+from fairlead.runtime.doctor.finding import Finding, Severity
 from fairlead.runtime.process import Process
 from fairlead.runtime.status import Sight
 from fairlead.store.port import Store
@@ -84,3 +85,18 @@ async def test_slots_are_not_called_free_while_the_line_does_not_answer(
     monkeypatch.undo()
     await expect(service.get_by_text("free", exact=True).first).to_be_visible()
     await page.goto("about:blank")
+
+
+async def test_the_doctors_moments_are_told_in_the_readers_time(
+    open_window: Open, bare_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = Finding(
+        "region-rests", Severity.WARNING, "a region rests", "nothing is sent until 2026-06-01T10:20:30.4Z", ""
+    )
+
+    async def told() -> list[Finding]:
+        return [rests]
+
+    monkeypatch.setattr(bare_stage.app.dashboard._findings, "_ask", told)
+    page = await (await open_window(bare_stage, timezone_id="Asia/Kolkata")).go()
+    await expect(page.get_by_test_id("health")).to_contain_text("Nothing is sent until 1 Jun, 15:50")

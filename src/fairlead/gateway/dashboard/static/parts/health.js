@@ -1,5 +1,5 @@
 // Whether all is well, in a word; and when it is not: what is wrong, and what mends it.
-import { capital, duration, number, plural, text } from "../format.js";
+import { capital, duration, moment, number, plural, text } from "../format.js";
 import { html } from "../html.js";
 import { Copy } from "./bits.js";
 import { shortWorker } from "./slots.js";
@@ -64,12 +64,15 @@ function Leaders({ leaders }) {
   });
 }
 
+/** The doctor writes moments in UTC, for machines; everything else here is in the reader's time. */
+const inOwnTime = (words) => words.replace(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, moment);
+
 /** Fixes quote commands in backticks: those are shown as such, and can be copied. */
 function Finding({ finding }) {
   const parts = capital(text(finding.fix)).split("`");
   return html`<li class=${finding.level}>
     <h2><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h2>
-    <p>${capital(text(finding.text))}.</p>
+    <p>${capital(inOwnTime(text(finding.text)))}.</p>
     ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
       ${parts.length === 3 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
   </li>`;

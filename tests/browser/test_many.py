@@ -1,11 +1,11 @@
-"""A long list stays light: only the rows in sight are drawn."""
+"""A long list stays light, as only the rows in sight are drawn, and many services can be put in order."""
 
 from __future__ import annotations
 
 from playwright.async_api import expect
 
 from fairlead.runtime.submission import Submission
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, Raise
 from tests.browser.pages import settled
 from tests.browser.stage import Stage
 
@@ -32,3 +32,17 @@ async def test_thousands_of_jobs_are_scrolled_through_with_few_rows_drawn(open_w
         assert await rows.count() < MOST_DRAWN
         await page.evaluate(OLDER)
     await expect(oldest).to_be_visible()
+
+
+async def test_the_services_with_most_to_do_can_be_shown_first(open_window: Open, raise_stage: Raise) -> None:
+    more = {f"idle_{n}": {"url": "http://127.0.0.1:9/", "limit": 1} for n in range(5)}
+    stage = await raise_stage(**more)
+    await stage.app.pause("whisper")
+    for _ in range(5):
+        await stage.submit("whisper")
+    page = await (await open_window(stage)).go()
+    await settled(page)
+    first = page.locator("[data-service]").first
+    await expect(first).not_to_have_attribute("data-service", "whisper")
+    await page.get_by_label("Order").select_option("most waiting")
+    await expect(first).to_have_attribute("data-service", "whisper")

@@ -16,6 +16,8 @@ import { to } from "../router.js";
 
 const FEW = 2; // slots: two services with so few share a row where there is room
 const FILTER_FROM = 9; // services: fewer are found without a filter
+const MOST_WAITING = "most waiting";
+const ORDERS = ["by name", MOST_WAITING];
 
 export function Page() {
   const { live } = useApp();
@@ -56,14 +58,21 @@ function Totals({ services, history }) {
   </dl>`;
 }
 
+/** Of what waits, in steps of twice as much: services must not change places with every job, under somebody's pointer. */
+const steps = (service) => Math.ceil(Math.log2(1 + (waitingIn(service) || 0)));
+
 function Services({ services }) {
   const [wanted, setWanted] = useState("");
+  const [order, setOrder] = useState(ORDERS[0]);
   // In steps, or every job that joins the longest line would have all lines drawn again.
   const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service) || 0))));
   const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
+  if (order === MOST_WAITING) shown.sort(([, one], [, other]) => steps(other) - steps(one));
   return html`<section aria-labelledby="services-title">
     <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>
-      ${services.length >= FILTER_FROM && html`<${Filter} label="Filter services" value=${wanted} onChange=${setWanted} />`}</div>
+      ${services.length >= FILTER_FROM && html`<div class="acts"><select aria-label="Order of services" value=${order}
+          onChange=${(event) => setOrder(event.target.value)}>${ORDERS.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>
+        <${Filter} label="Filter services" value=${wanted} onChange=${setWanted} /></div>`}</div>
     <ul class="services">${shown.map(([name, service]) => html`<${Row} key=${name} name=${name} service=${service} widest=${widest} />`)}</ul>
     ${services.length === 0 && html`<p
       class="card muted">No service is declared yet: a <code>[services.NAME]</code> in fairlead.toml, or <code>@app.service</code> in code.</p>`}

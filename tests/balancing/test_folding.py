@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import pytest
 import redis
 from celery.signals import before_task_publish
+from kombu.transport.redis import Channel
 
 from fairlead.celery import LoadBalancer
 from fairlead.celery.ledger import Load
@@ -102,6 +104,37 @@ def test_text_that_looks_like_our_mark_is_only_text(app: Any, balancer: LoadBala
     [message] = messages(broker, "queue_0")
     assert message["properties"]["delivery_info"]["routing_key"] == "queue_0"
     assert balancer.get_queue_load("queue_0") == Load(1, 0)
+
+
+def test_a_correlation_id_of_the_callers_own_changes_nothing(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    for _ in range(4):
+        app.tasks["noop"].apply_async(correlation_id="order 7")
+    assert [broker.llen(name) for name in balancer.queue_names] == [1, 1, 1, 1]
+    assert [load.pending for load in balancer.get_all_queue_loads().values()] == [1, 1, 1, 1]
+    assert messages(broker, "queue_3")[0]["properties"]["correlation_id"] == "order 7"
+
+
+def test_somebody_else_may_have_wrapped_the_transport_before(
+    url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = getattr(Channel._put, "__wrapped__", Channel._put)
+
+    @wraps(plain)
+    def traced(*args: Any, **kwargs: Any) -> None:
+        plain(*args, **kwargs)
+
+    monkeypatch.setattr(Channel, "_put", traced)
+    app = make_app(url)
+    balancer = LoadBalancer(app, **DEFAULTS)
+    try:
+        for _ in range(4):
+            app.tasks["noop"].delay()
+        assert [broker.llen(name) for name in balancer.queue_names] == [1, 1, 1, 1]
+    finally:
+        balancer.close()
+        app.close()
 
 
 @pytest.mark.parametrize("lost", ["fairlead:celery:queue_:loads", "queue:queue_1:pending"])

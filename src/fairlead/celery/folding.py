@@ -17,6 +17,8 @@ from kombu.utils.json import dumps
 _MARK = "\x00fairlead-queue\x00"
 """Stands for the queue's name until Redis has chosen one."""
 _ESCAPED = dumps(_MARK)[1:-1]
+_OURS = "_of_fairlead"
+"""On our function. `__wrapped__` would not tell it from one that somebody else, as tracing, has put there."""
 
 
 class Folding(Protocol):
@@ -58,7 +60,7 @@ def listen(current: Callable[[], Folding | None]) -> None:
     """`current` tells whose message it is, if it is one of ours."""
     from kombu.transport import redis
 
-    if not hasattr(redis.Channel._put, "__wrapped__"):
+    if not hasattr(redis.Channel._put, _OURS):
         redis.Channel._put = _folded(redis.Channel._put, current)
 
 
@@ -66,7 +68,7 @@ def _folded(original: Any, current: Callable[[], Folding | None]) -> Any:
     @wraps(original)
     def put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         folding = current()
-        if folding is None or message["properties"].get("correlation_id") != folding.task_id:
+        if folding is None or _task_id_of(message) != folding.task_id:
             original(self, queue, message, **kwargs)
             return
 
@@ -78,7 +80,13 @@ def _folded(original: Any, current: Callable[[], Folding | None]) -> Any:
         gathered = kwargs.get("_publish_batch") is not None
         folding.push(None if gathered else self, message, by_transport)
 
+    setattr(put, _OURS, True)
     return put
+
+
+def _task_id_of(message: dict[str, Any]) -> Any:
+    """Callers may give a correlation id of their own; the first protocol of tasks has no other."""
+    return message["headers"].get("id") or message["properties"].get("correlation_id")
 
 
 def parted(channel: Any, message: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]] | None:

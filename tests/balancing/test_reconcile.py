@@ -216,3 +216,22 @@ def test_everything_expires(noop: Any, balancer: LoadBalancer, broker: redis.Red
     ours = [key for pattern in ("queue:*", "fairlead*") for key in broker.scan_iter(pattern)]
     assert len(ours) >= 6
     assert [key for key in ours if broker.ttl(key) < 0] == []
+
+
+def test_tasks_in_queues_that_are_no_longer_ours_are_told(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    for index in (0, 1, 2, 3, 3):
+        app.tasks["noop"].apply_async(queue=f"queue_{index}")
+    fewer = LoadBalancer(app, **{**AT_ONCE, "queues": 2})
+    try:
+        fewer.reconcile()
+        assert "no longer has hold 3 tasks; a worker with -Q queue_2,queue_3 does them" in caplog.text
+        caplog.clear()
+        fewer.reconcile()
+        assert not caplog.text, "once is enough"
+        broker.delete("queue_2")
+        fewer.reconcile()
+        assert "hold 2 tasks; a worker with -Q queue_3 does" in caplog.text
+    finally:
+        fewer.close()

@@ -12,6 +12,7 @@ from fairlead.errors import Unavailable
 
 State = Literal["pending", "running"]
 STATES: tuple[State, ...] = ("pending", "running")
+MOST_QUEUES = 1000
 TTL_S = 7 * 24 * 3600
 """How long anything outlives its last move. What workers still know of is refreshed by their reconcile passes."""
 CREDIT_S = 3600
@@ -136,6 +137,12 @@ class Ledger:
         """Of all queues, at one moment, in the order of their index."""
         values = [max(0, int(value or 0)) for value in self._link.execute("MGET", *self._counters)]
         return {name: Load(*values[2 * i : 2 * i + 2]) for i, name in enumerate(self.names)}
+
+    def former_names(self) -> list[str]:
+        """Queues of higher numbers, where a balancer that had more of them has counted what waits."""
+        names = [f"{self._prefix}{index}" for index in range(len(self.names), MOST_QUEUES)]
+        counts = self._link.execute("MGET", *(f"queue:{name}:pending" for name in names)) if names else []
+        return [name for name, count in zip(names, counts, strict=True) if count not in (None, b"0")]
 
     def entries(self, queue: str) -> dict[str, Entry]:
         found: dict[str, Entry] = {}

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ class Reconciler:
         self._ledger = ledger
         self._grace = int(grace_s * 1_000_000)
         self._pause_s = LOOK_AGAIN_S + beat_every_s
+        self._left_behind: dict[str, int] = {}
 
     def run(self) -> Reconciliation:
         began = self._ledger.now()
@@ -79,7 +81,21 @@ class Reconciler:
         if done:
             self._ledger.count_repairs(done.kinds)
             log.warning("load balancing: repaired %s", done)
+        self._tell_what_is_left_behind()
         return done
+
+    def _tell_what_is_left_behind(self) -> None:
+        """In queues that are no longer ours, since there are fewer now: no worker takes from them."""
+        names = self._ledger.former_names()
+        with opened(self._app) if names else nullcontext() as broker:
+            left = {} if broker is None else {name: length for name in names if (length := broker.length(name))}
+        if left and left != self._left_behind:
+            log.warning(
+                "load balancing: queues that the balancer no longer has hold %d tasks; a worker with -Q %s does them",
+                sum(left.values()),
+                ",".join(left),
+            )
+        self._left_behind = left
 
     def _forget_lost_workers(self) -> None:
         now = self._ledger.now()

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fairlead.addresses import redis_problem
+from fairlead.celery.ledger import MOST_QUEUES
 from fairlead.celery.strategies import STRATEGIES
 from fairlead.errors import ConfigError
 
-MOST_QUEUES = 1000
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "queues": (lambda value: _is_number(value, int) and 1 <= value <= MOST_QUEUES, f"1 to {MOST_QUEUES}"),
     "prefix": (lambda value: isinstance(value, str) and value != "", "text"),

@@ -147,6 +147,15 @@ def test_loads_that_are_gone_are_known_again(app: Any, balancer: LoadBalancer, b
     assert [broker.llen(name) for name in balancer.queue_names] == [2, 2, 2, 2]
 
 
+def test_queues_that_only_another_balancer_has_are_never_chosen(
+    app: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
+    balancer._ledger.place("running", [("queue_7", "a"), ("queue_8", "b"), ("queue_9", "c"), ("queue_1", "d")])
+    for _ in range(3):
+        app.tasks["noop"].delay()
+    assert [broker.llen(name) for name in balancer.queue_names] == [1, 0, 1, 1]
+
+
 @pytest.mark.parametrize("heard", [False, True])
 def test_connections_that_redis_has_closed_cost_no_task_and_double_none(
     app: Any, balancer: LoadBalancer, broker: redis.Redis, heard: bool

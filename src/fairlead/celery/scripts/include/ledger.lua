@@ -39,7 +39,8 @@ local function recount(queue, state)
   end
   redis.call('SET', counter(queue, state), members + credit, 'EX', ttl)
   local rest = count_of(queue, state == 'pending' and 'running' or 'pending')
-  redis.call('ZADD', loads, members + credit + rest, member(string.sub(queue, #prefix + 1)))
+  -- Only where all of them are known: apps with more queues than the next caller has share the set.
+  redis.call('ZADD', loads, 'XX', members + credit + rest, member(string.sub(queue, #prefix + 1)))
   return members + credit
 end
 

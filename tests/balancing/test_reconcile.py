@@ -140,6 +140,7 @@ def test_counters_that_somebody_wrote_to_are_written_anew(
     broker.set("queue:queue_0:pending", 7)
     broker.set("queue:queue_1:running", -3)
     broker.set("queue:queue_2:running", "much")
+    assert balancer.get_queue_load("queue_2") == (0, 0)
     done = balancer.reconcile()
     assert {(each.queue, each.state, each.now) for each in done.miscounts} == {
         ("queue_0", "pending", 1),
@@ -205,6 +206,17 @@ def test_with_another_broker_what_is_pending_is_believed(url: str) -> None:
         balancer._ledger.place("running", [(Q, "of a lost worker")])
         assert balancer.reconcile().kinds == {"lost_running": 1}
         assert balancer.get_queue_load(Q) == (1, 0)
+        balancer.close()
+
+
+def test_repairs_are_told_in_the_order_of_the_queues(app: Any, broker: redis.Redis) -> None:
+    balancer = LoadBalancer(app, **{**AT_ONCE, "queues": 11})
+    try:
+        for queue in ("queue_10", "queue_2"):
+            app.tasks["noop"].apply_async(queue=queue)
+            broker.delete(queue)
+        assert [repair.queue for repair in balancer.reconcile().repairs] == ["queue_2", "queue_10"]
+    finally:
         balancer.close()
 
 

@@ -135,7 +135,7 @@ class Ledger:
 
     def loads(self) -> dict[str, Load]:
         """Of all queues, at one moment, in the order of their index."""
-        values = [max(0, int(value or 0)) for value in self._link.execute("MGET", *self._counters)]
+        values = [_count_in(value) for value in self._link.execute("MGET", *self._counters)]
         return {name: Load(*values[2 * i : 2 * i + 2]) for i, name in enumerate(self.names)}
 
     def former_names(self) -> list[str]:
@@ -192,3 +192,11 @@ class Ledger:
 
     def _run(self, name: str, *args: Any) -> Any:
         return self._link.run(name, self._prefix, TTL_S, *args)
+
+
+def _count_in(value: bytes | None) -> int:
+    """What is no count was written by somebody else; the queue's next move puts it right."""
+    try:
+        return max(0, int(value or 0))
+    except ValueError:
+        return 0

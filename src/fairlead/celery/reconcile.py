@@ -76,7 +76,8 @@ class Reconciler:
             time.sleep(self._pause_s)
             suspected &= self._differences(began)
         self._forget_lost_workers()
-        repairs = tuple(self._ledger.repair(sorted(suspected)))
+        order = {queue: index for index, queue in enumerate(self._ledger.names)}
+        repairs = tuple(self._ledger.repair(sorted(suspected, key=lambda repair: (order[repair.queue], repair))))
         done = Reconciliation(repairs, tuple(self._ledger.recount()))
         if done:
             self._ledger.count_repairs(done.kinds)

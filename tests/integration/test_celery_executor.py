@@ -114,6 +114,19 @@ async def test_a_task_declared_in_code_is_run_by_celery_and_not_here(
         assert (await (await app.submit("caption", {"prompt": "a city"})).result(PATIENCE))["caption"] == "a city"
 
 
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")  # they go with Celery 6
+async def test_a_task_goes_where_its_declaration_says(tmp_path: Path, team: Any, worker: CeleryWorker) -> None:
+    app = Fairlead(Config(), database_url=f"sqlite:///{tmp_path}/fairlead.db")
+
+    @app.service(limit=1, timeout=20, max_attempts=1)
+    @team.task(name="team.ignored", shared=False, queue="team", priority=9)
+    def ignored() -> None:
+        raise AssertionError("only what it was declared with is needed here")
+
+    async with app.running():
+        assert await (await app.submit("ignored")).result(PATIENCE) == "kept all the same"
+
+
 async def test_the_teams_own_app_says_where_its_tasks_go(
     make_app: Make, worker: CeleryWorker, server: redis_servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

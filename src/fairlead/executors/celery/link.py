@@ -99,7 +99,7 @@ class Link:
                 # Where Celery can, it stops the task itself at the call's deadline, whatever became of us.
                 expires=timeout,
                 time_limit=timeout,
-                **options,
+                **{**_declared(self.app.tasks.get(task), elsewhere="queue" in options), **options},
             )
             self._kept().keep(errand, timeout)
 
@@ -188,6 +188,13 @@ class Link:
         if results is not None:
             await self._blocking(results.close)
         self._threads.close()
+
+
+def _declared(task: Any, *, elsewhere: bool) -> dict[str, Any]:
+    """What a task's own declaration says of its message: `delay` heeds it, `send_task` does so since Celery 5.7.
+    Nothing for a task that this process has not imported."""
+    heeded = ("priority",) if elsewhere else ("priority", "queue", "exchange", "routing_key")
+    return {key: said for key in heeded if (said := getattr(task, key, None)) is not None}
 
 
 def _on(loop: asyncio.AbstractEventLoop, heard: Callable[[str, Meta], None], task_id: str, meta: Meta) -> None:

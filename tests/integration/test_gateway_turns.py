@@ -239,6 +239,12 @@ async def test_a_job_is_no_turn(site: Site) -> None:
             assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, path)
 
 
+async def test_a_body_that_is_no_object_is_refused_in_words_of_the_caller(http: httpx2.AsyncClient) -> None:
+    turn = await opened(http, "ada")
+    refused = await http.post(turn["links"]["finish_url"], json=[])
+    assert (refused.status_code, refused.json()["detail"]) == (422, "must be a JSON object")
+
+
 async def test_finishing_before_the_slot_is_there_is_refused(http: httpx2.AsyncClient) -> None:
     await waited(http, await opened(http, "ada"))
     turn = await opened(http, "bob")

@@ -224,6 +224,8 @@ def of_validation(issues: Sequence[Any], *, skip: int = 0) -> ManyInvalid:
         text = issue["msg"].removeprefix("Input ").removeprefix("Value error, ")
         if issue["type"] == "extra_forbidden":
             text = "is not known here"
+        elif issue["type"] in ("model_type", "model_attributes_type"):
+            text = "must be a JSON object"  # pydantic's own words name our class
         text = f"{'.'.join(map(str, where))}: {text}" if where else text
         found.append(InvalidInput(text, pointer=pointer(*where)))
     return ManyInvalid(found)

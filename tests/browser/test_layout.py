@@ -76,3 +76,31 @@ async def test_no_figure_of_a_service_is_cut_off_on_a_phone(
     figures = page.get_by_label("Figures").locator("dd")
     await expect(figures.filter(has_text="p95 20 min")).to_be_visible()
     assert not [await each.inner_text() for each in await figures.all() if await is_cut(each)]
+
+
+async def test_only_small_services_that_stand_beside_each_other_share_a_row(
+    open_window: Open, bare_stage: Stage
+) -> None:
+    page = await (await open_window(bare_stage)).go()
+    await settled(page)
+
+    async def width_of(service: str) -> float:
+        box = await page.get_by_test_id(f"service-{service}").bounding_box()
+        assert box is not None
+        return box["width"]
+
+    whole = await width_of("echo")
+    assert await width_of("gated") < whole / 2, "its neighbour is small as well"
+    assert await width_of("confiding") == whole, "beside it there would be nothing"
+
+
+async def test_of_many_calls_a_worker_shows_a_few_and_the_rest_on_asking(open_window: Open, raise_stage: Raise) -> None:
+    stage = await raise_stage(gated={"limit": LONGEST})
+    for _ in range(LONGEST):
+        await stage.running(await stage.submit("gated"))
+    page = await (await open_window(stage)).go("/workers")
+    rows = page.locator("main tbody tr")
+    await expect(rows.first).to_be_visible()
+    assert await rows.count() < LONGEST
+    await page.get_by_role("button", name=f"Show all {LONGEST}").click()
+    await expect(rows).to_have_count(LONGEST)

@@ -61,6 +61,19 @@ function Totals({ services, history }) {
 /** Of what waits, in steps of twice as much: services must not change places with every job, under somebody's pointer. */
 const steps = (service) => Math.ceil(Math.log2(1 + (waitingIn(service) || 0)));
 
+/** The small services that stand beside each other, two by two; one alone would leave half of its row empty. */
+function paired(services) {
+  const names = new Set();
+  for (let at = 0; at + 1 < services.length; at += 1) {
+    const [[one, first], [other, second]] = services.slice(at, at + 2);
+    if (first.limit <= FEW && second.limit <= FEW) {
+      names.add(one).add(other);
+      at += 1;
+    }
+  }
+  return names;
+}
+
 function Services({ services }) {
   const [wanted, setWanted] = useState("");
   const [order, setOrder] = useState(ORDERS[0]);
@@ -68,12 +81,14 @@ function Services({ services }) {
   const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service) || 0))));
   const shown = services.filter(([name]) => name.toLowerCase().includes(wanted.toLowerCase()));
   if (order === MOST_WAITING) shown.sort(([, one], [, other]) => steps(other) - steps(one));
+  const small = paired(shown);
   return html`<section aria-labelledby="services-title">
     <div class="section-head"><h2 id="services-title">Services <span class="muted">${services.length}</span></h2>
       ${services.length >= FILTER_FROM && html`<div class="acts"><select aria-label="Order of services" value=${order}
           onChange=${(event) => setOrder(event.target.value)}>${ORDERS.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>
         <${Filter} label="Filter services" value=${wanted} onChange=${setWanted} /></div>`}</div>
-    <ul class="services">${shown.map(([name, service]) => html`<${Row} key=${name} name=${name} service=${service} widest=${widest} />`)}</ul>
+    <ul class="services">${shown.map(([name, service]) => html`<${Row} key=${name} name=${name}
+      service=${service} widest=${widest} small=${small.has(name)} />`)}</ul>
     ${services.length === 0 && html`<p
       class="card muted">No service is declared yet: a <code>[services.NAME]</code> in fairlead.toml, or <code>@app.service</code> in code.</p>`}
   </section>`;
@@ -90,10 +105,10 @@ function useInSight(element) {
   return inSight;
 }
 
-const Row = memo(({ name, service, widest }) => {
+const Row = memo(({ name, service, widest, small }) => {
   const element = useRef(null);
   const inSight = useInSight(element);
-  return html`<li ref=${element} class=${`card service${service.limit <= FEW ? " small" : ""}`} data-testid=${`service-${name}`} data-service=${name}>
+  return html`<li ref=${element} class=${`card service${small ? " small" : ""}`} data-testid=${`service-${name}`} data-service=${name}>
     <div class="service-head">
       <h3><a href=${to(["services", name])}>${name}</a></h3>
       <${Tags} service=${service} />

@@ -5,7 +5,7 @@ import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Fact, JobLink, Priority, Tag, UserLink } from "../parts/bits.js";
+import { Age, Fact, JobLink, Priority, ShowAll, Tag, UserLink } from "../parts/bits.js";
 import { Failures } from "../parts/failures.js";
 import { History } from "../parts/history.js";
 import { Line, waitingIn } from "../parts/line.js";
@@ -82,8 +82,7 @@ function Next({ next: all, order }) {
         ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td>
           <td class="n" data-label="Weight">${number(each.weight)}</td>`}
         <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
-    ${all.length > FIRST && html`<button class="quiet small" aria-expanded=${whole}
-      onClick=${() => setWhole(!whole)}>${whole ? "Show fewer" : `Show all ${all.length}`}</button>`}
+    <${ShowAll} count=${all.length} first=${FIRST} whole=${whole} onChange=${setWhole} />
   </section>`;
 }
 

@@ -2,12 +2,13 @@
 import { drainWorker, undrainWorker } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Command, JobLink, Loading, Tag } from "../parts/bits.js";
+import { Age, Command, JobLink, Loading, ShowAll, Tag } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
 
+const FIRST = 20; // calls of a worker
 const MOST_NAMED = 12; // services: more are counted
 const SKEWED = 1; // second: more, and times on this page mislead
 
@@ -39,7 +40,6 @@ function Process({ name, process }) {
   const { session } = useApp();
   const works = rolesOf(process).includes("worker");
   const draining = process.draining || process.drain_asked;
-  const slots = Object.entries(process.slots || {});
   return html`<li class=${`card process${process.alive ? "" : " gone"}`} data-testid=${`process-${name}`} data-worker=${name}>
     <div class="group-head"><h3 class="mono wrap">${name}</h3>
       <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag}
@@ -64,12 +64,19 @@ function Process({ name, process }) {
       ${process.version && html`<div><dt>Version</dt><dd>${process.version}</dd></div>`}
     </dl>
     ${process.problem && html`<p class="trouble">${text(process.problem)}</p>`}
-    ${slots.length > 0 && html`<table class="rows small"><caption class="hidden">What ${name} runs</caption>
+    <${Calls} name=${name} calls=${Object.entries(process.slots || {})} />
+  </li>`;
+}
+
+function Calls({ name, calls }) {
+  const [whole, setWhole] = useState(false);
+  if (calls.length === 0) return null;
+  return html`<table class="rows small"><caption class="hidden">What ${name} runs</caption>
       <thead><tr><th scope="col">Service</th><th scope="col">Job</th><th scope="col">User</th><th scope="col" class="n">Running for</th>
         </tr></thead>
-      <tbody>${slots.map(([lease, slot]) => html`<tr key=${lease}><td data-label="Service">${text(slot.service)}</td><td data-label="Job">
-        <${JobLink} id=${slot.job_id} /></td>
-        <td data-label="User"><span class="clip user" title=${text(slot.user_id)}>${text(slot.user_id)}</span></td><td class="n" data-label="Running for">
-          <${Age} since=${slot.since} /></td></tr>`)}</tbody></table>`}
-  </li>`;
+      <tbody>${(whole ? calls : calls.slice(0, FIRST)).map(([lease, call]) => html`<tr key=${lease}>
+        <td data-label="Service">${text(call.service)}</td><td data-label="Job"><${JobLink} id=${call.job_id} /></td>
+        <td data-label="User"><span class="clip user" title=${text(call.user_id)}>${text(call.user_id)}</span></td>
+        <td class="n" data-label="Running for"><${Age} since=${call.since} /></td></tr>`)}</tbody></table>
+    <${ShowAll} count=${calls.length} first=${FIRST} whole=${whole} onChange=${setWhole} />`;
 }

@@ -65,6 +65,10 @@ export const Tag = ({ look = "idle", title, children }) => html`<span class=${`b
 export const Fact = ({ name, children, look = "", hint }) => html`<div class=${`fact ${look}`}>
   <dt>${name}</dt><dd>${children}${hint && html`<small class="muted">${hint}</small>`}</dd></div>`;
 
+/** Below a list of which only the first are shown. */
+export const ShowAll = ({ count, first, whole, onChange }) => count > first && html`<button class="quiet small" aria-expanded=${whole}
+  onClick=${() => onChange(!whole)}>${whole ? "Show fewer" : `Show all ${count}`}</button>`;
+
 /** For screen readers: said when it changes. What changes every second is better not said at all. */
 export const Said = ({ children }) => html`<p class="hidden" aria-live="polite">${children}</p>`;
 

@@ -155,7 +155,7 @@ class LoadBalancer:
         if self.app.configured:
             self._configure()
         else:
-            self.app.on_after_configure.connect(self._configure, weak=False)
+            self.app.on_after_configure.connect(self._configure, weak=False, dispatch_uid=(id(self), "configure"))
 
     def _configure(self, **_: Any) -> None:
         if _balancers.get(self.app) is not self:

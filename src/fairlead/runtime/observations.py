@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from fairlead.domain import retry
+from fairlead.domain import retry, turns
 from fairlead.domain.adapt import Calls, Ending
 from fairlead.domain.histogram import Histogram
 from fairlead.domain.job import Job, JobStatus, Priority
@@ -36,6 +36,9 @@ SECONDS = (
 CODES = frozenset(
     {
         *(value for name, value in vars(retry).items() if name.isupper() and isinstance(value, str)),
+        turns.NOT_TAKEN,
+        turns.WAITER_GONE,
+        turns.HOLDER_DIED,
         *(f"HTTP_{status}" for status in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)),
     }
 )

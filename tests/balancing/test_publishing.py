@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from celery import chain, chord, group
+from celery.local import Proxy
 from kombu.exceptions import OperationalError
 
 import fairlead.celery as fair
@@ -301,6 +302,15 @@ def test_hands_differ_and_change_little_with_one_more_queue() -> None:
     assert len({frozenset(hand) for hand in hands}) > 180
     moved = sum(len(hand - set(hand_of_user(user, 21, 4))) for user, hand in zip(users, hands, strict=True))
     assert moved < 0.1 * 4 * len(users)
+
+
+def test_what_stands_for_an_app_is_taken_for_it_and_what_is_none_refused(app: Any) -> None:
+    balancer = LoadBalancer(Proxy(lambda: app), **DEFAULTS)
+    app.tasks["noop"].delay()
+    assert sum(pending(balancer)) == 1
+    balancer.close()
+    with pytest.raises(ConfigError, match="a Celery app is needed, not str"):
+        LoadBalancer("app", **DEFAULTS)
 
 
 def test_a_wrong_balancer_is_refused_with_all_that_is_wrong(app: Any) -> None:

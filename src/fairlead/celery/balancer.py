@@ -14,7 +14,7 @@ from fairlead.celery.ledger import Ledger, Load, State, Worker
 from fairlead.celery.link import Link
 from fairlead.celery.publishing import Publishing
 from fairlead.celery.reconcile import Reconciler, Reconciliation
-from fairlead.celery.settings import check
+from fairlead.celery.settings import app_of, check
 from fairlead.celery.strategies import DEFAULT_SHUFFLE_SIZE, DEFAULT_STRATEGY, Strategy, candidates_of, queue_of_user
 from fairlead.celery.tracking import Tracking
 from fairlead.celery.users import UserOf, Users
@@ -55,7 +55,7 @@ class LoadBalancer:
             worker_ttl=worker_ttl,
             reconcile_every=reconcile_every,
         )
-        self.app = app
+        app = self.app = app_of(app)
         self._worker_ttl = worker_ttl
         self._link = Link(lambda: redis_url or redis_of_broker(app))
         candidates = candidates_of(strategy, queues, shuffle_size)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from celery import Celery
+from celery.local import Proxy
+
 from fairlead.addresses import redis_problem
 from fairlead.celery.ledger import MOST_QUEUES
 from fairlead.celery.strategies import STRATEGIES
@@ -45,3 +48,11 @@ def _url_problem(url: Any) -> str | None:
 
 def _is_number(value: Any, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def app_of(given: Any) -> Any:
+    """The Celery app itself, also of what stands for it, as `celery.current_app` does."""
+    app = given._get_current_object() if isinstance(given, Proxy) else given
+    if not isinstance(app, Celery):
+        raise ConfigError([f"app: a Celery app is needed, not {type(app).__name__}"])
+    return app

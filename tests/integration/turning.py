@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fairlead import Config, Fairlead
+from fairlead.errors import Unavailable
 
 ENOUGH = 20.0
 
@@ -31,10 +32,20 @@ async def line_of(config: Config, engines: dict[str, str]) -> AsyncIterator[Fair
 
 
 async def stands(app: Fairlead) -> None:
-    """Until slots are granted."""
+    """Until slots are granted, here too: a connection to Redis is made when the truth has said which Redis it is."""
     async with asyncio.timeout(ENOUGH):
-        while set((await app.readiness())["checks"].values()) != {"ok"}:
+        while set((await app.readiness())["checks"].values()) != {"ok"} or not await _is_reached(app):
             await asyncio.sleep(0.02)
+
+
+async def _is_reached(app: Fairlead) -> bool:
+    assert app._process is not None
+    try:
+        for line in app._process.lines.values():
+            await line.dispatcher.snapshot()
+    except Unavailable:
+        return False
+    return True
 
 
 async def until(seen: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, Withdrawal
+from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, UserLine, Withdrawal
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
@@ -281,7 +281,12 @@ class BothEngines(RuleBasedStateMachine):
         plain = {name: getattr(service, name) for name in type(service).__dataclass_fields__}
         plain["leases"] = sorted(self.seen(engine, service.leases), key=lambda lease: lease["name"])
         plain["holds"] = sorted(service.holds, key=lambda hold: (hold.job_id, hold.until))
+        plain["users"] = [replace(user, arrival=self.arrived(user, service.users)) for user in service.users]
         return plain
+
+    def arrived(self, user: UserLine, users: Sequence[UserLine]) -> int:
+        """Its place among the newcomers of its band: engines count on from where they like."""
+        return user.arrival and 1 + sum(0 < each.arrival < user.arrival for each in users if each.band == user.band)
 
     @invariant()
     def all_places_are_the_same(self) -> None:

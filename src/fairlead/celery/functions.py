@@ -7,19 +7,6 @@ from typing import Any
 from fairlead.celery.balancer import default_balancer
 from fairlead.celery.ledger import Load
 
-__all__ = [
-    "decrement_pending",
-    "decrement_running",
-    "enqueue_task_to_user_queue",
-    "enqueue_task_with_load_balancing",
-    "get_all_queue_loads",
-    "get_queue_load",
-    "increment_pending",
-    "increment_running",
-    "reset_queue_counters",
-    "select_best_queue",
-]
-
 
 def enqueue_task_with_load_balancing(task: Any, /, *args: Any, **kwargs: Any) -> Any:
     return default_balancer().enqueue_task_with_load_balancing(task, *args, **kwargs)

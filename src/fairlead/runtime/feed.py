@@ -38,16 +38,16 @@ class Left(Exception):
 
 
 class Feed:
-    """`allowed` says which jobs the reader may see; any other is not there for it. `turns` bounds how many feeds look
+    """`allowed` says which jobs the reader may see; any other is not there for it. `looks` bounds how many feeds look
     at the truth at once when many have missed something."""
 
     def __init__(
-        self, hub: Hub, truth: Truth, now: Callable[[], float], turns: asyncio.Semaphore, allowed: Allowed
+        self, hub: Hub, truth: Truth, now: Callable[[], float], looks: asyncio.Semaphore, allowed: Allowed
     ) -> None:
         self._hub = hub
         self._truth = truth
         self.now = now
-        self._turns = turns
+        self._looks = looks
         self._allowed = allowed
         self._reader = Subscription()
         self._jobs: dict[str, object] = {}
@@ -158,7 +158,7 @@ class Feed:
             return self.error(error.message, error.code, event.job_id)
 
     async def _ending(self, job_id: str) -> dict[str, Any] | None:
-        job = await self._turn(lambda: self._read_again(job_id))
+        job = await self._in_turn(lambda: self._read_again(job_id))
         if not job.status.finished:
             return None
         self.unwatch(job_id)
@@ -167,7 +167,7 @@ class Feed:
     async def _look_again(self, topic: str) -> dict[str, Any] | None:
         if topic in self._jobs:
             before = self._jobs[topic]
-            job = await self._turn(lambda: self._read_again(topic))
+            job = await self._in_turn(lambda: self._read_again(topic))
             if job.status.finished:
                 self.unwatch(topic)
                 return view.ending(job, self.now())
@@ -176,7 +176,7 @@ class Feed:
         if user_id is None or topic != topic_of(user_id):
             return None
         before = self._shown
-        said = await self._turn(lambda: self._snapshot_of_user(user_id))
+        said = await self._in_turn(lambda: self._snapshot_of_user(user_id))
         return said if before is None or before != self._shown else None
 
     # ------------------------------------------------------------ looking
@@ -194,8 +194,8 @@ class Feed:
             self.unwatch(job_id)
             raise
 
-    async def _turn(self, look: Callable[[], Awaitable[Any]]) -> Any:
-        async with self._turns:
+    async def _in_turn(self, look: Callable[[], Awaitable[Any]]) -> Any:
+        async with self._looks:
             return await look()
 
     def _snapshot(self, job: JobView) -> dict[str, Any]:

@@ -115,9 +115,7 @@ class Process:
             RulesLoop(self._follow_the_truth),
             self._presence,
             ActivityLoop(name, recorder.observations, store, journal),
-            PositionsLoop(
-                self.places, hub
-            ),  # callers that wait for their turn are told where they stand in any process
+            PositionsLoop(self.places, hub),  # in every process: callers wait for their turn in any
         ]
         if roles.api:
             loops.append(ScoresLoop(store, self.scores))

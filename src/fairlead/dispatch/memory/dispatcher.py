@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 
+from fairlead.dispatch.memory.givers import ServiceGiver, Workers
 from fairlead.dispatch.memory.leases import Leases
 from fairlead.dispatch.memory.lines import BAND, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
 from fairlead.dispatch.memory.places import places
-from fairlead.dispatch.memory.pool import PoolTurn
+from fairlead.dispatch.memory.pool import PoolGiver
 from fairlead.dispatch.memory.readiness import Readiness
 from fairlead.dispatch.memory.registry import Registry
 from fairlead.dispatch.memory.service import Pick, Service
 from fairlead.dispatch.memory.snapshot import snapshot
-from fairlead.dispatch.memory.turns import ServiceTurn, Workers
 from fairlead.dispatch.port import (
     Claim,
     Lease,
@@ -195,29 +195,29 @@ class MemoryDispatcher:
         """
         worker = self._workers.seen(claim, now)
         names = self._readiness.may_grant(claim.services)
-        turns = self._workers.turns(worker, self._services, names, now)
-        going = deque(turns)
+        givers = self._workers.givers(worker, self._services, names, now)
+        going = deque(givers)
         picky = claim.turns or claim.only is not None
         while going and len(leases) < claim.room:
-            turn = going.popleft()
-            next_up = turn.next()
+            giver = going.popleft()
+            next_up = giver.next()
             if next_up is not None and (not picky or claim.admits(next_up[0].job_at(next_up[1]))):
                 leases.append(self._grant(*next_up, claim.worker, now))
-                worker.last_turn = turn.name
-                going.append(turn)
+                worker.last_giver = giver.name
+                going.append(giver)
         worker.spare = max(0, claim.room - len(leases)) if claim.waits else 0
-        left_to_others = self._left_to_others(turns)
+        left_to_others = self._left_to_others(givers)
         if leases and not worker.spare:
             return claim.services | left_to_others if left_to_others else claim.services
         return left_to_others.union([lease.service for lease in leases])
 
-    def _left_to_others(self, turns: list[ServiceTurn | PoolTurn]) -> frozenset[str]:
+    def _left_to_others(self, givers: list[ServiceGiver | PoolGiver]) -> frozenset[str]:
         """The services for whose workers this claim left slots of a pool."""
         left: frozenset[str] = frozenset()
-        for turn in turns:
-            if isinstance(turn, PoolTurn) and turn.left:
-                self._readiness.pass_over(turn.pool, turn.passed_over())
-                left = left.union([service.name for service in turn.left])
+        for giver in givers:
+            if isinstance(giver, PoolGiver) and giver.left:
+                self._readiness.pass_over(giver.pool, giver.passed_over())
+                left = left.union([service.name for service in giver.left])
         return left
 
     def _grant(self, service: Service, pick: Pick, worker: str, now: float) -> Lease:

@@ -81,7 +81,7 @@ class Worker:
     bands: tuple[int, ...]
     seen_at: float
     spare: int = 0
-    last_turn: str = ""
+    last_giver: str = ""
 
 
 class Option(NamedTuple):
@@ -101,7 +101,7 @@ class Option(NamedTuple):
         return self.service.rules.in_pool(self.pick[3])
 
 
-class PoolTurn:
+class PoolGiver:
     """One claim's dealings with one pool: which slots it gets, and which it leaves to others."""
 
     __slots__ = ("left", "left_to", "name", "pool", "rivals", "worker")

@@ -21,7 +21,7 @@ from fairlead.dispatch.redis.scopes import Scopes
 from fairlead.errors import Unavailable
 
 WORKER_MEMORY_S = 30.0
-"""For how long after its last claim a worker's turns are remembered, as in `scripts/include/turns.lua`."""
+"""For how long after its last claim a worker is remembered, as in `scripts/include/pool.lua`."""
 
 REGISTERED_S = 10.0
 """For how long this process relies on being among the waiters; the scripts forget it after three times as long."""
@@ -55,7 +55,7 @@ class Share:
 @dataclass(slots=True)
 class WorkerTurns:
     seen_at: float = 0.0
-    last_turn: str = ""
+    last_giver: str = ""
     pools: frozenset[str] = frozenset()
 
 
@@ -98,7 +98,7 @@ class Claims:
             (scope,) = claimed
             leases, woken = await self._whole(claim, scope, claimed[scope], given_back.get(scope, []))
             if leases:
-                worker.last_turn = scope
+                worker.last_giver = scope
             return leases, woken
         return await self._shared(claim, claimed, given_back, worker)
 
@@ -120,7 +120,7 @@ class Claims:
         worker: WorkerTurns,
     ) -> tuple[list[Lease], set[str]]:
         order = sorted(claimed)
-        later = [scope for scope in order if scope > worker.last_turn]
+        later = [scope for scope in order if scope > worker.last_giver]
         order = later + order[: len(order) - len(later)]
         shares = {scope: Share(claim.worker, scope, services) for scope, services in claimed.items()}
         others = {scope: Share(claim.worker, scope, set()) for scope in given_back if scope not in claimed}
@@ -162,7 +162,7 @@ class Claims:
         if failed and not leases:
             raise next(iter(failed.values()))
         if leases:
-            worker.last_turn = leases[-1].scope
+            worker.last_giver = leases[-1].scope
         spare = max(0, claim.room - len(leases)) if claim.waits else 0
         woken: set[str] = set()
         with contextlib.suppress(Unavailable):  # what was granted is granted

@@ -88,16 +88,16 @@ if wanted ~= '' then
   end
 end
 if scope.pool_limit then
-  --- @include turns
+  --- @include pool
   call('HSET', WORKERS, 'w:' .. worker_name, pack({ claimed, worker.bands, regions, now }))
-  local turn = { left = {}, left_to = {}, worker = worker, rivals = rivals_of(worker_name) }
+  local dealings = { left = {}, left_to = {}, worker = worker, rivals = rivals_of(worker_name) }
   if ARGV[12] ~= '' then
     local state = unpack_of(ARGV[12])
-    turn.left, turn.left_to = state[1], state[2]
+    dealings.left, dealings.left_to = state[1], state[2]
   end
   local service, chosen = nil, nil
   if room > 0 then
-    service, chosen = next_of_pool(turn)
+    service, chosen = next_of_pool(dealings)
   end
   while chosen and (not admits or admits(service, chosen)) do
     local entry, user, estimate, charged = take(service, chosen, taken)
@@ -105,19 +105,19 @@ if scope.pool_limit then
     issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
     chosen = nil
     if count < room then
-      service, chosen = next_of_pool(turn)
+      service, chosen = next_of_pool(dealings)
     end
   end
-  if next(turn.left) then
-    for _, option in ipairs(options_of(turn, worker)) do
+  if next(dealings.left) then
+    for _, option in ipairs(options_of(dealings, worker)) do
       passing[option.service.name] = true
     end
-    for name in pairs(turn.left) do
+    for name in pairs(dealings.left) do
       left[#left + 1] = name
     end
   end
   call('HSET', WORKERS, 's:' .. worker_name, ARGV[11] == '-' and 0 or math.max(0, room - count))
-  answer[5] = pack({ turn.left, turn.left_to })
+  answer[5] = pack({ dealings.left, dealings.left_to })
 elseif single and (single.regional or admits) then
   -- One step after the other: each grant may change whose turn is next.
   while count < room do

@@ -1,15 +1,15 @@
-"""A worker's claim over many services: whose turn it is to give it a step."""
+"""A worker's claim over many services: which of them gives it the next step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fairlead.dispatch.memory.pool import WORKER_MEMORY_S, PoolTurn, Worker
+from fairlead.dispatch.memory.pool import WORKER_MEMORY_S, PoolGiver, Worker
 from fairlead.dispatch.memory.service import RETRIES, Pick, Service
 from fairlead.dispatch.port import Claim
 
 
-class ServiceTurn:
+class ServiceGiver:
     """A service that shares its limit with no other."""
 
     __slots__ = ("name", "service", "worker")
@@ -54,19 +54,19 @@ class Workers:
             if other is not worker and other.spare > 0 and now - other.seen_at <= WORKER_MEMORY_S
         ]
 
-    def turns(
+    def givers(
         self, worker: Worker, services: Mapping[str, Service], names: set[str], now: float
-    ) -> list[ServiceTurn | PoolTurn]:
+    ) -> list[ServiceGiver | PoolGiver]:
         """The services and pools that may have something for this worker, beginning after the last that did."""
-        turns: dict[str, ServiceTurn | PoolTurn] = {}
+        givers: dict[str, ServiceGiver | PoolGiver] = {}
         for name in names:
             service = services[name]
             if service.pool is None:
-                turns[service.scope.name] = ServiceTurn(service, worker)
-            elif service.pool.name not in turns:
-                turns[service.pool.name] = PoolTurn(service.pool, worker, self.rivals(worker, now))
-        if len(turns) == 1:
-            return list(turns.values())
-        in_order = sorted(turns)
-        later = [name for name in in_order if name > worker.last_turn]
-        return [turns[name] for name in later + in_order[: len(in_order) - len(later)]]
+                givers[service.scope.name] = ServiceGiver(service, worker)
+            elif service.pool.name not in givers:
+                givers[service.pool.name] = PoolGiver(service.pool, worker, self.rivals(worker, now))
+        if len(givers) == 1:
+            return list(givers.values())
+        in_order = sorted(givers)
+        later = [name for name in in_order if name > worker.last_giver]
+        return [givers[name] for name in later + in_order[: len(in_order) - len(later)]]

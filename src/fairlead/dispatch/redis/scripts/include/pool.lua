@@ -1,5 +1,5 @@
 -- One claim's dealings with a pool: which slots it gets, and which it leaves to others. As memory/pool.py.
--- A turn's `left` (by service) and `left_to` (by worker) outlive one call of the script, when a claim needs several.
+-- Its `left` (by service) and `left_to` (by worker) outlive one call of the script, when a claim needs several.
 
 --- @const WORKER_MEMORY 30000000
 
@@ -43,10 +43,10 @@ local function better(a, b)
   return before(a.service.name, b.service.name)
 end
 
-local function options_of(turn, worker, dry)
+local function options_of(dealings, worker, dry)
   local options = {}
   for _, service in ipairs(pooled) do
-    if worker.services[service.name] and free_slots(service) > (turn.left[service.name] or 0) then
+    if worker.services[service.name] and free_slots(service) > (dealings.left[service.name] or 0) then
       local chosen = pick(service, worker.bands, worker.regions, dry)
       if chosen then
         local start = math.max(scope.pool[1][chosen.band + 1], scope.pool[2][chosen.band + 1][service.name] or 0)
@@ -80,12 +80,12 @@ local function best_of(options)
   return best
 end
 
-local function best_of_rivals(turn)
+local function best_of_rivals(dealings)
   local options = {}
-  for _, rival in ipairs(turn.rivals) do
-    if (turn.left_to[rival.name] or 0) < rival.spare then
-      for _, option in ipairs(options_of(turn, rival)) do
-        local left = turn.left[option.service.name] or 0
+  for _, rival in ipairs(dealings.rivals) do
+    if (dealings.left_to[rival.name] or 0) < rival.spare then
+      for _, option in ipairs(options_of(dealings, rival)) do
+        local left = dealings.left[option.service.name] or 0
         if option.takes_slot and left < waiting_in(option.service, option.band) then
           -- Slots already left to that service count as if it had had them: turns stay turns.
           if left > 0 then
@@ -99,25 +99,25 @@ local function best_of_rivals(turn)
   return best_of(options)
 end
 
-local function next_of_pool(turn)
+local function next_of_pool(dealings)
   local total = 0
-  for _, count in pairs(turn.left) do
+  for _, count in pairs(dealings.left) do
     total = total + count
   end
   while true do
     local dry, theirs = pool_free() <= total, nil
-    local mine = best_of(options_of(turn, turn.worker, dry))
+    local mine = best_of(options_of(dealings, dealings.worker, dry))
     if not mine and dry then
       return nil
     end
     if not mine or mine.takes_slot then
-      theirs = best_of_rivals(turn)
+      theirs = best_of_rivals(dealings)
     end
     if not theirs or (mine and not better(theirs, mine)) then
       return mine and mine.service, mine and mine.chosen
     end
-    turn.left[theirs.service.name] = (turn.left[theirs.service.name] or 0) + 1
-    turn.left_to[theirs.worker.name] = (turn.left_to[theirs.worker.name] or 0) + 1
+    dealings.left[theirs.service.name] = (dealings.left[theirs.service.name] or 0) + 1
+    dealings.left_to[theirs.worker.name] = (dealings.left_to[theirs.worker.name] or 0) + 1
     total = total + 1
   end
 end

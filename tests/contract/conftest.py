@@ -1,4 +1,4 @@
-"""What the files of one contract share. The store's tests have a `line` of their own."""
+"""What the files of the dispatcher's contract share."""
 
 from __future__ import annotations
 

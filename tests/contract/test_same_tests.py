@@ -20,7 +20,7 @@ def test_every_engine_runs_the_same_tests_of_the_store() -> None:
     tests: dict[str, list[str]] = {engine: [] for engine in ENGINES}
     of_an_engine = re.compile(rf"(.*)\b({'|'.join(ENGINES)})\b(.*)")
     for test in found:
-        if test.startswith("tests/contract/test_store"):
+        if test.startswith("tests/contract/store/test_store"):
             name, parameters = test.split("[", 1) if "[" in test else (test, "")
             match = of_an_engine.fullmatch(parameters)
             assert match is not None, f"{test} does not say on which engine it runs"

@@ -389,8 +389,8 @@ seconds, of the oldest open one of this database; 0 if there is none) and `oldes
 
 
 class Store(BoardReads, Protocol):
-    """See `tests/contract/test_store.py` for every rule as a test. Raises `Unavailable` when it cannot be reached or
-    the disk is full, `StoreError` when the database cannot be used at all."""
+    """See `tests/contract/store/` for every rule as a test. Raises `Unavailable` when it cannot be reached or the disk
+    is full, `StoreError` when the database cannot be used at all."""
 
     async def open(self) -> None:
         """Connect and migrate. A corrupt or newer database is refused untouched."""

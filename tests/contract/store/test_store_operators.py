@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,17 +31,9 @@ from fairlead.store.port import (
     RevokeKey,
     UseTicket,
 )
-from tests.contract.stores import ENGINES, START_OF_TIME, Clock, Line
+from tests.contract.stores import START_OF_TIME, Line
 
 ODD = 'Zoë "O\'Neill" \\ \n 雪 ]}'
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 def key(id_: str = "k1", **given: Any) -> Key:

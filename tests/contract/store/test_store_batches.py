@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +14,9 @@ from fairlead.domain.transitions import Delete, Submit
 from fairlead.errors import InvalidInput, TooManyWaiting
 from fairlead.store.journal import Journal
 from fairlead.store.port import CreateBatch, Done, KeyTaken, Prune, PruneBatches, Refused, SettleBatch
-from tests.contract.stores import ENGINES, START_OF_TIME, Clock, Line
+from tests.contract.stores import START_OF_TIME, Line
 
 ODD = 'Zoë "O\'Neill" \\ \n 雪 ]}'
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 def create(id_: str, submits: list[Submit], custom: list[str | None] | None = None, **given: Any) -> CreateBatch:

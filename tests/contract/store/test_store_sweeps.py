@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +11,9 @@ from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.transitions import Move, Progress
 from fairlead.store.port import Done, PromoteWaiting, Refused, RingTimers, Rung
-from tests.contract.stores import ENGINES, Clock, Line
+from tests.contract.stores import Line
 
 WAITS = {"draw": 40.0}
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 def ring(line: Line, limit: int = 99) -> RingTimers:

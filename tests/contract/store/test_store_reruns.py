@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,20 +13,12 @@ from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Move
 from fairlead.errors import WrongState
 from fairlead.store.port import Refused
-from tests.contract.stores import ENGINES, Clock, Line
+from tests.contract.stores import Line
 
 STEPS = ("draw", "scale", "store")
 NO = Failure("PERMANENT", "no", retryable=False)
 BUSY = Failure("HTTP_503", "busy", retryable=True)
 MANUAL = RetryPolicy(manual=True)
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 async def completed(line: Line, steps: tuple[str, ...] = STEPS, **given: Any) -> Job:

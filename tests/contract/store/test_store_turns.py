@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +12,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Adopt
 from fairlead.errors import WrongState
 from fairlead.store.port import Done, Refused
-from tests.contract.stores import ENGINES, Clock, Line
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
+from tests.contract.stores import Line
 
 
 async def test_a_turn_keeps_its_owner_through_everything(line: Line) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +10,7 @@ from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.limits import EVERYTHING, Lanes
 from fairlead.domain.transitions import Delete
-from tests.contract.stores import ENGINES, Clock, Line
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
+from tests.contract.stores import Line
 
 
 def lanes(*pairs: tuple[str, int], others: bool = False) -> Lanes:

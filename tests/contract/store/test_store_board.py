@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
 from fairlead.domain import transitions
 from fairlead.domain.activity import Activity
 from fairlead.domain.job import JobStatus, Priority
@@ -14,17 +9,9 @@ from fairlead.domain.keys import Key, Role
 from fairlead.domain.transitions import Move
 from fairlead.store.board import CloseSession, NoteActivity, OpenSession, Session
 from fairlead.store.port import CreateKey, Done, JobFilter, RevokeKey
-from tests.contract.stores import ENGINES, START_OF_TIME, Clock, Line
+from tests.contract.stores import START_OF_TIME, Line
 
 ODD = 'Zoë "O\'Neill" \\ \n 雪 ]}'
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 # ---------------------------------------------------------------- sessions

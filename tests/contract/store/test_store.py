@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,19 +24,11 @@ from fairlead.store.port import (
     RingTimers,
     Started,
 )
-from tests.contract.stores import ENGINES, Clock, Line
+from tests.contract.stores import Line
 
 SOON_OVER = Failure("HTTP_503", "busy", retryable=True)
 POLICY = RetryPolicy()
 ALL = JobFilter()
-
-
-@pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    clock = Clock()
-    engine = ENGINES[request.param]
-    async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
 
 
 # ---------------------------------------------------------------- submit

@@ -28,6 +28,7 @@ from fairlead import (
 from fairlead.errors import AlreadyDispatching, ConfigError, InvalidInput, NotFound, UnknownFeature
 from fairlead.runtime.roles import Roles
 from tests import redis_servers, servers
+from tests.integration.turning import stands
 
 PATIENCE = 30.0
 AT_ONCE = {"base": 0, "jitter": 0}
@@ -68,13 +69,6 @@ async def reaches(app: Fairlead, job_id: str, status: JobStatus) -> None:
         async with asyncio.timeout(PATIENCE):
             while (await app.get(job_id)).status is not status:
                 await heard.next(0.2)
-
-
-async def stands(app: Fairlead) -> None:
-    """Until the line is built: only then do short waits begin to mean something."""
-    async with asyncio.timeout(PATIENCE):
-        while set((await app.readiness())["checks"].values()) != {"ok"}:
-            await asyncio.sleep(0.02)
 
 
 async def test_a_job_runs_from_submit_to_result(make_app: Callable[..., Fairlead]) -> None:
@@ -699,6 +693,7 @@ async def test_limits_and_pauses_change_while_running_and_survive_a_restart(make
         await app.set_limit("one", 2)
         await app.pause("one")
         jobs = [await app.submit("one") for _ in range(8)]
+        await stands(app)
         assert (await app.status())["services"][0]["in_use"] == 0
         await app.unpause("one")
         await asyncio.wait_for(two_inside.wait(), PATIENCE)

@@ -25,7 +25,7 @@ from fairlead.domain.histogram import Histogram
 from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
 from fairlead.store.port import Busy, Committed, LineChange, Outcome, Store, Transition
-from fairlead.store.units import Barrier, Each, Lazy, Part, Single, Unit, Whole, job_id_of, subject_of
+from fairlead.store.units import Barrier, Each, Lazy, Several, Single, Unit, Whole, job_id_of, subjects_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Journal:
         self._max_batch = max_batch
         self._writers = writers
         self._commits: set[asyncio.Task[None]] = set()
-        self._under_way: set[str] = set()  # jobs in the batches of _commits
+        self._under_way: set[str] = set()  # subjects of the batches in _commits
         self._retry_delays = retry_delays
         self._pending: deque[Unit] = deque()
         self._size = 0  # transitions in _pending
@@ -121,8 +121,9 @@ class Journal:
             return []
         self._admit(transitions[0], len(transitions))
         each = Each(len(transitions), self._loop.create_future())
-        for place, transition in enumerate(transitions):
-            self._put(Part(transition, each, place))
+        size = self._max_batch if len(subjects_of(transitions)) == len(transitions) else 1
+        for begin in range(0, len(transitions), size):
+            self._put(Several(transitions[begin : begin + size], each, begin))
         return await each.future
 
     def write_later(self, transition: Transition) -> None:
@@ -171,33 +172,46 @@ class Journal:
             self._put(self._lazy.popleft())
 
     def _take(self) -> list[Unit]:
-        """The next batch: in order, except that what must wait for an earlier transition of its job stays."""
+        """The next batch: in order, except that what must wait for an earlier transition of its subject stays, and what
+        is of another kind may, see `_fits`."""
         batch: list[Unit] = []
         left: list[Unit] = []
-        jobs = set(self._under_way)
+        seen: set[str] = set()
         room = self._max_batch
         while self._pending and len(left) < self._max_batch:
             unit = self._pending[0]
             if (batch or left or self._commits) and (unit.alone or len(unit.transitions) > room):
                 break
             self._pending.popleft()
-            if _conflicts(unit, jobs):
+            if not self._is_free(unit, seen) or (batch and not self._fits(unit, batch[0])):
                 left.append(unit)
-                continue
-            batch.append(unit)
-            room -= len(unit.transitions)
+            else:
+                batch.append(unit)
+                room -= len(unit.transitions)
+            seen.update(unit.subjects)
             if unit.alone:
                 break
         self._pending.extendleft(reversed(left))
         self._size -= sum(len(unit.transitions) for unit in batch)
         if batch and not batch[-1].alone and self._max_batch - room >= COMPANY:
-            self._take_lazy(batch, jobs, room)
+            self._take_lazy(batch, seen, room)
         return batch
 
-    def _take_lazy(self, batch: list[Unit], jobs: set[str], room: int) -> None:
-        while self._lazy and room > 0 and not _conflicts(self._lazy[0], jobs):
-            batch.append(self._lazy.popleft())
+    def _take_lazy(self, batch: list[Unit], seen: set[str], room: int) -> None:
+        while self._lazy and room > 0 and self._is_free(self._lazy[0], seen) and self._fits(self._lazy[0], batch[0]):
+            unit = self._lazy.popleft()
+            batch.append(unit)
+            seen.update(unit.subjects)
             room -= 1
+
+    def _is_free(self, unit: Unit, seen: set[str]) -> bool:
+        """None of its subjects has another transition before it, in a commit that is under way or is made up now."""
+        return self._under_way.isdisjoint(unit.subjects) and seen.isdisjoint(unit.subjects)
+
+    def _fits(self, unit: Unit, first: Unit) -> bool:
+        """With several writers a batch is of one kind: behind a network, one statement is a quicker commit than a
+        transaction of several, and the other kinds go at the same time."""
+        return self._writers == 1 or unit.kind is first.kind
 
     # ------------------------------------------------------------ the writer
 
@@ -223,14 +237,14 @@ class Journal:
                 unit.fail(gone)
 
     def _begin(self, units: list[Unit]) -> None:
-        jobs = {job for unit in units for job in map(subject_of, unit.transitions) if job is not None}
-        self._under_way |= jobs
+        subjects = [subject for unit in units for subject in unit.subjects]
+        self._under_way.update(subjects)
         commit = self._loop.create_task(self._commit(units))
         self._commits.add(commit)
 
         def ended(commit: asyncio.Task[None]) -> None:
             self._commits.discard(commit)
-            self._under_way.difference_update(jobs)
+            self._under_way.difference_update(subjects)
             self._wake()
 
         commit.add_done_callback(ended)
@@ -274,15 +288,19 @@ class Journal:
         raise AssertionError("the last delay is None")
 
     async def _bisect(self, units: list[Unit], error: Exception) -> None:
-        if len(units) == 1:
-            if not isinstance(error, RequestError):
-                kinds = ", ".join({type(transition).__name__ for transition in units[0].transitions})
-                log.error("a commit failed because of this one: %s", kinds, exc_info=error)
-            units[0].fail(error)
+        if len(units) > 1:
+            middle = len(units) // 2
+            halves = [units[:middle], units[middle:]]
+        else:
+            halves = [[part] for part in units[0].parts()]
+        for half in halves:
+            await self._commit(half)
+        if halves:
             return
-        middle = len(units) // 2
-        await self._commit(units[:middle])
-        await self._commit(units[middle:])
+        if not isinstance(error, RequestError):
+            kinds = ", ".join({type(transition).__name__ for transition in units[0].transitions})
+            log.error("a commit failed because of this one: %s", kinds, exc_info=error)
+        units[0].fail(error)
 
     def _deliver(self, units: list[Unit], committed: Committed) -> None:
         if committed.changes:
@@ -295,14 +313,3 @@ class Journal:
             end = start + len(unit.transitions)
             unit.resolve(committed.outcomes[start:end])
             start = end
-
-
-def _conflicts(unit: Unit, jobs: set[str]) -> bool:
-    """Is one of its jobs among those that this batch has seen? Notes its jobs either way, so that order is kept."""
-    conflicts = False
-    for transition in unit.transitions:
-        job = subject_of(transition)
-        if job is not None:
-            conflicts = conflicts or job in jobs
-            jobs.add(job)
-    return conflicts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
@@ -35,14 +35,28 @@ def subject_of(transition: Any) -> str | None:
     return f"process {transition.name}" if kind is Farewell else job_id_of(transition)
 
 
-class Unit:
-    """`alone`: must be a batch of its own."""
+def subjects_of(transitions: Sequence[Transition]) -> set[str]:
+    if _WITH_JOB_ID.issuperset(map(type, transitions)):  # a worker's, by the hundred
+        return {transition.job_id for transition in transitions}  # type: ignore[union-attr]
+    return {subject for subject in map(subject_of, transitions) if subject is not None}
 
-    __slots__ = ("alone", "transitions")
+
+class Unit:
+    """What goes into one batch, or waits as a whole. `subjects` are those of its transitions, `kind` is what all of them
+    are, if they are of one kind. `alone`: must be a batch of its own."""
+
+    __slots__ = ("alone", "kind", "subjects", "transitions")
 
     def __init__(self, transitions: Sequence[Transition], *, alone: bool = False) -> None:
+        kinds = set(map(type, transitions))
         self.transitions = transitions
+        self.subjects: Collection[str] = subjects_of(transitions)
+        self.kind: type | None = kinds.pop() if len(kinds) == 1 else None
         self.alone = alone
+
+    def parts(self) -> Iterator[Unit]:
+        """Smaller units that may be tried one after the other when this one fails."""
+        return iter(())
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
         raise NotImplementedError
@@ -57,7 +71,10 @@ class Single(Unit):
     __slots__ = ("future",)
 
     def __init__(self, transition: Transition, future: asyncio.Future[Outcome]) -> None:
+        subject = subject_of(transition)
         self.transitions = (transition,)
+        self.subjects = () if subject is None else (subject,)
+        self.kind = type(transition)
         self.alone = False
         self.future = future
 
@@ -115,29 +132,33 @@ class Each:
         self._left = size
         self.future = future
 
-    def set(self, place: int, result: Outcome | Exception) -> None:
-        self._results[place] = result
-        self._left -= 1
+    def set(self, begin: int, results: Sequence[Outcome | Exception]) -> None:
+        self._results[begin : begin + len(results)] = results
+        self._left -= len(results)
         if not self._left and not self.future.done():
             self.future.set_result([result for result in self._results if result is not None])
 
 
-class Part(Unit):
-    """One of several independent transitions."""
+class Several(Unit):
+    """Independent transitions that came together, or some of them; `begin` is the place of the first."""
 
-    __slots__ = ("each", "place")
+    __slots__ = ("begin", "each")
 
-    def __init__(self, transition: Transition, each: Each, place: int) -> None:
-        self.transitions = (transition,)
-        self.alone = False
+    def __init__(self, transitions: Sequence[Transition], each: Each, begin: int) -> None:
+        super().__init__(transitions)
         self.each = each
-        self.place = place
+        self.begin = begin
+
+    def parts(self) -> Iterator[Unit]:
+        if (middle := len(self.transitions) // 2) > 0:
+            yield Several(self.transitions[:middle], self.each, self.begin)
+            yield Several(self.transitions[middle:], self.each, self.begin + middle)
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
-        self.each.set(self.place, outcomes[0])
+        self.each.set(self.begin, outcomes)
 
     def fail(self, error: Exception) -> None:
-        self.each.set(self.place, error)
+        self.each.set(self.begin, [error] * len(self.transitions))
 
 
 class Lazy(Unit):

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from fairlead.domain.limits import Adapted, Auto, Change
+from fairlead.domain.records import Word
 from fairlead.domain.retry import RETRY_ASKED, TIMEOUT, Failure
 
 DECREASE = 0.7
@@ -29,7 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 64
 """Windows in which the limit could have risen, and did not, because one more was too many before."""
 
 
-class Ending(StrEnum):
+class Ending(Word):
     OK = "ok"
     OVERLOADED = "overloaded"
     OTHER = "other"

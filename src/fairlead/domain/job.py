@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from enum import StrEnum
 from typing import Any
 
 import orjson
 
-from fairlead.domain.records import record
+from fairlead.domain.records import Word, record
 
 
-class JobStatus(StrEnum):
+class JobStatus(Word):
     SCHEDULED = "SCHEDULED"
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -36,7 +35,7 @@ WAITING = tuple(status for status in OPEN if status is not JobStatus.RUNNING)
 """Of these `server.max_waiting_per_user` admits so many."""
 
 
-class Priority(StrEnum):
+class Priority(Word):
     HIGH = "high"
     MEDIUM = "medium"
     LOW = "low"
@@ -56,7 +55,7 @@ class Priority(StrEnum):
         return _BY_BAND[band]
 
 
-class PrioritySource(StrEnum):
+class PrioritySource(Word):
     """Who said which priority a job has."""
 
     GIVEN = "given"
@@ -129,7 +128,7 @@ class Job:
     @property
     def service(self) -> str:
         """The service of the current step; of the last one when all are done."""
-        return self.steps[min(self.step, len(self.steps) - 1)]
+        return self.steps[self.step] if self.step < len(self.steps) else self.steps[-1]
 
     @property
     def bound_to(self) -> tuple[str, ...] | None:

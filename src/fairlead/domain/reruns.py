@@ -70,8 +70,6 @@ def ended(goes_back: GoesBack) -> Standing:
 
 def completed(job: Job) -> Standing:
     """Where a job stands that has gone on to its end: completed, unless a re-run of one of its steps has failed."""
-    if job.goes_back is None:
-        return Standing(len(job.steps), None, None)
     base = {"step": len(job.steps), "error": None, "retryable": None}
     return ended(_with(base, _failed(job.goes_back)))
 

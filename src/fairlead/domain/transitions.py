@@ -189,6 +189,20 @@ def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) 
     following = job.step + 1
     if following < len(job.steps):
         return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now)
+    if job.goes_back is None:  # nearly every job ends here
+        return Move(
+            job.id,
+            job.run,
+            "complete",
+            JobStatus.COMPLETED,
+            following,
+            0,
+            job.round,
+            tells_line=False,
+            finished_at=now,
+            last_progress_at=now,
+            result=result,
+        )
     return _stands(job, "complete", reruns.completed(job), now, result=result, last_progress_at=now)
 
 

@@ -38,6 +38,8 @@ def to_json(value: Any) -> str:
 def check_depth(text: bytes | str) -> None:
     """Refuse JSON text with more than MAX_DEPTH levels. Text that is no JSON at all is its parser's to refuse, and best
     parsed first: parsers have limits of their own, far beyond this one."""
+    if len(text) <= 2 * MAX_DEPTH:  # every level takes a bracket at either end
+        return
     text = text.encode(errors="replace") if isinstance(text, str) else text
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return

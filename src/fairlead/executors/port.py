@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -106,8 +105,10 @@ class Call:
 
 @record
 class Success:
+    """`metrics` are what the service measured, if it said so."""
+
     data_json: str
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] | None = None
 
 
 class Executor(Protocol):

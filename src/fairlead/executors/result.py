@@ -25,7 +25,7 @@ def enveloped(answer: Any) -> Success | Failure:
         return bad('the service\'s answer is not of the shape {"data": ..., "metrics": ...}')
     metrics = answer.get("metrics")
     try:
-        return Success(to_json(answer["data"]), metrics if isinstance(metrics, dict) else {})
+        return Success(to_json(answer["data"]), metrics if isinstance(metrics, dict) else None)
     except NotJson as error:
         return bad(f"the service's data cannot be kept: {error}")
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
@@ -67,7 +67,7 @@ class Running:
     performing: bool = False
     stop_reason: str | None = None
     abandoned: bool = False
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] | None = None
     progress_due: asyncio.TimerHandle | None = None
 
     @property
@@ -116,6 +116,7 @@ class Worker:
         self._rules = rules
         self._hand_over = hand_over
         self._policies = {name: config.services[name].retry_policy for name in executors}
+        self._timeouts = {name: config.services[name].timeout for name in executors}
         self._waits = config.wait_timeouts
         # Asked for once: the running loop is looked up with a system call, and every step would do so three times.
         self._loop = asyncio.get_running_loop()
@@ -235,7 +236,7 @@ class Worker:
                 lease.name,
                 lease.scope,
                 self.name,
-                self._config.services[lease.service].timeout,
+                self._timeouts[lease.service],
                 lease.region,
             )
             for lease in leases
@@ -347,23 +348,20 @@ class Worker:
 
     def _timed_out(self, running: Running) -> Failure:
         service = running.job.service
-        timeout = self._config.services[service].timeout
+        timeout = self._timeouts[service]
         return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
 
     def _conclude(self, running: Running, outcome: Success | Failure | None, elapsed: float) -> Move | None:
         """The transition that this outcome leads to; None if the job is no longer ours to move."""
         job, now = running.job, self._clock.now()
         if isinstance(outcome, Success):
-            metrics = {**outcome.metrics, "execution_time_ms": round(elapsed * 1000, 3)}
-            if running.lease.region is not None:
-                metrics["region"] = running.lease.region
             result = StepResult(
                 job.id,
                 job.step,
                 running.lease.service,
                 job.round,
                 outcome.data_json,
-                to_json(metrics),
+                _metrics(outcome, elapsed, running.lease.region),
                 now,
                 running.lease.name,
             )
@@ -442,7 +440,7 @@ class Worker:
             idempotency_key=job.idempotency_key,
             params_json=started.input_json,
             context_json=started.context_json,
-            timeout=self._config.services[service].timeout,
+            timeout=self._timeouts[service],
             region=running.lease.region,
             report=self._reporter(running),
         )
@@ -476,7 +474,7 @@ class Worker:
 
     def _keep_progress(self, running: Running) -> None:
         running.progress_due = None
-        self._journal.write_later(Progress(running.job.id, running.job.run, running.progress))
+        self._journal.write_later(Progress(running.job.id, running.job.run, running.progress or {}))
 
     # ------------------------------------------------------------ leases
 
@@ -588,6 +586,15 @@ class Worker:
             self._idle.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a step's task failed", exc_info=task.exception())
+
+
+def _metrics(outcome: Success, elapsed: float, region: str | None) -> str:
+    """As JSON: what the service measured, and what every call has."""
+    took = round(elapsed * 1000, 3)
+    if outcome.metrics is None and region is None:
+        return f'{{"execution_time_ms":{took}}}'
+    where = {} if region is None else {"region": region}
+    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where})
 
 
 def _was_turned_away(outcome: Success | Failure | None) -> bool:

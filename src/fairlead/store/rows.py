@@ -1,4 +1,4 @@
-"""Between rows of SQLite and nouns of the domain.
+"""Between rows and nouns of the domain: what the engines share, and what is SQLite's.
 
 Times are integers of microseconds in the database. Rows come out as JSON, many in one answer: fetching them one by one
 would give up the interpreter's lock once per row.
@@ -6,7 +6,8 @@ would give up the interpreter's lock once per row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import orjson
@@ -64,8 +65,19 @@ def begins_round(move: Move) -> bool:
     return move.round > 0 and move.queued_at is not None
 
 
-def job_of(row: list[Any]) -> Job:
-    """Reads what the fragment `job_row` wrote."""
+@lru_cache(4096)
+def _spec(text: str) -> tuple[Any, ...]:
+    """What `spec_of` wrote; what a later release adds is left out. Jobs of one pipeline mostly have the same one."""
+    steps, original_priority, cost, weight, region, allowed_regions, *later = orjson.loads(text)
+    priority_source = later[0] if later else None
+    region_step, spill_after = later[1:3] if len(later) > 2 else (0, None)
+    allowed = None if allowed_regions is None else tuple(allowed_regions)
+    original = _BANDS[original_priority]
+    return tuple(steps), original, cost, weight, region, allowed, priority_source, region_step, spill_after
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """Reads the columns of a job as the fragments `job_row` (SQLite) and `job_columns` (PostgreSQL) have them."""
     # Field by field takes a third of what the constructor takes with its names.
     job: Any = object.__new__(Job)
     (
@@ -97,15 +109,24 @@ def job_of(row: list[Any]) -> Job:
         spilled_at,
         job.turn,
         retryable,
-        job.error,
-        job.progress,
-        job.goes_back,
-        (steps, original_priority, job.cost, job.weight, job.region, allowed_regions, *later),
+        error,
+        progress,
+        goes_back,
+        spec,
     ) = row
+    (
+        job.steps,
+        job.original_priority,
+        job.cost,
+        job.weight,
+        job.region,
+        job.allowed_regions,
+        job.priority_source,
+        job.region_step,
+        job.spill_after,
+    ) = _spec(spec)
     job.status = STATUSES[status]
     job.priority = _BANDS[priority]
-    job.original_priority = _BANDS[original_priority]
-    job.steps = tuple(steps)
     job.created_at = created_at / 1e6
     job.queued_at = None if queued_at is None else queued_at / 1e6
     job.waiting_since = None if waiting_since is None else waiting_since / 1e6
@@ -120,9 +141,9 @@ def job_of(row: list[Any]) -> Job:
     job.spilled_at = None if spilled_at is None else spilled_at / 1e6
     job.call_deadline = None if call_deadline is None else call_deadline / 1e6
     job.retryable = None if retryable is None else bool(retryable)
-    job.allowed_regions = None if allowed_regions is None else tuple(allowed_regions)
-    job.priority_source = later[0] if later else None  # what a later release adds is left out
-    job.region_step, job.spill_after = later[1:3] if len(later) > 2 else (0, None)
+    job.error = None if error is None else orjson.loads(error)
+    job.progress = None if progress is None else orjson.loads(progress)
+    job.goes_back = None if goes_back is None else orjson.loads(goes_back)
     return cast(Job, job)
 
 

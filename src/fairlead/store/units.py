@@ -42,8 +42,8 @@ def subjects_of(transitions: Sequence[Transition]) -> set[str]:
 
 
 class Unit:
-    """What goes into one batch, or waits as a whole. `subjects` are those of its transitions, `kind` is what all of them
-    are, if they are of one kind. `alone`: must be a batch of its own."""
+    """What goes into one batch, or waits as a whole. `subjects` are those of its transitions; `kind` is what all of
+    them are, if it is one. `alone`: must be a batch of its own."""
 
     __slots__ = ("alone", "kind", "subjects", "transitions")
 

@@ -22,8 +22,7 @@ from fairlead.store.board import (
 from fairlead.store.port import Done, Outcome
 from fairlead.store.postgres.moves import Ask
 from fairlead.store.postgres.queries import READS
-from fairlead.store.postgres.rows import job_from
-from fairlead.store.rows import micros, seconds
+from fairlead.store.rows import job_of, micros, seconds
 
 
 async def apply(transition: Any, ask: Ask, now: int) -> Outcome:
@@ -73,4 +72,4 @@ class BoardReads:
             found = await self._ask(READS["first_in_line"], service, each)
         else:
             found = await self._ask(READS["heads"], list(user_ids), service, each)
-        return [job_from(row) for row in found]
+        return [job_of(row) for row in found]

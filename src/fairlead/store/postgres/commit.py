@@ -35,9 +35,8 @@ from fairlead.store.port import (
 from fairlead.store.postgres import batches, board, encode, operators
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
-from fairlead.store.postgres.rows import job_from
 from fairlead.store.postgres.submit import UNDONE, submitting
-from fairlead.store.rows import micros, micros_by
+from fairlead.store.rows import job_of, micros, micros_by
 from fairlead.store.settings import adapted_row, declaration_of, rules_of
 from fairlead.store.sweeps import Sweep, moves_of, promoted_bands, taken_in
 
@@ -214,7 +213,7 @@ class Commit:
         current = self._by_job(current)
         rows = await self._ask("start", *encode.start_columns(self._of(current)), self._now)
         for n, input_json, context_json, *job in rows:
-            self._outcomes[current[n - 1]] = Started(job_from(job), input_json, context_json)
+            self._outcomes[current[n - 1]] = Started(job_of(job), input_json, context_json)
 
     # ------------------------------------------------------------ move and sweep
 
@@ -242,7 +241,7 @@ class Commit:
             for band, before in promoted_bands(sweep):
                 if room := sweep.limit - len(rows):
                     rows += await self._ask("promotable", micros(before), room, taken, band)
-        return [job_from(row) for row in rows]
+        return [job_of(row) for row in rows]
 
     # ------------------------------------------------------------ progress, delete, and the manager's housekeeping
 

@@ -18,9 +18,8 @@ from fairlead.store.port import Accepted, Committed, LineChange, Outcome, Relaye
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.commit import DONE, MOVED_ON, NOT_STARTED
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.postgres.rows import job_from
 from fairlead.store.postgres.submit import check_names, job_row
-from fairlead.store.rows import numbered
+from fairlead.store.rows import job_of, numbered
 from fairlead.store.units import job_id_of
 
 Read = Callable[[list[Any]], Committed]
@@ -72,8 +71,8 @@ def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan 
 
     def read(rows: list[Any]) -> Committed:
         outcomes: list[Outcome] = [NOT_STARTED] * len(starts)
-        for n, input_json, context_json, *job in rows:
-            outcomes[order[n - 1]] = Started(job_from(job), input_json, context_json)
+        for row in rows:
+            outcomes[order[row[0] - 1]] = Started(job_of(row[3:]), row[1], row[2])
         return Committed(outcomes, [])
 
     columns = encode.start_columns(sorted_starts)
@@ -123,7 +122,7 @@ async def recall(
         if row is None:
             continue
         outbox_id, about, input_json, context_json, *columns = row
-        job = job_from(columns)
+        job = job_of(columns)
         if isinstance(one, Submit):
             applied.append((one, Accepted(job.id, job.seq)))
             if outbox_id is not None:

@@ -36,7 +36,7 @@ WITH inserted AS (
 j.result_about, j.result_data, j.result_metrics
 
 -- name: job_columns
--- A row of `job`, aliased j. The order is that of `rows.job_from`.
+-- A row of `job`, aliased j. The order is that of `store.rows.job_of`.
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,

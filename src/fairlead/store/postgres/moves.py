@@ -12,8 +12,7 @@ from typing import Any
 from fairlead.domain.transitions import Move
 from fairlead.store.port import LineChange
 from fairlead.store.postgres import encode
-from fairlead.store.postgres.rows import job_from
-from fairlead.store.rows import begins_round
+from fairlead.store.rows import begins_round, job_of
 
 Ask = Callable[..., Awaitable[list[Any]]]
 """Runs the statement of that name with these parameters."""
@@ -61,7 +60,7 @@ class Moves:
             await self._ask("reopen_batches", reviving)
         moved = []
         for n, outbox_id, *row in rows:
-            job = job_from(row)
+            job = job_of(row)
             self.changes.append(LineChange(outbox_id, job.id, job))
             moved.append((moves[n - 1], job.seq))
         await self._insert(moved)

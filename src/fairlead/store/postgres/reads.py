@@ -22,7 +22,7 @@ from fairlead.store.postgres.board import BoardReads
 from fairlead.store.postgres.connect import Server, translated
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS, load
-from fairlead.store.rows import STATUS_CODES, micros, seconds
+from fairlead.store.rows import STATUS_CODES, job_of, micros, seconds
 from fairlead.store.settings import declared_of, rules_of
 
 
@@ -46,7 +46,7 @@ class Reads(BoardReads):
             return list(await pool.fetch(sql, *parameters))
 
     async def _jobs(self, sql: str, *parameters: Any) -> list[Job]:
-        return [rows.job_from(row) for row in await self._ask(sql, *parameters)]
+        return [job_of(row) for row in await self._ask(sql, *parameters)]
 
     async def ping(self) -> None:
         await self._ask(READS["ping"])

@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from fairlead.domain.batch import BatchItem
-from fairlead.domain.job import Attempt, Hold, Job, JobRecord, StepResult
+from fairlead.domain.job import Attempt, Hold, JobRecord, StepResult
 from fairlead.store.port import LineChange
 from fairlead.store.rows import job_of, seconds
 
 JOB_COLUMNS = 32  # in the fragment `job_columns`
 
 
-@lru_cache(4096)
-def _spec(text: str) -> Any:
-    """Jobs of one pipeline mostly have the same one."""
-    return orjson.loads(text)
-
-
-def job_from(row: Sequence[Any]) -> Job:
-    """Reads the fragment `job_columns`, and nothing else."""
-    *plain, error, progress, goes_back, spec = row
-    return job_of(
-        [
-            *plain,
-            None if error is None else orjson.loads(error),
-            None if progress is None else orjson.loads(progress),
-            None if goes_back is None else orjson.loads(goes_back),
-            _spec(spec),
-        ]
-    )
-
-
 def change_from(row: Sequence[Any]) -> LineChange:
     """A row of the outbox: its id, the job's id, and the job's columns, all NULL when it is gone."""
     outbox_id, job_id, *job = row
-    return LineChange(outbox_id, job_id, None if job[0] is None else job_from(job))
+    return LineChange(outbox_id, job_id, None if job[0] is None else job_of(job))
 
 
 def item_from(row: Sequence[Any]) -> BatchItem:
     """An item of a batch: its number, custom_id and job's id, and the job's columns, all NULL when it is gone."""
     number, custom_id, job_id, *job = row
-    return BatchItem(number, custom_id, job_id, None if job[0] is None else job_from(job))
+    return BatchItem(number, custom_id, job_id, None if job[0] is None else job_of(job))
 
 
 def hold_from(row: Sequence[Any]) -> Hold:
@@ -55,7 +34,7 @@ def hold_from(row: Sequence[Any]) -> Hold:
 
 def record_from(row: Sequence[Any]) -> JobRecord:
     """Reads what the query `get` answers: the job's row, and what is kept beside it."""
-    job = job_from(row[:JOB_COLUMNS])
+    job = job_of(row[:JOB_COLUMNS])
     input_json, metadata_json, results, attempts, about, data, metrics = row[JOB_COLUMNS:]
     rows = [] if results is None else orjson.loads(results)
     if data is not None:

@@ -33,13 +33,12 @@ json_array(
 json_array(i.item, i.custom_id, i.job_id, json(CASE WHEN j.seq IS NOT NULL THEN {job_row} END))
 
 -- name: job_row
--- A row of `job`, aliased j, as one JSON array. The order is that of `rows.job_of`.
+-- A row of `job`, aliased j, as one JSON array. The order is that of `store.rows.job_of`.
 json_array(
     j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
     j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
     j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
-    j.call_region, j.spilled_at, j.turn, j.retryable, json(j.error), json(j.progress), json(j.goes_back),
-    json(j.spec)
+    j.call_region, j.spilled_at, j.turn, j.retryable, j.error, j.progress, j.goes_back, j.spec
 )
 
 -- name: rules

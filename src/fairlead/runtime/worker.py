@@ -242,6 +242,7 @@ class Worker:
             for lease in leases
         ]
         outcomes = await self._journal.write_each(starts)
+        self._idle.clear()
         alarms: dict[float, Alarm[Running]] = {}
         for lease, start, outcome in zip(leases, starts, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -258,35 +259,43 @@ class Worker:
                 running = Running(lease, outcome.job, alarm)
                 alarm.on(running)
                 self._running[lease.job_id] = running
-                running.task = self._spawn(self._carry_out(running, outcome))
+                running.task = self._loop.create_task(self._carry_out(running, outcome))
+                self._tasks.add(running.task)
             else:
                 self._give_back(lease, refund=True)
 
     async def _carry_out(self, running: Running, started: Started) -> None:
         """One step, from its start to its end."""
-        job, call = running.job, self._call_of(running, started)
-        self._announce(job)
-        begun = self._clock.monotonic()
-        outcome = await self._perform(running, call)
-        elapsed = self._clock.monotonic() - begun
-        self._observations.ran(job, elapsed)
-        if outcome is not None:
-            failure = outcome if isinstance(outcome, Failure) else None
-            self._observations.answered(call.service, ending_of(failure), elapsed)
-        if running.progress_due is not None:
-            running.progress_due.cancel()
-        cools_down = _was_turned_away(outcome) and self._config.services[job.service].auto is not None
-        if not running.abandoned:
-            move = self._conclude(running, outcome, elapsed)
-            if move is not None and move.hold is None and not cools_down and call.lingering is None:
-                self._hand_in(running, move, _failed(running.lease, outcome))
-                return
-            await self._finish(running, move)
-        if cools_down:
-            await asyncio.sleep(COOL_DOWN)
-        if call.lingering is not None:
-            await self._outwait(call)
-        self._give_back(running.lease, failed=_failed(running.lease, outcome))
+        try:
+            job, call = running.job, self._call_of(running, started)
+            self._announce(job)
+            begun = self._clock.monotonic()
+            outcome = await self._perform(running, call)
+            elapsed = self._clock.monotonic() - begun
+            self._observations.ran(job, elapsed)
+            if outcome is not None:
+                failure = outcome if isinstance(outcome, Failure) else None
+                self._observations.answered(call.service, ending_of(failure), elapsed)
+            if running.progress_due is not None:
+                running.progress_due.cancel()
+            cools_down = _was_turned_away(outcome) and self._config.services[job.service].auto is not None
+            if not running.abandoned:
+                move = self._conclude(running, outcome, elapsed)
+                if move is not None and move.hold is None and not cools_down and call.lingering is None:
+                    self._hand_in(running, move, _failed(running.lease, outcome))
+                    return
+                await self._finish(running, move)
+            if cools_down:
+                await asyncio.sleep(COOL_DOWN)
+            if call.lingering is not None:
+                await self._outwait(call)
+            self._give_back(running.lease, failed=_failed(running.lease, outcome))
+        except Exception:
+            log.exception("job %s: its step could not be carried out; its lease is left to expire", running.job.id)
+            self._running.pop(running.job.id, None)
+            self._forget(running.lease.name)
+        finally:
+            self._leave(running.task)  # a callback of the task would cost as much as the task
 
     def _hand_in(self, running: Running, move: Move, failed: bool | None) -> None:
         """What ends in the same moment is written together: a task and a future for each would cost more than the
@@ -581,11 +590,14 @@ class Worker:
         return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
+        self._leave(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the worker failed", exc_info=task.exception())
+
+    def _leave(self, task: asyncio.Task[None] | None) -> None:
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a step's task failed", exc_info=task.exception())
 
 
 def _metrics(outcome: Success, elapsed: float, region: str | None) -> str:

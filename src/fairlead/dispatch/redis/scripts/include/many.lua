@@ -33,15 +33,29 @@ local function of_first_band(service, found)
   return ids, standings
 end
 
+-- The user's next step in line, and the one after it if that matters: as members there. `ahead` has those that were read
+-- already: so many at once as each user gets if all get alike.
+local function next_steps(service, lane, user, waiting, ahead)
+  local mine, at = ahead[user], ahead.at[user]
+  if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
+    local line = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
+    -- Open-ended: there are so many steps of this user, so no other's come before them.
+    mine, at = call('ZRANGEBYLEX', service.keys.line, line, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
+      waiting < ahead.each and waiting or ahead.each), 1
+  end
+  if ahead.each > 1 then
+    ahead[user], ahead.at[user] = mine, at + 1
+  end
+  return mine[at], mine[at + 1]
+end
+
 -- One step of this user leaves the line: its member there, its job, the estimate, the charge, and the standing that the
 -- user has then, or nil if it waits for nothing more.
-local function take_first(service, band, lane, user)
-  local at, id = lane_at(user, lane), user[ID]
-  local line, length = '[' .. lane .. '\0' .. format('%04x', #id) .. id, #lane + 5 + #id
-  -- Open-ended: there is a step of this user, so no other's comes first.
-  local steps = call('ZRANGEBYLEX', service.keys.line, line, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
-    service.fifo and '2' or '1')
-  local job = sub(steps[1], length + 18)
+local function take_first(service, band, lane, user, ahead)
+  local at = lane_at(user, lane)
+  local member, following = next_steps(service, lane, user, user[at + 1], ahead)
+  local job_at = #lane + #user[ID] + 23
+  local job = sub(member, job_at)
   local estimate = user[MEAN] or service.mean
   if not estimate then
     estimate = estimate_of(service, user, read_entry(job, call('HGET', ENTRIES, job)).cost)
@@ -54,20 +68,21 @@ local function take_first(service, band, lane, user)
     move_back(service, user, band, charged)
     standing = user[TAG + band] + MIDDLE
   elseif user[at + 1] > 0 then
-    standing = tonumber(sub(steps[2], length + 2, length + 17))
+    standing = tonumber(sub(following, job_at - 16, job_at - 1))
   end
   mark_stale(service, user)
   park_or_unpark(service, user)
   if user[at + 1] == 0 or user[PARKED] then
     standing = nil
   end
-  return steps[1], job, estimate, charged, standing
+  return member, job, estimate, charged, standing
 end
 
 local function take_in_band(service, band, found, room, issue)
   local lane, ids, standings = UNBOUND[band], of_first_band(service, found)
   local members, jobs, takers, estimates, charges = {}, {}, {}, {}, {}
   local at, again, count = 1, {}, 0
+  local ahead = { each = math.ceil(room / #ids) + (service.fifo and 1 or 0), at = {} }
   while count < room do
     local id, rival, user = ids[at], again[#again], nil
     if rival and not (id and stands_before(standings[at], id, rival.standing, rival.user[ID])) then
@@ -79,7 +94,7 @@ local function take_in_band(service, band, found, room, issue)
     end
     count = count + 1
     local standing
-    members[count], jobs[count], estimates[count], charges[count], standing = take_first(service, band, lane, user)
+    members[count], jobs[count], estimates[count], charges[count], standing = take_first(service, band, lane, user, ahead)
     takers[count] = user
     -- Who then stands behind as many others as there is room left does not get another turn.
     local last = standings[at + room - count - 1]

@@ -153,15 +153,14 @@ RETURNING g.n, j.input, {context}, {job_columns}
 -- name: complete
 -- The last step is done: nearly every job ends so, and it needs few of a move's columns. The result goes into the row.
 UPDATE fairlead.job AS j SET
-    status = 4, ended = 4, run = j.run + 1, step = g.step, attempt = g.attempt, round = g.round,
+    status = 4, ended = 4, run = j.run + 1, step = g.step, attempt = 0, round = g.round,
     timer_at = NULL, waiting_since = NULL, finished_at = g.finished_at, retryable = NULL, error = NULL,
-    last_progress_at = coalesce(g.last_progress_at, j.last_progress_at),
+    last_progress_at = g.finished_at,
     lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_region = NULL, progress = NULL,
     goes_back = NULL, result_about = g.about, result_data = g.data, result_metrics = g.metrics
-FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text::int[], $5::text::int[], $6::text::bigint[],
-            $7::text::bigint[],
-            $8::text[], $9::text[], $10::text[]) WITH ORDINALITY
-    AS g (job_id, run, step, attempt, round, finished_at, last_progress_at, about, data, metrics, n)
+FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text::int[], $5::text::bigint[], $6::text[], $7::text[],
+            $8::text[]) WITH ORDINALITY
+    AS g (job_id, run, step, round, finished_at, about, data, metrics, n)
 WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n
 

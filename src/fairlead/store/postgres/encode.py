@@ -49,6 +49,8 @@ def completes(move: Move) -> bool:
         move.status is JobStatus.COMPLETED
         and move.result is not None
         and not move.tells_line
+        and not move.attempt
+        and move.finished_at == move.last_progress_at
         and move.failed is None
         and move.hold is None
         and move.timer_at is None
@@ -69,10 +71,8 @@ def complete_columns(moves: Iterable[Move]) -> Columns:
             move.job_id,
             move.run,
             move.step,
-            move.attempt,
             move.round,
             micros(move.finished_at),
-            micros(move.last_progress_at),
             about_of(move),
             result.data_json,
             result.metrics_json,

@@ -10,35 +10,33 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
-from fairlead.domain import transitions
-from fairlead.domain.adapt import Ending, ending_of, was_refused
+from fairlead.domain.adapt import ending_of
 from fairlead.domain.config import Config
-from fairlead.domain.job import Job, JobStatus, StepResult
+from fairlead.domain.job import JobStatus
 from fairlead.domain.limits import Rules
-from fairlead.domain.retry import EXCEPTION, TIMEOUT, Failure
-from fairlead.domain.transitions import Move, Progress, Start
+from fairlead.domain.retry import EXCEPTION, Failure
+from fairlead.domain.transitions import Move, Start
 from fairlead.domain.turns import is_turn
-from fairlead.domain.wire import to_json
 from fairlead.errors import Unavailable
 from fairlead.executors.port import CANCELLED, TIMED_OUT, Call, Executor, Success
-from fairlead.runtime import events, failpoints
+from fairlead.runtime import failpoints
 from fairlead.runtime.alarm import Alarm
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.events import Event, Hub
+from fairlead.runtime.conclusions import Conclusions, says_of_region, was_turned_away
+from fairlead.runtime.events import Hub
 from fairlead.runtime.outage import Outage
 from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.room import Room
+from fairlead.runtime.running import DRAINED, LOST, Reports, Running
 from fairlead.store.journal import Journal
 from fairlead.store.port import Started, Store
 
 log = logging.getLogger(__name__)
 
-PROGRESS_EVERY = 0.5
 SWEEP_EVERY = 1.0
 SWEEP_PARTIAL_EVERY = 0.25
 """Of a worker bound to bands or regions: a lane that has turned runnable for others' work stays so, and nobody is woken
@@ -53,33 +51,6 @@ COOL_DOWN = 0.5
 """While a limit is being found, a slot whose call was turned away is kept for so many seconds: one slot too many would
 else go through the whole line while the limit is still too high."""
 STUBBORN_AFTER = 3.0
-LOST, DRAINED = "lost", "drained"
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A step under way. `stop_reason` is why it was stopped, if it was."""
-
-    lease: Lease
-    job: Job
-    alarm: Alarm[Running]
-    task: asyncio.Task[None] | None = None
-    performing: bool = False
-    stop_reason: str | None = None
-    abandoned: bool = False
-    progress: dict[str, Any] | None = None
-    progress_due: asyncio.TimerHandle | None = None
-
-    @property
-    def stopped(self) -> bool:
-        return self.stop_reason is not None
-
-    def stop(self, reason: str) -> bool:
-        """Only the handler is ever cancelled: what comes before and after it must run to its end. True if it was."""
-        if self.stopped or self.task is None:
-            return False
-        self.stop_reason = reason
-        return self.performing and self.task.cancel(reason)
 
 
 class Worker:
@@ -108,18 +79,16 @@ class Worker:
         self._recorder = recorder
         self._observations = recorder.observations
         self._executors = executors
-        self._hub = hub
         self._clock = clock
         self._room = room
         room.join()
         self._services = services
-        self._rules = rules
         self._hand_over = hand_over
-        self._policies = {name: config.services[name].retry_policy for name in executors}
         self._timeouts = {name: config.services[name].timeout for name in executors}
-        self._waits = config.wait_timeouts
+        self._conclusions = Conclusions(config, executors, clock, rules)
         # Asked for once: the running loop is looked up with a system call, and every step would do so three times.
         self._loop = asyncio.get_running_loop()
+        self._reports = Reports(hub, journal, clock, self._loop)
         self._bell = asyncio.Event()
         self._back = asyncio.Event()
         self._leases: dict[str, Lease] = {}
@@ -268,7 +237,7 @@ class Worker:
         """One step, from its start to its end."""
         try:
             job, call = running.job, self._call_of(running, started)
-            self._announce(job)
+            self._reports.begun(job)
             begun = self._clock.monotonic()
             outcome = await self._perform(running, call)
             elapsed = self._clock.monotonic() - begun
@@ -278,20 +247,21 @@ class Worker:
                 self._observations.answered(call.service, ending_of(failure), elapsed)
             if running.progress_due is not None:
                 running.progress_due.cancel()
-            cools_down = _was_turned_away(outcome) and self._config.services[job.service].auto is not None
+            cools_down = was_turned_away(outcome) and self._config.services[job.service].auto is not None
             if not running.abandoned:
-                move = self._conclude(running, outcome, elapsed)
+                move = self._conclusions.move_of(running, outcome, elapsed)
                 if move is not None and move.hold is None and not cools_down and call.lingering is None:
-                    self._hand_in(running, move, _failed(running.lease, outcome))
+                    self._hand_in(running, move, says_of_region(running.lease, outcome))
                     return
                 await self._finish(running, move)
             if cools_down:
                 await asyncio.sleep(COOL_DOWN)
             if call.lingering is not None:
                 await self._outwait(call)
-            self._give_back(running.lease, failed=_failed(running.lease, outcome))
+            self._give_back(running.lease, failed=says_of_region(running.lease, outcome))
         except Exception:
             log.exception("job %s: its step could not be carried out; its lease is left to expire", running.job.id)
+            running.over = True
             self._running.pop(running.job.id, None)
             self._forget(running.lease.name)
         finally:
@@ -345,7 +315,7 @@ class Worker:
         finally:
             running.alarm.off(running)
             running.performing = False
-        return self._timed_out(running) if running.stop_reason == TIMED_OUT else outcome
+        return self._conclusions.timed_out(running) if running.stop_reason == TIMED_OUT else outcome
 
     def _cancelled(self, running: Running) -> Failure | None:
         """We stopped it; or its handler did so by itself, awaiting something that was cancelled: that is a failure."""
@@ -354,47 +324,6 @@ class Worker:
         if running.stopped:
             return None
         return Failure(EXCEPTION, "CancelledError: the handler was cancelled from within", retryable=True)
-
-    def _timed_out(self, running: Running) -> Failure:
-        service = running.job.service
-        timeout = self._timeouts[service]
-        return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
-
-    def _conclude(self, running: Running, outcome: Success | Failure | None, elapsed: float) -> Move | None:
-        """The transition that this outcome leads to; None if the job is no longer ours to move."""
-        job, now = running.job, self._clock.now()
-        if isinstance(outcome, Success):
-            result = StepResult(
-                job.id,
-                job.step,
-                running.lease.service,
-                job.round,
-                outcome.data_json,
-                _metrics(outcome, elapsed, running.lease.region),
-                now,
-                running.lease.name,
-            )
-            return transitions.step_done(job, result, now=now, waits=self._waits)
-        if isinstance(outcome, Failure):
-            policy = self._policies[job.service]
-            return transitions.failed(
-                job,
-                outcome,
-                policy,
-                now=now,
-                randomness=self._clock.randomness(),
-                spare=self._is_our_doing(job, outcome),
-            )
-        if running.stop_reason == DRAINED:
-            remote = self._config.services[job.service].remote
-            hold = transitions.hold_of(job, now) if remote else None
-            return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
-        return None
-
-    def _is_our_doing(self, job: Job, failure: Failure) -> bool:
-        """It was turned away while its limit is being found, and above the lowest: it may well be too high."""
-        rules = self._rules().services.get(job.service)
-        return was_refused(failure) and rules is not None and rules.auto is not None and rules.limit > rules.auto.min
 
     async def _finish(self, running: Running, move: Move | None) -> None:
         if move is None:
@@ -451,39 +380,8 @@ class Worker:
             context_json=started.context_json,
             timeout=self._timeouts[service],
             region=running.lease.region,
-            report=self._reporter(running),
+            report=self._reports.reporter(running),
         )
-
-    def _announce(self, job: Job) -> None:
-        if self._hub.watched(job.id, job.user_id):
-            step, total = job.step + 1, len(job.steps)
-            text = f"running {job.service} ({step}/{total})"
-            details = {"service": job.service, "step": step, "total": total, "attempt": job.attempt}
-            self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
-
-    # ------------------------------------------------------------ progress
-
-    def _reporter(self, running: Running) -> Callable[[dict[str, Any]], None]:
-        def report(said: dict[str, Any]) -> None:
-            self._loop.call_soon_threadsafe(self._progressed, running, said)
-
-        return report
-
-    def _progressed(self, running: Running, said: dict[str, Any]) -> None:
-        """Watchers hear it at once; the truth keeps the newest, at most twice a second."""
-        if self._running.get(running.job.id) is not running:
-            return
-        job = running.job
-        running.progress = {**said, "service": job.service, "step": job.step}
-        if self._hub.watched(job.id, job.user_id):
-            text = str(said.get("message", f"{job.service} is at {said.get('fraction', 0):.0%}"))
-            self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, running.progress), job.user_id)
-        if running.progress_due is None:
-            running.progress_due = self._loop.call_later(PROGRESS_EVERY, self._keep_progress, running)
-
-    def _keep_progress(self, running: Running) -> None:
-        running.progress_due = None
-        self._journal.write_later(Progress(running.job.id, running.job.run, running.progress or {}))
 
     # ------------------------------------------------------------ leases
 
@@ -528,12 +426,13 @@ class Worker:
             log.warning("job %s: %s ignores being stopped; its slot is kept until it ends", running.job.id,
                         running.job.service)  # fmt: skip
             running.abandoned = True
-            outcome = self._timed_out(running) if running.stop_reason == TIMED_OUT else None
-            self._spawn(self._finish(running, self._conclude(running, outcome, 0.0)))
+            outcome = self._conclusions.timed_out(running) if running.stop_reason == TIMED_OUT else None
+            self._spawn(self._finish(running, self._conclusions.move_of(running, outcome, 0.0)))
 
     def _give_back(self, lease: Lease, *, refund: bool = False, failed: bool | None = None) -> None:
         running = self._running.get(lease.job_id)
         if running is not None and running.lease is lease:
+            running.over = True
             del self._running[lease.job_id]
         if self._forget(lease.name):
             self._released.append(Release(lease.name, lease.service, refund, lease.scope, failed))
@@ -598,23 +497,3 @@ class Worker:
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()
-
-
-def _metrics(outcome: Success, elapsed: float, region: str | None) -> str:
-    """As JSON: what the service measured, and what every call has."""
-    took = round(elapsed * 1000, 3)
-    if outcome.metrics is None and region is None:
-        return f'{{"execution_time_ms":{took}}}'
-    where = {} if region is None else {"region": region}
-    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where})
-
-
-def _was_turned_away(outcome: Success | Failure | None) -> bool:
-    return isinstance(outcome, Failure) and ending_of(outcome) is Ending.OVERLOADED
-
-
-def _failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:
-    """What the call says of its region: one that refused what it was asked has answered, and works."""
-    if lease.region is None or outcome is None:
-        return None
-    return isinstance(outcome, Failure) and outcome.retryable

@@ -14,6 +14,7 @@ import pytest
 
 from fairlead import Call, Config, Fairlead, JobFailed, JobStatus
 from fairlead.runtime import worker
+from fairlead.runtime.conclusions import Conclusions
 
 PATIENCE = 30.0
 
@@ -103,6 +104,30 @@ async def test_a_handler_that_ignores_being_stopped_does_not_hold_up_its_job(
         assert caught.value.error["code"] == "TIMEOUT"
         assert (await app.status())["services"][0]["in_use"] == 1, "it still computes"
         gate.set()
+        assert await free_slots(app) == 1
+
+
+async def test_a_step_that_we_fail_to_carry_out_is_left_to_recovery(
+    make_app: Callable[..., Fairlead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, failing = make_app(), [True]
+    really = Conclusions.move_of
+
+    def move_of(self: Conclusions, *about: Any) -> Any:
+        if failing and failing.pop():
+            raise RuntimeError("ours")
+        return really(self, *about)
+
+    monkeypatch.setattr(Conclusions, "move_of", move_of)
+
+    @app.service(limit=1, max_attempts=2, lease_ttl=1.0)
+    async def one(call: Call) -> int:
+        return call.attempt
+
+    async with app.running():
+        job = await app.submit("one")
+        assert await job.result(timeout=PATIENCE) == 2, "its lease expired, and it was tried again"
+        await app.drain()
         assert await free_slots(app) == 1
 
 

@@ -539,3 +539,36 @@ async def test_two_writers_finish_what_is_under_way_when_the_journal_closes(stor
         store.gate.set()
         await asyncio.gather(first, other, closing)
     assert len(store.batches) == 2
+
+
+async def test_with_two_writers_a_batch_is_of_one_kind_and_each_job_keeps_its_order(store: FakeStore) -> None:
+    async with journal_of(store, writers=2) as journal:
+        busy = [await busy_with(journal, store), *await gathered(journal, touch("second"))]
+        await asyncio.sleep(0)
+        callers = await gathered(journal, submit("a"), touch("a"), submit("b"), touch("c"), submit("d"))
+        store.gate.set()
+        await asyncio.gather(*busy, *callers)
+    assert [submit("a"), submit("b"), submit("d")] in store.batches
+    assert all(len({type(one) for one in batch}) == 1 for batch in store.batches)
+    of_a = [one for batch in store.batches for one in batch if one in (submit("a"), touch("a"))]
+    assert of_a == [submit("a"), touch("a")]
+
+
+async def test_what_was_written_together_waits_together_for_a_job_that_is_under_way(store: FakeStore) -> None:
+    async with journal_of(store, writers=2) as journal:
+        first = await busy_with(journal, store)
+        several = asyncio.ensure_future(journal.write_each([touch("a"), touch("first", run=1), touch("b")]))
+        later = await gathered(journal, touch("b", run=1))
+        store.gate.set()
+        await asyncio.gather(first, several, *later)
+    assert store.batches == [[touch("first")], [touch("a"), touch("first", run=1), touch("b")], [touch("b", run=1)]]
+
+
+async def test_what_was_written_together_is_no_larger_than_a_batch_and_never_twice_of_a_job(store: FakeStore) -> None:
+    async with journal_of(store, max_batch=2) as journal:
+        five = [touch(job_id) for job_id in "abcde"]
+        assert await journal.write_each(five) == [Done(one) for one in five]
+        twice = [touch("a", run=1), touch("b"), touch("a", run=2)]
+        assert await journal.write_each(twice) == [Done(one) for one in twice]
+    assert [len(batch) for batch in store.batches] == [2, 2, 1, 2, 1]
+    assert store.batches[3:] == [[touch("a", run=1), touch("b")], [touch("a", run=2)]]

@@ -313,6 +313,18 @@ def test_a_timeline_ends_with_what_is_waited_for() -> None:
     assert [call["outcome"] for call in timeline(record(gone))] == ["cancelled"]
 
 
+def test_a_timeline_says_how_long_a_call_backed_off() -> None:
+    failed = Attempt("j", 0, "draw", 0, 1, {"code": "X", "retry_in": 8.0}, 25.0, 30.0)
+    backs_off = job(status=JobStatus.RETRYING, timer_at=38.0, created_at=1.0)
+    (only,) = timeline(record(backs_off, (), (failed,)))
+    assert (only["ended"], only["backoff_until"]) == (30.0, 38.0)
+    again = job(status=JobStatus.RUNNING, created_at=1.0, call_started_at=50.0, attempt=2)
+    assert timeline(record(again, (), (failed,)))[-1]["waited_from"] == 38.0, "in line since then"
+    given_up = job(status=JobStatus.CANCELLED, created_at=1.0, finished_at=33.0)
+    ended, cancelled = timeline(record(given_up, (), (failed,)))
+    assert (ended["backoff_until"], cancelled["waited_from"], cancelled["ended"]) == (33.0, 33.0, 33.0)
+
+
 def test_after_a_resume_a_job_waits_since_then_and_not_since_it_failed() -> None:
     again = job(status=JobStatus.RUNNING, created_at=10.0, queued_at=500.0, call_started_at=510.0, round=1)
     failed = Attempt("j", 0, "draw", 0, 1, {"code": "X"}, 25.0, 30.0)

@@ -66,12 +66,17 @@ def test_a_retryable_failure_waits_out_its_backoff_in_the_truth_and_keeps_the_er
     assert (move.status, move.timer_at, move.attempt) == (JobStatus.RETRYING, NOW + 5, 1)
     assert move.failed is not None
     assert (move.failed.attempt, move.failed.started_at, move.failed.error["code"]) == (1, 990.0, "CONNECTION")
+    assert move.failed.error["retry_in"] == 5
+    assert move.error is not None
+    assert "retry_in" not in move.error, "it is about that attempt"
 
 
 def test_a_backoff_never_outlasts_the_deadline() -> None:
     job = replace(RUNNING, deadline_at=NOW + 1)
     move = transitions.failed(job, PASSING, RetryPolicy(backoff=Backoff(base=60)), now=NOW, randomness=0.5)
     assert move.timer_at == NOW + 1
+    assert move.failed is not None
+    assert move.failed.error["retry_in"] == 1
 
 
 def test_a_final_failure_is_a_dead_letter_with_its_attempt() -> None:

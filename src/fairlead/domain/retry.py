@@ -43,6 +43,8 @@ RETRY_ASKED = "RETRY_ASKED"
 ATTEMPTS_USED_UP = "ATTEMPTS_USED_UP"
 REFUSALS = "refusals"
 """In an error: how many calls of the step in a row were turned away and did not count as attempts."""
+RETRY_IN = "retry_in"
+"""In the error of an attempt that is followed by another: the seconds until the job is in line again."""
 
 
 def of_http_status(status: int, message: str, retry_after: float | None = None) -> Failure:

@@ -220,9 +220,10 @@ def failed(
     refusals = int((job.error or {}).get(retries.REFUSALS, 0))
     spared = policy.spared(failure, refusals, randomness) if spare else None
     then = spared or policy.after(failure, job.attempt, randomness)
-    attempt = _attempt(job, then.error, now)
     if isinstance(then, Fail):
+        attempt = _attempt(job, then.error, now)
         return _end(job, JobStatus.FAILED, "fail", now, error=then.error, retryable=then.retryable, failed=attempt)
+    due = now + then.delay if job.deadline_at is None else min(now + then.delay, job.deadline_at)
     return Move(
         job.id,
         job.run,
@@ -232,10 +233,10 @@ def failed(
         attempt=job.attempt if then.counts else job.attempt - 1,
         round=job.round,
         tells_line=False,
-        timer_at=_earliest(now + then.delay, job.deadline_at),
+        timer_at=due,
         error=then.error,
         goes_back=job.goes_back,
-        failed=attempt,
+        failed=_attempt(job, {**then.error, retries.RETRY_IN: round(max(0.0, due - now), 3)}, now),
     )
 
 

@@ -47,13 +47,15 @@ function segmentsOf(attempt, now) {
   const from = epoch(attempt.waited_from) ?? epoch(attempt.started) ?? now;
   const started = epoch(attempt.started);
   const ended = epoch(attempt.ended) ?? (started === null ? null : now);
-  const backoff = epoch(attempt.backoff_until);
+  const backoff = attempt.backoff_until === undefined ? null : Math.min(epoch(attempt.backoff_until), now);
+  const backsOff = attempt.outcome === "backing_off";
+  const backedOff = backoff !== null && (ended !== null || backsOff) ? { from: ended ?? from, until: backoff } : null;
   return {
     from,
-    until: Math.max(from, ended ?? now),
-    waited: { from, until: started ?? ended ?? now },
+    until: Math.max(from, ended ?? now, backedOff?.until ?? from),
+    waited: { from, until: backsOff ? from : started ?? ended ?? now },
     ran: started === null ? null : { from: started, until: ended },
-    backedOff: backoff !== null && ended !== null && backoff > ended ? { from: ended, until: Math.min(backoff, now) } : null,
+    backedOff,
   };
 }
 
@@ -62,7 +64,7 @@ function Attempt({ job, attempt, row, at, last, acts }) {
   const waited = row.waited.until - row.waited.from;
   const ran = row.ran && row.ran.until - row.ran.from;
   const words = [`waited ${duration(waited)}`, row.ran && `${attempt.outcome === "running" ? "has been running for" : "ran"} ${duration(ran)}`,
-    row.backedOff && `backed off ${duration(row.backedOff.until - row.backedOff.from)}`, text(attempt.error?.code)].filter(Boolean).join(", ");
+    row.backedOff && row.backedOff.until > row.backedOff.from && `backed off ${duration(row.backedOff.until - row.backedOff.from)}`, text(attempt.error?.code)].filter(Boolean).join(", ");
   const again = attempt.attempt > 1 || attempt.round > 1;
   return html`<tr>
     <th scope="row"><span class="step-no">${attempt.step + 1}</span> ${text(attempt.service)}

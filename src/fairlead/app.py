@@ -62,7 +62,8 @@ from fairlead.runtime.feed import Allowed, Feed
 from fairlead.runtime.keys import Keys
 from fairlead.runtime.lookout import Lookout
 from fairlead.runtime.moments import moment
-from fairlead.runtime.operations import Operations, Page, check_id
+from fairlead.runtime.operations import Operations, check_id
+from fairlead.runtime.paging import Page
 from fairlead.runtime.pools import pools_of, services_of
 from fairlead.runtime.priority import Priorities, PriorityHook
 from fairlead.runtime.probes import Probes

@@ -15,7 +15,7 @@ from fairlead.runtime.batch_view import BatchView, ItemStatus, ItemView
 from fairlead.runtime.batch_watch import BatchWatch
 from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.operations import Page
+from fairlead.runtime.paging import Page
 from fairlead.runtime.priority import Priorities
 from fairlead.store.journal import Journal
 from fairlead.store.port import KeyTaken, Store

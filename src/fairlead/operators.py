@@ -27,7 +27,8 @@ from fairlead.runtime.dead import DeadFilters, DeadLetters, Preview
 from fairlead.runtime.doctor.finding import Finding
 from fairlead.runtime.events import Hub
 from fairlead.runtime.keys import Keys, NewKey
-from fairlead.runtime.operations import Operations, Page
+from fairlead.runtime.operations import Operations
+from fairlead.runtime.paging import Page
 from fairlead.runtime.priority import Priorities
 from fairlead.runtime.probes import Probes
 from fairlead.runtime.process import Process

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlead.domain.job import JobStatus
-from fairlead.runtime.operations import Page
+from fairlead.runtime.paging import Page
 from fairlead.runtime.submission import Submission
 from fairlead.runtime.view import JobView
 from fairlead.runtime.why import Why

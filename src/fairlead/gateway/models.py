@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fairlead.domain.job import JobStatus, Priority, PrioritySource
-from fairlead.runtime.operations import MAX_PAGE
+from fairlead.runtime.paging import MAX_PAGE
 
 JOB_ID = "01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f"
 MOMENT = "2026-01-31T12:00:00.000Z"

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
-    from fairlead.runtime.operations import Page
+    from fairlead.runtime.paging import Page
     from fairlead.runtime.view import JobView
 
 

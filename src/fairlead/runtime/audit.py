@@ -17,7 +17,7 @@ from uuid_utils import uuid7
 from fairlead.domain.audit import AuditRecord
 from fairlead.errors import InvalidInput, shown
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.operations import Page, check_limit
+from fairlead.runtime.paging import Page, check_limit
 from fairlead.store.journal import Journal
 from fairlead.store.port import Audit, AuditOutcome, Outcome, Refused, Store, Transition
 

@@ -17,7 +17,8 @@ from fairlead.errors import NotFound, Unavailable, WrongState
 from fairlead.runtime import batch_view
 from fairlead.runtime.batch_view import REMOVED, BatchView, ItemStatus, ItemView
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.operations import TRIES, Operations, Page, check_id, check_limit, read_cursor, write_cursor
+from fairlead.runtime.operations import TRIES, Operations, check_id
+from fairlead.runtime.paging import Page, check_limit, read_cursor, write_cursor
 from fairlead.runtime.record import Recorder
 from fairlead.store.journal import Journal
 from fairlead.store.port import SettleBatch, Store

@@ -7,32 +7,19 @@ moved in between, it looks again.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 from uuid import UUID
 
 from fairlead.domain.job import WAITING, Job
 from fairlead.domain.transitions import Delete, Move
 from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, Unavailable, WrongState
 from fairlead.runtime.clock import Clock
+from fairlead.runtime.paging import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.runtime.record import Recorder
 from fairlead.store.journal import Journal
 from fairlead.store.port import Done, JobFilter, Store
 
-T = TypeVar("T")
-
 TRIES = 20
-MAX_PAGE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    data: list[T]
-    next_cursor: str | None
 
 
 class Operations:
@@ -97,11 +84,6 @@ class Operations:
         return jobs[job_id]
 
 
-def check_limit(limit: int) -> None:
-    if not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
-        raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}", pointer="/limit")
-
-
 def check_id(given: str, what: str = "job", pointer: str | None = None) -> str:
     """The id of a job or a batch is a UUID in its usual form; anything else cannot be one of ours."""
     try:
@@ -111,23 +93,3 @@ def check_id(given: str, what: str = "job", pointer: str | None = None) -> str:
         pass
     text = f"a {what} id is a UUID, such as 0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
     raise InvalidInput(text, pointer=pointer or f"/{what}_id")
-
-
-def write_cursor(seq: int, where: object) -> str:
-    """Opaque to callers, and bound to the filter it was made for."""
-    return base64.urlsafe_b64encode(f"{seq}.{_mark(seq, where)}".encode()).decode().rstrip("=")
-
-
-def read_cursor(cursor: str, where: object) -> int:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-        seq, _, mark = text.partition(".")
-        if mark == _mark(int(seq), where):
-            return int(seq)
-    except (ValueError, binascii.Error):
-        pass
-    raise InvalidInput("this cursor is not from this list; begin without one", pointer="/cursor")
-
-
-def _mark(seq: int, where: object) -> str:
-    return f"{zlib.crc32(repr((seq, where)).encode()):08x}"

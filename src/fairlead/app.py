@@ -34,6 +34,7 @@ from fairlead.domain.config import AUTO, AUTO_KEYS, Config, ServiceConfig
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.order import Place
 from fairlead.domain.transitions import Move, Submit
+from fairlead.domain.turns import is_turn
 from fairlead.engines import bus_of, shards_of, store_of, submit_on, writers_of
 from fairlead.errors import (
     AlreadyDispatching,
@@ -49,9 +50,9 @@ from fairlead.executors.celery import application as celery
 from fairlead.executors.function import Handler, imported
 from fairlead.handle import JobHandle, Receipt
 from fairlead.operators import Operators
-from fairlead.runtime import events, view
+from fairlead.runtime import audit, events, view
 from fairlead.runtime.administration import Administration
-from fairlead.runtime.audit import AuditBook
+from fairlead.runtime.audit import AuditBook, act_of
 from fairlead.runtime.batch_watch import BatchWatch
 from fairlead.runtime.batches import Batches
 from fairlead.runtime.clock import Clock, SystemClock
@@ -206,13 +207,19 @@ class Fairlead(Operators, Batching, Turning):
         self._journal = Journal(store, on_commit=self._committed, writers=writers_of(url))
         self._journal.start()
         self._recorder = Recorder(self._journal, self.hub)
-        self._operations = Operations(store, self._journal, self._recorder, self._clock)
         self._audit = AuditBook(store, self._journal, self._clock)
+        self._operations = Operations(store, self._recorder, self._clock, self._audit)
         self._dead = DeadLetters(store, self._journal, self._recorder, self._clock, self._audit)
         self._administration = Administration(store, self._operations, self._recorder, self._clock, self._audit)
         self._registry = Registry(store, self._audit)
         self._batches = Batches(
-            store, self._journal, self._recorder, self._operations, self._clock, lambda: self.config.wait_timeouts
+            store,
+            self._journal,
+            self._recorder,
+            self._operations,
+            self._clock,
+            self._audit,
+            waits=lambda: self.config.wait_timeouts,
         )
         self._batch_watch = BatchWatch(self._batches, self.hub, self._clock)
         self._priorities = Priorities(self.config, self._priority_hook, self._clock)
@@ -568,14 +575,15 @@ class Fairlead(Operators, Batching, Turning):
         places = await self.places([job.id for job in jobs if job.status is JobStatus.PENDING])
         return [view.of_job(job, places.get(job.id)) for job in jobs], len(found) > len(jobs)
 
-    # ------------------------------------------------------------ acting
+    # ------------------------------------------------------------ acting; with `who`, an operator, it is in the audit
 
-    async def cancel(self, job_id: str) -> JobView:
+    async def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
         self._opened()
-        await self._operations.move(job_id, lambda job, now: transitions.cancel(job, now=now))
+        act = act_of(who, audit.CANCEL_TURN if is_turn(check_id(job_id)) else audit.CANCEL_JOB, job_id)
+        await self._operations.move(job_id, lambda job, now: transitions.cancel(job, now=now), act)
         return await self.get(job_id)
 
-    async def resume(self, job_id: str) -> JobView:
+    async def resume(self, job_id: str, *, who: str | None = None) -> JobView:
         """Take up a FAILED job that is marked retryable, at the step that failed. It counts among its user's waiting
         jobs as a new one does; an operator's `requeue` is not held back."""
         self._opened()
@@ -584,10 +592,11 @@ class Fairlead(Operators, Batching, Turning):
         def build(job: Job, now: float) -> Move:
             return transitions.resume(job, now=now, waits=waits)
 
-        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user)
+        act = act_of(who, audit.RESUME_JOB, job_id)
+        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user, act)
         return await self.get(job_id)
 
-    async def retry_step(self, job_id: str, step: int) -> JobView:
+    async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
         """Run one step of a COMPLETED or FAILED job again, counted from 0. Later steps are not: the job then is what it
         was, with the new result, and the earlier one in its `history`. The step that a job failed at goes on from
         there."""
@@ -599,13 +608,14 @@ class Fairlead(Operators, Batching, Turning):
                 raise InvalidInput(f"the job's steps are 0 to {len(job.steps) - 1}, not {step}", pointer="/index")
             return transitions.rerun(job, step, now=now, waits=waits)
 
-        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user)
+        act = act_of(who, audit.RETRY_STEP, job_id, step=step)
+        await self._operations.revive(job_id, build, self.config.server.max_waiting_per_user, act)
         return await self.get(job_id)
 
-    async def delete(self, job_id: str) -> None:
+    async def delete(self, job_id: str, *, who: str | None = None) -> None:
         """Remove a finished job for good."""
         self._opened()
-        await self._operations.delete(job_id)
+        await self._operations.delete(job_id, act_of(who, audit.DELETE_JOB, job_id))
 
     def _opened(self) -> tuple[Store, Journal]:
         if self._store is None or self._journal is None:

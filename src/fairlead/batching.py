@@ -146,20 +146,20 @@ class Batching(ABC):
         async for event in self._batch_watch.follow(batch_id, heartbeat):
             yield event
 
-    # ------------------------------------------------------------ acting
+    # ------------------------------------------------------------ acting; with `who`, an operator, it is in the audit
 
-    async def cancel_batch(self, batch_id: str) -> int:
+    async def cancel_batch(self, batch_id: str, *, who: str | None = None) -> int:
         """Cancel every item that has not ended; returns how many."""
         self._opened()
-        return await self._batches.cancel(batch_id)
+        return await self._batches.cancel(batch_id, who=who)
 
-    async def resume_batch(self, batch_id: str) -> int:
+    async def resume_batch(self, batch_id: str, *, who: str | None = None) -> int:
         """Take up every FAILED item that is marked retryable; returns how many."""
         self._opened()
-        return await self._batches.resume(batch_id, self.config.server.max_waiting_per_user)
+        return await self._batches.resume(batch_id, self.config.server.max_waiting_per_user, who=who)
 
-    async def retry_item(self, batch_id: str, item: str | int) -> ItemView:
+    async def retry_item(self, batch_id: str, item: str | int, *, who: str | None = None) -> ItemView:
         """Take up one FAILED item, by its custom_id or its number, at the step that failed: one that is not retryable
         too."""
         self._opened()
-        return await self._batches.retry(batch_id, str(item), self.config.server.max_waiting_per_user)
+        return await self._batches.retry(batch_id, str(item), self.config.server.max_waiting_per_user, who=who)

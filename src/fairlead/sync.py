@@ -101,14 +101,14 @@ class SyncFairlead:
     def why(self, job_id: str) -> Why:
         return self.call(self._app.why(job_id))
 
-    def cancel(self, job_id: str) -> JobView:
-        return self.call(self._app.cancel(job_id))
+    def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
+        return self.call(self._app.cancel(job_id, who=who))
 
-    def resume(self, job_id: str) -> JobView:
-        return self.call(self._app.resume(job_id))
+    def resume(self, job_id: str, *, who: str | None = None) -> JobView:
+        return self.call(self._app.resume(job_id, who=who))
 
-    def retry_step(self, job_id: str, step: int) -> JobView:
-        return self.call(self._app.retry_step(job_id, step))
+    def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
+        return self.call(self._app.retry_step(job_id, step, who=who))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[SyncFairlead]:

@@ -202,6 +202,13 @@ def who_of(request: HTTPConnection) -> str:
     return caller_of(request).who
 
 
+def operator_of(request: HTTPConnection) -> str | None:
+    """Who acts, as the audit has it, where users may act on what is their own: None unless it is an operator. What a
+    service does it does for one of its users, and there may be as much of that as of theirs."""
+    caller = caller_of(request)
+    return caller.who if caller.role is Role.ADMIN else None
+
+
 def user_in_reach(caller: Caller, asked: str | None) -> str | None:
     """Whose jobs a list or a stream is about: those of the user that was asked for, None for all. A user key's are
     its own, asked for or not."""

@@ -16,7 +16,7 @@ from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting, WrongState
 from fairlead.gateway import batch_bodies, bodies
 from fairlead.gateway import models_batches as shapes
-from fairlead.gateway.access import caller_of, user_in_reach
+from fairlead.gateway.access import caller_of, operator_of, user_in_reach
 from fairlead.gateway.batch_bodies import NDJSON
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited
@@ -217,8 +217,7 @@ async def watch_batch(request: Request, batch_id: UUID) -> Response:
     responses=answers(200, shapes.BatchCancelled, "How many, and the batch.", *ONE_BATCH, WrongState),
 )
 async def cancel_batch(request: Request, batch_id: UUID) -> Response:
-    app = fairlead_of(request)
-    cancelled = await app.cancel_batch(str(batch_id))
+    cancelled = await fairlead_of(request).cancel_batch(str(batch_id), who=operator_of(request))
     return await _acted(request, str(batch_id), cancelled=cancelled)
 
 
@@ -229,7 +228,7 @@ async def cancel_batch(request: Request, batch_id: UUID) -> Response:
     responses=answers(200, shapes.BatchResumed, "How many, and the batch.", *ONE_BATCH, WrongState),
 )
 async def resume_batch(request: Request, batch_id: UUID) -> Response:
-    resumed = await fairlead_of(request).resume_batch(str(batch_id))
+    resumed = await fairlead_of(request).resume_batch(str(batch_id), who=operator_of(request))
     return await _acted(request, str(batch_id), resumed=resumed)
 
 
@@ -248,5 +247,5 @@ async def _acted(request: Request, batch_id: str, **count: int) -> Response:
     responses=answers(200, shapes.Item, "The item, in line again.", *ONE_BATCH, WrongState),
 )
 async def retry_item(request: Request, batch_id: UUID, item: str) -> Response:
-    retried = await fairlead_of(request).retry_item(str(batch_id), item)
+    retried = await fairlead_of(request).retry_item(str(batch_id), item, who=operator_of(request))
     return answer(retried.as_dict())

@@ -20,7 +20,7 @@ from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
 from fairlead.gateway import bodies, models
 from fairlead.gateway.accepting import accept
-from fairlead.gateway.access import caller_of, user_in_reach
+from fairlead.gateway.access import caller_of, operator_of, user_in_reach
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited
 from fairlead.gateway.replies import answer, answer_page, fairlead_of
@@ -307,7 +307,7 @@ Index = Annotated[int, BeforeValidator(_plain_number)]
     ),
 )
 async def cancel_job(request: Request, job_id: UUID) -> Response:
-    job = await fairlead_of(request).cancel(str(job_id))
+    job = await fairlead_of(request).cancel(str(job_id), who=operator_of(request))
     return answer(job.as_dict())
 
 
@@ -318,7 +318,7 @@ async def cancel_job(request: Request, job_id: UUID) -> Response:
     responses=answers(200, models.Job, "The job, in line again.", *ONE_JOB, WrongState, TooManyWaiting),
 )
 async def resume_job(request: Request, job_id: UUID) -> Response:
-    job = await fairlead_of(request).resume(str(job_id))
+    job = await fairlead_of(request).resume(str(job_id), who=operator_of(request))
     return answer(job.as_dict())
 
 
@@ -330,7 +330,7 @@ async def resume_job(request: Request, job_id: UUID) -> Response:
     responses=answers(200, models.Job, "The job, in line for that step.", *ONE_JOB, WrongState),
 )
 async def retry_step(request: Request, job_id: UUID, index: Index) -> Response:
-    job = await fairlead_of(request).retry_step(str(job_id), index)
+    job = await fairlead_of(request).retry_step(str(job_id), index, who=operator_of(request))
     return answer(job.as_dict())
 
 
@@ -342,5 +342,5 @@ async def retry_step(request: Request, job_id: UUID, index: Index) -> Response:
     responses=answers(204, None, "It is gone.", *ONE_JOB, WrongState),
 )
 async def delete_job(request: Request, job_id: UUID) -> Response:
-    await fairlead_of(request).delete(str(job_id))
+    await fairlead_of(request).delete(str(job_id), who=operator_of(request))
     return Response(status_code=204)

@@ -20,7 +20,7 @@ from fairlead.domain.keys import Role
 from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, TurnLost, WrongState
 from fairlead.gateway import bodies
 from fairlead.gateway import models_turns as shapes
-from fairlead.gateway.access import caller_of
+from fairlead.gateway.access import caller_of, operator_of
 from fairlead.gateway.jobs import KEY
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, WITH_BODY, answers, body, header
 from fairlead.gateway.problems import ManyInvalid, RateLimited, pointer
@@ -260,7 +260,7 @@ async def finish_turn(request: Request, turn_id: UUID) -> Response:
 )
 async def cancel_turn(request: Request, turn_id: UUID) -> Response:
     turns = fairlead_of(request).turns
-    turn = await turns.cancel(str(turn_id))
+    turn = await turns.cancel(str(turn_id), who=operator_of(request))
     await turns.left(turn.turn_id)  # it was its caller that said so, and need not be given time to leave
     callers_of(request).heard(turn)
     return answer(shown(turn))

@@ -2,19 +2,23 @@
 
 An action that is one transition is in one commit with its row. One of many commits writes its row first and how it
 ended after: a row without an outcome is of an action that is under way, or whose process died with it.
+
+What users may do to their own jobs, operators may do to any: then it is an `Act`, and without one a user's own, which
+leaves no row.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from uuid_utils import uuid7
 
 from fairlead.domain.audit import AuditRecord
+from fairlead.domain.job import Job
 from fairlead.errors import InvalidInput, shown
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.paging import Page, check_limit
@@ -27,6 +31,14 @@ LIMIT = "service.limit"
 LIFT_LIMIT = "service.lift_limit"
 REBUILD = "service.rebuild"
 PRIORITY = "job.priority"
+CANCEL_JOB = "job.cancel"
+RESUME_JOB = "job.resume"
+RETRY_STEP = "job.retry_step"
+DELETE_JOB = "job.delete"
+CANCEL_TURN = "turn.cancel"
+CANCEL_BATCH = "batch.cancel"
+RESUME_BATCH = "batch.resume"
+RETRY_ITEM = "batch.retry_item"
 REQUEUE = "dead.requeue"
 PURGE = "dead.purge"
 DRAIN = "worker.drain"
@@ -45,6 +57,16 @@ class Act:
     target: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def on(self, job: Job) -> Act:
+        """With whose job it is, and in which state it was found."""
+        about = {"user_id": job.user_id, "feature_name": job.feature_name, "status": job.status.value}
+        return replace(self, details={**self.details, **about})
+
+
+def act_of(who: str | None, action: str, target: str, **details: Any) -> Act | None:
+    """None if no operator is named: it is a user's own."""
+    return None if who is None else Act(who, action, target, details)
+
 
 class AuditBook:
     def __init__(self, store: Store, journal: Journal, clock: Clock) -> None:
@@ -52,8 +74,10 @@ class AuditBook:
         self._journal = journal
         self._clock = clock
 
-    async def write(self, act: Act, *transitions: Transition) -> list[Outcome]:
+    async def write(self, act: Act | None, *transitions: Transition) -> list[Outcome]:
         """The action and its row, in one commit. The row of what was refused says so."""
+        if act is None:
+            return await self._journal.write_all(transitions)
         row = self._row(act, {"status": "done"})
         outcomes = await self._journal.write_all([*transitions, Audit(row)])
         for outcome in outcomes:
@@ -63,11 +87,14 @@ class AuditBook:
         return outcomes[:-1]
 
     @asynccontextmanager
-    async def many(self, act: Act) -> AsyncIterator[dict[str, Any]]:
+    async def many(self, act: Act | None) -> AsyncIterator[dict[str, Any]]:
         """Around an action of many commits: what it puts into the mapping becomes the row's outcome."""
+        outcome: dict[str, Any] = {}
+        if act is None:
+            yield outcome
+            return
         row = self._row(act, None)
         await self._journal.write(Audit(row))
-        outcome: dict[str, Any] = {}
         try:
             yield outcome
         except BaseException as error:

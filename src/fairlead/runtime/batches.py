@@ -14,10 +14,11 @@ from fairlead.domain.batch import BatchItem, BatchState
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.transitions import Move, WaitTimeouts
 from fairlead.errors import NotFound, Unavailable, WrongState
-from fairlead.runtime import batch_view
+from fairlead.runtime import audit, batch_view
+from fairlead.runtime.audit import AuditBook, act_of
 from fairlead.runtime.batch_view import REMOVED, BatchView, ItemStatus, ItemView
 from fairlead.runtime.clock import Clock
-from fairlead.runtime.operations import TRIES, Operations, check_id
+from fairlead.runtime.operations import TRIES, Build, Operations, check_id
 from fairlead.runtime.paging import Page, check_limit, read_cursor, write_cursor
 from fairlead.runtime.record import Recorder
 from fairlead.store.journal import Journal
@@ -25,8 +26,6 @@ from fairlead.store.port import SettleBatch, Store
 
 AT_A_TIME = 500
 RESULTS_AT_A_TIME = 100
-
-Build = Callable[[Job, float], Move]
 
 
 class Batches:
@@ -37,6 +36,8 @@ class Batches:
         recorder: Recorder,
         operations: Operations,
         clock: Clock,
+        book: AuditBook,
+        *,
         waits: Callable[[], WaitTimeouts],
     ) -> None:
         self._store = store
@@ -44,6 +45,7 @@ class Batches:
         self._recorder = recorder
         self._operations = operations
         self._clock = clock
+        self._book = book
         self._waits = waits
 
     # ------------------------------------------------------------ looking
@@ -87,9 +89,12 @@ class Batches:
                 yield batch_view.of_item(item, records.get(item.job_id))
             after = items[-1].number
 
-    async def _require(self, batch_id: str) -> None:
-        if await self.owner_of(batch_id) is None:
+    async def _require(self, batch_id: str) -> str:
+        """Whose it is."""
+        owner = await self.owner_of(batch_id)
+        if owner is None:
             raise NotFound(f"there is no batch {batch_id}")
+        return owner
 
     async def _state(self, batch_id: str) -> BatchState:
         state = await self._store.get_batch(check_id(batch_id, "batch"))
@@ -107,27 +112,35 @@ class Batches:
 
     # ------------------------------------------------------------ acting
 
-    async def cancel(self, batch_id: str) -> int:
+    async def cancel(self, batch_id: str, *, who: str | None = None) -> int:
         """How many items were cancelled: all that had not ended."""
-        moved = await self._move_all(batch_id, OPEN, lambda job, now: transitions.cancel(job, now=now))
-        if not moved:
+        owner = await self._require(batch_id)
+        async with self._book.many(act_of(who, audit.CANCEL_BATCH, batch_id, user_id=owner)) as outcome:
+            outcome["cancelled"] = 0
+            async for moved in self._moved(batch_id, OPEN, lambda job, now: transitions.cancel(job, now=now)):
+                outcome["cancelled"] += moved
+        if not outcome["cancelled"]:
             raise WrongState("every item of this batch has ended already", details={"cancelled": 0})
-        return moved
+        return int(outcome["cancelled"])
 
-    async def resume(self, batch_id: str, most_waiting: int) -> int:
+    async def resume(self, batch_id: str, most_waiting: int, *, who: str | None = None) -> int:
         """How many failed items were taken up again: all that are marked retryable, if their user may have all failed
         ones waiting."""
         waits = self._waits()
         build: Build = lambda job, now: transitions.resume(job, now=now, waits=waits)  # noqa: E731
         async with self._operations.reviving:
             state = await self._state(batch_id)
-            await self._operations.check_room(state.batch.user_id, state.counts.get(JobStatus.FAILED, 0), most_waiting)
-            moved = await self._move_all(batch_id, (JobStatus.FAILED,), build)
-        if not moved:
+            owner = state.batch.user_id
+            await self._operations.check_room(owner, state.counts.get(JobStatus.FAILED, 0), most_waiting)
+            async with self._book.many(act_of(who, audit.RESUME_BATCH, batch_id, user_id=owner)) as outcome:
+                outcome["resumed"] = 0
+                async for moved in self._moved(batch_id, (JobStatus.FAILED,), build):
+                    outcome["resumed"] += moved
+        if not outcome["resumed"]:
             raise WrongState("no item of this batch is FAILED and marked retryable", details={"resumed": 0})
-        return moved
+        return int(outcome["resumed"])
 
-    async def retry(self, batch_id: str, name: str, most_waiting: int) -> ItemView:
+    async def retry(self, batch_id: str, name: str, most_waiting: int, *, who: str | None = None) -> ItemView:
         """One failed item, by its custom_id or its number: once more from the step that failed."""
         item = await self._item(batch_id, name)
         waits = self._waits()
@@ -137,7 +150,8 @@ class Batches:
                 return transitions.resume(job, now=now, waits=waits)
             return transitions.requeue(job, now=now, waits=waits)
 
-        await self._operations.revive(item.job_id, again, most_waiting)
+        act = act_of(who, audit.RETRY_ITEM, batch_id, item=name, job_id=item.job_id)
+        await self._operations.revive(item.job_id, again, most_waiting, act)
         return batch_view.of_item(await self._item(batch_id, name))
 
     async def _item(self, batch_id: str, name: str) -> BatchItem:
@@ -146,10 +160,9 @@ class Batches:
             raise NotFound(f"batch {batch_id} has no item {name[:100]!r}")
         return item
 
-    async def _move_all(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> int:
-        """Those that moved in between are looked at again, until there is none that could be moved and was not."""
-        await self._require(batch_id)
-        moved = 0
+    async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> AsyncIterator[int]:
+        """Moves all of them, and says how many after each commit. Those that moved in between are looked at again,
+        until there is none that could be moved and was not."""
         for _ in range(TRIES):
             missed = 0
             after = -1
@@ -162,8 +175,8 @@ class Batches:
                         if item.job is not None:
                             moves.append((item.job, build(item.job, now)))
                 applied = await self._recorder.apply_each(moves, now)
-                moved += len(applied)
                 missed += len(moves) - len(applied)
+                yield len(applied)
             if not missed:
-                return moved
+                return
         raise Unavailable(f"items of batch {batch_id} keep changing; try again")

@@ -1,4 +1,4 @@
-"""What users do to jobs that are there: cancel, resume, delete, list.
+"""What users do to jobs that are there, and operators to those of others: cancel, resume, delete, list.
 
 None of them knows the job's `run`, so each reads, builds the transition and writes it on condition; when the job
 moved in between, it looks again.
@@ -13,33 +13,37 @@ from uuid import UUID
 from fairlead.domain.job import WAITING, Job
 from fairlead.domain.transitions import Delete, Move
 from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, Unavailable, WrongState
+from fairlead.runtime.audit import Act, AuditBook
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.paging import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.runtime.record import Recorder
-from fairlead.store.journal import Journal
 from fairlead.store.port import Done, JobFilter, Store
 
 TRIES = 20
 
+Build = Callable[[Job, float], Move]
+
 
 class Operations:
-    def __init__(self, store: Store, journal: Journal, recorder: Recorder, clock: Clock) -> None:
+    def __init__(self, store: Store, recorder: Recorder, clock: Clock, book: AuditBook) -> None:
         self._store = store
-        self._journal = journal
         self._recorder = recorder
         self._clock = clock
+        self._book = book
         self.reviving = asyncio.Lock()
 
-    async def move(self, job_id: str, build: Callable[[Job, float], Move]) -> None:
+    async def move(self, job_id: str, build: Build, act: Act | None = None) -> None:
         """Apply what `build` makes of the job's present state; it raises WrongState if that allows none."""
         for _ in range(TRIES):
             job = await self.job(job_id)
             now = self._clock.now()
-            if await self._recorder.record(job, build(job, now), now):
+            move = build(job, now)
+            if await self._write(job, move, act):
+                self._recorder.tell_all([(job, move)], now)
                 return
-        raise Unavailable(f"job {job_id} keeps changing; try again")
+        raise _keeps_changing(job_id)
 
-    async def revive(self, job_id: str, build: Callable[[Job, float], Move], most_waiting: int) -> None:
+    async def revive(self, job_id: str, build: Build, most_waiting: int, act: Act | None = None) -> None:
         """A move that puts an ended job in line again: as a submit, it may not make a user's waiting jobs more than
         `most_waiting` (0: any number)."""
         async with self.reviving:
@@ -47,19 +51,28 @@ class Operations:
                 job = await self.job(job_id)
                 build(job, self._clock.now())  # what cannot be taken up says that first
                 await self.check_room(job.user_id, 1, most_waiting)
-            await self.move(job_id, build)
+            await self.move(job_id, build, act)
 
     async def check_room(self, user_id: str, more: int, most_waiting: int) -> None:
         if most_waiting and await self._store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
             raise TooManyWaiting(f"this user may have {most_waiting} jobs waiting, and would have more")
 
-    async def delete(self, job_id: str) -> None:
-        job = await self.job(job_id)
-        if not isinstance(await self._journal.write(Delete(job.id)), Done):
-            raise WrongState(
-                f"only a finished job can be deleted; this one is {job.status}",
-                details={"status": job.status.value},
-            )
+    async def delete(self, job_id: str, act: Act | None = None) -> None:
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            if not job.status.finished:
+                raise WrongState(
+                    f"only a finished job can be deleted; this one is {job.status}",
+                    details={"status": job.status.value},
+                )
+            if await self._write(job, Delete(job.id), act):
+                return
+        raise _keeps_changing(job_id)
+
+    async def _write(self, job: Job, transition: Move | Delete, act: Act | None) -> bool:
+        """True if it was applied; False if the job had moved on."""
+        (outcome,) = await self._book.write(None if act is None else act.on(job), transition)
+        return isinstance(outcome, Done)
 
     async def page(
         self, where: JobFilter, limit: int, cursor: str | None, keep: Callable[[Job], bool] | None = None
@@ -93,3 +106,7 @@ def check_id(given: str, what: str = "job", pointer: str | None = None) -> str:
         pass
     text = f"a {what} id is a UUID, such as 0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
     raise InvalidInput(text, pointer=pointer or f"/{what}_id")
+
+
+def _keeps_changing(job_id: str) -> Unavailable:
+    return Unavailable(f"job {job_id} keeps changing; try again")

@@ -18,7 +18,7 @@ DONE = "the job is complete"
 
 
 class Recorder:
-    """Every `Move` of this process goes through here."""
+    """Every `Move` of this process goes through here, or is told here when it was written with more than itself."""
 
     def __init__(self, journal: Journal, hub: Hub) -> None:
         self._journal = journal

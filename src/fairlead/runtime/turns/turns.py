@@ -22,10 +22,11 @@ from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.transitions import Adopt, Move, Submit
 from fairlead.domain.wire import to_json
 from fairlead.errors import NotFound, TurnLost, Unavailable, UnknownFeature, WrongState
-from fairlead.runtime import events
+from fairlead.runtime import audit, events
+from fairlead.runtime.audit import Act, act_of
 from fairlead.runtime.clock import Clock
 from fairlead.runtime.events import Dismissed, Hub, Subscription, TooSlow
-from fairlead.runtime.operations import Operations, check_id
+from fairlead.runtime.operations import Build, Operations, check_id
 from fairlead.runtime.process import Process
 from fairlead.runtime.rebuild import lease_of
 from fairlead.runtime.record import Recorder
@@ -293,9 +294,11 @@ class Turns(Looking):
         now = self._clock.now()
         return await self._end(ticket, transitions.end_turn(ticket.job, "fail", error, now=now), failed=True)
 
-    async def cancel(self, turn_id: str) -> TurnView:
-        """Out of the line, or out of the slot. Whoever else has it hears that it is lost."""
-        return await self._move(turn_id, lambda job, now: transitions.cancel(job, now=now))
+    async def cancel(self, turn_id: str, *, who: str | None = None) -> TurnView:
+        """Out of the line, or out of the slot. Whoever else has it hears that it is lost. With `who`, an operator, it
+        is in the audit."""
+        act = act_of(who, audit.CANCEL_TURN, turn_id)
+        return await self._move(turn_id, lambda job, now: transitions.cancel(job, now=now), act)
 
     async def cancel_own(self, turn_id: str) -> None:
         """Its caller leaves, before it had the slot or with it; nobody needs to be told."""
@@ -341,9 +344,9 @@ class Turns(Looking):
             else:
                 await self._move(turn_id, build)
 
-    async def _move(self, turn_id: str, build: Callable[[Job, float], Move]) -> TurnView:
+    async def _move(self, turn_id: str, build: Build, act: Act | None = None) -> TurnView:
         await self._turn(turn_id)
-        await self._operations.move(turn_id, build)
+        await self._operations.move(turn_id, build, act)
         ticket = self._tickets.get(turn_id)
         if ticket is not None and ticket.lease is None:
             self._tickets.forget(ticket)

@@ -21,6 +21,7 @@ async def test_cancelling_a_job(open_window: Open, bare_stage: Stage) -> None:
     await confirm(page)
     assert (await bare_stage.app.get(job)).status == "CANCELLED"
     await expect(page.get_by_test_id("status").first).to_have_text("cancelled")
+    assert await bare_stage.actions() == [("job.cancel", job)]
 
 
 async def test_resuming_a_job(open_window: Open, bare_stage: Stage) -> None:
@@ -32,6 +33,7 @@ async def test_resuming_a_job(open_window: Open, bare_stage: Stage) -> None:
     await confirm(page)
     await bare_stage.reaches(job, "COMPLETED")
     await expect(page.get_by_test_id("status").first).to_have_text("completed")
+    assert await bare_stage.actions() == [("job.resume", job)]
 
 
 async def test_running_a_step_again(open_window: Open, bare_stage: Stage) -> None:
@@ -42,6 +44,7 @@ async def test_running_a_step_again(open_window: Open, bare_stage: Stage) -> Non
     await confirm(page)
     await bare_stage.reaches(job, "COMPLETED")
     assert len((await bare_stage.app.get(job)).history) == 1
+    assert await bare_stage.actions() == [("job.retry_step", job)]
 
 
 async def test_changing_the_priority_of_a_job(open_window: Open, bare_stage: Stage) -> None:
@@ -63,6 +66,7 @@ async def test_removing_a_job(open_window: Open, bare_stage: Stage) -> None:
     await confirm(page)
     with pytest.raises(NotFound):
         await bare_stage.app.get(job)
+    assert await bare_stage.actions() == [("job.delete", job)]
 
 
 # ---------------------------------------------------------------- services

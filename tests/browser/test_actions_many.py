@@ -29,6 +29,7 @@ async def test_cancelling_a_batch(open_window: Open, bare_stage: Stage) -> None:
     await ask(page, "Cancel", says="spring survey")
     await confirm(page)
     assert await counts(bare_stage, batch) == {"CANCELLED": 3}
+    assert await bare_stage.actions() == [("batch.cancel", batch)]
 
 
 async def test_resuming_a_batch(open_window: Open, bare_stage: Stage) -> None:
@@ -40,6 +41,7 @@ async def test_resuming_a_batch(open_window: Open, bare_stage: Stage) -> None:
     await confirm(page)
     await bare_stage.app.wait_batch(batch, timeout=15)
     assert await counts(bare_stage, batch) == {"COMPLETED": 3}
+    assert await bare_stage.actions() == [("batch.resume", batch)]
 
 
 async def test_retrying_one_item_of_a_batch(open_window: Open, bare_stage: Stage) -> None:
@@ -51,6 +53,7 @@ async def test_retrying_one_item_of_a_batch(open_window: Open, bare_stage: Stage
     await confirm(page)
     await bare_stage.app.wait_batch(batch, timeout=15)
     assert await counts(bare_stage, batch) == {"COMPLETED": 1, "FAILED": 2}
+    assert await bare_stage.actions() == [("batch.retry_item", batch)]
 
 
 # ---------------------------------------------------------------- dead letters

@@ -109,7 +109,8 @@ async def workers(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:
 
 async def audit(app: Fairlead, caller: Caller, asked: Any) -> dict[str, Any]:
     page = await app.audit(limit=MOST_AUDITED)
-    return {"rows": {record.id: _known(asdict(record)) for record in page.data}}
+    rows = {record.id: _known(asdict(record)) for record in page.data}
+    return _known({"rows": rows, "next_cursor": page.next_cursor})
 
 
 def _known(found: dict[str, Any]) -> dict[str, Any]:

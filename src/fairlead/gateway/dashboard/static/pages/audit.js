@@ -1,36 +1,52 @@
 // Who did what, newest first.
 import { useApp } from "../context.js";
-import { text } from "../format.js";
+import { shortId, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
-import { Loading, Moment, Tag } from "../parts/bits.js";
+import { JobLink, Loading, Moment, Tag } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
 import { Filter } from "../parts/filter.js";
+import { More } from "../parts/more.js";
+import { useOlder, useTogether } from "../parts/older.js";
+import { to } from "../router.js";
+
+const idOf = (row) => row.id; // ids grow with time, so they order rows as well
 
 export function Page() {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "audit" });
+  const older = useOlder("/admin/audit", {}, state?.next_cursor);
+  const all = useTogether(state?.rows, older, idOf, idOf);
   const [wanted, setWanted] = useState("");
   if (!state) return html`<h1>Audit</h1><${Loading} error=${error} />`;
-  const all = Object.entries(state.rows || {}).sort(([one, a], [other, b]) => (a.at === b.at ? (one < other ? 1 : -1) : a.at < b.at ? 1 : -1));
-  const shown = all.filter(([, row]) => `${text(row.who)} ${row.action} ${text(row.target)}`.toLowerCase().includes(wanted.toLowerCase()));
+  const fits = (row) => `${text(row.who)} ${row.action} ${text(row.target)}`.toLowerCase().includes(wanted.toLowerCase());
+  const shown = all.filter(fits);
   return html`<div class="page-head"><h1>Audit</h1>
       ${all.length > 0 && html`<${Filter} label="Filter the audit" hint="Filter by who, action, target" value=${wanted}
         onChange=${setWanted} />`}</div>
     ${all.length === 0 ? html`<${Empty} title="Nothing was done yet">
-      <p>Every pause, changed limit, requeue, purge, drain and key leaves a row here, whoever did it and however:
-        from this page, the command line or the API.</p>
+      <p>Every pause, changed limit, requeue, purge, drain and key leaves a row here, and so does what an operator does to
+        a user's job or batch: from these pages, the command line or the API.</p>
       <//>`
       : html`<section class="card flush"><div class="table-box"><table class="rows" data-testid="audit">
         <caption class="hidden">What operators did, newest first</caption>
         <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">Action</th><th scope="col">Target</th>
           <th scope="col">Details</th><th scope="col">Outcome</th></tr></thead>
-        <tbody>${shown.map(([id, row]) => html`<tr key=${id}>
+        <tbody>${shown.map((row) => html`<tr key=${row.id}>
           <td data-label="When"><${Moment} at=${row.at} /></td><td data-label="Who"><span class="wrap">${text(row.who)}</span></td>
-          <td data-label="Action"><code>${row.action}</code></td><td data-label="Target"><span class="wrap">${text(row.target)}</span></td>
+          <td data-label="Action"><code>${row.action}</code></td><td data-label="Target"><${Target} row=${row} /></td>
           <td data-label="Details" class="details"><${Details} details=${row.details} /></td><td data-label="Outcome">
             <${Outcome} outcome=${row.outcome} /></td></tr>`)}</tbody></table></div></section>
-        <p class="muted">The newest ${all.length}. Older ones: <code>fairlead audit</code></p>`}`;
+        <${More} shown=${shown.length} older=${{ ...older, rows: older.rows.filter(fits) }} what="actions" />`}`;
+}
+
+/** A link where there is still something to see. */
+function Target({ row }) {
+  const target = text(row.target);
+  if (/^(job|turn)\./.test(row.action) && row.action !== "job.delete") return html`<${JobLink} id=${target} />`;
+  if (row.action.startsWith("batch.")) return html`<a class="mono nowrap" href=${to(["batches", target])}
+    title=${`batch ${target}`}>${shortId(target)}</a>`;
+  return html`<span class="wrap">${target}</span>`;
 }
 
 const Details = ({ details }) => Object.entries(details || {}).filter(([, value]) => value !== null).map(([name, value]) => html`<span key=${name} class="detail">

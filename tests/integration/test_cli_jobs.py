@@ -401,6 +401,14 @@ def test_a_service_is_paused_limited_rebuilt_and_the_audit_shows_it(server: Up) 
     assert "service.pause" not in shown
 
 
+def test_what_is_done_to_a_job_is_shown_by_the_audit(server: Up) -> None:
+    job_id = submitted(server, "echo", "--delay", "3600", "--user", "eve")
+    assert server.run("cancel", job_id).code == Exit.OK
+    [shown] = [line for line in server.run("audit", "--action", "job.cancel").out.splitlines() if job_id in line]
+    assert "user_id=eve" in shown
+    assert "status=SCHEDULED" in shown
+
+
 def test_a_jobs_priority_is_changed_while_it_waits(server: Up) -> None:
     job_id = submitted(server, "echo", "--delay", "3600")
     done = server.run("priority", job_id, "high")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
@@ -59,16 +58,24 @@ class Call:
         self.timeout = timeout
         self.region = region
         self._report = report
+        self._params: dict[str, Any] | None = None
+        self._context: dict[str, Any] | None = None
         # Set when the call was given up but its thread or process cannot be stopped: the slot is free when it is done.
         self.lingering: asyncio.Future[Any] | None = None
 
-    @cached_property
-    def params(self) -> dict[str, Any]:
-        return dict(orjson.loads(self.params_json))
+    # Read when they are asked for, and once: a handler may keep something in them. A `cached_property` takes a lock.
 
-    @cached_property
+    @property
+    def params(self) -> dict[str, Any]:
+        if self._params is None:
+            self._params = orjson.loads(self.params_json)
+        return self._params
+
+    @property
     def context(self) -> dict[str, Any]:
-        return dict(orjson.loads(self.context_json))
+        if self._context is None:
+            self._context = orjson.loads(self.context_json)
+        return self._context
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from fairlead.dispatch.memory.pool import WORKER_MEMORY_S
 from fairlead.dispatch.port import Claim, Lease, Offer, Promotion, Release, Withdrawal
 from fairlead.domain.job import Hold
 from fairlead.domain.limits import Order, Rules, ServiceRules
@@ -65,6 +66,8 @@ class DispatcherModel(RuleBasedStateMachine):
         self.pool_limit = 3
         self.pool_turns = [Turns() for _ in BANDS]
         self.beside: set[str] = set()
+        self.spare: dict[str, tuple[int, float]] = {}
+        """By worker, what its last claim left of its room, and when."""
         self.wakes: list[frozenset[str]] = []
         self.dispatcher.on_wake(self.wakes.append)
         self.runnable: set[str] = set()
@@ -239,13 +242,16 @@ class DispatcherModel(RuleBasedStateMachine):
         assert len(granted) <= claim.room
         for lease in granted:
             self.check_grant(claim, lease)
+        self.spare[claim.worker] = claim.room - len(granted), self.clock.now
         if len(granted) < claim.room:
             self.check_nothing_was_left(claim)
 
     def check_grant(self, claim: Claim, lease: Lease) -> None:
         head = self.head(lease.service, claim)
-        dry = lease.service in POOLED and (head is None or head.offer.job_id != lease.job_id)
-        if dry:  # a slot of the pool was left to another worker; what needs none was not
+        dry = lease.service in POOLED and not self.is_first(lease, claim, dry=False)
+        if dry:
+            assert self.others_wait(claim.worker), f"{lease} was granted out of turn"
+            # A slot of the pool was left to another worker; what needs none was not.
             head = self.head(lease.service, claim, dry=True)
         assert head is not None, f"{lease} was not to be granted at all"
         offer, service = head.offer, self.services[lease.service]
@@ -255,13 +261,28 @@ class DispatcherModel(RuleBasedStateMachine):
         assert lease.name.startswith(f"{service.epoch}:")
         assert lease.scope == service.rules.scope
         if lease.service in POOLED:
-            for other in claim.services & frozenset(POOLED):
-                rival = self.head(other, claim, dry=dry)
-                assert rival is None or self.turn(lease.service, head) <= self.turn(other, rival)
+            assert self.is_first(lease, claim, dry=dry)
             self.note_turn(lease.service, head)
         assert lease.band == head.band
         # A copy, as `renew` moves the expiry of the dispatcher's own.
         assert lease.charged == service.grant(head, replace(lease))
+
+    def is_first(self, lease: Lease, claim: Claim, *, dry: bool) -> bool:
+        """Of all that the pool's services could give to this claim."""
+        head = self.head(lease.service, claim, dry=dry)
+        if head is None or head.offer.job_id != lease.job_id:
+            return False
+        rivals = {other: self.head(other, claim, dry=dry) for other in claim.services & frozenset(POOLED)}
+        turn = self.turn(lease.service, head)
+        return all(rival is None or turn <= self.turn(other, rival) for other, rival in rivals.items())
+
+    def others_wait(self, worker: str) -> bool:
+        """Another worker was left with room of late."""
+        return any(
+            spare > 0 and self.clock.now - at <= WORKER_MEMORY_S
+            for other, (spare, at) in self.spare.items()
+            if other != worker
+        )
 
     def note_turn(self, name: str, head: Head) -> None:
         service, turns = self.services[name], self.pool_turns[head.band]

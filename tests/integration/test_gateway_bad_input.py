@@ -10,7 +10,8 @@ import httpx2
 import orjson
 import pytest
 
-from fairlead.gateway.app import Express
+from fairlead.gateway.access import CALLER, KEYLESS
+from fairlead.gateway.express import Express
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
 from tests.integration.gateway_site import Site
@@ -272,6 +273,49 @@ async def test_a_body_that_stops_coming_is_given_up(still_site: Site) -> None:
         assert (b"connection", b"close") in start["headers"]
         assert orjson.loads(body["body"])["code"] == "body_timeout"
         sent.clear()
+
+
+async def test_a_body_may_come_in_pieces_and_with_pauses(still_site: Site) -> None:
+    app = BodyLimit(Express(still_site.gateway), max_body=1000)
+    whole = orjson.dumps(GOOD)
+    pieces = [whole[:10], b"", whole[10:30], whole[30:]]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        for _ in range(len(pieces) % 3):
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/jobs", "headers": headers, "app": still_site.gateway}
+    await Frame(app)({**scope, CALLER: KEYLESS}, receive, send)
+    assert sent[0]["status"] == 202
+    assert await still_site.job_ids() == [orjson.loads(sent[1]["body"])["job_id"]]
+
+
+async def test_who_waits_for_a_body_can_be_stopped() -> None:
+    waits, stopped = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    limited = BodyLimit(app, max_body=1000)({"type": "http", "path": "/", "headers": []}, receive, receive)
+    request = asyncio.create_task(limited)
+    await waits.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert stopped.is_set()
 
 
 async def test_after_the_body_a_client_may_be_silent_as_long_as_it_likes() -> None:

@@ -1,7 +1,7 @@
 """The gateway, assembled.
 
 From the outside in: CORS (if any origin is allowed) · `Frame` (request id, log, headers, last resort) · `Guard` (who
-may ask) · `BodyLimit` · `Express` (the hot route) · FastAPI with everything else. All layers are plain ASGI: a layer
+may ask) · `BodyLimit` · `Express` (submits) · FastAPI with everything else. All layers are plain ASGI: a layer
 that turns requests and answers into objects and back costs more than submitting a job.
 """
 
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from fairlead.errors import RequestError, Unavailable
 from fairlead.gateway import (
@@ -37,6 +37,7 @@ from fairlead.gateway import (
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import pages, session, socket
 from fairlead.gateway.dashboard.channel import Board
+from fairlead.gateway.express import Express
 from fairlead.gateway.frame import Frame
 from fairlead.gateway.limits import BodyLimit
 from fairlead.gateway.openapi import document
@@ -73,21 +74,6 @@ ROUTERS = (
     metrics.router,
     health.router,
 )
-
-
-class Express:
-    """`POST /api/v1/jobs` straight to its function: the way through FastAPI takes twice as long as Starlette's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == jobs.JOBS and scope["method"] == "POST":
-            # Errors go up to the frame, which answers with the same problems as FastAPI's handlers do.
-            response = await jobs.submit_job(Request(scope, receive))
-            await response(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
 
 
 class Gateway(FastAPI):
@@ -127,6 +113,8 @@ def create_gateway(app: Fairlead) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # Newer versions would ask OpenTelemetry before every request whether anybody wants to hear of it.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         exception_handlers={
             RequestError: handle_error,
             Unavailable: handle_error,

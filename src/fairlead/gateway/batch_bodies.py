@@ -26,7 +26,7 @@ async def read_batch(request: Request, caller: Caller, asked: Mapping[str, Any])
     given = {name: value for name, value in asked.items() if value is not None}
     media_type = headers_of(request.scope).get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type in _LINES:
-        raw: Any = {**given, "items": _lines(await request.body())}
+        raw: Any = {**given, "items": _lines(await bodies.read(request))}
     else:
         raw = await bodies.read_json(request, or_as=f", or JSON Lines as {NDJSON!r}")
         if not isinstance(raw, dict) or not isinstance(raw.get("items"), list):

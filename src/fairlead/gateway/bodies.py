@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from fairlead.domain.config import Config
 from fairlead.errors import InvalidInput, RequestError
@@ -38,20 +38,36 @@ Model = TypeVar("Model", bound=BaseModel)
 
 async def read_json(request: Request, *, or_as: str = "") -> Any:
     """`or_as`: as what else the body may be sent, for the error."""
-    _require_json(headers_of(request.scope).get(b"content-type", b""), or_as)
-    return decode(await request.body())
+    _require_json(request, or_as)
+    return decode(await read(request))
+
+
+async def read(request: Request) -> bytes:
+    """The whole body, without the layers of Starlette's own way to it, and once."""
+    receive = request.receive
+    pieces: list[bytes] = []
+    while (message := await receive())["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+    raise ClientDisconnect
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
     """A body with few fields. No body at all is the same as `{}`, so that the error says which fields there are."""
-    value = await read_json(request) if await request.body() else {}
+    raw = await read(request)
+    value = {}
+    if raw:
+        _require_json(request)
+        value = decode(raw)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise of_validation(error.errors()) from None
 
 
-def _require_json(content_type: bytes, or_as: str) -> None:
+def _require_json(request: Request, or_as: str = "") -> None:
+    content_type = headers_of(request.scope).get(b"content-type", b"")
     if content_type == b"application/json":
         return
     media_type = content_type.partition(b";")[0].strip().lower()

@@ -60,7 +60,7 @@ class Frame:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 given = message["headers"]
-                safe = () if any(name == POLICY for name, _ in given) else _SAFE_HEADERS
+                safe = () if POLICY in dict(given) else _SAFE_HEADERS
                 message["headers"] = [*given, *safe, (b"x-request-id", request_id.encode())]
             await send(message)
 

@@ -1,6 +1,6 @@
 """`/api/v1/jobs`: submit, look, cancel, resume, retry a step, delete.
 
-Submitting is the hot path: it reads and writes JSON with orjson alone, and `express` may call it past FastAPI's layers.
+Submitting is the hot path: it reads and writes JSON with orjson alone, and `Express` calls it past FastAPI's layers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fairlead.runtime.view import JobView
 
 JOBS = "/api/v1/jobs"
+BULK = f"{JOBS}/bulk"
 LONGEST_BULK_KEY = 240
 
 router = APIRouter(prefix=JOBS, tags=["jobs"])

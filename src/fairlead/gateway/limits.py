@@ -4,7 +4,9 @@ size or not, and none is waited for that stopped coming."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from types import coroutine
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,8 +56,7 @@ class BodyLimit:
                 # All that can come now is that the client leaves, which may take as long as it likes.
                 return await receive()
             try:
-                async with asyncio.timeout(self._patience):
-                    message = await receive()
+                message = await _within(self._patience, receive)
             except TimeoutError:
                 raise BodyTimeout(f"nothing more of the body came for {self._patience:g} seconds") from None
             more = message.get("more_body", False)
@@ -69,3 +70,27 @@ class BodyLimit:
     def _too_large(self, most: int) -> TooLarge:
         setting = "max_body" if most == self._max else "max_batch_body"
         return TooLarge(f"the body is over {most} bytes (server.{setting})")
+
+
+async def _within(seconds: float, receive: Receive) -> Message:
+    """The next message. Nearly every body is there when it is asked for, and then no timer is set: one costs more than
+    reading the body."""
+    waiting = receive().__await__()
+    try:
+        pause = next(waiting)
+    except StopIteration as there:
+        message: Message = there.value
+        return message
+    async with asyncio.timeout(seconds):
+        return await _resumed(pause, waiting)
+
+
+@coroutine
+def _resumed(pause: Any, waiting: Generator[Any, Any, Message]) -> Generator[Any, Any, Message]:
+    """The rest of an await, after its first `pause`."""
+    try:
+        yield pause
+    except BaseException:
+        waiting.close()
+        raise
+    return (yield from waiting)

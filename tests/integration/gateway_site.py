@@ -20,6 +20,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import Permanent
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.packets import OnePacket
 from fairlead.gateway.transport import websocket_options
 
 TURNS = {
@@ -144,6 +145,7 @@ async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, u
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
+            http=OnePacket,
             **websocket_options(),
         )
         server = _Server(config)

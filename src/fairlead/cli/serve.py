@@ -29,6 +29,7 @@ from fairlead.app import Fairlead
 from fairlead.cli.failure import Exit
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.metrics import metrics_app
+from fairlead.gateway.packets import OnePacket
 from fairlead.gateway.transport import websocket_options
 from fairlead.runtime.roles import Roles
 
@@ -153,7 +154,7 @@ async def _drain(app: Fairlead) -> None:
 def _uvicorn_config(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http="auto",
+        http=OnePacket,
         # The app runs around the server, not inside it: it must outlive the last request.
         lifespan="off",
         log_config=None,

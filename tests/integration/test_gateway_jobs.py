@@ -7,7 +7,11 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from fairlead.gateway import models
+from fairlead.runtime.desk import Desk
+from fairlead.runtime.relay import Relay
 from tests.integration.gateway_site import Site
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -59,6 +63,18 @@ async def test_a_waiting_job_knows_its_position_and_estimated_wait(site: Site) -
     assert job["position"] == 2
     assert job["estimated_wait"]["high"] > 0
     site.gate.opened.set()
+
+
+async def test_a_receipt_does_not_wait_for_a_line_that_has_no_time_to_tell(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def not_now(self: Relay) -> None:
+        raise AssertionError("somebody waits for the line")
+
+    monkeypatch.setattr(Relay, "settled", not_now)
+    monkeypatch.setattr(Desk, "dear", True)
+    response = await site.client.post("/api/v1/jobs", json=SOMEBODY)
+    assert (response.status_code, response.json()["position"]) == (202, None)
 
 
 async def test_a_delayed_job_is_scheduled_and_has_no_position(still_site: Site) -> None:

@@ -37,9 +37,10 @@ class Desk:
         found = await asyncio.shield(self._answer)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
-    async def places_if_cheap(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        """Empty also when the last answers took long."""
-        return await self.places(job_ids) if asyncio.get_running_loop().time() >= self._busy_until else {}
+    @property
+    def dear(self) -> bool:
+        """The last answers took long: who can do without one does not ask now."""
+        return asyncio.get_running_loop().time() < self._busy_until
 
     async def _ask(self, before: asyncio.Task[dict[str, Place]] | None) -> dict[str, Place]:
         if before is not None and not before.done():

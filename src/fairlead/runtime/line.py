@@ -291,12 +291,13 @@ class Line:
         self._leader_missed = leader is None
 
     async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        if not self.relay.reachable:
+        if self.desk.dear or not self.relay.reachable:
             return {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOLD_WITHIN):
                 await self.relay.settled()
-                return await self.desk.places_if_cheap(job_ids)
+                if not self.desk.dear:
+                    return await self.desk.places(job_ids)
         return {}
 
     @property

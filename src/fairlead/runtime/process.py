@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -377,16 +377,17 @@ class Process:
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these stand. A line that does not answer soon is left out."""
-        found = await asyncio.gather(*(line.desk.places(job_ids) for line in self.lines.values()))
-        return self._told(_joined(found))
+        return self._told(await _joined([line.desk.places(job_ids) for line in self.lines.values()]))
 
     def _told(self, places: Mapping[str, Place]) -> dict[str, Place]:
         return self._standstill.seen(self.scores.learned(places), self.rules)
 
     async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """The same of jobs that this process has just committed; nothing while that is dear."""
-        found = await asyncio.gather(*(line.places_of_new(job_ids) for line in self.lines.values()))
-        places, now = self._told(_joined(found)), self._clock.now()
+        found = await _joined([line.places_of_new(job_ids) for line in self.lines.values()])
+        if not found:
+            return {}
+        places, now = self._told(found), self._clock.now()
         if self.roles.api:
             for job_id, place in places.items():
                 self.scores.remember(job_id, place, now)
@@ -432,5 +433,7 @@ def _found_by_itself(name: str, after: Rules, old: ServiceRules) -> bool:
     return new.auto is not None and not by_hand and replace(new, limit=old.limit) == old
 
 
-def _joined(found: Sequence[dict[str, Place]]) -> dict[str, Place]:
+async def _joined(asked: Sequence[Coroutine[Any, Any, dict[str, Place]]]) -> dict[str, Place]:
+    """What all lines say, asked at once. Nearly always there is only one, and that needs no task of its own."""
+    found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     return {job_id: place for places in found for job_id, place in places.items()}

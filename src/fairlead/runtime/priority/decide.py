@@ -12,6 +12,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job, Priority, PrioritySource
@@ -30,8 +31,7 @@ AT_ONCE = 32
 BULK_PATIENCE = 10.0  # timeouts
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     priority: Priority
     weight: float
     source: PrioritySource
@@ -105,7 +105,7 @@ class Priorities:
             # Nobody is asked because of the weight alone; the table costs nothing.
             weight = decision.weight if decision is not None else self._table.get(job.user_id, UNKNOWN).weight
             return job if weight is None or weight == job.weight else replace(job, weight=weight)
-        if decision is None:
+        if decision is None or decision == (job.priority, job.weight, job.priority_source):
             return job
         return replace(
             job,

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Scope
 
 from fairlead.domain.keys import Role
 from fairlead.errors import NotFound
@@ -190,10 +189,9 @@ KEYLESS = Caller(Role.ADMIN, None, "keyless", None)
 ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
 
 
-def caller_of(connection: HTTPConnection | Scope) -> Caller:
-    """Of a request, a WebSocket, or a scope that has passed the `Guard`."""
-    scope: Any = connection.scope if isinstance(connection, HTTPConnection) else connection
-    caller: Caller = scope[CALLER]
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Of a request or a WebSocket that has passed the `Guard`."""
+    caller: Caller = connection.scope[CALLER]
     return caller
 
 

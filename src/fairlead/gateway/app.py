@@ -76,18 +76,29 @@ ROUTERS = (
 )
 
 
+class Parts:
+    """What routes find as `request.app.state`. Starlette's own kind of it calls a function for each look."""
+
+    guard: Guard
+
+    def __init__(self, fairlead: Fairlead) -> None:
+        self.fairlead = fairlead
+        self.metrics = metrics.Metrics(fairlead)
+        self.turn_callers = Callers(fairlead)
+        self.board = Board(fairlead)
+        per_minute = fairlead.config.server.submits_per_minute
+        self.submit_rate = SubmitRate(per_minute) if per_minute else None
+
+
 class Gateway(FastAPI):
+    state: Parts  # type: ignore[assignment]
+
     def __init__(self, fairlead: Fairlead, **options: Any) -> None:
         super().__init__(**options)
-        self.state.fairlead = fairlead
-        self.state.metrics = metrics.Metrics(fairlead)
-        self.state.turn_callers = Callers(fairlead)
-        self.state.board = Board(fairlead)
-        per_minute = fairlead.config.server.submits_per_minute
-        self.state.submit_rate = SubmitRate(per_minute) if per_minute else None
+        self.state = Parts(fairlead)
 
     def build_middleware_stack(self) -> ASGIApp:
-        fairlead: Fairlead = self.state.fairlead
+        fairlead = self.state.fairlead
         server = fairlead.config.server
         app: ASGIApp = Express(super().build_middleware_stack())
         app = BodyLimit(app, max_body=server.max_body, larger={batches.BATCHES: server.max_batch_body})

@@ -17,20 +17,18 @@ from bench.systems import EMBEDDED, ROOT, Known
 
 CONNECTIONS = 32
 BULK = 1000
+JOBS = "/api/v1/jobs"
 JOB = {"user_id": "ada", "feature_name": "work", "input_data": {"kind": "noop", "number": 1}}
 COMING_UP_S = 20.0
 
 
 def submits(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
     """The gateway alone: nobody runs what it accepts. (Embedded, the process that accepts also runs.)"""
-    role = "up" if known.name == EMBEDDED else "api"
-    python, port = sys.executable, _free_port()
     with Stage(known, servers) as stage:
-        gateway = f"{python} -m fairlead.cli {role} bench.ours.app:app --port {port} --log-level warning"
-        stage.start(gateway)
-        _rate(port, "/api/v1/jobs", sizes.requests // 5, CONNECTIONS, JOB)  # the first ones open connections
-        one = _rate(port, "/api/v1/jobs", sizes.requests, CONNECTIONS, JOB)
-        bulk = _rate(port, "/api/v1/jobs/bulk", max(4, sizes.requests // 200), 4, {"jobs": [JOB] * BULK}) * BULK
+        port = start_gateway(stage)
+        rate(port, JOBS, sizes.requests // 5, CONNECTIONS, JOB)  # the first ones open connections
+        one = rate(port, JOBS, sizes.requests, CONNECTIONS, JOB)
+        bulk = rate(port, f"{JOBS}/bulk", max(4, sizes.requests // 200), 4, {"jobs": [JOB] * BULK}) * BULK
         stage.kill_workers()
         echoes = {bare: _echoes(stage, bare, sizes) for bare in ("server", "framework")}
     keep("http", "submits/s", one)
@@ -40,15 +38,28 @@ def submits(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
         keep("http", f"submit / echo of the {bare}", one / echo)
 
 
-def _echoes(stage: Stage, bare: str, sizes: Sizes) -> float:
+def start_gateway(stage: Stage) -> int:
+    """Its port."""
+    port, role = _free_port(), "up" if stage.known.name == EMBEDDED else "api"
+    stage.start(f"{sys.executable} -m fairlead.cli {role} bench.ours.app:app --port {port} --log-level warning")
+    return port
+
+
+def start_echo(stage: Stage, bare: str) -> int:
+    """Its port. `bare`: server or framework."""
     port = _free_port()
     stage.start(f"{sys.executable} -m bench.echo {port} {bare}")
-    rate = _rate(port, "/", sizes.requests * 2, CONNECTIONS, JOB)
+    return port
+
+
+def _echoes(stage: Stage, bare: str, sizes: Sizes) -> float:
+    port = start_echo(stage, bare)
+    echoes = rate(port, "/", sizes.requests * 2, CONNECTIONS, JOB)
     stage.kill_workers()
-    return rate
+    return echoes
 
 
-def _rate(port: int, path: str, count: int, connections: int, body: object) -> float:
+def rate(port: int, path: str, count: int, connections: int, body: object) -> float:
     _until_it_listens(port)
     asked = [str(port), path, str(count), str(connections)]
     try:

@@ -170,6 +170,11 @@ class Rules:
         return frozenset(rules.scope for rules in self.services.values())
 
     @cached_property
+    def pooled(self) -> frozenset[str]:
+        """The services that share a pool's slots."""
+        return frozenset(name for name, rules in self.services.items() if rules.pool is not None)
+
+    @cached_property
     def wait_timeouts(self) -> dict[str, float]:
         return {name: rules.wait_timeout for name, rules in self.services.items() if rules.wait_timeout is not None}
 

@@ -32,6 +32,7 @@ from fairlead.runtime.pools import WorkerPool
 from fairlead.runtime.record import Recorder
 from fairlead.runtime.room import Room
 from fairlead.runtime.running import DRAINED, LOST, Reports, Running
+from fairlead.runtime.woken import Woken
 from fairlead.store.journal import Journal
 from fairlead.store.port import Started, Store
 
@@ -83,6 +84,7 @@ class Worker:
         self._room = room
         room.join()
         self._services = services
+        self._rules = rules
         self._hand_over = hand_over
         self._timeouts = {name: config.services[name].timeout for name in executors}
         self._conclusions = Conclusions(config, executors, clock, rules)
@@ -90,6 +92,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._reports = Reports(hub, journal, clock, self._loop)
         self._bell = asyncio.Event()
+        self._woken = Woken()
         self._back = asyncio.Event()
         self._leases: dict[str, Lease] = {}
         self._running: dict[str, Running] = {}
@@ -115,19 +118,19 @@ class Worker:
 
     def wake(self, services: frozenset[str]) -> None:
         """A lane has turned runnable."""
+        self._woken.by(services)
         self._bell.set()
 
     def ring(self) -> None:
-        """There may be something to claim."""
+        """There may be something to claim, anywhere."""
+        self._woken.for_all()
         self._bell.set()
 
     async def run(self) -> None:
         while True:
             releases, self._released = self._released, []
             room = (
-                0
-                if self.draining or self._journal.full
-                else self._room.take(self._bell.set, at_most=min(self._trust, WAVE))
+                0 if self.draining or self._journal.full else self._room.take(self.ring, at_most=min(self._trust, WAVE))
             )
             leases: list[Lease] = []
             try:
@@ -137,6 +140,7 @@ class Worker:
                 self._say(error)
                 # Releasing twice is harmless; a lease that was granted unheard expires, as nobody renews it.
                 self._released[:0] = releases
+                self._woken.for_all()
             finally:
                 self._room.give_back(room - len(leases))
             if self.outage.reason is not None:
@@ -147,8 +151,10 @@ class Worker:
             if leases:
                 failpoints.passed(failpoints.AFTER_CLAIM)
                 self._take(leases)
-            if room and len(leases) == room:
-                continue
+            if len(leases) == room:
+                self._woken.for_all()  # nobody counts on a worker without room: it was not told
+                if room:
+                    continue
             await self._let_others_go_first(got_some=bool(leases))
             await self._bell.wait()
             self._bell.clear()
@@ -190,10 +196,13 @@ class Worker:
         """The safety net under the wake-ups: ask once a second whatever we were told."""
         while True:
             await asyncio.sleep(SWEEP_PARTIAL_EVERY if self.pool.partial else SWEEP_EVERY)
-            self._bell.set()
+            self.ring()
 
     def _claim(self, room: int) -> Claim:
-        return Claim(self.name, room, self.pool.serves(self._services()), self.pool.bands, self.pool.regions)
+        if not room or self.pool.partial:
+            self._woken.for_all()
+        services = self._woken.to_ask(self.pool.serves(self._services()), self._rules())
+        return Claim(self.name, room, services, self.pool.bands, self.pool.regions)
 
     async def _begin(self, leases: Sequence[Lease]) -> None:
         """Write the starts, all in one commit, then run what was not refused."""
@@ -436,6 +445,7 @@ class Worker:
             del self._running[lease.job_id]
         if self._forget(lease.name):
             self._released.append(Release(lease.name, lease.service, refund, lease.scope, failed))
+            self._woken.by((lease.service,))
             self._bell.set()
 
     def _forget(self, name: str) -> bool:
@@ -463,7 +473,7 @@ class Worker:
 
     def claim_again(self) -> None:
         self.draining = False
-        self._bell.set()
+        self.ring()
 
     async def _emptied(self, timeout: float) -> bool:
         try:

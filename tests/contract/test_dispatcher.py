@@ -42,6 +42,15 @@ async def test_a_newer_offer_moves_the_step_and_never_adds_a_second_copy(line: L
     assert await line.claimed(5, "t") == ["a"]
 
 
+async def test_a_job_that_goes_back_to_a_step_before_waits_for_that_one_only(line: Line) -> None:
+    await line.open(FAIR, ServiceRules("t", limit=1), ServiceRules("u", limit=1))
+    await line.offer("a", service="t", run=3, step=1, steps=("s", "t"))
+    assert not await line.offer("a", run=3, steps=("s", "t")), "not newer than what waits for another service"
+    assert await line.offer("a", run=4, steps=("s", "t"))
+    assert await line.claimed(5, "t") == []
+    assert await line.claimed(5, "s") == ["a"]
+
+
 async def test_an_offer_that_is_not_newer_than_a_lease_does_nothing(line: Line) -> None:
     await line.open(FAIR)
     await line.offer("a", run=3)

@@ -228,3 +228,29 @@ async def test_a_slot_is_given_back_where_it_was_taken_though_its_service_has_mo
     assert [each.name for each in await line.dispatcher.expired()] == [lease.name]
     await line.dispatcher.release([Release(lease.name, "s", scope=lease.scope)])
     assert await line.dispatcher.expired() == []
+
+
+async def test_what_waits_in_a_services_former_scope_is_taken_out_of_it(line: Line) -> None:
+    own_server().flushall()
+    await line.open(ServiceRules("s", limit=1), ServiceRules("t", limit=1))
+    await line.offer("a", steps=("s",))
+    await line.configure(ServiceRules("s", limit=1, pool="gpu"), pools={"gpu": 1})
+    assert not await line.offer("a", steps=("s",))
+    assert await line.offer("a", run=2, steps=("s",))
+    (entries,) = own_server().scan_iter("*:entries")
+    assert b"{pool:gpu}" in entries
+
+
+async def test_an_offer_asks_no_scope_that_can_know_nothing_of_its_job(line: Line) -> None:
+    await line.open(*(ServiceRules(name, limit=1) for name in "stuv"))
+    await line.offer("a", steps=("s",))
+    before = scripts_called()
+    await line.offer("b", steps=("s",))
+    assert scripts_called() - before == 1
+    await line.offer("c", steps=("s", "t"))
+    assert scripts_called() - before == 3, "t is asked first"
+
+
+def scripts_called() -> int:
+    found: dict[str, dict[str, int]] = own_server().info("commandstats")  # type: ignore[assignment]
+    return found["cmdstat_evalsha"]["calls"]

@@ -20,7 +20,8 @@ from fairlead.domain.turns import is_turn
 @record
 class Offer:
     """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one
-    that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will."""
+    that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will. `steps` are
+    the services that the job ever waits for, all of them; empty: nobody knows."""
 
     job_id: str
     seq: int
@@ -33,6 +34,7 @@ class Offer:
     weight: float = 1.0
     cost: float | None = None
     region: str | None = None
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -130,4 +130,5 @@ def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
         weight=job.weight,
         cost=job.cost,
         region=lane_of(job.bound_to if rules is None else job.bound_within(rules.regions)),
+        steps=job.steps,
     )

@@ -106,10 +106,7 @@ class RedisDispatcher:
         self, by_scope: Mapping[str, list[Offer]]
     ) -> tuple[set[tuple[str, int]], dict[str, list[str]]]:
         """Offers (job and run) that are not newer than what another scope has, and the scopes with older steps."""
-        asked: dict[str, list[Offer]] = {}
-        for scope in self._scopes.services:
-            if others := [offer for target, some in by_scope.items() if target != scope for offer in some]:
-                asked[scope] = others
+        asked = _may_know(by_scope, self._scopes.services)
         calls = [
             Call("runs", (self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")),
                  [offer.job_id for offer in offers])
@@ -298,6 +295,21 @@ def _rules_args(rules: Rules, scope: str, names: Sequence[str]) -> list[Arg]:
             args[1] = rules.pools.get(wanted.pool, 0)
         args += (name, replies.rules_json(wanted))
     return args
+
+
+def _may_know(by_scope: Mapping[str, Sequence[Offer]], services: Mapping[str, Set[str]]) -> dict[str, list[Offer]]:
+    """By scope, the offers to others of whose jobs it may know something: it has, or once had, the service of one of
+    their steps. Of most jobs there is no such scope, and nobody is asked."""
+    alike: dict[tuple[str, tuple[str, ...]], list[Offer]] = {}
+    for target, offers in by_scope.items():
+        for offer in offers:
+            alike.setdefault((target, offer.steps), []).append(offer)
+    asked: dict[str, list[Offer]] = {}
+    for (target, steps), offers in alike.items():
+        for scope, served in services.items():
+            if scope != target and not (steps and served.isdisjoint(steps)):
+                asked.setdefault(scope, []).extend(offers)
+    return asked
 
 
 def _each_job_in_one_scope(offers: Sequence[Offer], scope_of: Callable[[Offer], str]) -> Iterable[list[Offer]]:

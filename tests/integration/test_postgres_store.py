@@ -190,17 +190,22 @@ async def test_a_restart_is_unavailable_and_then_all_goes_on(server: servers.Pos
                 await other.lock_dispatch()
 
 
+async def set_read_only(store: PostgresStore, setting: str) -> None:
+    async with store._writers().connection() as connection:
+        await connection.execute(f"SET default_transaction_read_only = {setting}")
+
+
 async def test_ping_says_that_a_commit_failed_for_want_of_the_server_until_one_works(emptied_database: str) -> None:
     """As after a fail-over to a standby: it can be read, but not written."""
     async with opened(emptied_database, pool_size=1) as store:
         await store.ping()
-        await store._writers().execute("SET default_transaction_read_only = on")
+        await set_read_only(store, "on")
         await store.ping()
         with pytest.raises(Busy, match="read-only"):
             await store.commit([job("j1")])
         with pytest.raises(Unavailable, match="read-only"):
             await store.ping()
-        await store._writers().execute("SET default_transaction_read_only = off")
+        await set_read_only(store, "off")
         await store.ping()
         assert isinstance((await store.commit([job("j1")])).outcomes[0], Accepted)
 

@@ -24,6 +24,7 @@ from asyncpg import exceptions as pg
 
 from fairlead.errors import ConfigError, StoreError, Unavailable
 from fairlead.store.port import Busy
+from fairlead.store.postgres.writers import IDLE_LIFETIME, Writers
 
 OLDEST_SERVER = 130000  # pg_current_xact_id
 CONNECT_TIMEOUT = 10.0
@@ -143,22 +144,28 @@ class Server:
 
     async def pool(self) -> asyncpg.Pool:
         """For reading: half of the connections, the larger one."""
-        return await self._pool(-(-self.pool_size // 2))
-
-    async def writing_pool(self, prepare: Callable[[Any], Awaitable[None]]) -> asyncpg.Pool:
-        """For commits: the other half. `prepare` makes each new connection ready for them."""
-        return await self._pool(max(1, self.pool_size // 2), init=prepare, connection_class=Writing)
-
-    async def _pool(self, size: int, **more: Any) -> asyncpg.Pool:
         return await asyncpg.create_pool(
             self.url,
             min_size=0,  # a server that is away is no reason to log every attempt to reach it
-            max_size=size,
-            max_inactive_connection_lifetime=300.0,
+            max_size=-(-self.pool_size // 2),
+            max_inactive_connection_lifetime=IDLE_LIFETIME,
             reset=_as_it_is,
-            **more,
             **self._options(),
         )
+
+    def writers(self, prepare: Callable[[Writing], Awaitable[None]]) -> Writers[Writing]:
+        """For commits: the other half. `prepare` makes each new connection ready for them."""
+
+        async def connect() -> Writing:
+            connection: Writing = await asyncpg.connect(self.url, connection_class=Writing, **self._options())
+            try:
+                await prepare(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+            return connection
+
+        return Writers(connect, max(1, self.pool_size // 2))
 
     async def connection(self, application_name: str) -> asyncpg.Connection:
         connection = await asyncpg.connect(self.url, **self._options())
@@ -175,4 +182,4 @@ class Server:
 
 
 async def _as_it_is(connection: object) -> None:
-    """Nothing outlives its transaction here, so nothing has to be reset: that would be a round trip per commit."""
+    """Nothing outlives its transaction here, so nothing has to be reset: that would be a round trip per read."""

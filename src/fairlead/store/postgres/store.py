@@ -6,8 +6,8 @@ is the server's clock, read once per commit, so that processes on machines whose
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -23,6 +23,7 @@ from fairlead.store.postgres.express import Plan, plan_of
 from fairlead.store.postgres.lock import DispatchLock
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.reads import Reads
+from fairlead.store.postgres.writers import Writers
 from fairlead.store.rows import micros
 
 LOCK_TIMEOUT_MS = 5000
@@ -45,7 +46,7 @@ class PostgresStore(Reads):
         self._doubts = Doubts()
         self._scopes: set[str] = set()
         self._cannot_write = False
-        self._writing_pool: asyncpg.Pool | None = None
+        self._open_writers: Writers[Writing] | None = None
 
     async def open(self) -> None:
         with translated(self._server.shown):
@@ -56,12 +57,11 @@ class PostgresStore(Reads):
             except BaseException:
                 pool.terminate()
                 raise
-            self._writing_pool = await self._server.writing_pool(_prepare)
-        self._pool = pool
+        self._pool, self._open_writers = pool, self._server.writers(_prepare)
 
     async def close(self) -> None:
-        pools = self._pool, self._writing_pool
-        self._pool = self._writing_pool = None
+        pools = self._pool, self._open_writers
+        self._pool = self._open_writers = None
         try:
             with suppress(Unavailable), translated(self._server.shown):  # a server that is gone needs no goodbye
                 await self._dispatch_lock.release()
@@ -80,20 +80,20 @@ class PostgresStore(Reads):
             await self._dispatch_lock.acquire(shared=shared)
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
-        pool = self._writers()
+        writers = self._writers()
         if not batch:
             return Committed([], [])
         with self._writing():
             await self._dispatch_lock.keep()
-            async with _connection_of(pool) as connection:
+            async with writers.connection() as connection:
                 await self._doubts.settle(connection)
                 answers = self._doubts.answers(batch)
                 now = None if self._clock is None else micros(self._clock())
-                plan = None
-                if not answers and connection.backend is not None:
+                plan, backend = None, connection.backend
+                if not answers and backend is not None:
                     plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
-                if plan is not None:
-                    committed = await self._transact_express(connection, connection.backend, batch, plan)
+                if plan is not None and backend is not None:
+                    committed = await self._transact_express(connection, backend, batch, plan)
                 else:
                     committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
@@ -108,12 +108,13 @@ class PostgresStore(Reads):
         await super().ping()
         if self._cannot_write:
             with self._writing():
-                await self._writers().execute(READS["try_to_write"], timeout=PING_TIMEOUT)
+                async with self._writers().connection() as connection:
+                    await connection.execute(READS["try_to_write"], timeout=PING_TIMEOUT)
 
-    def _writers(self) -> asyncpg.Pool:
-        if self._writing_pool is None:
+    def _writers(self) -> Writers[Writing]:
+        if self._open_writers is None:
             raise Unavailable("the store is not open")
-        return self._writing_pool
+        return self._open_writers
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -161,7 +162,7 @@ class PostgresStore(Reads):
         except BaseException as error:
             if is_ending(error):
                 self._doubts.remember_statement(backend, batch)
-                _throw_away(connection)
+                connection.terminate()
             raise
         return read(rows)
 
@@ -174,19 +175,8 @@ class PostgresStore(Reads):
         except BaseException:
             if transaction is not None:
                 self._doubts.remember(transaction, batch, committed)
-            _throw_away(connection)
+            connection.terminate()
             raise
-
-
-@asynccontextmanager
-async def _connection_of(pool: asyncpg.Pool) -> AsyncIterator[Any]:
-    """What is committed stays so, though the server may be gone when the connection is given back."""
-    connection = await pool.acquire()
-    try:
-        yield connection
-    finally:
-        with suppress(Exception):
-            await pool.release(connection)
 
 
 async def _prepare(connection: Writing) -> None:
@@ -202,7 +192,7 @@ async def _begin(connection: asyncpg.Connection, sql: str) -> None:
     try:
         await connection.execute(sql)
     except BaseException:
-        _throw_away(connection)
+        connection.terminate()
         raise
 
 
@@ -211,10 +201,4 @@ async def _roll_back(connection: asyncpg.Connection) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=5)
     except Exception:
-        _throw_away(connection)
-
-
-def _throw_away(connection: Any) -> None:
-    """One that the server closed is no longer the pool's, and says so instead of being closed once more."""
-    with suppress(asyncpg.InterfaceError):
         connection.terminate()

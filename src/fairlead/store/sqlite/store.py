@@ -11,7 +11,6 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +27,7 @@ from fairlead.store.sqlite.handover import prompt_handover
 from fairlead.store.sqlite.lock import DispatchLock
 from fairlead.store.sqlite.queries import script
 from fairlead.store.sqlite.reads import Reads
+from fairlead.store.sqlite.thread import Thread
 from fairlead.store.sweeps import Sweep, promoted_bands
 
 
@@ -44,11 +44,11 @@ class SqliteStore(Reads):
         super().__init__(path, clock, synchronous)
         self._dispatch_lock = DispatchLock(path)
         self._writer: sqlite3.Connection | None = None
-        self._writer_thread: ThreadPoolExecutor | None = None
+        self._writer_thread: Thread | None = None
         self._cannot_write = False
 
     async def open(self) -> None:
-        self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="fairlead-write")
+        self._writer_thread = Thread("fairlead-write")
         try:
             await self._in_writer(self._open_writer)
         except BaseException:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import uvloop
 
 from fairlead.dispatch.port import Renewal
 from fairlead.dispatch.redis import RedisBus, RedisDispatcher, RedisLeadership
@@ -170,4 +171,11 @@ async def test_tls_with_a_certificate_of_ones_own(server: Server, certificate: t
     await everything_works(f"{url}?ssl_ca_certs={quote(str(certificate[0]))}")
     await everything_works(f"{url}?ssl_cert_reqs=none&ssl_check_hostname=false")
     await nothing_works(url)  # nobody vouches for it
+    front.close()
+
+
+def test_tls_and_plain_on_the_event_loop_that_servers_use(server: Server, certificate: tuple[Path, Path]) -> None:
+    front = TlsFront(server, *certificate)
+    for url in (server.url, f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={quote(str(certificate[0]))}"):
+        uvloop.run(everything_works(url))
     front.close()

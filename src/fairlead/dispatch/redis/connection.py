@@ -183,8 +183,12 @@ class Connection:
             raise await self._failed(error) from error
 
     async def _ask(self, node: Address, commands: list[bytes]) -> list[Any]:
+        links = self._links_to(node)
+        if links.ready and not self._places.locked():
+            async with self._places:  # there is nothing to wait for but the answers, and those have their time
+                return await links.ask(commands, SOCKET_TIMEOUT_S)
         async with asyncio.timeout(SOCKET_TIMEOUT_S), self._places:
-            return await self._links_to(node).ask(commands)
+            return await links.ask(commands, SOCKET_TIMEOUT_S)
 
     async def _failed(self, error: Exception) -> Unavailable:
         """A server that takes no writes was demoted: all connections are to find its successor, and compare anew."""

@@ -1,5 +1,5 @@
-"""The open connections to one server. A connection is redis-py's, which knows how to make one and to log in. What goes
-over it is packed and awaited here: redis-py's client and pool take about 60 µs of CPU more for it.
+"""The open connections to one server. redis-py makes them; what goes over them is packed and awaited here and in
+`wire.py`: redis-py's client, pool and streams take about 70 µs of CPU more for it.
 
 A call that ends early, cancelled or by an error, ends its connection: a late answer is never read by the next call.
 """
@@ -11,10 +11,10 @@ import contextlib
 from typing import Any
 
 import hiredis
-from redis.exceptions import ResponseError
 
 from fairlead.dispatch.redis.clients import sentinels_of
 from fairlead.dispatch.redis.errors import ERRORS
+from fairlead.dispatch.redis.wire import Wire
 
 CLOSE_S = 1.0
 
@@ -28,49 +28,60 @@ def packed(*command: str | bytes | int) -> bytes:
 class Links:
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._idle: list[Any] = []
-        self._all: set[Any] = set()
+        self._idle: list[Wire] = []
+        self._all: set[Wire] = set()
         self._drops = 0
 
-    async def ask(self, commands: list[bytes]) -> list[Any]:
-        """The answers, in order; those that are errors of their command only are among them."""
-        link = self._idle.pop() if self._idle else self.make()
-        self._all.add(link)
-        answers: list[Any] = []
+    @property
+    def ready(self) -> bool:
+        """Whether the next call finds a connection."""
+        return bool(self._idle) and self._idle[-1].usable
+
+    async def ask(self, commands: list[bytes], timeout: float) -> list[Any]:
+        """The answers, in order; those that are errors of their command only are among them. The time is for the
+        answers alone: who is not `ready` connects first."""
         drops = self._drops
+        wire = self._idle.pop() if self.ready else await self._connect()
         try:
-            if link.is_connected and await _stirred(link):
-                await link.disconnect(nowait=True)
-            if not link.is_connected:
-                await link.connect()
-            await link.send_packed_command(commands, check_health=False)
-            for _ in commands:
-                try:
-                    answers.append(await link.read_response())
-                except ResponseError as error:
-                    answers.append(error)
+            answers = await wire.ask(commands, timeout)
         except BaseException:
-            self._all.discard(link)
-            await link.disconnect(nowait=True)  # redis-py has done so in most cases
+            await self._end(wire)
             raise
         if drops == self._drops:
-            self._idle.append(link)
+            self._idle.append(wire)
         else:  # it was still being made when all were to end
-            await link.disconnect(nowait=True)
+            await self._end(wire)
         return answers
 
+    async def _connect(self) -> Wire:
+        while self._idle and not self.ready:
+            await self._end(self._idle.pop())
+        link = self.make()
+        try:
+            await link.connect()
+        except BaseException:
+            await link.disconnect(nowait=True)  # redis-py has done so in most cases
+            raise
+        wire = Wire(link)
+        self._all.add(wire)
+        return wire
+
+    async def _end(self, wire: Wire) -> None:
+        self._all.discard(wire)
+        await wire.close()
+
     def make(self) -> Any:
-        """A connection that is not connected yet."""
+        """A connection of redis-py that is not connected yet."""
         return self._client.connection_pool.make_connection()
 
     async def drop(self) -> None:
         """End all connections, also those in use; the next call makes a new one."""
-        links, self._all, self._idle = self._all, set(), []
+        wires, self._all, self._idle = self._all, set(), []
         self._drops += 1
-        for link in links:
+        for wire in wires:
             with contextlib.suppress(*ERRORS):
                 async with asyncio.timeout(CLOSE_S):
-                    await link.disconnect(nowait=True)
+                    await wire.close()
 
     async def close(self) -> None:
         await self.drop()
@@ -78,11 +89,3 @@ class Links:
             with contextlib.suppress(*ERRORS):
                 async with asyncio.timeout(CLOSE_S):
                     await each.aclose()
-
-
-async def _stirred(link: Any) -> bool:
-    """Whether an idle connection was closed by the server, or has something to read that nobody asked for."""
-    try:
-        return bool(await (link.can_read if hasattr(link, "can_read") else link.can_read_destructive)())
-    except ERRORS:
-        return True

@@ -50,10 +50,22 @@ def json_text(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else orjson.dumps(value).decode()
 
 
-def spec_of(job: Job) -> str:
-    """What never changes about a job and is never asked for in SQL.
+SPEC_FIELDS = (
+    "steps",
+    "original_priority",
+    "cost",
+    "weight",
+    "region",
+    "allowed_regions",
+    "priority_source",
+    "region_step",
+    "spill_after",
+)
+"""What never changes about a job and is never asked for in SQL."""
 
-    The release before reads six elements and chokes on more: so there are more only when they say something."""
+
+def spec_of(job: Job) -> str:
+    """The release before reads six elements and chokes on more: so there are more only when they say something."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()

@@ -113,6 +113,50 @@ async def test_inputs_stay_with_their_jobs_when_one_of_the_batch_is_turned_away(
     assert await line.store.get("j1") is None
 
 
+@pytest.mark.parametrize("different", [(), ("user_id", "turn"), ("input_json", "metadata_json"), ("everything",)])
+async def test_each_job_of_a_batch_is_kept_as_given_whatever_it_shares_with_the_others(
+    line: Line, different: tuple[str, ...]
+) -> None:
+    now = line.clock.now
+    others: dict[str, Any] = {
+        "user_id": "bob",
+        "feature_name": "film",
+        "steps": ("draw", "cut"),
+        "priority": Priority.LOW,
+        "original_priority": Priority.HIGH,
+        "due_at": now + 60,
+        "deadline_at": now + 90,
+        "cost": 7.5,
+        "weight": 2.0,
+        "turn": "a process",
+        "input_json": '{"prompt":"a dog, a\\u0001 dog"}',
+        "metadata_json": '{"n":1}',
+        "idempotency_key": "k",
+        "body_hash": "h",
+    }
+    unlike = others if "everything" in different else {name: others[name] for name in different}
+    batch = [
+        line.submit(),
+        line.submit(**unlike),
+        line.submit(),
+        line.submit(
+            user_id="\x01\x02",
+            **{name: value for name, value in unlike.items() if name not in ("user_id", "idempotency_key")},
+        ),
+    ]
+    accepted = await line.commit(*batch)
+    for submit, outcome in zip(batch, accepted, strict=True):
+        record = await line.store.get(submit.job.id)
+        assert record is not None
+        assert isinstance(outcome, Accepted)
+        assert (record.job, outcome.job_id) == (replace(submit.job, seq=outcome.seq), submit.job.id)
+        assert (record.input_json, record.metadata_json) == (submit.input_json, submit.metadata_json)
+    assert [outcome.seq for outcome in accepted] == sorted(outcome.seq for outcome in accepted)
+    assert [change.job for change in line.changes] == [
+        submit.job for submit in batch if submit.job.status is JobStatus.PENDING
+    ]
+
+
 async def test_a_job_id_that_is_there_already_fails_the_whole_batch_and_leaves_nothing(line: Line) -> None:
     await line.submitted("j1")
     with pytest.raises(Exception, match=r"(?i)unique") as raised:

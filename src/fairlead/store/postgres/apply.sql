@@ -118,7 +118,7 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     ON CONFLICT DO NOTHING RETURNING user_id, key
 
 -- name: submit
--- Numbers are given in the order of the arrays. $17: this process, $18: now.
+-- Numbers are given in the order of the ids.
 {submitted}
 SELECT seq, outbox_id FROM inserted
 

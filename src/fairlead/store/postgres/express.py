@@ -17,8 +17,8 @@ from fairlead.domain.transitions import Move, Start, Submit
 from fairlead.store.port import Accepted, Committed, LineChange, Outcome, Relayed, Started, Transition
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.commit import DONE, MOVED_ON, NOT_STARTED
+from fairlead.store.postgres.newcomers import check_names, parameters
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.postgres.submit import check_names, job_row
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.units import job_id_of
 
@@ -60,7 +60,7 @@ def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | 
                 changes.append(LineChange(outbox_id, submit.job.id, numbered(submit.job, seq)))
         return Committed(outcomes, changes)
 
-    return WRITES["submit"], [*encode.columns(map(job_row, submits)), origin, now], read
+    return WRITES["submit"], [*parameters(submits), origin, now], read
 
 
 def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan | None:

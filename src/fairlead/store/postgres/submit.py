@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead.domain.transitions import Submit
-from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting
+from fairlead.errors import IdempotencyMismatch, TooManyWaiting
 from fairlead.store.port import Accepted, LineChange, Outcome, Refused
-from fairlead.store.postgres.encode import columns
+from fairlead.store.postgres.newcomers import check_names, parameters
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.rows import STATUS_CODES, micros, numbered, spec_of
+from fairlead.store.rows import numbered
 
 UNDONE = Refused("another one of the same bulk was turned away")
 
@@ -44,7 +44,7 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
     accepted = [place for place, outcome in enumerate(outcomes) if outcome is None]
     changes: list[LineChange] = []
     if accepted:
-        jobs = columns(job_row(submits[place]) for place in accepted)
+        jobs = parameters([submits[place] for place in accepted])
         rows = yield WRITES["submit"], [*jobs, origin, now]
         # Numbers were given in the order of the arrays; the rows may come in another one.
         for place, (seq, outbox_id) in zip(accepted, sorted(map(tuple, rows)), strict=True):
@@ -155,36 +155,3 @@ def _answer_repeats(submits: Sequence[Submit], outcomes: list[Outcome | Exceptio
             outcomes[place] = Accepted(original.job_id, original.seq, replayed=True)
         else:
             outcomes[place] = _mismatch(submit)
-
-
-# ---------------------------------------------------------------- the row
-
-
-def check_names(submits: Sequence[Submit]) -> None:
-    """PostgreSQL has no NUL in a text, and would say so in its own words."""
-    for submit in submits:
-        job = submit.job
-        if "\0" in job.user_id or "\0" in job.id or "\0" in job.feature_name or "\0" in (submit.idempotency_key or ""):
-            raise InvalidInput("a name must not contain the character NUL")
-
-
-def job_row(submit: Submit) -> tuple[Any, ...]:
-    job = submit.job
-    return (
-        job.id,
-        job.user_id,
-        job.feature_name,
-        STATUS_CODES[job.status],
-        job.priority.band,
-        micros(job.created_at),
-        micros(job.queued_at),
-        micros(job.waiting_since),
-        micros(job.scheduled_at),
-        micros(job.timer_at),
-        micros(job.deadline_at),
-        spec_of(job),
-        submit.input_json,
-        submit.metadata_json,
-        submit.idempotency_key,
-        job.turn,
-    )

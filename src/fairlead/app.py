@@ -73,7 +73,7 @@ from fairlead.runtime.record import Recorder, accepted
 from fairlead.runtime.registry import Bystander, Presence, Registry, introduction, new_name
 from fairlead.runtime.roles import ALL, NOTHING, Roles
 from fairlead.runtime.sessions import Sessions
-from fairlead.runtime.submission import ANONYMOUS, MAX_USER_ID, Submission, check, check_text
+from fairlead.runtime.submission import ANONYMOUS, MAX_USER_ID, Checks, Submission, check_text
 from fairlead.runtime.turns.tickets import Tickets
 from fairlead.runtime.turns.turns import Turns
 from fairlead.runtime.view import JobView
@@ -434,13 +434,14 @@ class Fairlead(Operators, Batching, Turning):
         priority counts only below the one that the user would get without it."""
         _, journal = self._opened()
         now = self._clock.now()
+        checks = Checks(self.config, now=now)
         submits = []
         for index, wanted in enumerate(submissions):
             key = idempotency_key
             if key is not None and len(submissions) > 1:
                 key = f"{key}#{index}"
             try:
-                submits.append(check(wanted, self.config, now=now, idempotency_key=key, body_hash=body_hash))
+                submits.append(checks.submit_of(wanted, idempotency_key=key, body_hash=body_hash))
             except RequestError as error:
                 if len(submissions) > 1:
                     error.details["index"] = index

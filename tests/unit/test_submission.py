@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from fairlead.domain.config import Config
-from fairlead.errors import InvalidInput
-from fairlead.runtime.submission import Submission, check
+from fairlead.domain.transitions import Submit
+from fairlead.errors import InvalidInput, RequestError
+from fairlead.runtime.submission import Checks, Submission, check
 
 CONFIG = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}})
 
@@ -32,3 +36,38 @@ def test_what_json_cannot_say_is_a_typed_error(field: str, value: Any) -> None:
 def test_a_priority_that_is_no_text_is_a_typed_error(priority: Any) -> None:
     with pytest.raises(InvalidInput, match="high, medium or low"):
         check(Submission("echo", priority=priority), CONFIG, now=0.0)
+
+
+BULK = [
+    Submission("echo", {"n": 1}, "ann"),
+    Submission("echo", {"n": 2}, "bob", metadata={"of": "bob"}),
+    Submission("other", {"n": 3}, "bob"),
+    Submission("echo", {"n": 4}, "ann", priority="high"),
+    Submission("echo", {"n": 5}, "ann", priority="higher"),
+    Submission("echo", {"n": 6}, "ann", delay=1),
+    Submission("echo", {"n": 7}, "ann", delay=True),
+    Submission("echo", {"n": 8}, "ann", cost=2.5, deadline=9.0),
+    Submission("echo", {"n": 9}, "ann", region="eu"),
+    Submission("echo", {"n": 10}, ""),
+    Submission("echo", "eleven", "ann"),
+    Submission(["echo"], {"n": 12}, "ann"),  # type: ignore[arg-type]
+    Submission("nothing", {"n": 13}, "ann"),
+    Submission("nothing", {"n": 14}, "ann"),
+    Submission("echo", {"n": 15}, "cid"),
+]
+
+
+def test_a_job_of_a_bulk_is_checked_as_if_it_were_alone() -> None:
+    services = {name: {"limit": 1, "function": "echo:echo"} for name in ("echo", "other")}
+    config = Config.model_validate({"services": services})
+
+    def outcome(submit_of: Callable[[], Submit]) -> Submit | str:
+        try:
+            submit = submit_of()
+        except RequestError as error:
+            return f"{error.message} {error.pointer}"
+        return replace(submit, job=replace(submit.job, id="any"))
+
+    checks = Checks(config, now=5.0)
+    for wanted in BULK:
+        assert outcome(partial(checks.submit_of, wanted)) == outcome(partial(check, wanted, config, now=5.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -124,7 +124,7 @@ def body_of(wanted: Submission) -> dict[str, Any]:
     """Only what was given: what is not is the gateway's to decide."""
     if not isinstance(wanted, Submission):
         raise InvalidInput(f"a job to submit is a Submission, not {type(wanted).__name__}")
-    said = {name: getattr(wanted, name) for name in wanted.__slots__}
+    said = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in said.items()

@@ -28,7 +28,8 @@ def to_json(value: Any) -> str:
         encoded = orjson.dumps(value)
     except TypeError as error:
         raise NotJson(TOO_DEEP if "ecursion limit" in str(error) else str(error)) from None
-    check_depth(encoded)
+    if len(encoded) > 2 * MAX_DEPTH:  # each level takes two brackets
+        check_depth(encoded)
     # orjson writes NaN and infinities as null; a look at the values is only needed where there is a null.
     if b"null" in encoded and _has_nan(value):
         raise NotJson("it contains NaN or an infinity")

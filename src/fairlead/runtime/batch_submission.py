@@ -17,7 +17,7 @@ from fairlead.domain.config import Config
 from fairlead.domain.transitions import Submit
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, RequestError
-from fairlead.runtime.submission import MAX_KEY, MAX_METADATA, MAX_USER_ID, Submission, check, check_text, fingerprint
+from fairlead.runtime.submission import MAX_KEY, MAX_METADATA, MAX_USER_ID, Checks, Submission, check_text, fingerprint
 from fairlead.store.port import CreateBatch
 
 MAX_NAME = 255
@@ -102,8 +102,7 @@ class _Items:
     def __init__(self, wanted: BatchSubmission, config: Config, now: float) -> None:
         self._user_id = wanted.user_id
         self._defaults = wanted.defaults
-        self._config = config
-        self._now = now
+        self._checks = Checks(config, now=now)
         self._numbers: dict[str, int] = {}
         self._said: list[Submission] = []
         self.custom_ids: list[str | None] = []
@@ -135,7 +134,7 @@ class _Items:
             if first != number:
                 raise InvalidInput(f"this custom_id is that of item {first} too", pointer="/custom_id")
         submission = Submission(**said)
-        self.submits.append(check(submission, self._config, now=self._now))
+        self.submits.append(self._checks.submit_of(submission))
         self.custom_ids.append(custom_id)
         self._said.append(submission)
 

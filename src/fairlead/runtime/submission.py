@@ -6,8 +6,9 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ from uuid_utils import uuid7
 from fairlead.domain import transitions
 from fairlead.domain.config import Config, known
 from fairlead.domain.job import Job, Priority, PrioritySource
+from fairlead.domain.records import record
 from fairlead.domain.transitions import Submit
 from fairlead.domain.wire import NotJson, to_json
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
@@ -29,6 +31,8 @@ MAX_METADATA = 16384
 MAX_DELAY = 366 * 86400.0
 MAX_COST = 1_000_000.0
 _GIVEN, _DEFAULT = PrioritySource.GIVEN.value, PrioritySource.DEFAULT.value
+_after_names = attrgetter(*(field.name for field in fields(Job)[3:]))
+"""Of a job, what comes after id, feature_name and user_id."""
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _JSON_TYPES = {
     type(None): "null",
@@ -40,7 +44,7 @@ _JSON_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Submission:
     """One job, as `POST /api/v1/jobs` and `app.submit` take it.
 
@@ -61,6 +65,19 @@ class Submission:
     region: str | None = None
     allowed_regions: Sequence[str] | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Nothing is said of when and where."""
+        return (
+            self.scheduled_at is None
+            and self.delay is None
+            and self.deadline is None
+            and self.cost is None
+            and self.region is None
+            and self.allowed_regions is None
+            and (self.priority is None or type(self.priority) is str)
+        )
+
 
 def check(
     wanted: Submission,
@@ -72,63 +89,99 @@ def check(
     turn: bool = False,
 ) -> Submit:
     """The transition that stores this job, or an error that names the field. `turn`: its caller does the work."""
-    user_id = check_text(wanted.user_id, "user_id", MAX_USER_ID)
-    steps = config.steps_of(check_text(wanted.feature_name, "feature_name", 63))
-    if steps is None:
-        raise UnknownFeature(
-            f"no pipeline or service is called {wanted.feature_name!r}; "
-            + known({**config.pipelines, **config.services}),
-            pointer="/feature_name",
+    return Checks(config, now=now, turn=turn).submit_of(wanted, idempotency_key=idempotency_key, body_hash=body_hash)
+
+
+class Checks:
+    """Of all that is submitted at one moment: what the jobs of a bulk have in common is checked once."""
+
+    def __init__(self, config: Config, *, now: float, turn: bool = False) -> None:
+        self._config = config
+        self._now = now
+        self._turn = turn
+        self._plain: dict[tuple[str, str | None], tuple[Any, ...]] = {}
+
+    def submit_of(
+        self, wanted: Submission, *, idempotency_key: str | None = None, body_hash: str | None = None
+    ) -> Submit:
+        server = self._config.server
+        user_id = check_text(wanted.user_id, "user_id", MAX_USER_ID)
+        job = self._job_of(wanted, user_id)
+        input_json = _json({} if wanted.input_data is None else wanted.input_data, "input_data")
+        if len(input_json) > server.max_body:
+            raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
+        metadata_json = None if wanted.metadata is None else _json(wanted.metadata, "metadata")
+        if metadata_json is not None and len(metadata_json) > MAX_METADATA:
+            raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
+        if idempotency_key is not None:
+            check_text(idempotency_key, "Idempotency-Key", MAX_KEY)
+            body_hash = body_hash or fingerprint(wanted, input_json, metadata_json)
+        return Submit(job, input_json, metadata_json, idempotency_key, body_hash, server.max_waiting_per_user)
+
+    def _job_of(self, wanted: Submission, user_id: str) -> Job:
+        """Only what is plain is remembered: whether all the rest is the same takes as long to see as to check it."""
+        if not (wanted.plain and type(wanted.feature_name) is str):
+            return self._new_job(wanted, user_id)
+        name = wanted.feature_name, wanted.priority
+        rest = self._plain.get(name)
+        if rest is not None:
+            return Job(str(uuid7()), wanted.feature_name, user_id, *rest)
+        job = self._new_job(wanted, user_id)
+        self._plain[name] = _after_names(job)
+        return job
+
+    def _new_job(self, wanted: Submission, user_id: str) -> Job:
+        config, now = self._config, self._now
+        steps = self._steps_of(wanted.feature_name)
+        priority = _priority(wanted.priority)
+        due_at = _due(wanted, now)
+        deadline_at = _deadline(wanted.deadline, now, due_at)
+        cost = _number(wanted.cost, "cost", MAX_COST, positive=True)
+        destination = destinations.check(wanted.region, wanted.allowed_regions, steps, config)
+        first = transitions.first_state(
+            steps[0],
+            now=now,
+            due_at=due_at,
+            deadline_at=deadline_at,
+            waits=config.wait_timeouts,
+            spill_after=None if destination.region_step else destination.spill_after,
         )
-    if not turn and config.turns_only and (idle := config.turns_only.intersection(steps)):
-        raise UnknownFeature(
-            f"nothing executes {', '.join(sorted(idle))}: it is for turns, whose callers do the work themselves",
-            pointer="/feature_name",
+        return Job(
+            id=str(uuid7()),
+            feature_name=wanted.feature_name,
+            user_id=user_id,
+            steps=steps,
+            priority=priority,
+            original_priority=priority,
+            status=first.status,
+            created_at=now,
+            queued_at=first.queued_at,
+            waiting_since=first.queued_at,
+            scheduled_at=due_at,
+            timer_at=first.timer_at,
+            deadline_at=deadline_at,
+            cost=cost,
+            region=destination.region,
+            region_step=destination.region_step,
+            spill_after=destination.spill_after,
+            allowed_regions=destination.allowed_regions,
+            priority_source=_DEFAULT if wanted.priority is None else _GIVEN,
         )
-    priority = _priority(wanted.priority)
-    due_at = _due(wanted, now)
-    deadline_at = _deadline(wanted.deadline, now, due_at)
-    cost = _number(wanted.cost, "cost", MAX_COST, positive=True)
-    input_json = _json({} if wanted.input_data is None else wanted.input_data, "input_data")
-    if len(input_json) > config.server.max_body:
-        raise TooLarge(f"input_data is over {config.server.max_body} bytes", pointer="/input_data")
-    metadata_json = None if wanted.metadata is None else _json(wanted.metadata, "metadata")
-    if metadata_json is not None and len(metadata_json) > MAX_METADATA:
-        raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
-    destination = destinations.check(wanted.region, wanted.allowed_regions, steps, config)
-    if idempotency_key is not None:
-        check_text(idempotency_key, "Idempotency-Key", MAX_KEY)
-        body_hash = body_hash or fingerprint(wanted, input_json, metadata_json)
-    first = transitions.first_state(
-        steps[0],
-        now=now,
-        due_at=due_at,
-        deadline_at=deadline_at,
-        waits=config.wait_timeouts,
-        spill_after=None if destination.region_step else destination.spill_after,
-    )
-    job = Job(
-        id=str(uuid7()),
-        feature_name=wanted.feature_name,
-        user_id=user_id,
-        steps=steps,
-        priority=priority,
-        original_priority=priority,
-        status=first.status,
-        created_at=now,
-        queued_at=first.queued_at,
-        waiting_since=first.queued_at,
-        scheduled_at=due_at,
-        timer_at=first.timer_at,
-        deadline_at=deadline_at,
-        cost=cost,
-        region=destination.region,
-        region_step=destination.region_step,
-        spill_after=destination.spill_after,
-        allowed_regions=destination.allowed_regions,
-        priority_source=_DEFAULT if wanted.priority is None else _GIVEN,
-    )
-    return Submit(job, input_json, metadata_json, idempotency_key, body_hash, config.server.max_waiting_per_user)
+
+    def _steps_of(self, feature_name: Any) -> tuple[str, ...]:
+        config = self._config
+        steps = config.steps_of(check_text(feature_name, "feature_name", 63))
+        if steps is None:
+            raise UnknownFeature(
+                f"no pipeline or service is called {feature_name!r}; " + known({**config.pipelines, **config.services}),
+                pointer="/feature_name",
+            )
+        if not self._turn and config.turns_only and (idle := config.turns_only.intersection(steps)):
+            raise UnknownFeature(
+                f"nothing executes {', '.join(sorted(idle))}: it is for turns, whose callers do the work themselves",
+                pointer="/feature_name",
+            )
+        return steps
 
 
 def fingerprint(wanted: Submission, input_json: str, metadata_json: str | None) -> str:
@@ -227,7 +280,7 @@ def _deadline(value: datetime | str | float | None, now: float, due_at: float | 
 
 
 def _json(value: Any, field: str) -> str:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):  # an abstract class takes its time to say yes
         raise InvalidInput(f"{field} must be a JSON object", pointer=f"/{field}")
     try:
         return to_json(value)

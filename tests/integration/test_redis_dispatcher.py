@@ -6,12 +6,13 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import redis
 
-from fairlead.dispatch.port import Claim, Lease, Release, Renewal
+from fairlead.dispatch.port import Claim, Lease, Offer, Release, Renewal
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.domain.limits import Rules, ServiceRules
 from tests.contract.dispatchers import FakeClock, Line
@@ -34,6 +35,25 @@ async def line() -> AsyncIterator[Line]:
     yield Line(dispatcher, clock)
     await dispatcher.close()
     own_server().close()
+
+
+# -- scopes --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_looked_for_only_where_it_may_have_waited(line: Line) -> None:
+    await line.open(*(ServiceRules(name, limit=9) for name in "stuv"))
+
+    async def scripts_for(offer: Offer) -> int:
+        before = own_server().info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert await line.dispatcher.offer([offer]) == 1
+        return int(own_server().info("commandstats")["cmdstat_evalsha"]["calls"]) - before
+
+    new = Offer("j", 1, "s", "ann", band=2, rank=2, step=0, run=0, steps=("s",))
+    assert await scripts_for(new) == 1
+    assert await scripts_for(replace(new, service="t", step=1, run=2, steps=("s", "t"))) == 1 + 1 + 1
+    unknown = replace(new, service="u", step=2, run=4, steps=())
+    assert await scripts_for(unknown) == 1 + 3 + 1, "nobody knows what it has waited for"
+    assert [(await line.see(name)).waiting[2] for name in "stu"] == [0, 0, 1]
 
 
 # -- a server that loses its data ----------------------------------------------------------------------------------

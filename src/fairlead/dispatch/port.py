@@ -21,7 +21,7 @@ from fairlead.domain.turns import is_turn
 class Offer:
     """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one
     that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will. `steps` are
-    the services that the job ever waits for, all of them; empty: nobody knows."""
+    the services that the job has waited for so far, this one among them; empty: nobody knows."""
 
     job_id: str
     seq: int

@@ -117,18 +117,21 @@ def waited_for(job: Job) -> Iterable[str]:
 
 def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
     """The step that waits, for one of these services or for one that is not declared."""
-    rules = services.get(job.service)
+    service, region = job.service, None
+    if job.region is not None or job.allowed_regions is not None:
+        rules = services.get(service)
+        region = lane_of(job.bound_to if rules is None else job.bound_within(rules.regions))
     return Offer(
-        job_id=job.id,
-        seq=job.seq,
-        service=job.service,
-        user_id=job.user_id,
-        band=job.priority.band,
-        rank=job.rank,
-        step=job.step,
-        run=job.run,
-        weight=job.weight,
-        cost=job.cost,
-        region=lane_of(job.bound_to if rules is None else job.bound_within(rules.regions)),
-        steps=job.steps,
+        job.id,
+        job.seq,
+        service,
+        job.user_id,
+        job.priority.band,
+        job.rank,
+        job.step,
+        job.run,
+        job.weight,
+        job.cost,
+        region,
+        job.steps if job.round or len(job.steps) == 1 else job.steps[: job.step + 1],
     )

@@ -33,7 +33,7 @@ from fairlead.domain.limits import Rules
 from fairlead.domain.order import Place, micros
 from fairlead.errors import Unavailable
 
-_T = TypeVar("_T")
+_OfService = TypeVar("_OfService", Offer, Withdrawal, Promotion, Hold)
 
 
 class RedisDispatcher:
@@ -75,7 +75,7 @@ class RedisDispatcher:
     # -- the line ------------------------------------------------------------------------------------------------
 
     async def offer(self, offers: Sequence[Offer]) -> int:
-        return sum([await self._offer(batch) for batch in _each_job_in_one_scope(offers, self._scope_of)])
+        return sum([await self._offer(batch) for batch in self._each_job_in_one_scope(offers)])
 
     async def _offer(self, offers: Sequence[Offer]) -> int:
         """A job waits in one scope only. What the others have of it is asked first and taken out last: in between, two
@@ -83,6 +83,8 @@ class RedisDispatcher:
         by_scope = self._by_scope(offers)
         await self._scopes.register_new({scope: {o.service for o in some} for scope, some in by_scope.items()})
         refused, moved_from = await self._elsewhere(by_scope)
+        if not refused and not moved_from:
+            return await self._put_in_line(offers, {})
         newer = 0
         segment: list[Offer] = []
         for offer in offers:
@@ -271,20 +273,41 @@ class RedisDispatcher:
 
     # -- scopes --------------------------------------------------------------------------------------------------
 
-    def _scope_of(self, item: Any) -> str:
-        return self._scopes.of(item.service)
-
     def _by_own_scope(self, releases: Sequence[Release]) -> dict[str, list[Release]]:
         by_scope: dict[str, list[Release]] = {}
         for release in releases:
             by_scope.setdefault(self._scopes.of_release(release), []).append(release)
         return by_scope
 
-    def _by_scope(self, items: Iterable[_T]) -> dict[str, list[_T]]:
-        by_scope: dict[str, list[_T]] = {}
+    def _by_scope(self, items: Sequence[_OfService]) -> dict[str, list[_OfService]]:
+        scopes = self._scopes_of(items)
+        if len(set(scopes.values())) == 1:
+            return {scopes[items[0].service]: list(items)}
+        by_scope: dict[str, list[_OfService]] = {}
         for item in items:
-            by_scope.setdefault(self._scope_of(item), []).append(item)
+            by_scope.setdefault(scopes[item.service], []).append(item)
         return by_scope
+
+    def _each_job_in_one_scope(self, offers: Sequence[Offer]) -> Iterable[Sequence[Offer]]:
+        """The offers in order, in batches none of which has a job in two scopes."""
+        scopes = self._scopes_of(offers)
+        if len(set(scopes.values())) == 1:
+            yield offers
+            return
+        batch: list[Offer] = []
+        scope_of: dict[str, str] = {}
+        for offer in offers:
+            scope = scopes[offer.service]
+            if scope_of.setdefault(offer.job_id, scope) != scope:
+                yield batch
+                batch, scope_of = [], {offer.job_id: scope}
+            batch.append(offer)
+        if batch:
+            yield batch
+
+    def _scopes_of(self, items: Iterable[_OfService]) -> dict[str, str]:
+        """By service: many items have few."""
+        return {service: self._scopes.of(service) for service in {item.service for item in items}}
 
 
 def _rules_args(rules: Rules, scope: str, names: Sequence[str]) -> list[Arg]:
@@ -298,29 +321,12 @@ def _rules_args(rules: Rules, scope: str, names: Sequence[str]) -> list[Arg]:
 
 
 def _may_know(by_scope: Mapping[str, Sequence[Offer]], services: Mapping[str, Set[str]]) -> dict[str, list[Offer]]:
-    """By scope, the offers to others of whose jobs it may know something: it has, or once had, the service of one of
-    their steps. Of most jobs there is no such scope, and nobody is asked."""
-    alike: dict[tuple[str, tuple[str, ...]], list[Offer]] = {}
-    for target, offers in by_scope.items():
-        for offer in offers:
-            alike.setdefault((target, offer.steps), []).append(offer)
+    """By scope, the offers to others of whose jobs it may know something: it has, or once had, a service that they have
+    waited for. Of most jobs there is no such scope, and nobody is asked."""
     asked: dict[str, list[Offer]] = {}
-    for (target, steps), offers in alike.items():
-        for scope, served in services.items():
-            if scope != target and not (steps and served.isdisjoint(steps)):
-                asked.setdefault(scope, []).extend(offers)
+    for target, offers in by_scope.items():
+        for steps in {offer.steps for offer in offers}:
+            for scope, served in services.items():
+                if scope != target and not (steps and served.isdisjoint(steps)):
+                    asked.setdefault(scope, []).extend(offer for offer in offers if offer.steps == steps)
     return asked
-
-
-def _each_job_in_one_scope(offers: Sequence[Offer], scope_of: Callable[[Offer], str]) -> Iterable[list[Offer]]:
-    """The offers in order, in batches none of which has a job in two scopes."""
-    batch: list[Offer] = []
-    scopes: dict[str, str] = {}
-    for offer in offers:
-        scope = scope_of(offer)
-        if scopes.setdefault(offer.job_id, scope) != scope:
-            yield batch
-            batch, scopes = [], {offer.job_id: scope}
-        batch.append(offer)
-    if batch:
-        yield batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -67,20 +68,34 @@ def _weight(weight: float) -> str:
 def offer_args(offers: Iterable[Offer]) -> list[Arg]:
     args: list[Arg] = []
     for offer in offers:
-        args += (
-            offer.job_id,
-            packed_int(offer.seq)
-            + packed_text(offer.user_id)
-            + packed_text(offer.service)
-            + packed_int(offer.band)
-            + packed_int(offer.rank)
-            + packed_int(offer.step)
-            + packed_int(offer.run)
-            + (FALSE if offer.cost is None else packed_int(micros(offer.cost)))
-            + (packed_text(offer.region) if offer.region else FALSE)
-            + packed_float(float(offer.weight) if offer.weight > 0 else 1.0),
+        rest = _packed_rest(
+            offer.service, offer.band, offer.rank, offer.step, offer.run, offer.cost, offer.region, offer.weight
         )
+        args += (offer.job_id, packed_int(offer.seq) + packed_text(offer.user_id) + rest)
     return args
+
+
+@lru_cache(1024)  # the offers of a bulk differ in job, number and user
+def _packed_rest(
+    service: str,
+    band: int,
+    rank: int,
+    step: int,
+    run: int,
+    cost: float | None,
+    region: str | None,
+    weight: float,
+) -> bytes:
+    return (
+        packed_text(service)
+        + packed_int(band)
+        + packed_int(rank)
+        + packed_int(step)
+        + packed_int(run)
+        + (FALSE if cost is None else packed_int(micros(cost)))
+        + (packed_text(region) if region else FALSE)
+        + packed_float(float(weight) if weight > 0 else 1.0)
+    )
 
 
 def release_args(releases: Iterable[Release]) -> list[Arg]:

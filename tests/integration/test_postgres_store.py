@@ -410,7 +410,7 @@ async def test_through_the_journal_a_lost_reply_is_not_even_noticed(
 def lose_reply(monkeypatch: pytest.MonkeyPatch, *, happened: bool, times: int = 99) -> None:
     """The next commits end with a broken connection, after or before the server did them."""
     execute, fetch = asyncpg.Connection.execute, asyncpg.Connection.fetch
-    alone = {WRITES[name] for name in ("submit", "start_express", "complete")}
+    alone = {WRITES[name] for name in ("submit", "submit_together", "start_express", "complete")}
     left = [times]
 
     async def losing_statement(self: Any, query: str, *args: Any, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from fairlead.dispatch.port import Dispatcher, Offer, Withdrawal
@@ -56,3 +57,10 @@ async def test_the_line_hears_of_what_waits_and_of_what_no_longer_does() -> None
 async def test_an_offer_says_what_its_job_has_waited_for_so_far() -> None:
     told = await relay(change(1), change(2, step=1, run=2), change(3, step=0, run=5, round=1))
     assert [offer.steps for offer in told.offers] == [("draw",), ("draw", "scale"), ("draw", "scale")]
+
+
+async def test_a_row_that_jobs_share_is_relayed_once() -> None:
+    shared = [replace(change(number), outbox_id=7) for number in (1, 2, 3)]
+    told = await relay(*shared, change(8))
+    assert [offer.job_id for offer in told.offers] == ["j1", "j2", "j3", "j8"]
+    assert told.relayed == [7, 8]

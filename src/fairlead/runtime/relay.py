@@ -107,7 +107,8 @@ class Relay:
             await self._dispatcher.offer(offers)
             self.on_offered()
         if changes:
-            journal.write_later(Relayed(tuple(change.outbox_id for change in changes)))
+            # Jobs may share a row.
+            journal.write_later(Relayed(tuple(dict.fromkeys(change.outbox_id for change in changes))))
 
 
 def waited_for(job: Job) -> Iterable[str]:

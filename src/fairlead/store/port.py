@@ -330,7 +330,8 @@ Outcome = Done | Refused | Accepted | Started
 
 @record
 class LineChange:
-    """An outbox row and the job's state at that moment: what the relay makes the line match."""
+    """An outbox row and the job's state at that moment: what the relay makes the line match. Jobs that entered a lane
+    together may share a row."""
 
     outbox_id: int
     job_id: str
@@ -476,7 +477,8 @@ class Store(BoardReads, Protocol):
     # Reads of the manager's loops
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
         """Rows of these lanes: at once those of processes that do not relay, and those of processes that do if written
-        before `older_than`. A row is of the lane that its transition put the job in, or took it out of."""
+        before `older_than`. A row is of the lane that its transition put the job in, or took it out of. `limit` is of
+        jobs; the last row is told whole nevertheless."""
         ...
 
     async def next_timer(self) -> float | None: ...

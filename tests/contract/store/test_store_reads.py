@@ -11,7 +11,7 @@ from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.limits import Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
 from fairlead.domain.retry import Failure, RetryPolicy
-from fairlead.domain.transitions import Delete
+from fairlead.domain.transitions import Delete, Submit
 from fairlead.errors import StoreError, Unavailable
 from fairlead.store.port import (
     Accepted,
@@ -21,6 +21,7 @@ from fairlead.store.port import (
     EndHolds,
     Epoch,
     JobFilter,
+    LineChange,
     Override,
     PromoteWaiting,
     Prune,
@@ -53,11 +54,48 @@ async def test_a_key_is_known_while_its_job_is_there(line: Line) -> None:
 # ---------------------------------------------------------------- the outbox
 
 
+async def told_of(line: Line, submit: Submit) -> LineChange:
+    await line.one(submit)
+    (change,) = line.changes
+    return change
+
+
 async def test_relayed_rows_go(line: Line) -> None:
-    await line.commit(line.submit(), line.submit(), line.submit())
-    first, second, third = line.changes
+    first, second, third = [await told_of(line, line.submit()) for _ in range(3)]
     await line.commit(Relayed((first.outbox_id,)), Relayed((third.outbox_id, 999)))
     assert await line.store.outbox(older_than=line.clock.now + 1, limit=10) == [second]
+
+
+async def test_the_line_is_told_of_each_job_that_was_submitted_with_others_until_they_are_relayed(line: Line) -> None:
+    alone = await told_of(line, line.submit())
+    bulk = [line.submit(f"bulk-{n}", user_id=f"user-{n % 3}") for n in range(2500)]
+    await line.commit(*bulk)
+    told, later = list(line.changes), line.clock.now + 1
+    assert [change.job for change in told] == [submit.job for submit in bulk]
+    assert await line.store.outbox(older_than=later, limit=9999) == [alone, *told]
+    assert await line.store.outbox(older_than=later, limit=1) == [alone]
+    assert (await line.store.facts())["outbox_rows"] == 2501
+    some = await line.store.outbox(older_than=later, limit=10)
+    assert 10 <= len(some) <= 1001, "jobs may share a row, which is told whole; but not all of them"
+    assert some == [alone, *told][: len(some)]
+    relayed = {change.outbox_id for change in told[:1000]}
+    left = [change for change in told if change.outbox_id not in relayed]
+    await line.one(Relayed((alone.outbox_id, *relayed)))
+    assert await line.store.outbox(older_than=later, limit=9999) == left
+    await line.one(Relayed(tuple({change.outbox_id for change in left})))
+    assert await line.store.outbox(older_than=later, limit=9999) == []
+
+
+async def test_a_job_that_is_gone_is_told_of_with_those_it_was_submitted_with(line: Line) -> None:
+    await line.commit(line.submit("kept"), line.submit("gone"))
+    await line.one(transitions.cancel(await line.job("gone"), now=line.clock.now))
+    await line.one(Delete("gone"))
+    rows = await line.store.outbox(older_than=line.clock.now + 1, limit=9)
+    assert [(row.job_id, row.job) for row in rows] == [
+        ("kept", await line.job("kept")),
+        ("gone", None),
+        ("gone", None),
+    ]
 
 
 async def test_an_outbox_id_is_never_given_again(line: Line) -> None:

@@ -33,4 +33,4 @@ class OutboxLoop:
             self.queued += len(changes)
             # The rows are gone only with the next commit; looking again before that would find them again.
             await self._journal.flush()
-        return now if len(changes) == BATCH else now + EVERY
+        return now if len(changes) >= BATCH else now + EVERY

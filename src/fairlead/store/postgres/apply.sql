@@ -34,7 +34,8 @@ SELECT pg_xact_status($1::text::xid8)
 -- name: recalled
 -- $1: ids. What a commit whose reply was lost may have left: the outbox row (NULL if it is relayed), what a start
 -- returns, and what a completion wrote.
-SELECT (SELECT max(o.id) FROM fairlead.outbox AS o WHERE o.job_id = j.id), j.result_about, j.input, {context},
+SELECT (SELECT max(o.id) FROM fairlead.outbox AS o WHERE o.job_id = j.id OR j.id = ANY (o.job_ids)),
+       j.result_about, j.input, {context},
        {job_columns}
 FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
@@ -118,9 +119,33 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     ON CONFLICT DO NOTHING RETURNING user_id, key
 
 -- name: submit
--- Numbers are given in the order of the ids.
-{submitted}
+-- Numbers are given in the order of the ids. $33: this process, $34: now, or the server's.
+WITH inserted AS (
+    {new_jobs}
+    RETURNING j.seq, j.id, j.step, j.spec, j.priority,
+              CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
+), told AS (
+    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
+        SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
+               {service}, j.priority
+        FROM inserted AS j WHERE j.outbox_id IS NOT NULL
+)
 SELECT seq, outbox_id FROM inserted
+
+-- name: submit_together
+-- As `submit`, of jobs that all enter one lane: so many of them, $35, share a row of the outbox.
+WITH inserted AS (
+    {new_jobs}
+    RETURNING j.seq
+), told AS (
+    INSERT INTO fairlead.outbox (id, job_ids, origin, written_at, service, band)
+        SELECT nextval('fairlead.outbox_id'), j.ids[first : first + $35::int - 1], $33::text,
+               coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint), {service}, $21::smallint
+        FROM (SELECT string_to_array($2::text, $1::text) AS ids, $28::text AS spec, 0 AS step) AS j,
+             generate_series(1, cardinality(j.ids), $35::int) AS first
+    RETURNING id
+)
+SELECT (SELECT array_agg(seq ORDER BY seq) FROM inserted), (SELECT array_agg(id ORDER BY id) FROM told)
 
 -- ---------------------------------------------------------------- start
 

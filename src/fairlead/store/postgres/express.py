@@ -17,7 +17,7 @@ from fairlead.domain.transitions import Move, Start, Submit
 from fairlead.store.port import Accepted, Committed, LineChange, Outcome, Relayed, Started, Transition
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.commit import DONE, MOVED_ON, NOT_STARTED
-from fairlead.store.postgres.newcomers import check_names, parameters
+from fairlead.store.postgres.newcomers import check_names, insertion
 from fairlead.store.postgres.queries import WRITES
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.units import job_id_of
@@ -49,18 +49,18 @@ def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | 
     if any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits):
         return None
     check_names(submits)
+    jobs = insertion(submits, origin=origin, now=now)
 
     def read(rows: list[Any]) -> Committed:
         outcomes: list[Outcome] = []
         changes = []
-        # Numbers were given in the order of the arrays; the rows may come in another one.
-        for submit, (seq, outbox_id) in zip(submits, sorted(map(tuple, rows)), strict=True):
+        for submit, (seq, outbox_id) in zip(submits, jobs.numbers(rows), strict=True):
             outcomes.append(Accepted(submit.job.id, seq))
             if outbox_id is not None:
                 changes.append(LineChange(outbox_id, submit.job.id, numbered(submit.job, seq)))
         return Committed(outcomes, changes)
 
-    return WRITES["submit"], [*parameters(submits), origin, now], read
+    return jobs.sql, jobs.parameters, read
 
 
 def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan | None:

@@ -1,43 +1,47 @@
 -- Expressions that several statements share: `{name}` in a query stands for them.
 -- One that contains another comes before it.
 
--- name: submitted
--- New jobs and their outbox rows. $1: what is between texts, $2: ids. Of each other column $3 to $17 are the values, or
--- $18 to $32 the one that all jobs share; the other of the two is NULL. $33: this process, $34: now, or the server's.
-WITH inserted AS (
-    INSERT INTO fairlead.job AS j (
+-- name: new_jobs
+-- $1: what is between texts, $2: ids. Of each other column $3 to $17 are the values, or $18 to $32 the one that all jobs
+-- share; the other of the two is NULL.
+INSERT INTO fairlead.job AS j (
+    id, user_id, feature_name, status, priority,
+    created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
+    spec, input, metadata, idempotency_key, turn
+)
+    SELECT
+        g.id, coalesce(g.user_id, $18::text), coalesce(g.feature_name, $19::text),
+        coalesce(g.status, $20::smallint), coalesce(g.priority, $21::smallint),
+        coalesce(g.created_at, $22::bigint), coalesce(g.queued_at, $23::bigint),
+        coalesce(g.waiting_since, $24::bigint), coalesce(g.scheduled_at, $25::bigint),
+        coalesce(g.timer_at, $26::bigint), coalesce(g.deadline_at, $27::bigint),
+        coalesce(g.spec, $28::text), coalesce(g.input, $29::text), coalesce(g.metadata, $30::text),
+        coalesce(g.idempotency_key, $31::text), coalesce(g.turn, $32::text)
+    FROM unnest(
+        string_to_array($2::text, $1::text), string_to_array($3::text, $1::text),
+        string_to_array($4::text, $1::text), $5::text::smallint[], $6::text::smallint[],
+        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
+        $12::text::bigint[],
+        string_to_array($13::text, $1::text), string_to_array($14::text, $1::text), $15::text[], $16::text[],
+        $17::text[]
+    ) AS g (
         id, user_id, feature_name, status, priority,
         created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
         spec, input, metadata, idempotency_key, turn
     )
-        SELECT
-            g.id, coalesce(g.user_id, $18::text), coalesce(g.feature_name, $19::text),
-            coalesce(g.status, $20::smallint), coalesce(g.priority, $21::smallint),
-            coalesce(g.created_at, $22::bigint), coalesce(g.queued_at, $23::bigint),
-            coalesce(g.waiting_since, $24::bigint), coalesce(g.scheduled_at, $25::bigint),
-            coalesce(g.timer_at, $26::bigint), coalesce(g.deadline_at, $27::bigint),
-            coalesce(g.spec, $28::text), coalesce(g.input, $29::text), coalesce(g.metadata, $30::text),
-            coalesce(g.idempotency_key, $31::text), coalesce(g.turn, $32::text)
-        FROM unnest(
-            string_to_array($2::text, $1::text), string_to_array($3::text, $1::text),
-            string_to_array($4::text, $1::text), $5::text::smallint[], $6::text::smallint[],
-            $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
-            $12::text::bigint[],
-            string_to_array($13::text, $1::text), string_to_array($14::text, $1::text), $15::text[], $16::text[],
-            $17::text[]
-        ) AS g (
-            id, user_id, feature_name, status, priority,
-            created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
-            spec, input, metadata, idempotency_key, turn
-        )
-    RETURNING j.seq, j.id, j.step, j.spec, j.priority,
-              CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
+
+-- name: jobs_told
+-- Of `found`, rows of the outbox, as many as it takes to tell of $3 jobs; the order is that of `rows.change_from`.
+counted AS (
+    SELECT id, coalesce(job_ids, ARRAY[job_id]) AS ids,
+           sum(coalesce(cardinality(job_ids), 1)) OVER (ORDER BY id) AS total
+    FROM found
 ), told AS (
-    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
-        SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
-               {service}, j.priority
-        FROM inserted AS j WHERE j.outbox_id IS NOT NULL
+    SELECT id, unnest(ids) AS job_id FROM counted WHERE total - cardinality(ids) < $3::bigint
 )
+SELECT o.id, o.job_id, {job_columns}
+FROM told AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
+ORDER BY o.id, j.seq
 
 -- name: record_columns
 -- A job, aliased j, with everything kept beside it. The order is that of `rows.record_from`.

@@ -84,12 +84,11 @@ SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
 SELECT EXISTS (SELECT FROM fairlead.idempotency WHERE user_id = $1 AND key = $2)
 
 -- name: outbox
--- $1: this process, $2: older than. The outbox is small and scanned whole: ids are not in the order of commits.
-SELECT o.id, o.job_id, {job_columns}
-FROM (
-    SELECT id, job_id FROM fairlead.outbox WHERE origin <> $1 OR written_at < $2::bigint ORDER BY id LIMIT $3::bigint
-) AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
-ORDER BY o.id
+-- $1: this process, $2: older than, $3: limit. The outbox is small and scanned whole: ids are not in the order of commits.
+WITH found AS (
+    SELECT id, job_id, job_ids FROM fairlead.outbox WHERE origin <> $1 OR written_at < $2::bigint
+    ORDER BY id LIMIT $3::bigint
+), {jobs_told}
 
 -- name: outbox_of_lanes
 -- As `outbox`; $4: services, $5: bands, $6: all but these. Goes from one lane that has rows to the next by the index, and
@@ -105,21 +104,19 @@ WITH RECURSIVE present AS (
 ), asked AS (
     SELECT service, band FROM present
     WHERE service IS NOT NULL AND ((service, band) IN (SELECT * FROM unnest($4::text[], $5::smallint[]))) <> $6::boolean
-)
-SELECT o.id, o.job_id, {job_columns}
-FROM (
-    SELECT found.id, found.job_id FROM asked AS a CROSS JOIN LATERAL (
-        SELECT id, job_id FROM fairlead.outbox
+), found AS (
+    SELECT lane.* FROM asked AS a CROSS JOIN LATERAL (
+        SELECT id, job_id, job_ids FROM fairlead.outbox
         WHERE service = a.service AND band = a.band AND (origin <> $1 OR written_at < $2::bigint)
         ORDER BY id LIMIT $3::bigint
-    ) AS found
+    ) AS lane
     UNION ALL (
-        SELECT id, job_id FROM fairlead.outbox WHERE service IS NULL AND (origin <> $1 OR written_at < $2::bigint)
+        SELECT id, job_id, job_ids FROM fairlead.outbox
+        WHERE service IS NULL AND (origin <> $1 OR written_at < $2::bigint)
         ORDER BY id LIMIT $3::bigint
     )
     ORDER BY id LIMIT $3::bigint
-) AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
-ORDER BY o.id
+), {jobs_told}
 
 -- name: next_timer
 SELECT min(timer_at) FROM fairlead.job WHERE timer_at IS NOT NULL
@@ -274,7 +271,7 @@ SELECT
     current_setting('server_version') AS server_version,
     clock.now / 1e6::float8 AS clock,
     pg_database_size(current_database()) AS database_bytes,
-    (SELECT count(*) FROM fairlead.outbox) AS outbox_rows,
+    (SELECT coalesce(sum(coalesce(cardinality(job_ids), 1)), 0)::bigint FROM fairlead.outbox) AS outbox_rows,
     coalesce((SELECT clock.now - min(written_at) FROM fairlead.outbox), 0) / 1e6::float8 AS outbox_age,
     coalesce((SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_rows,
     coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_dead_rows,

@@ -13,7 +13,7 @@ from typing import Any
 from fairlead.domain.transitions import Submit
 from fairlead.errors import IdempotencyMismatch, TooManyWaiting
 from fairlead.store.port import Accepted, LineChange, Outcome, Refused
-from fairlead.store.postgres.newcomers import check_names, parameters
+from fairlead.store.postgres.newcomers import check_names, insertion
 from fairlead.store.postgres.queries import WRITES
 from fairlead.store.rows import numbered
 
@@ -44,10 +44,9 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
     accepted = [place for place, outcome in enumerate(outcomes) if outcome is None]
     changes: list[LineChange] = []
     if accepted:
-        jobs = parameters([submits[place] for place in accepted])
-        rows = yield WRITES["submit"], [*jobs, origin, now]
-        # Numbers were given in the order of the arrays; the rows may come in another one.
-        for place, (seq, outbox_id) in zip(accepted, sorted(map(tuple, rows)), strict=True):
+        jobs = insertion([submits[place] for place in accepted], origin=origin, now=now)
+        rows = yield jobs.sql, jobs.parameters
+        for place, (seq, outbox_id) in zip(accepted, jobs.numbers(rows), strict=True):
             job = submits[place].job
             outcomes[place] = Accepted(job.id, seq)
             if outbox_id is not None:

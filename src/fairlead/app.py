@@ -455,25 +455,28 @@ class Fairlead(Operators, Batching, Turning):
             outcomes = [await journal.write(submits[0])]
         else:
             outcomes = await journal.write_all(submits)
-        receipts = []
+        receipts, welcome = [], []
         for submit, outcome in zip(submits, outcomes, strict=True):
             assert isinstance(outcome, Accepted)
             job = submit.job
             if connection is None and not outcome.replayed:
-                self._welcome(job, now)
+                welcome.append(job)
             elif job.timer_at is not None:  # nobody knows yet whether the caller commits
                 self._recorder.on_timer(job.timer_at)
             receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, job.scheduled_at))
+        self._welcome(welcome, now)
         return receipts
 
-    def _welcome(self, job: Job, now: float) -> None:
-        """A job that is committed."""
-        if job.timer_at is not None:
-            self._recorder.on_timer(job.timer_at)
-        self._recorder.observations.accepted[job.feature_name, job.priority] += 1
-        # Nobody knows its id yet, but its user may be followed.
-        if self.hub.follows(job.user_id):
-            self.hub.publish(accepted(job, now), job.user_id)
+    def _welcome(self, jobs: Sequence[Job], now: float) -> None:
+        """Jobs that are committed."""
+        self._recorder.observations.submitted(jobs)
+        # Nobody knows their ids yet, but their users may be followed.
+        followed = {user_id for user_id in {job.user_id for job in jobs} if self.hub.follows(user_id)}
+        for job in jobs:
+            if job.timer_at is not None:
+                self._recorder.on_timer(job.timer_at)
+            if job.user_id in followed:
+                self.hub.publish(accepted(job, now), job.user_id)
 
     async def was_submitted(self, user_id: str, idempotency_key: str) -> bool:
         """Whether this user's key stands for a job already, so that a submit with it makes none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairlead.domain.config import Config
@@ -34,7 +34,7 @@ class Batching(ABC):
     def _opened(self) -> tuple[Store, Journal]: ...
 
     @abstractmethod
-    def _welcome(self, job: Job, now: float) -> None: ...
+    def _welcome(self, jobs: Sequence[Job], now: float) -> None: ...
 
     # ------------------------------------------------------------ submitting
 
@@ -78,8 +78,7 @@ class Batching(ABC):
             index = error.details.pop("index", None)
             error.pointer = error.pointer if index is None else f"/items/{index}{error.pointer or ''}"
             raise
-        for submit in submits:
-            self._welcome(submit.job, now)
+        self._welcome([submit.job for submit in submits], now)
         return BatchReceipt(checked.create.batch.id, len(submits), replayed=False)
 
     async def _replayed(self, checked: CheckedBatch) -> BatchReceipt | None:

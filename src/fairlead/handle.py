@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.records import record
 from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
 from fairlead.runtime.batch_view import BatchView, ItemView
 from fairlead.runtime.view import JobView
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fairlead.batching import Batching
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Receipt:
     """A job that is accepted: committed, and never forgotten from here on."""
 

@@ -3,8 +3,11 @@ nobody is told."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from fairlead.domain import retry, turns
 from fairlead.domain.adapt import Calls, Ending
@@ -63,6 +66,9 @@ class Used:
         self.seconds += other.seconds
 
 
+_kind = attrgetter("feature_name", "priority")
+
+
 class Observations:
     def __init__(self) -> None:
         self.accepted: Counter[tuple[str, Priority]] = Counter()
@@ -76,6 +82,11 @@ class Observations:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         """What the calls took, by service, that ended well."""
         self._used: dict[str, dict[str, Used]] = {}
+
+    def submitted(self, jobs: Iterable[Job]) -> None:
+        # Those of a bulk are of one kind: to see that takes less time than to count them one by one.
+        for kind, some in itertools.groupby(jobs, _kind):
+            self.accepted[kind] += len(list(some))
 
     def started(self, job: Job) -> None:
         """`job` as its start was written: with when the step entered the line, and when its call began."""

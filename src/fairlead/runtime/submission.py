@@ -124,10 +124,10 @@ class Checks:
             return self._new_job(wanted, user_id)
         name = wanted.feature_name, wanted.priority
         rest = self._plain.get(name)
-        if rest is not None:
+        if rest:
             return Job(str(uuid7()), wanted.feature_name, user_id, *rest)
         job = self._new_job(wanted, user_id)
-        self._plain[name] = _after_names(job)
+        self._plain[name] = () if rest is None else _after_names(job)  # what does not come again is not taken apart
         return job
 
     def _new_job(self, wanted: Submission, user_id: str) -> Job:

@@ -459,7 +459,7 @@ async def test_a_move_that_comes_twice_is_refused_the_second_time(line: Line) ->
 
 
 async def test_of_a_batch_of_moves_only_the_matching_ones_change_something(line: Line) -> None:
-    jobs = [await line.running(steps=("draw", "scale")) for _ in range(3)]
+    jobs = [await line.running(job_id=f"j{n}", steps=("draw", "scale")) for n in range(3)]
     moves = [line.done(job, f'"{job.id}"') for job in jobs]
     moves[1] = replace(moves[1], run=99)
     outcomes = await line.commit(*moves)

@@ -25,8 +25,8 @@ SHARE_A_ROW = 1000
 """Jobs that one row of the outbox tells of at most: a manager brings them to the line in one call."""
 
 _spec = attrgetter(*SPEC_FIELDS)
-_SEPARATORS = [chr(code) for code in range(1, 0xD800)]
-"""Control characters first: no JSON has one, and hardly a name."""
+_SEPARATORS = [chr(code) for code in range(1, 32) if chr(code) not in "\t\n\r"]
+"""No JSON has one of these, and hardly a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Ins
     features = [job.feature_name for job in jobs]
     specs = [spec_of(jobs[0])] * len(jobs) if _alike([_spec(job) for job in jobs]) else [spec_of(job) for job in jobs]
     inputs = [submit.input_json for submit in submits]
-    between = _between(ids, users, features, specs, inputs)
+    between = _between(ids, users, features)
     status = _numbers([job.status for job in jobs], STATUS_CODES.__getitem__)
     priority = _numbers([job.priority for job in jobs], attrgetter("band"))
     spec = _texts(specs, between)
@@ -76,7 +76,7 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Ins
         _maybe_texts([job.turn for job in jobs]),
         strict=True,
     )
-    given = [between, between.join(ids), *values, *shared, origin, now]
+    given = [between, _joined(ids, between), *values, *shared, origin, now]
     if len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
         return Insertion(WRITES["submit_together"], [*given, SHARE_A_ROW], together=True)
     return Insertion(WRITES["submit"], given, together=False)
@@ -94,13 +94,23 @@ def _alike(values: Sequence[Any]) -> bool:
     return values.count(values[0]) == len(values)
 
 
-def _between(*columns: list[str]) -> str:
-    texts = ["".join(column) for column in columns]
-    return next(each for each in _SEPARATORS if not any(each in text for text in texts))
+def _between(*names: list[str]) -> str:
+    said = "".join(["".join(column) for column in names])
+    for each in _SEPARATORS:
+        if each not in said:
+            return each
+    raise InvalidInput("names have every control character there is")
 
 
 def _texts(values: list[str], between: str) -> Column:
-    return (None, values[0]) if _alike(values) else (between.join(values), None)
+    return (None, values[0]) if _alike(values) else (_joined(values, between), None)
+
+
+def _joined(values: list[str], between: str) -> str:
+    text = between.join(values)
+    if text.count(between) != len(values) - 1:
+        raise InvalidInput("a text that is no JSON cannot be stored as such")
+    return text
 
 
 def _maybe_texts(values: list[str | None]) -> Column:

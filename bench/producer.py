@@ -48,11 +48,11 @@ class Producer:
         await self._system.work(use)
         return {}
 
-    async def enqueue(self, seconds: float, callers: int) -> dict[str, Any]:
-        """No-op jobs, one a call, by so many callers at once, for so many seconds."""
+    async def enqueue(self, seconds: float, callers: int, at_most: int | None = None) -> dict[str, Any]:
+        """No-op jobs, one a call, by so many callers at once, for so many seconds or until there are so many."""
         await self._one(Job("noop"))
         begun = time.perf_counter()
-        numbers = _until(begun + seconds)
+        numbers = itertools.islice(_until(begun + seconds), at_most)
         if self._tasks:
             count = await _by_tasks(numbers, callers, self._system.enqueue)
         else:

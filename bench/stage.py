@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import select
 import shlex
 import shutil
 import signal
@@ -36,16 +38,32 @@ def describe(known: Known, servers: Servers) -> dict[str, Any]:
     env = _environment(known, "postgresql://127.0.0.1/none", servers.redis_url, Path("/nonexistent"))
     if shutil.which(known.producer[0]) is None:
         raise Broken("its interpreter is not installed")
-    said = subprocess.run(
-        known.producer, input='{"do": "describe"}\n', capture_output=True, text=True, env=env, cwd=ROOT, check=False
-    )
+    try:
+        said = subprocess.run(
+            known.producer,
+            input='{"do": "describe"}\n',
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise Broken(f"it does not describe itself within {PATIENCE_S:g} s") from None
     try:
         about: dict[str, Any] = json.loads(said.stdout.splitlines()[0])
     except (ValueError, IndexError):
-        raise Broken((said.stderr.strip().splitlines() or ["it says nothing"])[-1]) from None
+        raise Broken(_why(said.stderr)) from None
     if "error" in about:
         raise Broken(about["error"])
     return about
+
+
+def _why(said: str) -> str:
+    """The error among what an interpreter says: Python's is the last line, Node's has its version after it."""
+    lines = said.strip().splitlines() or ["it says nothing"]
+    return next((line for line in reversed(lines) if re.match(r"\w*Error\b", line)), lines[-1])
 
 
 def _environment(known: Known, database: str, redis_url: str, folder: Path) -> dict[str, str]:
@@ -64,32 +82,41 @@ class Stage:
         self.known = known
         self.folder = Path(tempfile.mkdtemp(prefix="fairlead-bench-"))
         self._servers = servers
-        self._database = servers.another() if beside_others else servers.fresh(known.synchronous_commit)
+        self._beside_others = beside_others
         self._beside: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._log = (self.folder / "log").open("ab")
-        self._env = _environment(known, self._database, servers.redis_url, self.folder)
-        self._producer = subprocess.Popen(
-            known.producer,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=self._env,
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        self._producers: list[subprocess.Popen[str]] = []
+        """The one, once it was started."""
 
     def __enter__(self) -> Stage:
+        """All that can fail or be interrupted is in here, so that nothing is left of it then."""
         try:
-            self.about = self.ask("describe")
-            self.ask("setup")
-            self._beside = [self._start(command, {}) for command in self.about["beside"]]
-            self.ask("open")
+            self._set_up()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _set_up(self) -> None:
+        servers, commit = self._servers, self.known.synchronous_commit
+        self._database = servers.another() if self._beside_others else servers.fresh(commit)
+        self._env = _environment(self.known, self._database, servers.redis_url, self.folder)
+        with (self.folder / "log").open("ab") as log:
+            producer = subprocess.Popen(
+                self.known.producer,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._env,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        self._producers.append(producer)
+        self.about = self.ask("describe")
+        self.ask("setup")
+        self._beside = [self._start(command, {}) for command in self.about["beside"]]
+        self.ask("open")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -98,19 +125,27 @@ class Stage:
 
     def close(self) -> None:
         self.kill_workers()
-        _kill([*self._beside, self._producer])
-        self._log.close()
+        _kill([*self._beside, *self._producers])
+        for producer in self._producers:
+            for pipe in (producer.stdin, producer.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # what it was not told any more
+                        pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ------------------------------------------------------------ the producer
 
     def ask(self, command: str, **options: Any) -> dict[str, Any]:
-        assert self._producer.stdin is not None
-        assert self._producer.stdout is not None
+        (producer,) = self._producers
+        assert producer.stdin is not None
+        assert producer.stdout is not None
+        patience = PATIENCE_S + options.get("seconds", 0.0)
         try:
-            self._producer.stdin.write(json.dumps({"do": command, **options}) + "\n")
-            self._producer.stdin.flush()
-            line = self._producer.stdout.readline()
+            producer.stdin.write(json.dumps({"do": command, **options}) + "\n")
+            producer.stdin.flush()
+            if not select.select([producer.stdout], [], [], patience)[0]:
+                raise Broken(f"{command}: no answer within {patience:g} s: {self.last_words()}")
+            line = producer.stdout.readline()
         except OSError:
             line = ""
         if not line:
@@ -141,15 +176,16 @@ class Stage:
         self._workers.append(self._start(command, {}))
 
     def _start(self, command: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            shlex.split(command),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env={**self._env, **env},
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                shlex.split(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._env, **env},
+                cwd=ROOT,
+                start_new_session=True,
+            )
 
     def kill_workers(self) -> None:
         _kill(self._workers)
@@ -187,12 +223,19 @@ class Stage:
             "PostgreSQL": seconds_of({self._servers.postgres_pid}),
             "Redis": self._servers.redis_cpu(),
             "workers": seconds_of({process.pid for process in self._workers}, by_session=True),
-            "others": seconds_of({process.pid for process in [*self._beside, self._producer]}, by_session=True),
+            "others": seconds_of({process.pid for process in [*self._beside, *self._producers]}, by_session=True),
         }
+
+    def check(self) -> None:
+        """Raises Broken if a process of the system has ended by itself: what is left of it is not what is measured."""
+        for process in [*self._beside, *self._workers]:
+            if process.poll() is not None:
+                raise Broken(f"a worker ended by itself with {process.returncode}: {self.last_words()}")
 
     def wait_for(self, count: int, patience: float = PATIENCE_S) -> None:
         until = time.perf_counter() + patience
         while self.done() < count:
+            self.check()
             if time.perf_counter() > until:
                 raise Broken(f"{self.done()} of {count} jobs after {patience:g} s: {self.last_words()}")
             time.sleep(0.002)

@@ -27,6 +27,8 @@ SCENARIOS = {
     "kill": "until a job runs again after SIGKILL of its worker, defaults",
     "limits": "what PostgreSQL, SQLite and Redis do here without us",
 }
+OF_PARTS = frozenset({"scale", "limits"})
+"""Of parts of ours, not of a system as a whole."""
 COMMON = frozenset({"enqueue", "drain", "end_to_end", "latency", "memory", "sleepers", "newcomer", "kill"})
 
 
@@ -61,12 +63,12 @@ def _ours(name: str, module: str, scenarios: frozenset[str], processes: int | No
 SYSTEMS = {
     known.name: known
     for known in (
-        _ours(OURS, "distributed", COMMON | {"pipeline", "http"}),
+        _ours(OURS, "distributed", COMMON | OF_PARTS | {"pipeline", "http"}),
         _node("graphile-worker"),
         _node("pg-boss"),
         _node("bullmq"),
         _python("pgqueuer", "python-postgres"),
-        _ours(EMBEDDED, "embedded", COMMON | {"pipeline", "http"}),
+        _ours(EMBEDDED, "embedded", COMMON | OF_PARTS | {"pipeline", "http"}),
         _python("dramatiq", "python-redis"),
         _python("huey", "python-redis"),
         _python("taskiq", "python-redis"),

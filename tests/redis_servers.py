@@ -44,6 +44,10 @@ def _program() -> str | None:
     return str(carried) if carried.exists() else None
 
 
+def has_program() -> bool:
+    return _program() is not None
+
+
 def require_program() -> str:
     program = _program()
     if program is None:

@@ -52,6 +52,7 @@ class Postgres:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"postgresql://fairlead@127.0.0.1:{self.port}/postgres"
+        atexit.register(self.remove)
         subprocess.run(
             [self._binaries / "initdb", "-D", self._data, "-U", "fairlead", *_INITDB],
             check=True,
@@ -59,7 +60,6 @@ class Postgres:
             user=self._user,
             cwd=self._folder,
         )
-        atexit.register(self.remove)
         self.start()
 
     @property

@@ -15,17 +15,21 @@ from bench.stage import Broken, Stage
 from bench.systems import Known
 
 
-def kill(systems: Sequence[Known], servers: Servers, sizes: Sizes, keep: Callable[[str, str, float], None]) -> None:
-    """`keep` takes the system first. A system whose job did not run again in time has no figure."""
+def kill(
+    systems: Sequence[Known], servers: Servers, sizes: Sizes, keep: Callable[[str, str, float], None]
+) -> dict[str, str]:
+    """`keep` takes the system first. The answer: whose worker could not be killed in the middle of a job, and why."""
     servers.fresh()
     killed: dict[Stage, int] = {}
+    failed: dict[str, str] = {}
     with ExitStack() as stack:
         for known in systems:
             try:
                 stage = stack.enter_context(Stage(known, servers, beside_others=True))
                 killed[stage] = kill_one(stage)
-            except Broken as broken:
-                say(f"kill {known.name}: {broken}")
+            except Exception as error:  # the others can still be measured
+                failed[known.name] = f"{type(error).__name__}: {error}"
+                say(f"kill {known.name} failed: {error}")
         until = time.monotonic() + sizes.kill_s
         while time.monotonic() < until and any(bodies.started(stage.folder) < 2 for stage in killed):
             time.sleep(0.1)
@@ -35,6 +39,7 @@ def kill(systems: Sequence[Known], servers: Servers, sizes: Sizes, keep: Callabl
                 keep(stage.known.name, "s until it runs again", (again[0][1] - at) / 1e9)
             else:
                 keep(stage.known.name, "not within s", sizes.kill_s)
+    return failed
 
 
 def kill_one(stage: Stage) -> int:

@@ -36,6 +36,7 @@ def newcomer(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
             if came.keys() <= {number for number, _ in bodies.starts(stage.folder)}:
                 break
         starts = bodies.starts(stage.folder)
+        stage.check()
     began = dict(starts)
     waits, grants = [], []
     for number, at in came.items():

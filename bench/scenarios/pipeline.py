@@ -22,7 +22,9 @@ def pipeline(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
         stage.ask("steps", count=sizes.pipelines)
         stage.wait_for(1 + sizes.pipelines)
         seconds = time.perf_counter() - begun
-    one = KINDS["step"].seconds
-    ideal = one * (sizes.pipelines / min(LIMITS) + len(LIMITS) - 1)
     keep("pipeline", "jobs/s", sizes.pipelines / seconds)
-    keep("pipeline", "times ideal", seconds / ideal)
+    keep("pipeline", "times ideal", seconds / ideal_s(sizes.pipelines))
+
+
+def ideal_s(jobs: int) -> float:
+    return KINDS["step"].seconds * (jobs / min(LIMITS) + len(LIMITS) - 1)

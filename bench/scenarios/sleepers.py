@@ -25,5 +25,6 @@ def sleepers(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
         while (done := stage.done()) < jobs and time.perf_counter() - begun < sizes.sleepers_s:
             time.sleep(0.002)
         seconds = (time.perf_counter() - begun) * jobs / done
+        stage.check()
     keep("sleepers", "s", seconds)
     keep("sleepers", "times ideal", seconds / (-(-jobs // AT_ONCE) * one))

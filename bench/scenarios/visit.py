@@ -58,6 +58,7 @@ def fill(stage: Stage, sizes: Sizes, wanted: Set[str], keep: Keep) -> int:
         keep("enqueue", "bulk", took["count"] / took["seconds"])
     if "memory" in wanted and not sizes.memory_jobs:
         keep("memory", "bytes", (stage.store_bytes() - before) / waiting)
+        keep("memory", "jobs", waiting)
     return waiting
 
 
@@ -69,6 +70,7 @@ def drain(stage: Stage, sizes: Sizes, waiting: int, keep: Keep) -> bool:
     first, begun, spent = stage.done(), time.perf_counter(), stage.cpu()
     while (done := stage.done()) < waiting and time.perf_counter() - begun < sizes.drain_s:
         time.sleep(0.002)
+    stage.check()
     if done >= waiting:
         stage.wait_until_settled(begun + sizes.drain_s + sizes.settle_s)
         keep("drain", "jobs/s with the start", waiting / (time.perf_counter() - spawned))
@@ -95,6 +97,7 @@ def end_to_end(stage: Stage, sizes: Sizes, keep: Keep) -> None:
     until = time.perf_counter() + sizes.settle_s
     while stage.done() - before < accepted and time.perf_counter() < until:
         time.sleep(0.002)
+    stage.check()
     if stage.done() - before >= accepted:
         stage.wait_until_settled(until)
     keep("end_to_end", "jobs/s", (stage.done() - before) / (time.perf_counter() - begun))

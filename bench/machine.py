@@ -27,4 +27,13 @@ def _commit() -> str:
     said = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return said.stdout.strip() or "unknown"
+    if not said.stdout:
+        return "unknown"
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "src", "bench", ":!bench/*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip() + (" with changes" if changed.stdout else "")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from bench.plots import PLOTS
+from bench.remarks import remark
 from bench.results import Results
 from bench.systems import COMMON, EMBEDDED, OURS, SCENARIOS, SYSTEMS
-from bench.targets import TARGETS
+from bench.targets import NOT_MEASURED, TARGETS
 
 RATES = (
     ("enqueue", "one by one", "Enqueue, one by one, one caller: jobs/s"),
@@ -29,20 +30,22 @@ COSTS = (
 )
 
 
-def text(results: Results) -> str:
+def text(results: Results, *, whole: bool = True) -> str:
+    """Of a part of a run: only what it found, and no picture of another one."""
     parts = [
         "# Side by side, in one run\n",
         _heading(results),
-        _targets(results),
+        _absent(results),
+        _targets(results, whole),
         *_scenarios(results),
         _cpu(results),
         _scale(results),
         _http(results),
         _limits(results),
-        _plots(),
-        _notes(results),
+        _plots() if whole else "",
+        _notes(),
         _systems(results),
-        _participation(),
+        _participation() if whole else "",
     ]
     return "\n".join(part for part in parts if part)
 
@@ -65,19 +68,34 @@ def shown(value: float | None) -> str:
 def _heading(results: Results) -> str:
     run = results.run
     versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
+    smoke = "**A smoke test of a few jobs each: its figures mean nothing.**\n\n" if _is_smoke(results) else ""
     return (
-        f"`{run.get('command')}` at {run.get('commit')}; {run.get('machine')}; load before it {run.get('load')}; "
-        f"{versions}.\nPostgreSQL: {run.get('postgres')}. Redis: its own defaults. Everything shares the cores: "
-        "stores, producer, workers.\n\nMedians; the spread is from the smallest to the largest value; the ratio is to "
+        f"{smoke}`{run.get('command')}` at {run.get('commit')}; {run.get('machine')}; "
+        f"load before it {run.get('load')}; {versions}.\n"
+        f"PostgreSQL: {run.get('postgres')}. Redis: its own defaults. Everything shares the cores: stores, producer, "
+        "workers.\n\nMedians; the spread is from the smallest to the largest value; the ratio is to "
         f"`{OURS}` (PostgreSQL + Redis, 2 workers), and above 1 means that ours is better.\n"
     )
 
 
-def _targets(results: Results) -> str:
-    rows = [target.row(results) for target in TARGETS]
+def _is_smoke(results: Results) -> bool:
+    return bool(results.run.get("sizes") == "smoke")
+
+
+def _absent(results: Results) -> str:
+    lines = [f"- **{name} is missing**: {why}" for name, why in results.missing.items()]
+    lines += [f"- {cell} failed: {why}" for cell, why in results.failed.items()]
+    return "## Missing or failed\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _targets(results: Results, whole: bool) -> str:
+    rows = [row for target in TARGETS if (row := target.row(results))[-1] != NOT_MEASURED or whole]
+    if not rows or _is_smoke(results):
+        return ""
     met = sum(row[-1] == "met" for row in rows)
-    head = ("what", "against", "target", "measured", "")
-    return f"## Targets: {met} of {len(rows)} met\n\n" + table(head, rows)
+    body = table(("what", "against", "target", "measured", ""), rows)
+    why = "\nWhy some are missed, and what to try next: [NOTES.md](NOTES.md#where-targets-are-missed).\n"
+    return f"## Targets: {met} of {len(rows)} met\n\n{body}" + (why if whole and met < len(rows) else "")
 
 
 def _scenarios(results: Results) -> Iterable[str]:
@@ -85,7 +103,8 @@ def _scenarios(results: Results) -> Iterable[str]:
         more_is_better = (scenario, figure, title) in RATES
         rows = _rows(results, scenario, figure, more_is_better)
         if rows:
-            yield f"## {title}\n\n" + table(("system", "median", "spread", "n", "ratio to ours"), rows)
+            said = remark(results, scenario, figure)
+            yield f"## {title}\n\n{said}" + table(("system", "median", "spread", "n", "ratio to ours"), rows)
 
 
 def _rows(results: Results, scenario: str, figure: str, more_is_better: bool) -> list[tuple[str, ...]]:
@@ -101,7 +120,8 @@ def _rows(results: Results, scenario: str, figure: str, more_is_better: bool) ->
             ratio = f"{ours / value if more_is_better else value / ours:.2f}"
         count = len(results.values[scenario, name, figure])
         label = f"**{name}**" if not SYSTEMS[name].kin else name
-        rows.append((label, shown(value) + _bound(results, scenario, name), between, str(count), ratio))
+        bound = _bound(results, scenario, name)
+        rows.append((label, shown(value) + bound, between, str(count), ratio + (bound if ratio != "-" else "")))
     rows += [(name, f"not within {cap:g} s", "", "1", "") for name, cap in _never(results, scenario)]
     return rows
 
@@ -206,10 +226,8 @@ def _plots() -> str:
     return "".join(f"![{title}](../docs/{file})\n" for file, (_, _, title) in PLOTS.items())
 
 
-def _notes(results: Results) -> str:
-    lines = [f"- **{name} is missing**: {why}" for name, why in results.missing.items()]
-    lines += [f"- {cell} failed: {why}" for cell, why in results.failed.items()]
-    lines += [
+def _notes() -> str:
+    lines = [
         "- A drain's clock begins with the first job's end, so what a worker fetched before it is not in the time: "
         "this flatters large batches (pg-boss may take up to 20,000 jobs before the first one runs).",
         "- A slow system is not waited for: its rate is over what it did in its time (bench/sizes.py), and it had "

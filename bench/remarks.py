@@ -1,0 +1,80 @@
+"""What a reader must know beside a table of bench/RESULTS.md: how many jobs, whose figure is missing and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.results import Results
+from bench.scenarios.memory import BYTES_OF_A_MILLION
+from bench.scenarios.newcomer import NEWCOMERS
+from bench.scenarios.pipeline import ideal_s
+from bench.sizes import FULL, QUICK, SMOKE, Sizes
+from bench.systems import EMBEDDED, OURS, SYSTEMS
+
+
+def remark(results: Results, scenario: str, figure: str) -> str:
+    """Empty where the heading says it all."""
+    make = _REMARKS.get((scenario, figure))
+    said = make(results) if make else ""
+    return f"{said}\n\n" if said else ""
+
+
+def sizes_of(results: Results) -> Sizes:
+    return {"full": FULL, "smoke": SMOKE}.get(results.run.get("sizes", ""), QUICK)
+
+
+def _bulk(results: Results) -> str:
+    without = [name for name, about in results.about.items() if not about["bulk"]]
+    return f"Without a call for many jobs at once: {', '.join(without)}." if without else ""
+
+
+def _with_the_start(results: Results) -> str:
+    return f"Only who was done with all jobs in {sizes_of(results).drain_s:g} s."
+
+
+def _p99(results: Results) -> str:
+    jobs = sizes_of(results).latency_jobs
+    return f"Of {jobs} jobs a round, or fewer of slow systems: below 100 it is the longest." if jobs < 100 else ""
+
+
+def _memory(results: Results) -> str:
+    counts = [count for key, values in results.values.items() if key[0::2] == ("memory", "jobs") for count in values]
+    said = f"With {min(counts):,.0f} to {max(counts):,.0f} jobs waiting, as many as went in in time." if counts else ""
+    for name in (OURS, EMBEDDED):
+        if million := results.median("memory", name, BYTES_OF_A_MILLION):
+            said += f" {name} with {results.median('memory', name, 'jobs of the million'):,.0f}: {million:,.0f}."
+    return said
+
+
+def _pipeline(results: Results) -> str:
+    count = sizes_of(results).pipelines
+    return f"Ideal: {count / ideal_s(count):.1f}, by the steps with one slot."
+
+
+def _newcomer(results: Results) -> str:
+    patience = sizes_of(results).newcomer_s
+    return (
+        f"Of {NEWCOMERS} newcomers the one with most. `or more`: one had not begun when {patience:g} s were over, so a "
+        "slow system has a small figure."
+    )
+
+
+def _kill(results: Results) -> str:
+    measured = {name for scenario, name, _ in results.values if scenario == "kill"}
+    absent = [name for name in results.about if "kill" in SYSTEMS[name].scenarios and name not in measured]
+    said = (
+        "A new worker starts at once, on the same machine, where ours sees that its neighbour is gone. When the "
+        "machine itself is gone, ours takes lease_ttl + 1 s."
+    )
+    return said + (f" Not measured in this run: {', '.join(absent)}; `make bench-full` does." if absent else "")
+
+
+_REMARKS: dict[tuple[str, str], Callable[[Results], str]] = {
+    ("enqueue", "bulk"): _bulk,
+    ("drain", "jobs/s with the start"): _with_the_start,
+    ("latency", "p99 ms"): _p99,
+    ("memory", "bytes"): _memory,
+    ("pipeline", "jobs/s"): _pipeline,
+    ("newcomer", "grants before it, most"): _newcomer,
+    ("kill", "s until it runs again"): _kill,
+}

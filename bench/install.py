@@ -1,6 +1,7 @@
 """The peers' own environments: bench/.peers/venv and its siblings, and bench/peers/node/node_modules. Never ours.
 
-A package that does not install does not stop the others: its system is later named as missing.
+A package that does not install does not stop the others: its system is later named as missing, and the next run tries
+again.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import compileall
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import fairlead
 from bench.progress import say
-from bench.systems import HERE, INSTALLED, NODE
+from bench.systems import HERE, INSTALLED, NODE, Known
 
 OURS = Path(fairlead.__file__).parent
 
@@ -26,39 +27,47 @@ FILES = {
 }
 
 
-def install() -> None:
-    INSTALLED.mkdir(exist_ok=True)
+def install(systems: Iterable[Known]) -> None:
+    """What these need."""
+    interpreters = {known.producer[0] for known in systems}
     compileall.compile_dir(OURS, quiet=1)  # as pip leaves the peers: a worker's start is part of what is measured
     for name, requirements in FILES.items():
-        _unless_done(INSTALLED / name, requirements, partial(_python, INSTALLED / name, requirements))
-    if shutil.which("npm") is None:
-        say("npm is missing, and with it the systems on Node")
-    else:
+        if str(INSTALLED / name / "bin" / "python") in interpreters:
+            _unless_done(INSTALLED / name, requirements, partial(_python, INSTALLED / name, requirements))
+    if "node" in interpreters:
         _unless_done(NODE / "node_modules", NODE / "package.json", _npm)
 
 
-def _unless_done(at: Path, wanted: Path, make: Callable[[], None]) -> None:
+def _unless_done(at: Path, wanted: Path, make: Callable[[], bool]) -> None:
     """What was installed is written beside it; another wish or another place means: again."""
     stamp, said = at / ".installed", f"{at}\n{wanted.read_text()}"
     if not stamp.exists() or stamp.read_text() != said:
         say(f"installing {wanted.relative_to(HERE)}")
-        make()
-        if at.exists():
+        if make():
             stamp.write_text(said)
 
 
-def _python(at: Path, requirements: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--clear", at], check=True)
+def _python(at: Path, requirements: Path) -> bool:
+    """Whether all of it is there now."""
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", at], check=False).returncode:
+        say(f"there is no virtual environment for {requirements.name}")
+        return False
     pip = [str(at / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "-r", requirements], stderr=subprocess.DEVNULL, check=False).returncode:
-        for line in requirements.read_text().splitlines():
-            if line and not line.startswith("#") and subprocess.run([*pip, line], check=False).returncode:
-                say(f"{line} does not install")
+    if subprocess.run([*pip, "-r", requirements], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+        return True
+    for line in requirements.read_text().splitlines():
+        if line and not line.startswith("#") and subprocess.run([*pip, line], check=False).returncode:
+            say(f"{line} does not install")
+    return False
 
 
-def _npm() -> None:
+def _npm() -> bool:
+    if shutil.which("npm") is None:
+        say("npm is missing, and with it the systems on Node")
+        return False
     done = subprocess.run(
         ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"], cwd=NODE, check=False
     )
     if done.returncode:
         say("npm install failed: the systems on Node may be missing")
+    return done.returncode == 0

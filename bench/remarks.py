@@ -28,6 +28,13 @@ def _bulk(results: Results) -> str:
     return f"Without a call for many jobs at once: {', '.join(without)}." if without else ""
 
 
+def _drain(results: Results) -> str:
+    wanted = sizes_of(results).jobs
+    counts = {name: results.median("drain", name, "jobs") or wanted for name in results.about}
+    fewer = [f"{name} {count:,.0f}" for name, count in counts.items() if count < wanted]
+    return f"Of {wanted:,} jobs" + (f"; fewer went in in time with {', '.join(fewer)}." if fewer else ".")
+
+
 def _with_the_start(results: Results) -> str:
     return f"Only who was done with all jobs in {sizes_of(results).drain_s:g} s."
 
@@ -39,7 +46,8 @@ def _p99(results: Results) -> str:
 
 def _memory(results: Results) -> str:
     counts = [count for key, values in results.values.items() if key[0::2] == ("memory", "jobs") for count in values]
-    said = f"With {min(counts):,.0f} to {max(counts):,.0f} jobs waiting, as many as went in in time." if counts else ""
+    between = " to ".join(f"{count:,.0f}" for count in sorted({min(counts), max(counts)})) if counts else "some"
+    said = f"With {between} jobs waiting, as many as went in in time."
     for name in (OURS, EMBEDDED):
         if million := results.median("memory", name, BYTES_OF_A_MILLION):
             said += f" {name} with {results.median('memory', name, 'jobs of the million'):,.0f}: {million:,.0f}."
@@ -71,6 +79,7 @@ def _kill(results: Results) -> str:
 
 _REMARKS: dict[tuple[str, str], Callable[[Results], str]] = {
     ("enqueue", "bulk"): _bulk,
+    ("drain", "jobs/s"): _drain,
     ("drain", "jobs/s with the start"): _with_the_start,
     ("latency", "p99 ms"): _p99,
     ("memory", "bytes"): _memory,

@@ -166,9 +166,9 @@ def _scale(results: Results) -> str:
         return ""
     plain = shown(results.median("scale", OURS, "plain claim µs"))
     return (
-        "## Cost per operation as the backlog and the users grow\n\nPer step: Redis in batches of 100, memory one by "
-        f"one. An exchange gives back a slot and takes the next step. A plain FIFO claim in Redis: {plain} µs.\n\n"
-        + table(head, rows)
+        "## Cost per operation as the backlog and the users grow\n\nPer step: in batches of 100, but for exchanges in "
+        "memory, which are one by one. An exchange gives back a slot and takes the next step. A plain FIFO claim in "
+        f"Redis: {plain} µs.\n\n" + table(head, rows)
     )
 
 

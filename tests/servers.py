@@ -53,13 +53,16 @@ class Postgres:
             self.port = free.getsockname()[1]
         self.url = f"postgresql://fairlead@127.0.0.1:{self.port}/postgres"
         atexit.register(self.remove)
-        subprocess.run(
+        made = subprocess.run(
             [self._binaries / "initdb", "-D", self._data, "-U", "fairlead", *_INITDB],
-            check=True,
+            check=False,
             capture_output=True,
+            text=True,
             user=self._user,
             cwd=self._folder,
         )
+        if made.returncode:
+            raise RuntimeError(f"initdb: {made.stderr.strip()}")
         self.start()
 
     @property

@@ -113,6 +113,14 @@ def test_a_part_of_a_run_shows_no_picture_and_no_target_of_another() -> None:
     assert "not measured" in report.text(results)
 
 
+def test_a_drain_of_fewer_jobs_than_the_others_is_told() -> None:
+    results = Results()
+    for name, jobs in (("huey", 20_000), ("rq", 3_000)):
+        results.about[name] = {"bulk": True}
+        results.keep("drain", name, "jobs", jobs)
+    assert remarks.remark(results, "drain", "jobs/s") == "Of 20,000 jobs; fewer went in in time with rq 3,000.\n\n"
+
+
 def test_every_remark_is_about_a_table_of_the_report() -> None:
     assert remarks._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
 

@@ -20,9 +20,11 @@ OURS, THEIRS = "#0b6e4f", "#9aa5b1"
 
 def draw(results: Path) -> None:
     python = INSTALLED / "venv" / "bin" / "python"
-    done = subprocess.run([python, "-m", "bench.plots", results], cwd=ROOT, check=False)
-    if done.returncode:
-        say("no plots: matplotlib is missing or failed")
+    drawn = (
+        python.exists() and not subprocess.run([python, "-m", "bench.plots", results], cwd=ROOT, check=False).returncode
+    )
+    if not drawn:
+        say("no plots: matplotlib is missing or failed; those in docs/ are of an earlier run")
 
 
 def _draw_all(results: Results) -> None:

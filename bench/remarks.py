@@ -72,7 +72,7 @@ def _kill(results: Results) -> str:
     absent = [name for name in results.about if "kill" in SYSTEMS[name].scenarios and name not in measured]
     said = (
         "A new worker starts at once, on the same machine, where ours sees that its neighbour is gone. When the "
-        "machine itself is gone, ours takes lease_ttl + 1 s."
+        "machine itself is gone, ours takes up to lease_ttl + 1 s."
     )
     return said + (f" Not measured in this run: {', '.join(absent)}; `make bench-full` does." if absent else "")
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 from bench import machine, report
 from bench.install import install
@@ -29,18 +30,26 @@ from bench.sizes import FULL, QUICK, SMOKE
 from bench.systems import HERE, INSTALLED, SCENARIOS, SYSTEMS
 
 LAST = INSTALLED / "results.json"
-INTERRUPTED = 130
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
     given = arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+            signal.signal(number, stop)
     if given.report:
         write_again()
         return
     with alone():
         measure(given)
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Ends what was started, once: a second signal would leave servers and folders behind."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -51,9 +60,6 @@ def measure(given: argparse.Namespace) -> None:
         install(chosen)
         plan = _plan(given, results)
         plan.run()
-    except KeyboardInterrupt:
-        _say_what_there_is(results)
-        sys.exit(INTERRUPTED)
     except SystemExit:
         _say_what_there_is(results)
         raise

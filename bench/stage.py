@@ -101,6 +101,7 @@ class Stage:
         servers, commit = self._servers, self.known.synchronous_commit
         self._database = servers.another() if self._beside_others else servers.fresh(commit)
         self._env = _environment(self.known, self._database, servers.redis_url, self.folder)
+        self._env["TMPDIR"] = str(self.folder)  # who is killed does not tidy up
         with (self.folder / "log").open("ab") as log:
             producer = subprocess.Popen(
                 self.known.producer,

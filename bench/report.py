@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from bench.plots import PLOTS
-from bench.remarks import remark
+from bench.remarks import remark, sizes_of
 from bench.results import Results
 from bench.systems import COMMON, EMBEDDED, OURS, SCENARIOS, SYSTEMS
 from bench.targets import NOT_MEASURED, TARGETS
@@ -45,7 +45,7 @@ def text(results: Results, *, whole: bool = True) -> str:
         _plots() if whole else "",
         _notes(),
         _systems(results),
-        _participation() if whole else "",
+        _participation(results) if whole else "",
     ]
     return "\n".join(part for part in parts if part)
 
@@ -251,7 +251,7 @@ def _systems(results: Results) -> str:
     return f"## Systems, each in its recommended fast configuration\n\n{body}\n{variants}" if body else ""
 
 
-def _participation() -> str:
+def _participation(results: Results) -> str:
     """Who takes part in what."""
     rows = []
     for scenario, what in SCENARIOS.items():
@@ -261,6 +261,8 @@ def _participation() -> str:
         if scenario in COMMON:
             absent = [name for name in peers if name not in names]
             said = "all" + (f" but {', '.join(absent)}" if absent else "")
+            if scenario == "kill" and (killed := sizes_of(results).kill):
+                said = f"{', '.join(killed)}; all in `make bench-full`"
         elif names:
             said = ", ".join(names)
         rows.append((scenario, what, said))

@@ -121,6 +121,13 @@ def test_a_drain_of_fewer_jobs_than_the_others_is_told() -> None:
     assert remarks.remark(results, "drain", "jobs/s") == "Of 20,000 jobs; fewer went in in time with rq 3,000.\n\n"
 
 
+def test_whose_workers_are_killed_is_told_as_it_is() -> None:
+    results = Results()
+    assert "fairlead, fairlead-embedded, pgqueuer, dbos; all in `make bench-full`" in report.text(results)
+    results.run["sizes"] = "full"
+    assert "defaults | all |" in report.text(results)
+
+
 def test_every_remark_is_about_a_table_of_the_report() -> None:
     assert remarks._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
 

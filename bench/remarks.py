@@ -31,8 +31,8 @@ def _bulk(results: Results) -> str:
 def _drain(results: Results) -> str:
     wanted = sizes_of(results).jobs
     counts = {name: results.median("drain", name, "jobs") or wanted for name in results.about}
-    fewer = [f"{name} {count:,.0f}" for name, count in counts.items() if count < wanted]
-    return f"Of {wanted:,} jobs" + (f"; fewer went in in time with {', '.join(fewer)}." if fewer else ".")
+    other = [f"{name} of {count:,.0f}" for name, count in counts.items() if not 0.99 < count / wanted < 1.01]
+    return f"Of {wanted:,} jobs" + (f", but {', '.join(other)}: as many as had gone in." if other else ".")
 
 
 def _with_the_start(results: Results) -> str:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fairlead import Config, Fairlead
-from fairlead.errors import Unavailable
 
 ENOUGH = 20.0
 
@@ -32,20 +31,13 @@ async def line_of(config: Config, engines: dict[str, str]) -> AsyncIterator[Fair
 
 
 async def stands(app: Fairlead) -> None:
-    """Until slots are granted, here too: a connection to Redis is made when the truth has said which Redis it is."""
+    """Until slots are granted, and this process has heard of it."""
     async with asyncio.timeout(ENOUGH):
-        while set((await app.readiness())["checks"].values()) != {"ok"} or not await _is_reached(app):
+        while set((await app.readiness())["checks"].values()) != {"ok"}:
             await asyncio.sleep(0.02)
-
-
-async def _is_reached(app: Fairlead) -> bool:
     assert app._process is not None
-    try:
-        for line in app._process.lines.values():
-            await line.dispatcher.snapshot()
-    except Unavailable:
-        return False
-    return True
+    for line in app._process.lines.values():
+        await line.dispatcher.snapshot()
 
 
 async def until(seen: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +204,10 @@ class Process:
         self._leaders_due = now + LOOK_FOR_LEADERS_EVERY
         for line in self.lines.values():
             await line.look_for_leader()
+
+    def trusts(self, servers: Set[str]) -> bool:
+        """Whether the line was built on these, as far as this process has heard: others it does not talk to."""
+        return not self.distributed or servers <= self._servers
 
     async def _learn_servers(self) -> None:
         servers = {epoch.server for epoch in (await self._store.epochs()).values()}

@@ -206,7 +206,7 @@ async def readiness(store: Store | None, process: Process | None, probes: Probes
     asked: dict[str, tuple[Question, float]] = {"store": (lambda: _store(store), STORE_WITHIN)}
     if process is not None:
         for name, line in process.lines.items():
-            asked[_label("dispatcher", name, process)] = partial(_dispatcher, line), DISPATCHER_WITHIN
+            asked[_label("dispatcher", name, process)] = partial(_dispatcher, process, line), DISPATCHER_WITHIN
     checks = await probes.ask_all(asked)
     needed = ["store"]
     if process is None:
@@ -242,7 +242,7 @@ async def _store(store: Store | None) -> str:
     return "ok"
 
 
-async def _dispatcher(line: Line) -> str:
+async def _dispatcher(process: Process, line: Line) -> str:
     if line.broken is not None:
         return f"broke down ({type(line.broken).__name__}); see the log"
     try:
@@ -250,6 +250,7 @@ async def _dispatcher(line: Line) -> str:
     except Unavailable as error:
         return shown(error)
     if all(state.open for state in states.values()):
-        return "ok"
+        known_here = process.trusts({state.server for state in states.values()})
+        return "ok" if known_here else "built by a manager; this process has yet to hear of it"
     rebuild = line.leader.scopes.rebuild if line.leader is not None else None
     return f"rebuilding: {rebuild.restored} waiting jobs restored so far" if rebuild else "being rebuilt by a manager"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,8 @@ def test_what_is_delivered_again_ends_as_if_it_were_the_first_time(
     balancer: LoadBalancer, lost: str, url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VISIBILITY_VARIABLE, "1")
+    # A worker looks for messages that are overdue when it starts, and then every hundred seconds.
+    until(lambda: broker.zcount("unacked_index", time.time() - 1, "+inf") == 0, "it is overdue")
     # A worker that is killed while it looks for such messages keeps all others from looking, for five minutes.
     broker.delete("unacked_mutex")
     release(broker, "lost")

@@ -63,6 +63,7 @@ async def test_signing_out_ends_the_session_for_good(open_window: Open, raise_st
     window = await open_window(await raise_stage(admin_key=ADMIN_KEY))
     page = await sign_in(window, ADMIN_KEY)
     cookies = await window.context.cookies()
+    window.expect(r"401 .*/queue/status")  # what the page was still asking for
     await page.get_by_role("button", name="Sign out").click()
     await expect(key_field(page)).to_be_visible()
     assert await window.context.cookies() == []

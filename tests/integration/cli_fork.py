@@ -8,6 +8,7 @@ fresh ones.)
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -73,7 +74,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends in this very moment
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -290,6 +290,14 @@ class Line:
             self._leaderless.began(Exception("no manager leads; start one with `fairlead manager`"))
         self._leader_missed = leader is None
 
+    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        """Who has submitted here and looks then, finds its job in line: a receipt does not always wait for that."""
+        if self.relay.behind and self.relay.reachable:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TOLD_WITHIN):
+                    await self.relay.settled()
+        return await self.desk.places(job_ids)
+
     async def places_of_new(self, job_ids: Sequence[str]) -> dict[str, Place]:
         if self.desk.dear or not self.relay.reachable:
             return {}

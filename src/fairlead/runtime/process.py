@@ -381,7 +381,7 @@ class Process:
 
     async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
         """Where these stand. A line that does not answer soon is left out."""
-        return self._told(await _joined([line.desk.places(job_ids) for line in self.lines.values()]))
+        return self._told(await _joined([line.places(job_ids) for line in self.lines.values()]))
 
     def _told(self, places: Mapping[str, Place]) -> dict[str, Place]:
         return self._standstill.seen(self.scores.learned(places), self.rules)

@@ -42,9 +42,14 @@ class Relay:
     def reachable(self) -> bool:
         return self._outage.reason is None
 
+    @property
+    def behind(self) -> bool:
+        """The line has not heard of everything yet."""
+        return self._bell.is_set() or self._telling
+
     async def settled(self) -> None:
         """Returns when the line has heard of what was committed before, or when it cannot be told now."""
-        if self._bell.is_set() or self._telling:
+        if self.behind:
             settled = asyncio.get_running_loop().create_future()
             (self._after_next if self._bell.is_set() else self._after_this).append(settled)
             await settled

@@ -52,6 +52,12 @@ class Site:
         await self.line.open(FAIR)
         assert (await self.state()).open
 
+    async def cut_off(self) -> None:
+        """Until it is noticed: what was sent before would be lost with its connection, not refused."""
+        async with asyncio.timeout(10):
+            while any(links.ready for links in self.dispatcher._scopes.connection._links.values()):
+                await asyncio.sleep(0.01)
+
     async def refused(self) -> None:
         """Everything that would change or read the line is."""
         for operation in operations(self.dispatcher):
@@ -209,6 +215,7 @@ async def test_behind_sentinels_too(server: Server) -> None:
     assert site.dispatcher.renew("w", [lease.name]) == Renewal()
     site.truth.named.clear()
     await asyncio.to_thread(server.client.client_kill_filter, _type="normal", skipme=True)
+    await site.cut_off()
     await site.refused()
     await site.dispatcher.close()
     sentinel.kill()

@@ -27,6 +27,7 @@ class ProcessExecutor:
         self._max_result = max_result
         self._idle: list[Process] = []
         self._all: set[Process] = set()
+        self._dying: set[asyncio.Task[Any]] = set()
 
     async def execute(self, call: Call) -> Success | Failure:
         child = self._idle.pop() if self._idle else await self._start()
@@ -72,18 +73,18 @@ class ProcessExecutor:
         self._all.discard(child)
         with contextlib.suppress(ProcessLookupError):
             child.kill()
+        # Until its pipes are closed too: what is left of it when the loop is closed complains.
+        dying = asyncio.get_running_loop().create_task(child.communicate())
+        self._dying.add(dying)
+        dying.add_done_callback(self._dying.discard)
 
     async def close(self) -> None:
-        children = list(self._all)
-        for child in children:
+        for child in list(self._all):
             self._kill(child)
-        for child in children:
-            await child.wait()
+        if self._dying:
+            await asyncio.wait(self._dying)
 
 
 def _portable(call: Call) -> dict[str, Any]:
     """What crosses to the child: plain values only."""
-    return {name: value for name, value in vars(call).items() if name[0] != "_" and name not in _STAYS}
-
-
-_STAYS = frozenset({"lingering", "params", "context"})
+    return {name: value for name, value in vars(call).items() if name[0] != "_" and name != "lingering"}

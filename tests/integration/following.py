@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
-PATIENCE = 30
+PATIENCE = 90.0
+"""What was dear to find out on a busy machine is asked again after half a minute (`runtime/dashboard/sparing.py`)."""
 
 
 def merge(old: Any, patch: Any) -> Any:

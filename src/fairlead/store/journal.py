@@ -5,8 +5,9 @@ commits at once, and a busy one commits hundreds of transitions per fsync, with 
 
 - At most one transition of a job is in a batch; later ones of the same job wait for a later batch, in their order. So
   do a process's announcements and its farewell.
-- With several `writers`, so many commits are under way at once, and never two with the same job. That is for a store
-  behind a network: while the server works on one batch, the next is made up and the last one's callers are told.
+- With several `writers`, so many commits are under way at once, each of one kind, and never two with the same job. That
+  is for a store behind a network: while the server works on one batch, the next is made up and the last one's callers
+  are told.
 - A batch that fails is tried again in halves, so that only the guilty caller fails.
 - What will pass (`Busy`: locked, connection lost) is tried again with backoff; what will not pass soon (`Unavailable`:
   the disk is full) is told to every caller of the batch, and the next batch is tried afresh.

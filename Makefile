@@ -11,53 +11,80 @@ PROCESSES ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# One virtual environment, two stamps: what `make run` needs, and the test and development tools on top of it.
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 LOCK_VENV := .venv-lock
+LATEST_VENV := .venv-latest
 
 # A virtual environment does not survive being moved or copied, nor the removal of its Python: the stamp says where it
 # was made, and counts only while there is a Python in it.
-ifneq ($(shell test -x $(BIN)/python && cat $(STAMP) 2>/dev/null),$(CURDIR))
-.PHONY: $(STAMP)
+ifneq ($(shell test -x $(BIN)/python && cat $(RUN_STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(RUN_STAMP)
 endif
 
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos fuzz screenshots check bench bench-full lock clean
+.PHONY: help install run test test-latest coverage chaos fuzz screenshots check generate bench bench-full lock clean
 
 help: ## say what there is
-	@echo "make install   set up $(VENV) from the lock"
-	@echo "make run       install, then start the gateway with the sample project (PORT=$(PORT))"
+	@echo "make run       set up $(VENV) with what running needs, then start the gateway with the sample project (PORT=$(PORT))"
+	@echo "make install   set up $(VENV) from the lock, with the test and development tools"
 	@echo "make test      install, then run all tests (PROCESSES=$(PROCESSES); ARGS='tests/unit -x')"
+	@echo "make test-latest  run all tests in $(LATEST_VENV), with the newest versions that pyproject.toml allows (ARGS as above)"
+	@echo "make coverage  install, then run all tests and report which statements of src/ they cover (ARGS as above)"
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
 	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
 	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
 	@echo "make bench-full  the same with more of everything, for hours"
+	@echo "make generate  install, then write the synchronous client from the asynchronous one"
 	@echo "make lock      write requirements/*.txt anew, with the newest versions"
 	@echo "make clean     remove $(VENV), caches and the sample's data"
 
-install: $(STAMP)
+install: $(DEV_STAMP)
 
-$(STAMP): requirements/dev.txt pyproject.toml
+$(RUN_STAMP): requirements/server.txt requirements/build.txt pyproject.toml
 	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "Fairlead needs Python 3.11 or newer; say where it is: make install PYTHON=/path/to/python" >&2; exit 1; }
+		echo "Fairlead needs Python 3.11 or newer; say where it is: make run PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "this Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@made="$$(cat $(STAMP) 2>/dev/null)"; \
+	@made="$$(cat $(RUN_STAMP) 2>/dev/null)"; \
 	if [ -n "$$made" ] && [ "$$made" != "$(CURDIR)" ] || ! $(BIN)/python -c '$(USABLE)' 2>/dev/null; then \
 		echo "making $(VENV)"; "$(PYTHON)" -m venv --clear $(VENV); fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@printf '%s' '$(CURDIR)' > $(STAMP)
+	$(PIP) --require-hashes -r requirements/server.txt -r requirements/build.txt
+	$(PIP) --quiet --no-deps --no-build-isolation -e .
+	@printf '%s' '$(CURDIR)' > $(RUN_STAMP)
+
+$(DEV_STAMP): $(RUN_STAMP) requirements/dev.txt
+	$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $(DEV_STAMP)
 
 # No shell between make and Python, or a signal to make would end the shell and leave the gateway running: a plain
 # command, with what it needs in the environment.
 run: export PORT := $(PORT)
-run: install
+run: $(RUN_STAMP)
 	@$(BIN)/python examples/cao/run.py
 
 test: install
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+
+# Tests against the newest versions that pyproject.toml allows, whatever is locked.
+test-latest:
+	"$(PYTHON)" -m venv $(LATEST_VENV)
+	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		-e '.[server,client,redis,celery,postgres]' --group dev
+	$(LATEST_VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+
+# Every Python process that the tests start is measured too (patch = subprocess in pyproject.toml).
+coverage: install
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 chaos: install
 	$(BIN)/python -m tests.chaos.soak
@@ -81,11 +108,17 @@ bench: install
 bench-full: install
 	$(BIN)/python -m bench --full $(ARGS)
 
+# `make lock UPGRADE=` keeps every version that is locked already, and adds what is new in pyproject.toml.
+UPGRADE ?= --upgrade
+
 # The lock names no index, so that it works with a mirror; its hashes say what may come from there.
-LOCK = $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+LOCK = $(LOCK_VENV)/bin/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 EXTRAS = --extra server --extra postgres --extra redis --extra celery
+
+generate: install
+	$(BIN)/python -m tools.generate_sync_client
 
 lock:
 	"$(PYTHON)" -m venv --clear $(LOCK_VENV)
@@ -95,5 +128,5 @@ lock:
 	$(LOCK) --constraint requirements/dev.txt requirements/build.in -o requirements/build.txt
 
 clean:
-	rm -rf $(VENV) $(LOCK_VENV) data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOCK_VENV) $(LATEST_VENV) .coverage* data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

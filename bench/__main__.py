@@ -1,11 +1,11 @@
 """Fairlead and its peers side by side, in one run.
 
     python -m bench                 what `make bench` does: everything, in less than 10 minutes
-    python -m bench --full          what `make bench-full` does: more rounds, 1,000,000 jobs, everybody's workers killed
-    python -m bench --system saq --scenario drain       one cell; both may be given several times; also --rounds N
+    python -m bench --full          what `make bench-full` does: more rounds, 1,000,000 jobs, kills in all systems
+    python -m bench --system saq --scenario drain       one cell; both can be repeated; also --rounds N
     python -m bench --report        write bench/RESULTS.md and the plots again from the last whole run
 
-Progress goes to stderr. A whole run writes bench/RESULTS.md and the plots in docs/; a part of it is only printed.
+Progress goes to stderr. A whole run writes bench/RESULTS.md and the plots in docs/; a partial run is only printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main() -> None:
     given = arguments()
     for number in STOPS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # for example by nohup
             signal.signal(number, stop)
     if given.report:
         write_again()
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """Ends what was started, once: a second signal would leave servers and folders behind."""
+    """Clean up once: a second signal would leave servers and folders behind."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
@@ -61,7 +61,7 @@ def measure(given: argparse.Namespace) -> None:
         plan = _plan(given, results)
         plan.run()
     except SystemExit:
-        _say_what_there_is(results)
+        _print_partial_report(results)
         raise
     print(report.text(results, whole=whole))
     if whole:
@@ -74,7 +74,7 @@ def measure(given: argparse.Namespace) -> None:
 def _plan(given: argparse.Namespace, results: Results) -> Plan:
     sizes = FULL if given.full else SMOKE if given.smoke else QUICK
     if given.system:
-        sizes = replace(sizes, kill=None)  # who is asked for by name is measured
+        sizes = replace(sizes, kill=None)  # systems named on the command line are always measured
     chosen = [SYSTEMS[name] for name in given.system or SYSTEMS]
     plan = Plan(chosen, frozenset(given.scenario or SCENARIOS), sizes, given.rounds or sizes.rounds, results)
     results.run = machine.facts(plan.servers) | {
@@ -84,8 +84,8 @@ def _plan(given: argparse.Namespace, results: Results) -> Plan:
     return plan
 
 
-def _say_what_there_is(results: Results) -> None:
-    """Of a run that ends early: hours of measuring are not thrown away, nor are they the results of a whole run."""
+def _print_partial_report(results: Results) -> None:
+    """Keep the results of a run that ended early, apart from those of complete runs."""
     if results.values:
         print(report.text(results, whole=False))
     say("stopped before its end; bench/RESULTS.md is as it was")
@@ -93,7 +93,7 @@ def _say_what_there_is(results: Results) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Two runs at once would measure each other, and install into the same folders."""
+    """Refuse a second run: two at once would disturb each other and install into the same folders."""
     try:
         INSTALLED.mkdir(exist_ok=True)
         lock = (INSTALLED / "lock").open("w")

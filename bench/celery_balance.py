@@ -1,13 +1,14 @@
-"""Celery with the load balancer beside plain Celery: how long others wait behind a user's bulk, and what a call costs.
+"""Celery with the load balancer compared to plain Celery: how long others wait behind a user's bulk, and the cost of a
+call.
 
     python -m bench.celery_balance            both, in about four minutes
     python -m bench.celery_balance waits      [--rounds 3] [--bulk 1000] [--seconds 0.01]
     python -m bench.celery_balance cost       [--blocks 60]
 
-`waits`: one user submits 1,000 tasks (a group; by single calls where it says so), then ten users submit one each; then
-a worker with four threads begins, which takes from all queues in turn, as Celery's workers do. For each of the ten: how
-many tasks began before theirs, and how long that took. `cost`: the same task sent by `delay()` with and without the
-balancer, block by block in turn, each as large as the other.
+`waits`: one user submits 1,000 tasks (as a group, or by single calls where the row says so), then ten users submit one
+each; then a worker with four threads starts, which consumes all queues in turn, as Celery's workers do. For each of the
+ten: how many tasks started before theirs, and how long that took. `cost`: the same task sent by `delay()` with and
+without the balancer, in alternating blocks of equal size.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from celery.signals import before_task_publish
 from tests.celery_workers import CeleryWorker
 from tests.redis_servers import Server
 
-from bench.celery_site import BROKER, ONCE, QUEUES, SINGLE, SINGLY, STARTED, WAY, make
+from bench.celery_site import BROKER, ONCE, PLAIN, QUEUES, SINGLE, SINGLY, STARTED, WAY, make
 from fairlead.celery import LoadBalancer
 from fairlead.celery.strategies import STRATEGIES
 
@@ -35,22 +36,22 @@ BLOCK = 100
 PATIENCE_S = 300.0
 
 
-def _heard(**_: Any) -> None:
-    """Tracing listens like this; the queue must then be known before the message is sent."""
+def _on_publish(**_: Any) -> None:
+    """A handler as tracing uses it; the queue must then be known before the message is sent."""
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
     results: bool = False
-    heard: bool = False
+    traced: bool = False
     elsewhere: bool = False
 
 
 CASES = (
     Case("results ignored"),
     Case("results in Redis", results=True),
-    Case("results ignored, and somebody listens to `before_task_publish`", heard=True),
+    Case("results ignored, with a receiver of `before_task_publish`", traced=True),
     Case("results ignored, and the counts are not in the broker", elsewhere=True),
 )
 
@@ -60,14 +61,14 @@ CASES = (
 
 @dataclass
 class Waits:
-    """Of the ten users of every round: tasks that began before theirs, and seconds since the first began."""
+    """For the ten users of every round: tasks that started before theirs, and seconds since the first start."""
 
     before: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
 def waits(server: Server, rounds: int, bulk: int, seconds: float) -> dict[str, Waits]:
-    found = {way: Waits() for way in (SINGLE, ONCE, SINGLY, *STRATEGIES)}
+    found = {way: Waits() for way in (SINGLE, ONCE, SINGLY, *STRATEGIES, PLAIN)}
     for number in range(rounds):
         for way, each in found.items():
             _measure(server, way, each, f"round{number}", bulk, seconds)
@@ -142,7 +143,7 @@ def waits_table(found: dict[str, Waits], bulk: int) -> str:
 
 @dataclass
 class Cost:
-    """Of one call: seconds by the clock of each, and of this process's CPU time on average."""
+    """Per call: wall-clock seconds of each, and mean CPU seconds of this process."""
 
     calls: list[float] = field(default_factory=list)
     cpu: float = 0.0
@@ -161,7 +162,7 @@ class Cost:
 
 
 def cost(server: Server, blocks: int, case: Case) -> tuple[Cost, Cost, float]:
-    """Plain, balanced, and the median over pairs of blocks of how many times as long a balanced block took."""
+    """Plain, balanced, and the median ratio of balanced to plain over pairs of blocks."""
     server.client.flushall()
     plain, balanced = (_sender(server.url, name, case.results) for name in ("plain", "balanced"))
     elsewhere = server.url.replace("/0", "/1") if case.elsewhere else None
@@ -196,10 +197,10 @@ def cost_table(server: Server, blocks: int) -> str:
         "| --- | --- | --- | --- |",
     ]
     for case in CASES:
-        if case.heard:
-            before_task_publish.connect(_heard)
+        if case.traced:
+            before_task_publish.connect(_on_publish)
         plain, balanced, ratio = cost(server, blocks, case)
-        before_task_publish.disconnect(_heard)
+        before_task_publish.disconnect(_on_publish)
         lines.append(
             f"| {case.name} | {median(plain.calls) * 1e6:.0f}, {plain.cpu_us:.0f} "
             f"| {median(balanced.calls) * 1e6:.0f}, {balanced.cpu_us:.0f} "
@@ -216,13 +217,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bulk", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=0.01)
     parser.add_argument("--blocks", type=int, default=60)
-    said = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     server = Server().start()
     try:
-        if said.what != "cost":
-            print(waits_table(waits(server, said.rounds, said.bulk, said.seconds), said.bulk), end="\n\n")
-        if said.what != "waits":
-            print(cost_table(server, said.blocks))
+        if given.what != "cost":
+            print(waits_table(waits(server, given.rounds, given.bulk, given.seconds), given.bulk), end="\n\n")
+        if given.what != "waits":
+            print(cost_table(server, given.blocks))
     finally:
         server.kill()
 

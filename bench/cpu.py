@@ -1,4 +1,4 @@
-"""Whose CPU time it is: the servers', the workers', and that of the processes beside them."""
+"""CPU time by part: the servers, the workers, and the processes beside them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of(pids: set[int], *, by_session: bool = False) -> float:
-    """Of these processes with all that they started: their children, dead or alive, or (`by_session`) whoever is of
-    their sessions."""
+    """CPU seconds of these processes and their descendants, dead or alive, or (`by_session`) of all processes in their
+    sessions."""
     children: dict[int, list[int]] = defaultdict(list)
     spent: dict[int, float] = {}
     total = 0.0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             pid, parent, session = int(folder.name), int(fields[1]), int(fields[3])
             children[parent].append(pid)

@@ -1,11 +1,11 @@
-"""What open dashboards cost the gateway: 200 services of 4 slots, all taken, and 10,000 jobs in line.
+"""The cost of open dashboards for the gateway: 200 services of 4 slots, all occupied, and 10,000 waiting jobs.
 
     python -m bench.dashboard [--services 200] [--waiting 10000] [--call 20] [--distributed]
 
-A real gateway (`fairlead up`, which runs the calls as well; with --distributed `fairlead api` on PostgreSQL and Redis,
+A real gateway (`fairlead up`, which also runs the calls; with --distributed `fairlead api` on PostgreSQL and Redis,
 with a worker and a manager beside it), and the pages' sockets in another process. For each view and number of pages:
-the gateway's CPU, less what it takes unwatched, and what one page is sent. `--call` is how long a call lasts on
-average; 0 stands for calls that do not end, so that nothing changes but leases.
+the gateway's CPU, less its CPU without pages, and the data sent to one page. `--call` is the average duration of a
+call; with 0 calls do not end, so that nothing changes but leases.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def measure(gateway: Gateway, view: dict[str, Any], pages: int) -> tuple[float, 
     print("count", file=client.stdin, flush=True)
     time.sleep(MEASURE_S)
     spent = (gateway.cpu() - before) / (time.monotonic() - begun) * 100
-    said, _ = client.communicate("stop\n")
-    return spent, json.loads(said)
+    output, _ = client.communicate("stop\n")
+    return spent, json.loads(output)
 
 
 # ---------------------------------------------------------------- the pages
@@ -101,7 +101,7 @@ async def follow(port: int, view: dict[str, Any], pages: int) -> None:
             }
         )
     )
-    os._exit(0)  # without a farewell from each of them
+    os._exit(0)  # without a closing handshake for each
 
 
 def main() -> None:
@@ -133,14 +133,14 @@ def main() -> None:
         heads = ("view", "pages", "CPU more", "first state", "a page is sent", "messages")
         print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
         for name, view, pages in VIEWS:
-            spent, said = measure(gateway, view, pages)
+            spent, sent = measure(gateway, view, pages)
             row = [
                 name,
                 str(pages),
                 f"{spent - unwatched:.1f} %",
-                f"{said['first'] / 1024:.0f} KB",
-                f"{said['bytes_per_s'] / 1024:.2f} KB/s",
-                f"{said['messages_per_s']:.2f} /s",
+                f"{sent['first'] / 1024:.0f} KB",
+                f"{sent['bytes_per_s'] / 1024:.2f} KB/s",
+                f"{sent['messages_per_s']:.2f} /s",
             ]
             print(f"| {' | '.join(row)} |", flush=True)
 

@@ -1,13 +1,13 @@
-"""What the dispatcher in memory costs per operation, and per waiting job.
+"""Cost of the memory dispatcher per operation and per waiting job.
 
     python bench/dispatcher.py            all sizes; --quick leaves out the million
 
-Every line is one service with so many jobs waiting, of so many users. Then, in microseconds for one job:
+Each row is one service with a number of waiting jobs and users. The figures are microseconds per job:
 
-    offer      one step is put in line (batches of 100, as the relay does)
-    exchange   a slot is given back and the next step taken, as one operation
-    place      the place of one waiting job is asked for
-    100 places of a hundred waiting jobs, asked for together
+    offer      enqueue one step (in batches of 100, as the relay does)
+    exchange   release a slot and claim the next step, as one operation
+    place      query the position of one waiting job
+    100 places query the positions of a hundred waiting jobs together
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.port import Claim, Offer, Release
-from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.rules import Order, Rules, ServiceRules
 
 SERVICE = "image_gen"
 SLOTS = 8
@@ -43,7 +43,7 @@ async def dispatcher_with(order: Order) -> MemoryDispatcher:
 
 
 def offers(users: int) -> Iterator[Offer]:
-    """Jobs as they arrive: of any user, with a job id and a user id that are strings of their own."""
+    """Arriving jobs of random users; each has its own job id and user id strings."""
     chance = random.Random(1)
     for seq in itertools.count(1):
         user = seq if seq <= users else chance.randrange(users)
@@ -78,7 +78,7 @@ async def place_cost(dispatcher: MemoryDispatcher, job_ids: list[str]) -> float:
     times = max(1, min(100, 200_000 // (len(job_ids) * 100)))
     began = time.perf_counter()
     for _ in range(times):
-        await dispatcher.places(job_ids)
+        await dispatcher.positions(job_ids)
     return per_job_us(began, times)
 
 

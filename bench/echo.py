@@ -1,4 +1,4 @@
-"""What is under the gateway, answering a POST with its own body: the bare server, or the bare framework on it.
+"""The layers below the gateway, echoing a POST: the bare server, or the bare framework on it.
 
 python -m bench.echo PORT server|framework
 """

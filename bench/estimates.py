@@ -1,22 +1,21 @@
-"""Estimated waits against the waits that came true, on a replay of a real trace in virtual time.
+"""Estimated against actual waits, on a replay of a real trace in virtual time.
 
     python -m bench.estimates TRACE.csv.gz         the whole table, in about half a minute
     python -m bench.estimates                      the excerpt that the tests use
 
 TRACE has the columns TIMESTAMP, ContextTokens and GeneratedTokens, as Azure's public LLM inference traces have. A
 simulated service takes half a second per call, and a second per 8,000 tokens read and per 33 tokens written. The
-trace's own pauses and bursts are stretched so that its work fills the slots to the load that is said. It names no
-users: each request is given one by chance, by Zipf's law, so that a few users send most. The dispatcher is the one in
-memory, the clock moves from event to event, and what is learned from waits that came true is learned as the gateway
-does it.
+trace's own pauses and bursts are stretched so that its work fills the slots to the given load. It names no users: each
+request gets a random one by Zipf's law, so that a few users send most. The dispatcher is the one in memory, the clock
+moves from event to event, and estimates are corrected by actual waits as in the gateway.
 
 Every job that had to wait is scored by the estimate it was given on arrival:
 
-    range     what came true lies within the range
-    close     or misses its nearest end by at most 25 % of what came true, or by a second
+    range     the actual wait lies within the range
+    close     or misses its nearest end by at most 25 % of the actual wait, or by a second
     strict    the same without the second
-    middle    the middle of the range misses what came true by at most 25 %
-    width     the range's upper end by its lower one, median
+    middle    the middle of the range misses the actual wait by at most 25 %
+    width     the upper end of the range divided by the lower one, median
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from typing import Any, TypeVar
 
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.port import Claim, Lease, Offer, Release
-from fairlead.domain.limits import Order, Rules, ServiceRules
-from fairlead.runtime.scores import CLOSE, Scores, score
+from fairlead.domain.rules import Order, Rules, ServiceRules
+from fairlead.engine.estimate_accuracy import CLOSE, EstimateAccuracy, score
 
 EXCERPT = Path(__file__).parent.parent / "tests" / "data" / "azure-llm-trace-code-2023-excerpt.csv.gz"
 SERVICE = "llm"
@@ -49,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """When it comes, in seconds since the first, and how long its call takes."""
+    """The arrival in seconds since the first, and the duration of its call."""
 
     at: float
     seconds: float
@@ -57,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An estimate given on arrival, and what came true."""
+    """An estimate given on arrival, and the actual wait."""
 
     low: float
     high: float
@@ -79,13 +78,13 @@ def _seconds(context: int, generated: int) -> float:
 
 
 def users_of(count: int, users: int, seed: int) -> list[str]:
-    """Whose each request is: the n-th user sends 1/n of what the first one does."""
+    """The user of each request: the n-th user sends 1/n as many as the first."""
     shares = [1 / (n + 1) for n in range(users)]
     return random.Random(seed).choices([f"user-{n:04}" for n in range(users)], shares, k=count)
 
 
 class Replay:
-    """One service under a trace, from event to event."""
+    """Simulates one service under a trace, event by event."""
 
     def __init__(
         self, trace: Sequence[Request], users: Sequence[str], *, limit: int, load: float, order: Order
@@ -95,7 +94,7 @@ class Replay:
         self.now = 0.0
         self.stretch = sum(each.seconds for each in trace) / (load * limit) / trace[-1].at
         self.dispatcher = MemoryDispatcher(lambda: self.now)
-        self.scores = Scores()
+        self.scores = EstimateAccuracy()
         self.claim = Claim("worker", limit, frozenset([SERVICE]))
         self.estimates: dict[str, tuple[float, float, float]] = {}
         self.ends: list[tuple[float, int, Lease]] = []
@@ -119,7 +118,7 @@ class Replay:
     def _arrive(self, number: int) -> None:
         job_id = str(number)
         now(self.dispatcher.offer([Offer(job_id, number, SERVICE, self.users[number], 2, 2, 0, 1)]))
-        place = self.scores.learned(now(self.dispatcher.places([job_id])))[job_id]
+        place = self.scores.learned(now(self.dispatcher.positions([job_id])))[job_id]
         self.estimates[job_id] = (*place.estimated_wait(), self.now)
         self.scores.remember(job_id, place, self.now)
         self._start(now(self.dispatcher.exchange(self.claim)))
@@ -140,7 +139,7 @@ class Replay:
 
 
 def now(operation: Coroutine[Any, Any, T]) -> T:
-    """The dispatcher in memory waits for nothing, so that it needs no event loop: it answers at once."""
+    """Run a coroutine of the in-memory dispatcher without an event loop; it never waits."""
     try:
         operation.send(None)
     except StopIteration as done:
@@ -197,12 +196,12 @@ def main() -> None:
     for order, users in [(Order.FIFO, 200), *((Order.FAIR, users) for users in USERS)]:
         for limit in LIMITS:
             for load in LOADS:
-                said = replayed(trace, limit=limit, load=load, order=order, users=users)
-                worst = min(worst, said.close)
+                result = replayed(trace, limit=limit, load=load, order=order, users=users)
+                worst = min(worst, result.close)
                 print(
-                    f"| {order.value} | {users} | {limit} | {load:.0%} | {said.waited / said.jobs:.0%} "
-                    f"| {said.median_wait:.1f} s | {said.within:.0%} | {said.close:.0%} | {said.strict:.0%} "
-                    f"| {said.middle:.0%} | {said.width:.1f} |",
+                    f"| {order.value} | {users} | {limit} | {load:.0%} | {result.waited / result.jobs:.0%} "
+                    f"| {result.median_wait:.1f} s | {result.within:.0%} | {result.close:.0%} | {result.strict:.0%} "
+                    f"| {result.middle:.0%} | {result.width:.1f} |",
                     flush=True,
                 )
     print(f"\nclose in the worst case: {worst:.0%} of those that waited")

@@ -1,4 +1,4 @@
-"""A client that costs little: requests packed once, answers only counted and their status looked at.
+"""A cheap client: it encodes requests once, counts responses and checks only their status.
 
     python -m bench.http_client PORT PATH COUNT CONNECTIONS < BODY
 
@@ -57,7 +57,7 @@ async def rate(port: int, path: str, count: int, connections: int, body: bytes) 
     ).encode() + body
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    left = [count, count]  # to send, to hear
+    left = [count, count]  # to send, to receive
     begun = time.perf_counter()
     for _ in range(connections):
         await loop.create_connection(lambda: Connection(request, left, done), "127.0.0.1", port)

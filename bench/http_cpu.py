@@ -1,4 +1,4 @@
-"""What a submit over HTTP costs in CPU time, by part, and an echo of the bare server: other programs disturb it little.
+"""CPU time of a submit over HTTP, by part, and of an echo by the bare server. Other programs disturb CPU time little.
 
     python -m bench.http_cpu [--embedded] [--connections 32] [--requests 6000] [--runs 5]
 
@@ -12,16 +12,16 @@ import argparse
 
 from bench.scenarios.http import CONNECTIONS, JOB, JOBS, rate, start_echo, start_gateway
 from bench.servers import Servers
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import EMBEDDED, OURS, SYSTEMS
 
 PARTS = {"server": "workers", "PostgreSQL": "PostgreSQL", "Redis": "Redis"}
-"""As it is told, and as the stage has it."""
+"""The name in the output, and the name of the stage."""
 
 
 def cost(stage: Stage, port: int, path: str, asked: argparse.Namespace) -> str:
-    """Of one request: the cheapest run's."""
-    rate(port, path, asked.requests // 5, asked.connections, JOB)  # the first ones open connections
+    """The cheapest run, per request."""
+    rate(port, path, asked.requests // 5, asked.connections, JOB)  # the first requests open connections
     runs = []
     for _ in range(asked.runs):
         before = stage.cpu()
@@ -30,8 +30,8 @@ def cost(stage: Stage, port: int, path: str, asked: argparse.Namespace) -> str:
         runs.append(({name: after[part] - before[part] for name, part in PARTS.items()}, per_second))
     spent, per_second = min(runs, key=lambda run: run[0]["server"])
     micros = {name: round(seconds * 1e6 / asked.requests) for name, seconds in spent.items()}
-    told = ", ".join(f"{name} {each} µs" for name, each in micros.items() if each)
-    return f"{told} ({per_second:,.0f}/s)"
+    costs_text = ", ".join(f"{name} {each} µs" for name, each in micros.items() if each)
+    return f"{costs_text} ({per_second:,.0f}/s)"
 
 
 def main() -> None:

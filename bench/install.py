@@ -1,6 +1,6 @@
-"""The peers' own environments: bench/.peers/venv and its siblings, and bench/peers/node/node_modules. Never ours.
+"""The peers' environments: bench/.peers/venv and its siblings, and bench/peers/node/node_modules. Never our own.
 
-A package that does not install does not stop the others: its system is later named as missing, and the next run tries
+A package that fails to install does not stop the others: its system is reported as missing, and the next run tries
 again.
 """
 
@@ -28,9 +28,9 @@ FILES = {
 
 
 def install(systems: Iterable[Known]) -> None:
-    """What these need."""
+    """The requirements of these systems."""
     interpreters = {known.producer[0] for known in systems}
-    compileall.compile_dir(OURS, quiet=1)  # as pip leaves the peers: a worker's start is part of what is measured
+    compileall.compile_dir(OURS, quiet=1)  # as pip leaves the peers: the start of a worker is part of the measurement
     for name, requirements in FILES.items():
         if str(INSTALLED / name / "bin" / "python") in interpreters:
             _unless_done(INSTALLED / name, requirements, partial(_python, INSTALLED / name, requirements))
@@ -39,16 +39,16 @@ def install(systems: Iterable[Known]) -> None:
 
 
 def _unless_done(at: Path, wanted: Path, make: Callable[[], bool]) -> None:
-    """What was installed is written beside it; another wish or another place means: again."""
-    stamp, said = at / ".installed", f"{at}\n{wanted.read_text()}"
-    if not stamp.exists() or stamp.read_text() != said:
+    """A stamp records what was installed where; reinstall if either differs."""
+    stamp, wanted_now = at / ".installed", f"{at}\n{wanted.read_text()}"
+    if not stamp.exists() or stamp.read_text() != wanted_now:
         say(f"installing {wanted.relative_to(HERE)}")
         if make():
-            stamp.write_text(said)
+            stamp.write_text(wanted_now)
 
 
 def _python(at: Path, requirements: Path) -> bool:
-    """Whether all of it is there now."""
+    """Whether everything is installed."""
     if subprocess.run([sys.executable, "-m", "venv", "--clear", at], check=False).returncode:
         say(f"there is no virtual environment for {requirements.name}")
         return False

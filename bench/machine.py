@@ -1,4 +1,4 @@
-"""Where it was measured."""
+"""Describes the machine of the measurement."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def facts(servers: Servers) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    said = subprocess.run(
+    done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    if not said.stdout:
+    if not done.stdout:
         return "unknown"
     changed = subprocess.run(
         ["git", "status", "--porcelain", "--", "src", "bench", ":!bench/*.md"],
@@ -36,4 +36,4 @@ def _commit() -> str:
         text=True,
         check=False,
     )
-    return said.stdout.strip() + (" with changes" if changed.stdout else "")
+    return done.stdout.strip() + (" with changes" if changed.stdout else "")

@@ -1,7 +1,7 @@
-"""The plainest claim that Redis can do in the place of ours: first in, first out, no fairness, no limit, no fence.
+"""The simplest possible claim in Redis: first in, first out, without fairness, limits or fences.
 
-One call gives back so many leases and takes as many jobs, each with its data and a lease that could expire, as ours
-does; everything else is left out. What ours costs more is the price of fairness, limits and fencing.
+One call releases a number of leases and takes as many jobs, each with its data and a lease that could expire, as ours
+does. The additional cost of ours is the price of fairness, limits and fencing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = ("plain:line", "plain:leases", "plain:expiries", "plain:counter")
 
 
 async def cost(url: str, waiting: int, batch: int = 100, calls: int = 200) -> float:
-    """Microseconds per job taken and given back: the median of groups of calls, as for ours."""
+    """Microseconds per job claimed and released: the median of groups of calls, as for ours."""
     server = redis.asyncio.Redis.from_url(url, single_connection_client=True)
     claim = server.register_script(CLAIM)
     jobs = itertools.islice(offers(10), max(waiting, batch * (calls + 1)))

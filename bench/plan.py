@@ -1,5 +1,5 @@
-"""The order of a run: a round visits every system in turn, so that noise hits all alike; what is measured once comes
-after the first round; further rounds follow while there is time."""
+"""The order of a run: a round visits every system in turn, so that noise affects all alike; scenarios that are measured
+once follow the first round; further rounds follow while there is time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.scenarios.pipeline import pipeline
 from bench.scenarios.sleepers import sleepers
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Broken, describe
+from bench.system_run import Broken, describe
 from bench.systems import Known
 
 SOLO = {"memory": memory, "sleepers": sleepers, "newcomer": newcomer, "pipeline": pipeline, "http": http.submits}
@@ -43,7 +43,7 @@ class Plan:
         say("done")
 
     def _look_for_systems(self) -> None:
-        """A system that does not even describe itself is missing; the results say so."""
+        """A system that cannot describe itself is reported as missing."""
         with ThreadPoolExecutor(4) as pool:
             asked = {known: pool.submit(describe, known, self.servers) for known in self._systems}
         for known, about in asked.items():
@@ -56,7 +56,7 @@ class Plan:
 
     def _round(self, number: int) -> None:
         wanted = self._scenarios & visit.SCENARIOS
-        if self._sizes.memory_jobs:  # then it is measured once, on more jobs
+        if self._sizes.memory_jobs:  # then it is measured once, with more jobs
             wanted -= {"memory"}
         for known in self._systems:
             if not wanted & known.scenarios:
@@ -101,7 +101,7 @@ class Plan:
 
     @contextmanager
     def _noting(self, cell: str) -> Iterator[None]:
-        """A cell that fails is named in the results; the run goes on, unless there is nothing to measure on."""
+        """Record a failed cell in the results and continue, unless the servers are gone."""
         try:
             yield
         except Exception as error:

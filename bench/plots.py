@@ -1,4 +1,4 @@
-"""The plots, drawn by the peers' matplotlib, so that ours needs none: python -m bench.plots RESULTS.json"""
+"""Draws the plots with the peers' matplotlib, so that we need none: python -m bench.plots RESULTS.json"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _draw_all(results: Results) -> None:
             [most - value for value, most in zip(values, high, strict=True)],
         ]
         _, axes = pyplot.subplots(figsize=(8, 0.32 * len(bars) + 1))
-        colours = [THEIRS if SYSTEMS[name].kin else OURS for name in names]
+        colours = [THEIRS if SYSTEMS[name].family else OURS for name in names]
         axes.barh(names, values, color=colours, xerr=errors, error_kw={"elinewidth": 1})
         if "latency" in file:
             axes.set_xscale("log")

@@ -1,10 +1,10 @@
-"""What the PostgreSQL store costs: whole lives per second through the journal, and where the time goes.
+"""Cost of the PostgreSQL store: whole job lives per second through the group commit, and where the time goes.
 
     python -m bench.postgres [--quick] [--url postgresql://...]
 
-A life is: submit, start, finish, outbox row deleted. Several flows share one journal, each with `batch` jobs under way
-at a time, so that a commit holds submits, starts and finishes at once, as it does under load. Without --url a throwaway
-server is started, with PostgreSQL's own defaults but for a larger WAL, on the same cores as everything else.
+A life is: submit, start, finish, outbox row deleted. Several flows share one group commit, each with `batch` jobs in
+progress, so that a commit contains submits, starts and finishes at once, as under load. Without --url a temporary
+server is started, with PostgreSQL's defaults except for a larger WAL, on the same cores as everything else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import product
 from pathlib import Path
@@ -23,8 +24,8 @@ from tests import servers
 
 from bench.store import finished, new_submits
 from fairlead.domain.transitions import Start
-from fairlead.store.journal import Journal
-from fairlead.store.port import LineChange, Relayed
+from fairlead.store.group_commit import GroupCommit
+from fairlead.store.port import OutboxEntry, Relayed
 from fairlead.store.postgres import PostgresStore
 from fairlead.store.postgres.queries import WRITES
 
@@ -45,14 +46,14 @@ class Spent:
         self.calls[name] += 1
 
 
-async def flow(journal: Journal, batch: int, rounds: int) -> None:
+async def flow(group_commit: GroupCommit, batch: int, rounds: int) -> None:
     for _ in range(rounds):
         jobs = new_submits(batch)
-        await journal.write_each(jobs)
+        await group_commit.write_each(jobs)
         starts = [Start(one.job.id, 0, 0, "0:1", "service:image", "worker-1", 300.0) for one in jobs]
-        started = await journal.write_each(starts)
+        started = await group_commit.write_each(starts)
         now = time.time()
-        await journal.write_each([finished(one.job, now) for one in started])  # type: ignore[union-attr]
+        await group_commit.write_each([finished(one.job, now) for one in started])  # type: ignore[union-attr]
 
 
 async def lives(url: str, batch: int, jobs: int, writers: int, spent: Spent) -> tuple[float, float]:
@@ -65,21 +66,21 @@ async def lives(url: str, batch: int, jobs: int, writers: int, spent: Spent) -> 
             connection = await stack.enter_async_context(pool.acquire())
             connection.add_query_logger(spent)
 
-    def relay(changes: Any) -> None:
-        ids: list[LineChange] = list(changes)
-        journal.write_later(Relayed(tuple(one.outbox_id for one in ids)))
+    class Relay:
+        def committed(self, entries: Sequence[OutboxEntry]) -> None:
+            group_commit.write_later(Relayed(tuple(entry.outbox_id for entry in entries)))
 
-    journal = Journal(store, on_commit=relay, max_batch=batch + 1, writers=writers)
-    journal.start()
+    group_commit = GroupCommit(store, Relay(), max_batch=batch + 1, writers=writers)
+    group_commit.start()
     rounds = max(1, jobs // batch // FLOWS)
-    await flow(journal, batch, 2)
+    await flow(group_commit, batch, 2)
     spent.waited.clear()
     spent.calls.clear()
     begun, cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(flow(journal, batch, rounds) for _ in range(FLOWS)))
-    await journal.flush()
+    await asyncio.gather(*(flow(group_commit, batch, rounds) for _ in range(FLOWS)))
+    await group_commit.flush()
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    await journal.close()
+    await group_commit.close()
     await store.close()
     done = rounds * FLOWS * batch
     return seconds / done, cpu / done

@@ -1,8 +1,8 @@
-"""The producer of a system, in a process of its own and in the system's own virtual environment.
+"""The producer of a system, in a separate process and the system's own virtual environment.
 
     python -m bench.producer peers.celery
 
-It reads one command a line as JSON and answers each with one line of JSON; `bench/peers/node/producer.js` is the same
+It reads one JSON command per line and writes one JSON line as the result; `bench/peers/node/producer.js` is the same
 for the systems on Node.
 """
 
@@ -22,8 +22,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from bench import bodies
-from bench.shape import Job, System
+from bench import handlers
+from bench.system_port import Job, System
 
 LOST_AFTER_S = 20.0
 
@@ -50,7 +50,7 @@ class Producer:
         return {}
 
     async def enqueue(self, seconds: float, callers: int, at_most: int | None = None) -> dict[str, Any]:
-        """No-op jobs, one a call, by so many callers at once, for so many seconds or until there are so many."""
+        """Enqueue no-op jobs one per call, by concurrent callers, for a time or up to a number."""
         await self._one(Job("noop"))
         begun = time.perf_counter()
         numbers = itertools.islice(_until(begun + seconds), at_most)
@@ -61,7 +61,7 @@ class Producer:
         return {"count": count + 1, "seconds": time.perf_counter() - begun}
 
     async def fill(self, count: int, seconds: float, kind: str = "noop", user: str = "ada") -> dict[str, Any]:
-        """At most so many jobs, for at most so many seconds, in the fastest way there is."""
+        """Enqueue up to a number of jobs within a time, in the fastest way the system has."""
         begun = time.perf_counter()
         size = self._system.bulk_size if self._system.enqueue_many is not None else 50
         filled = 0
@@ -84,15 +84,15 @@ class Producer:
 
     async def latency(self, count: int, seconds: float) -> dict[str, Any]:
         """Milliseconds from the call to the first line of the job, one job at a time on an idle system."""
-        where, asked = bodies.folder(), list[int]()
-        before = bodies.started(where)
+        where, asked = handlers.folder(), list[int]()
+        before = handlers.started(where)
         until = time.perf_counter() + seconds
         while len(asked) < count and (time.perf_counter() < until or len(asked) < 5):
             await asyncio.sleep(random.uniform(0.005, 0.03))
             asked.append(time.time_ns())
             await self._one(Job("stamp", len(asked) - 1))
             await _until_started(where, before + len(asked))
-        begun = dict(bodies.starts(where)[before:])
+        begun = dict(handlers.starts(where)[before:])
         return {"ms": [(begun[number] - at) / 1e6 for number, at in enumerate(asked)]}
 
     async def _one(self, job: Job) -> None:
@@ -148,13 +148,13 @@ def _by_threads(numbers: Iterator[int], callers: int, enqueue: Callable[[Job], o
 
 
 async def _until_started(where: Any, count: int) -> None:
-    """In a thread: the event loop is the system's, which may have work to do after it accepted the job."""
+    """In a thread: the event loop belongs to the system, which may still work on the job after it accepted it."""
     await asyncio.to_thread(_look_until_started, where, count)
 
 
 def _look_until_started(where: Any, count: int) -> None:
     lost = time.perf_counter() + LOST_AFTER_S
-    while bodies.started(where) < count:
+    while handlers.started(where) < count:
         if time.perf_counter() > lost:
             raise TimeoutError(f"a job did not start within {LOST_AFTER_S:g} s")
         time.sleep(0.001)
@@ -162,12 +162,12 @@ def _look_until_started(where: Any, count: int) -> None:
 
 async def main() -> None:
     system: System = importlib.import_module(f"bench.{sys.argv[1]}").system
-    # For all alike, as a gateway that takes in jobs by the thousand would have it: the collector finds nothing here.
+    # For all systems, as in a gateway that accepts jobs by the thousand: the collector finds nothing here.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     producer, loop = Producer(system), asyncio.get_running_loop()
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is not an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keep what libraries print out of the results
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         asked = json.loads(line)
         try:

@@ -1,4 +1,4 @@
-"""What is being done, on stderr, with the time since the start."""
+"""Reports progress on stderr, with the time since the start."""
 
 from __future__ import annotations
 

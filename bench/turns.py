@@ -1,9 +1,9 @@
-"""What a turn costs when many wait, and what waiting costs.
+"""Cost of a turn while many wait, and of waiting.
 
     python -m bench.turns [--few 10] [--many 10000] [--turns 300] [--waiters 1000] [--seconds 10] [--order fifo]
 
-A turn's whole life (into the line, to the head, the slot, out) while so many others wait behind the same slot: the
-number in line stays what it is, as one comes for each that goes. Then nobody moves, and Redis counts its commands.
+A turn's whole life (enqueue, wait, slot, finish) while many others wait for the same slot; for each that leaves,
+another arrives. Then no caller moves, and the commands that Redis receives are counted.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ SERVICE = "flux"
 USERS = 1000
 AT_ONCE = 500
 WARM_UP = 20
-STANDS_S = 5.0
+IDLE_S = 5.0
 
 
 @dataclass
-class Line:
-    """Callers in line for one slot, each with a task of its own."""
+class Callers:
+    """Callers that wait for one slot, each in its own task."""
 
     app: Fairlead
-    told: bool
+    with_positions: bool
 
     def __post_init__(self) -> None:
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._granted: asyncio.Queue[asyncio.Event] = asyncio.Queue()
-        self.heard = 0
+        self.positions = 0
 
     def come(self) -> None:
         task = asyncio.create_task(self._take(f"user-{next(self._numbers) % USERS}"))
@@ -49,27 +49,27 @@ class Line:
         task.add_done_callback(self._tasks.discard)
 
     async def next(self) -> asyncio.Event:
-        """When somebody has the slot; setting what is returned lets go of it."""
+        """Wait until a caller holds the slot; setting the returned event releases it."""
         return await self._granted.get()
 
     async def _take(self, user_id: str) -> None:
-        on_position = self._hear if self.told else None
+        on_position = self._count_position if self.with_positions else None
         async with self.app.turn(SERVICE, user_id=user_id, on_position=on_position):
             done = asyncio.Event()
             self._granted.put_nowait(done)
             await done.wait()
 
-    def _hear(self, position: int) -> None:
-        self.heard += 1
+    def _count_position(self, position: int) -> None:
+        self.positions += 1
 
     async def grow(self, waiting: int) -> None:
-        """Until so many are in line behind the one that has the slot."""
+        """Wait until this many callers wait behind the holder."""
         while (missing := waiting + 1 - len(self._tasks)) > 0:
             for _ in range(min(AT_ONCE, missing)):
                 self.come()
-            await self._all_in_line()
+            await self._all_queued()
 
-    async def _all_in_line(self) -> None:
+    async def _all_queued(self) -> None:
         while True:
             [service] = (await self.app.status())["services"]
             counts = [service["in_use"], *service["waiting"].values()]
@@ -84,47 +84,47 @@ class Line:
 
 
 @asynccontextmanager
-async def line_of(order: str, engines: dict[str, str], *, told: bool) -> AsyncIterator[Line]:
+async def callers_of(order: str, engines: dict[str, str], *, with_positions: bool) -> AsyncIterator[Callers]:
     config = Config.model_validate({"services": {SERVICE: {"limit": 1, "order": order}}})
     async with Fairlead(Settings(config), **engines).running() as app:
-        line = Line(app, told)
+        callers = Callers(app, with_positions)
         try:
-            yield line
+            yield callers
         finally:
-            await line.leave()
+            await callers.leave()
 
 
-async def cost(line: Line, waiting: int, turns: int) -> tuple[float, float, float]:
-    """Milliseconds of a turn, by the clock and of this process's CPU; and how much of a core it takes that they wait,
-    which the second is without."""
-    await line.grow(waiting)
-    holder = await line.next()
+async def cost(callers: Callers, waiting: int, turns: int) -> tuple[float, float, float]:
+    """Milliseconds of a turn, elapsed and of this process's CPU; and the share of a core that the waiting callers take,
+    which the second figure excludes."""
+    await callers.grow(waiting)
+    holder = await callers.next()
     await asyncio.sleep(2.0)
     begun, worked = time.perf_counter(), time.process_time()
-    await asyncio.sleep(STANDS_S)
+    await asyncio.sleep(IDLE_S)
     idle = (time.process_time() - worked) / (time.perf_counter() - begun)
     for number in range(WARM_UP + turns):
         if number == WARM_UP:
             begun, worked = time.perf_counter(), time.process_time()
-        line.come()
+        callers.come()
         holder.set()
-        holder = await line.next()
+        holder = await callers.next()
     took, cpu = time.perf_counter() - begun, time.process_time() - worked
     return took / turns * 1000, max(0.0, cpu - idle * took) / turns * 1000, idle
 
 
-async def commands(line: Line, servers: Servers, waiting: int, seconds: float) -> tuple[int, int]:
-    """That Redis was sent while nobody moved, and how often somebody was told its place."""
-    await line.grow(waiting)
-    await line.next()
-    await asyncio.sleep(2.0)  # the first positions are told
-    before, heard = calls_of(servers), line.heard
+async def commands(callers: Callers, servers: Servers, waiting: int, seconds: float) -> tuple[int, int]:
+    """The commands sent to Redis while no caller moved, and the number of position updates."""
+    await callers.grow(waiting)
+    await callers.next()
+    await asyncio.sleep(2.0)  # the first position updates
+    before, positions = calls_of(servers), callers.positions
     await asyncio.sleep(seconds)
-    return calls_of(servers) - before, line.heard - heard
+    return calls_of(servers) - before, callers.positions - positions
 
 
 def calls_of(servers: Servers) -> int:
-    """Of clients: what a script does within is the script's."""
+    """Commands of clients; those inside a script are not counted."""
     stats: Any = servers.redis.info("commandstats")
     ours = ("cmdstat_eval", "cmdstat_fcall", "cmdstat_publish", "cmdstat_script")
     return sum(int(found["calls"]) for name, found in stats.items() if name.startswith(ours))
@@ -134,27 +134,27 @@ async def main() -> None:
     given = arguments()
     servers = Servers()
     with tempfile.TemporaryDirectory() as folder:
-        print("| engines | order | waiting | a turn, by the clock | its CPU | CPU while nobody moves |")
+        print("| engines | order | waiting | elapsed time per turn | CPU per turn | CPU while no caller moves |")
         print("| --- | --- | --- | --- | --- | --- |")
         for number, order in enumerate(given.order or ("fifo", "fair")):
             for name in ("SQLite, memory", "PostgreSQL, Redis"):
                 for waiting in (given.few, given.many):
                     if name == "SQLite, memory":
-                        engines = {"database_url": f"sqlite:///{folder}/{number}-{waiting}.db"}
+                        engines = {"database_url": f"sqlite:///{folder}/{number}-{waiting}.db?switch_interval=short"}
                     else:
                         engines = {"database_url": servers.fresh(), "redis_url": servers.redis_url}
-                    async with line_of(order, engines, told=False) as line:
-                        took, cpu, idle = await cost(line, waiting, given.turns)
+                    async with callers_of(order, engines, with_positions=False) as callers:
+                        took, cpu, idle = await cost(callers, waiting, given.turns)
                     figures = f"{took:.1f} ms | {cpu:.2f} ms | {idle:.1%}"
                     print(f"| {name} | {order} | {waiting:,} | {figures} |", flush=True)
-        for told in (False, True):
+        for with_positions in (False, True):
             engines = {"database_url": servers.fresh(), "redis_url": servers.redis_url}
-            async with line_of("fifo", engines, told=told) as line:
-                sent, heard = await commands(line, servers, given.waiters, given.seconds)
+            async with callers_of("fifo", engines, with_positions=with_positions) as callers:
+                sent, positions = await commands(callers, servers, given.waiters, given.seconds)
             each = sent / given.waiters / given.seconds
             print(
-                f"{given.waiters:,} wait for {given.seconds:g} s{', told their place' if told else ''}: "
-                f"{sent} commands ({each:.4f} per waiter and second), {heard} positions told"
+                f"{given.waiters:,} wait for {given.seconds:g} s{', with positions' if with_positions else ''}: "
+                f"{sent} commands ({each:.4f} per waiter and second), {positions} positions sent"
             )
 
 

@@ -1,10 +1,10 @@
-"""Many WebSocket watchers on one gateway while jobs flow: is everything told, and what does it cost?
+"""Many WebSocket watchers on one gateway while jobs run: are all events delivered, and at what cost?
 
     python -m bench.watchers [--watchers 2000] [--jobs 1000] [--rounds 3] [--distributed]
 
 A real gateway (`fairlead up`; with --distributed `fairlead api` on PostgreSQL and Redis, a worker and a manager beside
-it), and the watchers in another process. In each round the jobs stand in line until all watchers have their snapshot,
-then flow. Twenty more sockets follow a user each. At the end the gateway is stopped with as many watchers on it.
+it), and the watchers in another process. In each round the jobs wait until all watchers have their snapshot,
+then run. Twenty more sockets follow a user each. At the end the gateway is stopped with as many watchers on it.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class Watchers:
             raise SystemExit("the watchers could not connect")
 
     def ended(self) -> dict[str, Any]:
-        heard: dict[str, Any] = json.loads(self._line())
+        received: dict[str, Any] = json.loads(self._line())
         self._process.wait()
-        return heard
+        return received
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -145,12 +145,12 @@ def one_round(gateway: Gateway, watchers: int, jobs: int) -> list[str]:
     held, idle = gateway.memory(), gateway.cpu_idle()
     cpu, begun = gateway.cpu(), time.monotonic()
     gate.touch()
-    heard = watching.ended()
+    received = watching.ended()
     flowing = time.monotonic() - begun
     busy = (gateway.cpu() - cpu) / flowing * 100
     due = watchers + jobs
-    if heard["missing"] or heard["codes"].get("1000", 0) != watchers:
-        raise SystemExit(f"not everything was told: {heard}")
+    if received["missing"] or received["codes"].get("1000", 0) != watchers:
+        raise SystemExit(f"events are missing: {received}")
     peak, after = gateway.memory("VmHWM"), gateway.memory()
     sockets = watchers + USERS
     return [
@@ -161,14 +161,14 @@ def one_round(gateway: Gateway, watchers: int, jobs: int) -> list[str]:
         f"{after:.0f} MB",
         f"{idle:.1f} %",
         f"{busy:.0f} % for {flowing:.1f} s",
-        f"{sum(heard['events'].values()):,}",
-        f"{heard['ends']:,} of {due:,}",
-        f"{heard['p50_ms']:.0f} / {heard['p99_ms']:.0f} ms",
+        f"{sum(received['events'].values()):,}",
+        f"{received['ends']:,} of {due:,}",
+        f"{received['p50_ms']:.0f} / {received['p99_ms']:.0f} ms",
     ]
 
 
 def stopping(gateway: Gateway, watchers: int) -> str:
-    """How long it takes to stop with all of them on it."""
+    """The time to stop the gateway with all watchers connected."""
     watching = Watchers(gateway, gateway.submit(100, delay=3600), watchers, {})
     begun = time.monotonic()
     gateway.process.send_signal(signal.SIGTERM)
@@ -180,7 +180,7 @@ def stopping(gateway: Gateway, watchers: int) -> str:
 
 HEADS = (
     "connecting", "RSS before", "all watch", "peak", "after", "CPU idle", "CPU flowing",
-    "events", "ends told", "late (p50 / p99)",
+    "events", "ends received", "delay (p50 / p99)",
 )  # fmt: skip
 
 

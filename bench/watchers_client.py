@@ -1,8 +1,8 @@
-"""The watchers, in a process of their own: they share the cores with the gateway, but not its event loop.
+"""The watchers, in a separate process: they share the cores with the gateway, but not its event loop.
 
     python -m bench.watchers_client PORT < {"jobs": [[job_id, ...], ...], "users": {"user-1": 50}}
 
-Says `connected` when all have their snapshot, then, when all sockets have been closed, what they heard.
+Prints `connected` when all have their snapshot, then, when all sockets are closed, the counts of events.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ENDS = ("JOB_COMPLETE", "JOB_FAILED", "JOB_CANCELLED")
 
 
 @dataclass
-class Heard:
-    """Of all of them together."""
+class Received:
+    """The events of all watchers together."""
 
     events: Counter[str] = field(default_factory=Counter)
     codes: Counter[int] = field(default_factory=Counter)
@@ -34,57 +34,57 @@ class Heard:
     missing: int = 0
 
 
-async def watch(url: str, ends: int, heard: Heard, turn: asyncio.Semaphore, ready: asyncio.Barrier) -> None:
-    """Until it is closed, or as many jobs have ended as it was told."""
+async def watch(url: str, ends: int, received: Received, turn: asyncio.Semaphore, ready: asyncio.Barrier) -> None:
+    """Until it is closed, or as many jobs have ended as expected."""
     async with turn:
         client = await connect(url, compression=None, ping_interval=None, open_timeout=60, max_queue=None)
         first = json.loads(await client.recv())
-    heard.events[first["type"]] += 1
+    received.events[first["type"]] += 1
     await ready.wait()
     try:
         while ends:
-            ends -= take(await client.recv(), heard)
-        await until_closed(client, heard)
+            ends -= take(await client.recv(), received)
+        await until_closed(client, received)
     except ConnectionClosed as closed:
-        heard.codes[closed.rcvd.code if closed.rcvd else 1006] += 1
-    heard.missing += ends
+        received.codes[closed.rcvd.code if closed.rcvd else 1006] += 1
+    received.missing += ends
 
 
-async def until_closed(client: ClientConnection, heard: Heard) -> None:
+async def until_closed(client: ClientConnection, received: Received) -> None:
     if "user_id" in client.request.path if client.request else False:
-        await client.close()  # that of a user has no end of its own
+        await client.close()  # the socket of a user does not end by itself
         return
     while True:
-        take(await client.recv(), heard)
+        take(await client.recv(), received)
 
 
-def take(message: str | bytes, heard: Heard) -> bool:
+def take(message: str | bytes, received: Received) -> bool:
     event = json.loads(message)
-    heard.events[event["type"]] += 1
+    received.events[event["type"]] += 1
     if event["type"] not in ENDS:
         return False
-    heard.late_ms.append((time.time() - datetime.fromisoformat(event["at"]).timestamp()) * 1000)
+    received.late_ms.append((time.time() - datetime.fromisoformat(event["at"]).timestamp()) * 1000)
     return True
 
 
 async def main(port: int, plan: dict[str, Any]) -> None:
-    heard, turn = Heard(), asyncio.Semaphore(AT_ONCE)
+    received, turn = Received(), asyncio.Semaphore(AT_ONCE)
     wanted = [(f"/ws/{job_id}", 1) for job_id in plan["jobs"]]
     wanted += [(f"/ws?user_id={user}", ends) for user, ends in plan["users"].items()]
     ready = asyncio.Barrier(len(wanted) + 1)
     async with asyncio.TaskGroup() as group:
         for path, ends in wanted:
-            group.create_task(watch(f"ws://127.0.0.1:{port}{path}", ends, heard, turn, ready))
+            group.create_task(watch(f"ws://127.0.0.1:{port}{path}", ends, received, turn, ready))
         await ready.wait()
         print("connected", flush=True)
-    late = sorted(heard.late_ms) or [0.0]
+    late = sorted(received.late_ms) or [0.0]
     print(
         json.dumps(
             {
-                "events": heard.events,
-                "codes": heard.codes,
-                "missing": heard.missing,
-                "ends": len(heard.late_ms),
+                "events": received.events,
+                "codes": received.codes,
+                "missing": received.missing,
+                "ends": len(received.late_ms),
                 "p50_ms": late[len(late) // 2],
                 "p99_ms": late[int(len(late) * 0.99)],
             }

@@ -1,4 +1,4 @@
-"""Real Celery workers in processes of their own, for as long as a test needs them."""
+"""Real Celery workers in separate processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 60.0
 
 
 class CeleryWorker:
-    """`module` is what `celery -A` is given. Ready when the `with` begins, gone when it ends, its children too."""
+    """A worker for the app `module` (`celery -A`). `with` starts it, waits until it is ready, and kills it."""
 
     def __init__(
         self, module: str, app: Any, *options: str, pool: str = "prefork", concurrency: int = 2,
@@ -64,13 +64,13 @@ class CeleryWorker:
 
     def children(self) -> list[int]:
         """The processes that run the tasks."""
-        found = subprocess.run(
+        listed = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False
         )
-        return [int(pid) for pid in found.stdout.split()]
+        return [int(pid) for pid in listed.stdout.split()]
 
     def kill(self) -> None:
-        """All of it, at once, as when the machine is gone."""
+        """Kill the worker and its children, as the loss of its machine would."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ class CeleryWorker:
             self._process = None
 
     def stop(self) -> None:
-        """Warm shutdown: tasks under way end."""
+        """Warm shutdown: running tasks finish."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
@@ -95,7 +95,7 @@ class CeleryWorker:
 
 
 def let_go() -> None:
-    """Kombu leaves connections to the garbage collector, which would report them in the middle of another test."""
+    """Collect connections that kombu leaves open, or they would be reported during another test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -103,7 +103,7 @@ def let_go() -> None:
 
 @contextlib.contextmanager
 def closed(app: Any) -> Iterator[Any]:
-    """A Celery app of a test: its connections end with it, or they would be reported as left behind."""
+    """Close the connections of a test's Celery app at the end, or they would be reported as leaked."""
     try:
         yield app
     finally:

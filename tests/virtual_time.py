@@ -1,7 +1,7 @@
-"""An hour in a second: an event loop whose time jumps to the next timer as soon as nobody has anything to do.
+"""An event loop in virtual time: when it is idle, its clock jumps to the next timer.
 
-Whatever sleeps or waits by the loop's clock is driven along, so a whole application can run on it. Time stands still
-while a thread works for the loop (SQLite's, for one): what takes no time by the story takes none by the clock.
+Everything that sleeps or waits by the loop's clock follows, so a whole application can run hours in a second. The clock
+does not advance while a thread works for the loop, such as SQLite's writer.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
-from fairlead.runtime.heartbeat import Heartbeat
+from fairlead.engine.heartbeat import Heartbeat
 
 EPOCH = 1_750_000_000.0
-"""When time begins: a round number, so that stored moments are exact."""
+"""The time at the start: a round number, so that stored times are exact."""
 REAL_PATIENCE = 60.0
 
 
 class Stuck(Exception):
-    """Nobody has anything to do, now or ever."""
+    """The loop is idle and no timer is set: it would wait forever."""
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Where the loop would sleep until its next timer, the time is set to that timer."""
+    """A selector that advances the clock to the next timer instead of sleeping."""
 
     now = 0.0
     working = 0
-    """How many threads work for the loop; each wakes it when it is done."""
+    """The number of threads that work for the loop; each wakes it when done."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.working and timeout != 0:
             return super().select(REAL_PATIENCE)
-        if found := super().select(0):
-            return found
+        if ready := super().select(0):
+            return ready
         if timeout is None:
             raise Stuck("no timer is set, and no thread is at work")
         self.now += max(0.0, timeout)
@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The application's clock, on the running loop's time. Chance always takes the middle: a backoff has no jitter."""
+    """The application's clock, on the running loop's time. Randomness is always 0.5: no jitter."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
@@ -79,25 +79,25 @@ class VirtualClock:
 
 
 class VirtualHeartbeat(Heartbeat):
-    """The same pulse without its thread, whose seconds would be real ones."""
+    """A heartbeat as a task instead of a thread."""
 
-    _pulse: asyncio.Task[None]
+    _task: asyncio.Task[None]
 
     def start(self) -> None:
-        self._pulse = asyncio.get_running_loop().create_task(self._beat())
+        self._task = asyncio.get_running_loop().create_task(self._beat())
 
     async def stop(self) -> None:
-        self._pulse.cancel()
+        self._task.cancel()
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._interval())
-            for worker in self._workers:
-                self._renew(worker)
+            await asyncio.sleep(self.interval)
+            for holder in self._holders:
+                self._renew(holder)
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on a loop of its own, whose time begins at 0."""
+    """Run a test on a new virtual loop, whose time starts at 0."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -1,11 +1,11 @@
-"""Fairlead as the benchmark runs it, on either pair of engines: results kept, fair, limited, fenced; all by default."""
+"""The Fairlead app of the benchmark, with its defaults: stored results, fairness, limits, fences."""
 
 from __future__ import annotations
 
 import os
 
-from bench import bodies
-from bench.shape import LIMITS, Job
+from bench import handlers
+from bench.system_port import LIMITS, Job
 from fairlead import Call, Config, Fairlead, Settings, Submission
 
 SERVICES = {"work": 1000, "sleep": 500, "narrow": 4}
@@ -17,13 +17,13 @@ app = Fairlead(
 
 
 async def work(call: Call) -> dict[str, int]:
-    await bodies.run_async(call.params["kind"], call.params["number"])
+    await handlers.run_async(call.params["kind"], call.params["number"])
     return {"number": call.params["number"]}
 
 
 async def step(call: Call) -> dict[str, int]:
     last = call.step_index == call.total_steps - 1
-    await bodies.run_async("last" if last else "step", call.params["number"])
+    await handlers.run_async("last" if last else "step", call.params["number"])
     return {"number": call.params["number"]}
 
 

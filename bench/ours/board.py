@@ -1,5 +1,5 @@
-"""What the dashboard is looked at with: many services, all of whose slots are taken, by calls of some seconds or for
-good."""
+"""The app behind the dashboard benchmark: many services whose slots are all occupied, by calls of some seconds or
+without end."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from bench.ours import app as ours
-from bench.shape import Job, System, Uses, Workers, script
-from fairlead.runtime.roles import Roles
+from bench.system_port import Job, System, Uses, Workers, script
+from fairlead.engine.roles import Roles
 
 COMMAND = f"{script('python')} -m fairlead.cli {{role}} bench.ours.app:app --log-level warning"
 WORKER = COMMAND.format(role="worker")
@@ -30,8 +30,8 @@ class DistributedSystem(System):
     async def open(self) -> None:
         self._opened = contextlib.AsyncExitStack()
         await self._opened.enter_async_context(ours.app.running(Roles(worker=False, manager=False)))
-        # The manager was started beside this just now. What is measured is a system that is up, not one that starts.
-        while any(said != "ok" for said in (await ours.app.readiness())["checks"].values()):  # noqa: ASYNC110
+        # The manager was started just now. The benchmark measures a running system, not its start.
+        while any(check != "ok" for check in (await ours.app.readiness())["checks"].values()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async def close(self) -> None:

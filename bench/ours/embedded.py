@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from bench.ours import app as ours
-from bench.shape import Job, System, Uses, Workers, script
+from bench.system_port import Job, System, Uses, Workers, script
 
 INSIDE = Workers("")
 """The producer runs the jobs itself."""

@@ -1,4 +1,4 @@
-"""What the watchers watch: calls that wait at a gate, then take a while and report twice."""
+"""The app behind the watchers benchmark: calls that wait at a gate, then run for a while and report progress twice."""
 
 from __future__ import annotations
 

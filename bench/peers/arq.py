@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 from arq import create_pool
 from arq.connections import RedisSettings
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 SETTINGS = RedisSettings.from_dsn(redis_url())
 WORKER = f"{script('arq')} bench.peers.arq.WorkerSettings"
 
 
 async def work(context: Any, kind: str, number: int) -> None:
-    await bodies.run_async(kind, number)
+    await handlers.run_async(kind, number)
 
 
 class WorkerSettings:

@@ -1,4 +1,4 @@
-"""Celery on Redis, without a result backend, as it comes."""
+"""Celery on Redis, without a result backend, with its defaults."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 from celery import Celery, chain
 
-from bench import bodies
-from bench.shape import LIMITS, Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import LIMITS, Job, System, Uses, Workers, redis_url, script
 
 app = Celery("bench", broker=redis_url())
 app.conf.update(
@@ -16,7 +16,7 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
 )
-work = app.task(bodies.run, name="work")
+work = app.task(handlers.run, name="work")
 
 WORKER = f"{script('celery')} -A bench.peers.celery worker -l ERROR"
 LEAN = f"{WORKER} --without-gossip --without-mingle --without-heartbeat -n w{{i}}@bench"

@@ -9,8 +9,8 @@ from typing import Any
 
 from dbos import DBOS, DBOSClient
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, database_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, database_url, script
 
 URL = database_url().replace("postgresql://", "postgresql+psycopg://")
 WORKER = f"{script('python')} -m bench.peers.dbos"
@@ -18,7 +18,7 @@ WORKER = f"{script('python')} -m bench.peers.dbos"
 
 @DBOS.workflow(name="work")
 async def work(kind: str, number: int) -> None:
-    await bodies.run_async(kind, number)
+    await handlers.run_async(kind, number)
 
 
 def launch() -> None:
@@ -56,7 +56,7 @@ class DbosSystem(System):
     )
 
     async def setup(self) -> None:
-        # DBOS wants a thread without an event loop.
+        # DBOS needs a thread without an event loop.
         thread = threading.Thread(target=lambda: (launch(), DBOS.destroy()))
         thread.start()
         thread.join()

@@ -1,16 +1,16 @@
-"""Dramatiq on Redis, without results, as it comes."""
+"""Dramatiq on Redis, without results, with its defaults."""
 
 from __future__ import annotations
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 broker = RedisBroker(url=redis_url())
 dramatiq.set_broker(broker)
-work = dramatiq.actor(bodies.run, actor_name="work")
+work = dramatiq.actor(handlers.run, actor_name="work")
 
 WORKER = f"{script('dramatiq')} bench.peers.dramatiq"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from huey import RedisHuey
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 huey = RedisHuey("bench", url=redis_url())
-work = huey.task(name="work")(bodies.run)
+work = huey.task(name="work")(handlers.run)
 
 CONSUMER = f"{script('huey_consumer')} bench.peers.huey.huey -n -q"
 

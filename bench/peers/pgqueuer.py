@@ -12,8 +12,8 @@ from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.models import Job as PgJob
 from pgqueuer.queries import Queries
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, database_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, database_url, script
 
 WORKER = f"{script('python')} -m bench.peers.pgqueuer"
 
@@ -23,7 +23,7 @@ async def run() -> None:
 
     @pgq.entrypoint("work")
     async def work(job: PgJob) -> None:
-        await bodies.run_async(*json.loads(job.payload or b"[]"))
+        await handlers.run_async(*json.loads(job.payload or b"[]"))
 
     at_once = os.environ.get("BENCH_AT_ONCE")
     await pgq.run(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import procrastinate
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, database_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, database_url, script
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=database_url()))
 WORKER = f"{script('procrastinate')} --app bench.peers.procrastinate.app worker"
@@ -13,7 +13,7 @@ WORKER = f"{script('procrastinate')} --app bench.peers.procrastinate.app worker"
 
 @app.task(name="work")
 async def work(kind: str, number: int) -> None:
-    await bodies.run_async(kind, number)
+    await handlers.run_async(kind, number)
 
 
 class ProcrastinateSystem(System):

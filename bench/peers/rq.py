@@ -5,8 +5,8 @@ from __future__ import annotations
 from redis import Redis
 from rq import Queue
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 SIMPLE = f"{script('rq')} worker -q -u {redis_url()} -w rq.worker.SimpleWorker"
 
@@ -25,10 +25,10 @@ class RqSystem(System):
         self._queue = Queue(connection=Redis.from_url(redis_url()))
 
     def enqueue(self, job: Job) -> None:
-        self._queue.enqueue(bodies.run, job.kind, job.number)
+        self._queue.enqueue(handlers.run, job.kind, job.number)
 
     def enqueue_many(self, jobs: list[Job]) -> None:
-        self._queue.enqueue_many([Queue.prepare_data(bodies.run, (job.kind, job.number)) for job in jobs])
+        self._queue.enqueue_many([Queue.prepare_data(handlers.run, (job.kind, job.number)) for job in jobs])
 
 
 system = RqSystem()

@@ -7,15 +7,15 @@ from typing import Any
 
 from saq import Queue
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 queue = Queue.from_url(redis_url())
 WORKER = f"{script('saq')} bench.peers.saq.settings"
 
 
 async def work(context: Any, *, kind: str, number: int) -> None:
-    await bodies.run_async(kind, number)
+    await handlers.run_async(kind, number)
 
 
 settings = {"queue": queue, "functions": [work], "concurrency": int(os.environ.get("BENCH_AT_ONCE", "10"))}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskiq_redis import ListQueueBroker
 
-from bench import bodies
-from bench.shape import Job, System, Uses, Workers, redis_url, script
+from bench import handlers
+from bench.system_port import Job, System, Uses, Workers, redis_url, script
 
 broker = ListQueueBroker(redis_url())
 WORKER = f"{script('taskiq')} worker bench.peers.taskiq:broker --log-level ERROR"
@@ -13,7 +13,7 @@ WORKER = f"{script('taskiq')} worker bench.peers.taskiq:broker --log-level ERROR
 
 @broker.task(task_name="work")
 async def work(kind: str, number: int) -> None:
-    await bodies.run_async(kind, number)
+    await handlers.run_async(kind, number)
 
 
 class TaskiqSystem(System):

@@ -12,7 +12,7 @@ import time
 from bench.scenarios.visit import Keep
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import PATIENCE_S, Broken, Stage
+from bench.system_run import PATIENCE_S, Broken, Stage
 from bench.systems import EMBEDDED, ROOT, Known
 
 CONNECTIONS = 32
@@ -23,10 +23,10 @@ COMING_UP_S = 20.0
 
 
 def submits(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
-    """The gateway alone: nobody runs what it accepts. (Embedded, the process that accepts also runs.)"""
+    """The gateway alone, without workers. (Embedded, the same process also runs the jobs.)"""
     with Stage(known, servers) as stage:
         port = start_gateway(stage)
-        rate(port, JOBS, sizes.requests // 5, CONNECTIONS, JOB)  # the first ones open connections
+        rate(port, JOBS, sizes.requests // 5, CONNECTIONS, JOB)  # the first requests open connections
         one = rate(port, JOBS, sizes.requests, CONNECTIONS, JOB)
         bulk = rate(port, f"{JOBS}/bulk", max(4, sizes.requests // 200), 4, {"jobs": [JOB] * BULK}) * BULK
         stage.kill_workers()
@@ -63,7 +63,7 @@ def rate(port: int, path: str, count: int, connections: int, body: object) -> fl
     _until_it_listens(port)
     asked = [str(port), path, str(count), str(connections)]
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "bench.http_client", *asked],
             input=json.dumps(body),
             capture_output=True,
@@ -76,7 +76,7 @@ def rate(port: int, path: str, count: int, connections: int, body: object) -> fl
         raise Broken(f"{count} requests to {path} took longer than {PATIENCE_S:g} s") from None
     except subprocess.CalledProcessError as error:
         raise Broken(error.stderr.strip().splitlines()[-1]) from None
-    return float(said.stdout)
+    return float(done.stdout)
 
 
 def _free_port() -> int:

@@ -1,5 +1,5 @@
-"""SIGKILL of a worker half a second into a job of 5 s, a new worker at once, everything by default: when does the job
-run again? All systems wait side by side: they only wait."""
+"""SIGKILL of a worker half a second into a job of 5 s, with a new worker at once and all defaults: when does the job
+run again? All systems are measured side by side, since they only wait."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from bench import bodies
+from bench import handlers
 from bench.progress import say
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Broken, Stage
+from bench.system_run import Broken, Stage
 from bench.systems import Known
 
 
 def kill(
     systems: Sequence[Known], servers: Servers, sizes: Sizes, keep: Callable[[str, str, float], None]
 ) -> dict[str, str]:
-    """`keep` takes the system first. The answer: whose worker could not be killed in the middle of a job, and why."""
+    """`keep` takes the system first. Returns the systems whose worker could not be killed during a job, and why."""
     servers.fresh()
     killed: dict[Stage, int] = {}
     failed: dict[str, str] = {}
@@ -31,10 +31,10 @@ def kill(
                 failed[known.name] = f"{type(error).__name__}: {error}"
                 say(f"kill {known.name} failed: {error}")
         until = time.monotonic() + sizes.kill_s
-        while time.monotonic() < until and any(bodies.started(stage.folder) < 2 for stage in killed):
+        while time.monotonic() < until and any(handlers.started(stage.folder) < 2 for stage in killed):
             time.sleep(0.1)
         for stage, at in killed.items():
-            again = bodies.starts(stage.folder)[1:]
+            again = handlers.starts(stage.folder)[1:]
             if again:
                 keep(stage.known.name, "s until it runs again", (again[0][1] - at) / 1e9)
             else:
@@ -47,7 +47,7 @@ def kill_one(stage: Stage) -> int:
     stage.ask("one", kind="long", number=1, user="ada")
     stage.start_workers("default")
     until = time.monotonic() + 30
-    while not bodies.started(stage.folder):
+    while not handlers.started(stage.folder):
         if time.monotonic() > until:
             raise Broken(f"the job never started: {stage.last_words()}")
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What the stores do here without us: set-based writes of the same rows, in the same tables with the same indexes, by
+"""The throughput of the stores alone: set-based writes of the same rows, in the same tables with the same indexes, by
 the shortest statements that could do it, on as many connections as ours has writers."""
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Bytes of the store per job, with 100,000 of them waiting, and with 1,000,000 of ours. `make bench` has no time for
-it, and takes them from the jobs that wait for the drain."""
+"""Bytes of the store per job, with 100,000 waiting jobs, and for ours with 1,000,000. `make bench` has no time for
+this, and measures the jobs that wait for the drain."""
 
 from __future__ import annotations
 
 from bench.scenarios.visit import Keep
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import EMBEDDED, OURS, Known
 
 MILLION, MILLION_S = 1_000_000, 300.0

@@ -1,18 +1,18 @@
-"""Five newcomers with one job each, behind one user's bulk, on 4 slots: how many grants go before each of them?
+"""Five new users with one job each, behind one user's bulk, on 4 slots: how many grants precede each of them?
 
-Where a newcomer has not started when its time is over, the grants until then are a lower bound, and `still waiting`
-says how many did so.
+If a newcomer has not started before the timeout, the grants until then are a lower bound, and `still waiting` counts
+such newcomers.
 """
 
 from __future__ import annotations
 
 import time
 
-from bench import bodies
+from bench import handlers
 from bench.scenarios.visit import Keep
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import Known
 
 NEWCOMERS = 5
@@ -33,9 +33,9 @@ def newcomer(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
         until = time.perf_counter() + sizes.newcomer_s
         while time.perf_counter() < until:
             time.sleep(0.02)
-            if came.keys() <= {number for number, _ in bodies.starts(stage.folder)}:
+            if came.keys() <= {number for number, _ in handlers.starts(stage.folder)}:
                 break
-        starts = bodies.starts(stage.folder)
+        starts = handlers.starts(stage.folder)
         stage.check()
     began = dict(starts)
     waits, grants = [], []

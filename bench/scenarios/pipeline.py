@@ -1,15 +1,15 @@
-"""Jobs of four steps of 20 ms, with limits 5, 4, 1 and 1. The steps with one slot say what is ideal."""
+"""Jobs of four steps of 20 ms, with limits 5, 4, 1 and 1. The steps with one slot determine the ideal."""
 
 from __future__ import annotations
 
 import time
 
-from bench.bodies import KINDS
+from bench.handlers import KINDS
 from bench.scenarios.visit import Keep
 from bench.servers import Servers
-from bench.shape import LIMITS
 from bench.sizes import Sizes
-from bench.stage import Stage
+from bench.system_port import LIMITS
+from bench.system_run import Stage
 from bench.systems import Known
 
 

@@ -1,5 +1,5 @@
-"""What one operation of the dispatcher costs as the backlog and the users grow, in memory and in Redis; and what a
-plain FIFO claim costs there. Each row in a process of its own: a million jobs leave their mark on an interpreter."""
+"""The cost of one operation of the dispatcher as the backlog and the users grow, in memory and in Redis, and the cost
+of a plain FIFO claim in Redis. Each row runs in a separate process, because a million jobs affect the interpreter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from bench import dispatcher, plain_claim, redis_dispatcher
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Broken
+from bench.system_run import Broken
 from bench.systems import EMBEDDED, OURS, ROOT
-from fairlead.domain.limits import Order
+from fairlead.domain.rules import Order
 
 FEW = 10
 
@@ -33,10 +33,10 @@ def costs(servers: Servers, sizes: Sizes, keep: Callable[[str, str, str, float],
 
 def _row(engine: str, waiting: int, users: int) -> dict[str, float]:
     command = [sys.executable, "-m", "bench.scenarios.scale", engine, str(waiting), str(users)]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if said.returncode:
-        raise Broken(said.stderr.strip().splitlines()[-1])
-    row: dict[str, float] = json.loads(said.stdout)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise Broken(done.stderr.strip().splitlines()[-1])
+    row: dict[str, float] = json.loads(done.stdout)
     return row
 
 

@@ -1,21 +1,21 @@
-"""2,000 jobs of 0.1 s that wait already, at most 500 at once: 0.4 s would be ideal."""
+"""2,000 waiting jobs of 0.1 s, at most 500 at once: ideally 0.4 s."""
 
 from __future__ import annotations
 
 import time
 
-from bench.bodies import KINDS
+from bench.handlers import KINDS
 from bench.scenarios.visit import Keep
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import Known
 
 AT_ONCE = 500
 
 
 def sleepers(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
-    """The clock begins with the first job: 0.1 s before its end."""
+    """The clock starts with the first job: 0.1 s before its end."""
     one = KINDS["sleep"].seconds
     with Stage(known, servers) as stage:
         jobs = stage.ask("fill", count=sizes.sleepers, seconds=sizes.sleepers_s, kind="sleep")["count"]

@@ -1,7 +1,7 @@
-"""Enqueue, memory, drain, latency, end to end: one visit to a system, which pays for one start of its workers.
+"""Enqueue, memory, drain, latency, end to end: one visit to a system, with one start of its workers.
 
-What was enqueued is what is drained; the drained system is idle, so its latency is measured next; then a producer and
-the workers go at once. A system too slow to be drained in its time gets an empty store for the last two.
+The enqueued jobs are drained; the drained system is idle, so its latency is measured next; then a producer and the
+workers run at once. A system that is not drained in time gets an empty store for the last two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Set
 
 from bench.servers import Servers
 from bench.sizes import Sizes
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import Known
 
 SCENARIOS = frozenset({"enqueue", "memory", "drain", "latency", "end_to_end"})
@@ -46,7 +46,7 @@ def visit(known: Known, servers: Servers, sizes: Sizes, wanted: Set[str], keep: 
 
 
 def fill(stage: Stage, sizes: Sizes, wanted: Set[str], keep: Keep) -> int:
-    """How many jobs wait now."""
+    """The number of waiting jobs."""
     before = stage.store_bytes()
     waiting = 0
     if "enqueue" in wanted:

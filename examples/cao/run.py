@@ -1,4 +1,4 @@
-"""`make run`: the sample services, and `fairlead up` in front of them. Ctrl-C stops both.
+"""`make run`: starts the sample services and `fairlead up` in front of them. Ctrl-C stops both.
 
 PORT=8123 SCALE=0.5 python examples/cao/run.py
 """
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parent.parent / "data"
 
 NEXT = """\
-See it all in the dashboard:
+Open the dashboard:
 
   {url}/
 
@@ -28,9 +28,15 @@ Submit a job:
   curl -s {url}/api/v1/jobs -H 'Content-Type: application/json' \\
     -d '{{"user_id": "ada", "feature_name": "full_pipeline", "input_data": {{"prompt": "a lighthouse at dawn"}}}}'
 
-Watch it, with the job_id of the answer:
+Watch it, with the job_id of the response:
 
   curl -N {url}/api/v1/jobs/JOB_ID/events
+
+Or use the command line, in another terminal:
+
+  export FAIRLEAD_URL={url}
+  {fairlead} submit full_pipeline '{{"prompt": "a lighthouse at dawn"}}' --user ada --wait
+  {fairlead} status --watch
 
 Services (their own counts, to check the limits by):
 {services}
@@ -42,14 +48,14 @@ Ctrl-C stops everything.
 async def main() -> int:
     port = _port_from_environment()
     if not _is_free(port):
-        # Said here: otherwise the gateway that is there already would be taken for ours.
+        # Checked here: otherwise the gateway that listens there would be mistaken for ours.
         other = next((each for each in (8000, 8123, *range(8001, 9000)) if _is_free(each)), 9000)
         print(f"port {port} is in use; choose another: PORT={other} make run", file=sys.stderr)
         return 1
     async with Services(scale_from_environment(), free_ports=True) as services:
         up = await _start_fairlead(port, services.urls)
-        _pass_signals_on(up)
-        # Either it gets ready, or it has said on stderr why it cannot.
+        _forward_signals(up)
+        # It becomes ready, or prints to stderr why it cannot.
         ready = asyncio.create_task(_until_ready(f"http://127.0.0.1:{port}"))
         ended = asyncio.create_task(up.wait())
         await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -69,7 +75,7 @@ async def _start_fairlead(port: int, urls: dict[str, str]) -> asyncio.subprocess
         *(sys.executable, "-m", "fairlead.cli", "up"),
         *("--config", str(HERE / "fairlead.toml"), "--port", str(port)),
         env=environment,
-        # A session of its own: Ctrl-C reaches only us, and we pass it on once, while the services still answer.
+        # Its own session: Ctrl-C reaches only us, and we forward it once, while the services are still running.
         start_new_session=True,
     )
 
@@ -91,7 +97,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _pass_signals_on(up: asyncio.subprocess.Process) -> None:
+def _forward_signals(up: asyncio.subprocess.Process) -> None:
     loop = asyncio.get_running_loop()
 
     def stop(number: signal.Signals) -> None:
@@ -107,8 +113,8 @@ async def _until_ready(url: str) -> None:
     async with aiohttp.ClientSession() as client:
         while True:
             try:
-                async with client.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
+                async with client.get(f"{url}/readyz") as response:
+                    if response.status == 200:
                         return
             except aiohttp.ClientError:
                 pass
@@ -117,7 +123,13 @@ async def _until_ready(url: str) -> None:
 
 def _what_next(port: int, urls: dict[str, str]) -> str:
     services = "\n".join(f"  {name:<16} {url}/stats" for name, url in urls.items())
-    return NEXT.format(url=f"http://127.0.0.1:{port}", services=services)
+    return NEXT.format(url=f"http://127.0.0.1:{port}", services=services, fairlead=_command())
+
+
+def _command() -> str:
+    """The command beside this interpreter, as one types it in this directory."""
+    script = Path(sys.executable).with_name("fairlead")
+    return os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The four AI services of the sample project: real HTTP servers whose work is only simulated.
+"""The four AI services of the sample project: HTTP servers that simulate their work.
 
-What takes minutes on a GPU takes seconds here; `SCALE=0.1` makes it tenths. Each service counts its own calls, and
-refuses the one too many with 503 as a real one would: `GET /stats` shows whether that ever happened.
+Minutes on a GPU are seconds here; `SCALE=0.1` makes them tenths. Each service counts its calls and refuses those above
+its limit with 503, as a real one would: `GET /stats` shows whether that ever happened.
 
-    python examples/cao/services.py          # ports 9001 to 9004, as fairlead.toml says
+    python examples/cao/services.py          # ports 9001 to 9004, as in fairlead.toml
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Model:
-    """A pretended model: how many calls it holds at once, how long one takes, and what it answers."""
+    """A simulated model: its concurrency limit, the duration of a call, and its response."""
 
     name: str
     port: int
@@ -90,7 +90,7 @@ class Service:
 
 
 def _prompt(body: dict[str, Any]) -> str | None:
-    """The user's prompt, or what the enhancer of an earlier step made of it."""
+    """The enhanced prompt of an earlier step, or the user's own."""
     payload = body.get("payload", {})
     enhanced = payload.get("context", {}).get("step_0_prompt_enhancer", {}).get("data", {})
     prompt = enhanced.get("enhanced_prompt", payload.get("params", {}).get("prompt"))
@@ -98,7 +98,7 @@ def _prompt(body: dict[str, Any]) -> str | None:
 
 
 class Services:
-    """All four, each on a port of its own. `async with` starts and stops them; `urls` says where they are."""
+    """All four services, each on its own port. `async with` starts and stops them; `urls` has their URLs."""
 
     def __init__(self, scale: float = 1.0, *, free_ports: bool = False) -> None:
         self._scale = scale
@@ -108,7 +108,7 @@ class Services:
 
     async def __aenter__(self) -> Services:
         for model in MODELS:
-            # A client that gave up is gone: its work stops too, so that the counts stay true.
+            # When a client disconnects, its work stops too, so that the counts stay correct.
             runner = web.AppRunner(Service(model, self._scale).app(), access_log=None, handler_cancellation=True)
             self._runners.append(runner)
             await runner.setup()

@@ -22,22 +22,22 @@ class Bot:
         self._open: dict[int, set[asyncio.Task[None]]] = {}
 
     def receive(self, user_id: int, text: str) -> None:
-        """A message has come in. It is answered on the side: the next one may come meanwhile."""
+        """Handle a message. The reply is sent from a task, so that the next message can be handled meanwhile."""
         if text == "/cancel":
             for task in self._open.get(user_id, ()):
                 task.cancel()
             return
-        asked = _IMAGE.fullmatch(text)
-        if asked is None or asked["model"] not in self._models:
+        request = _IMAGE.fullmatch(text)
+        if request is None or request["model"] not in self._models:
             self._chat.send(user_id, HELP + ", ".join(self._models))
             return
-        task = asyncio.create_task(self._draw(user_id, asked["model"], asked["prompt"]))
+        task = asyncio.create_task(self._draw(user_id, request["model"], request["prompt"]))
         tasks = self._open.setdefault(user_id, set())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     async def idle(self) -> None:
-        """When everything that was asked for is answered."""
+        """Wait until all requests are answered."""
         while tasks := [task for tasks in self._open.values() for task in tasks]:
             await asyncio.wait(tasks)
 
@@ -56,5 +56,5 @@ class Bot:
         except asyncio.CancelledError:
             status.edit(f"{prompt}: cancelled")
         except Exception as error:
-            # Whoever is next in line has the model already; this user hears why there is no picture.
+            # The next user has the model already; this one gets the reason why there is no picture.
             status.edit(f"{prompt}: no picture, {error}")

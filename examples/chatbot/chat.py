@@ -1,4 +1,4 @@
-"""A messenger without a network: what the bot says is printed, and kept for whoever wants to look."""
+"""A messenger without a network: messages of the bot are printed and recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Message:
-    """One message of the bot. Messengers let a bot change what it has said, so a user sees one line that moves."""
+    """A message of the bot. Messengers let a bot edit its messages, so a user sees one line that is updated."""
 
     chat: Chat
     user_id: int

@@ -1,4 +1,4 @@
-"""Stand-ins for two image models. Like the real ones they take one request at a time, and say so if there are two."""
+"""Stand-ins for two image models. Like real ones they handle one request at a time, and fail if there are two."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Six users, two models, one bot: `python examples/chatbot/run.py` plays an evening of a chat in a few seconds.
+"""Six users, two models, one bot: `python examples/chatbot/run.py` simulates an evening of chat in a few seconds.
 
-Everything is in this process, on SQLite and memory. With DATABASE_URL and REDIS_URL set, any number of bots share the
+Everything runs in this process, on SQLite and memory. With DATABASE_URL and REDIS_URL set, any number of bots share the
 two models. SECONDS=5 makes a picture take as long.
 """
 

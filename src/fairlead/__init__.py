@@ -1,12 +1,20 @@
-"""Fairlead: the line in front of scarce AI endpoints. A durable, fair job queue and gateway."""
+"""Fairlead: a durable, fair job queue and gateway for scarce AI endpoints."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fairlead.app import Fairlead
+from fairlead.app.declarations import ServiceOptions
+from fairlead.app.handle import BatchHandle, JobHandle, Receipt
+from fairlead.app.turns.context_manager import Turn
 from fairlead.config import Settings
+from fairlead.domain.batch import BatchView, ItemView
 from fairlead.domain.config import Config
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.submission import Submission
+from fairlead.domain.turns import TurnView
+from fairlead.domain.views import JobView, Reason, Why
+from fairlead.engine.roles import Roles
 from fairlead.errors import (
     ConfigError,
     FairleadError,
@@ -27,14 +35,6 @@ from fairlead.errors import (
     WrongState,
 )
 from fairlead.executors.port import Call
-from fairlead.handle import BatchHandle, JobHandle, Receipt
-from fairlead.runtime.batch_view import BatchView, ItemView
-from fairlead.runtime.reasons import Reason
-from fairlead.runtime.submission import Submission
-from fairlead.runtime.turns.block import Turn
-from fairlead.runtime.turns.view import TurnView
-from fairlead.runtime.view import JobView
-from fairlead.runtime.why import Why
 from fairlead.version import __version__
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ __all__ = [
     "RequestError",
     "ResultTimeout",
     "Retry",
+    "Roles",
+    "ServiceOptions",
     "Settings",
     "StoreError",
     "Submission",
@@ -82,7 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The clients need httpx2, which the embedded line does without."""
+    """Import the HTTP clients when they are first used. They need httpx2, which need not be installed in an app that
+    does not use them."""
     if name not in ("AsyncClient", "Client"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

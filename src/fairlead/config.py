@@ -1,7 +1,9 @@
-"""Settings, read once: `fairlead.toml`, then the environment on top. All mistakes are reported at once."""
+"""Reads the settings from `fairlead.toml` and from environment variables, which override the file. All problems are
+reported at once."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import re
@@ -13,26 +15,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fairlead import adminkey
-from fairlead.addresses import engine_problems, resolved
-from fairlead.domain.config import (
-    BRANCHES,
-    MEANING,
-    Config,
-    contradictions,
-    too_many_ways,
-    unknown_in_worker_pools,
-    unknown_plans,
-)
+from fairlead.domain.config import BRANCHES, MEANING, Config
+from fairlead.domain.config_checks import contradictions, too_many_ways, unknown_in_worker_pools, unknown_plans
+from fairlead.domain.redaction import redacted
 from fairlead.errors import ConfigError
+from fairlead.urls import engine_problems, resolved
 
 DEFAULT_FILE = "fairlead.toml"
 DEFAULT_DATABASE_URL = "sqlite:///fairlead.db"
 PREFIX = "FAIRLEAD_"
 SHOWN = 100
+ADMIN_KEY = "FAIRLEAD_ADMIN_KEY"
+SHORTEST_ADMIN_KEY = 16
+_MAKE_ADMIN_KEY = "create one with: openssl rand -hex 32"
 BACKOFF = "should be a table such as { base = 2, factor = 2, max = 60, jitter = 0.2 } or a list of seconds"
 
-# Names that the seeds' users and Celery's have in their environments already.
+# Variables that existing deployments and Celery already use.
 ALIASES = {
     "PRIORITY_API_URL": ("priority", "url"),
     "PROMOTE_LOW_TO_MEDIUM_AFTER": ("promotion", "low_to_medium_after"),
@@ -44,7 +42,8 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration and where everything is. Without a `redis_url`, one process dispatches from its memory."""
+    """The configuration, and the URLs of the database and of Redis. Without a `redis_url`, a single process dispatches
+    from memory."""
 
     config: Config
     database_url: str = DEFAULT_DATABASE_URL
@@ -54,17 +53,18 @@ class Settings:
 
     @property
     def shards(self) -> dict[str, str]:
-        """The URL of every shard but the main one, which `redis_url` is."""
-        found = {name: resolved(said, os.environ) for name, said in self.config.shards.items()}
-        return {name: url for name, url in found.items() if url is not None}
+        """The URL of every shard except the main one, which is `redis_url`."""
+        urls = {name: resolved(url, os.environ) for name, url in self.config.shards.items()}
+        return {name: url for name, url in urls.items() if url is not None}
 
     def problems(self) -> list[str]:
-        """What is wrong with where the engines are, and with how they are combined."""
+        """What is wrong with the URLs of the database and Redis, or with their combination."""
         return list(engine_problems(self.database_url, self.redis_url, self.config.shards, self.source, os.environ))
 
 
 def load(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read `path` (or `fairlead.toml` here, if there is one) and the environment."""
+    """Read the settings from the file at `path` and from the environment. Without `path`, `fairlead.toml` in the
+    working directory is read, if it exists."""
     environ = os.environ if environ is None else environ
     raw, source = _read(path)
     problems: list[str] = []
@@ -74,11 +74,11 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
         _put(raw, key, value, problems)
     database_url = environ.get("DATABASE_URL") or DEFAULT_DATABASE_URL
     redis_url = environ.get("REDIS_URL") or None
-    admin_key = adminkey.read(environ, problems)
+    admin_key = _read_admin_key(environ, problems)
     try:
         config = _validated(raw, source or "the environment", variables, problems)
     except ConfigError as error:
-        # With what `Settings.problems` would say later, so that all is told at once.
+        # Add what `Settings.problems` would report later, so that all problems are shown at once.
         engines = engine_problems(database_url, redis_url, _section(raw, "shards"), source, environ)
         raise ConfigError([*error.problems, *engines]) from None
     return Settings(
@@ -91,7 +91,8 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
 
 
 def problems_of(config: Config, source: str) -> list[str]:
-    """What contradicts itself, and what the environment lacks; asked once all services are known, code's included."""
+    """The contradictions in the configuration, and the environment variables that it names and that are not set. Called
+    once all services are known, including those declared in code."""
     problems = [f"{source}: {key}: {text}" for key, text in config.contradictions()]
     sent = {f"services.{name}": service.headers for name, service in config.services.items()}
     for section, headers in {**sent, "priority": config.priority.headers}.items():
@@ -99,12 +100,34 @@ def problems_of(config: Config, source: str) -> list[str]:
             variable = value.removeprefix("env:")
             if value.startswith("env:") and variable not in os.environ:
                 problems.append(
-                    f"{source}: {section}.headers.{header}: the environment has no {variable}; "
-                    f"set it, or write the value itself"
+                    f"{source}: {section}.headers.{header}: the environment variable {variable} is not set; "
+                    f"set it, or write the value here"
                 )
     if config.priority.url is not None and importlib.util.find_spec("aiohttp") is None:
-        problems.append(f"{source}: priority.url: it needs an HTTP client: pip install 'fairlead[server]'")
+        problems.append(f"{source}: priority.url: needs an HTTP client: pip install 'fairlead[server]'")
     return problems
+
+
+def _read_admin_key(environ: Mapping[str, str], problems: list[str]) -> str | None:
+    """Read the admin key from the environment, without surrounding whitespace: files with secrets usually end with a
+    newline, which a header cannot contain."""
+    value = environ.get(ADMIN_KEY)
+    if not value:
+        return None
+    key = value.strip()
+    if not key:
+        problems.append(f"{ADMIN_KEY}: is blank; {_MAKE_ADMIN_KEY}, or unset it")
+    elif not (key.isascii() and key.isprintable()):
+        problems.append(f"{ADMIN_KEY}: contains characters that a header cannot carry; {_MAKE_ADMIN_KEY}")
+    return key
+
+
+def admin_key_too_short(key: str | None) -> str | None:
+    """The problem with a key that is too short; None if it is long enough. Callers treat the problem as a warning if
+    the gateway listens on loopback only, and as an error otherwise."""
+    if key is None or len(key) >= SHORTEST_ADMIN_KEY:
+        return None
+    return f"{ADMIN_KEY}: has {len(key)} characters and can be guessed; {_MAKE_ADMIN_KEY}"
 
 
 def _read(path: str | Path | None) -> tuple[dict[str, Any], str | None]:
@@ -115,18 +138,19 @@ def _read(path: str | Path | None) -> tuple[dict[str, Any], str | None]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8")), str(path)
     except FileNotFoundError:
-        raise ConfigError([f"{path}: there is no such file"]) from None
+        raise ConfigError([f"{path}: no such file"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: this is not TOML: {error}"]) from None
+        raise ConfigError([f"{path}: is not valid TOML: {error}"]) from None
 
 
 def _overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """`FAIRLEAD_SERVER__PORT=8123` is `[server] port = 8123`; a double underscore goes one level down."""
+    """The settings in environment variables. `FAIRLEAD_SERVER__PORT=8123` means `[server] port = 8123`: a double
+    underscore separates a section from its key."""
     for name, text in sorted(environ.items()):
         if name in ALIASES and not text:
-            continue  # how compose files say that a variable is not set
+            continue  # compose files pass unset variables as empty
         if name in ALIASES:
             yield name, ALIASES[name], text
         elif name.startswith(PREFIX) and "__" in name:
@@ -144,7 +168,8 @@ def _put(raw: dict[str, Any], key: tuple[str, ...], text: str, problems: list[st
 
 
 def _toml_value(text: str) -> Any:
-    """Numbers, lists and tables as TOML writes them; anything else is a string."""
+    """Convert the text of an environment variable to a value: numbers, booleans, lists and tables are parsed as TOML;
+    any other text is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -165,14 +190,14 @@ def _validated(
 
 
 def _contradictions(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those of a file that has other mistakes too, so that all are told at once."""
+    """The contradictions in a configuration that could not be parsed because of other errors."""
     services = _section(raw, "services")
     yield from contradictions(services, *(_section(raw, name) for name in ("pipelines", "pools", "shards")))
     yield from unknown_plans(_section(raw, "users"), _section(raw, "plans"))
     yield from unknown_in_worker_pools(_section(raw, "worker_pools"), services)
-    # The service's own check is only made when all its values are valid.
-    for name, said in services.items():
-        if isinstance(said, dict) and (problem := too_many_ways(said)):
+    # The check of the service model runs only if all its values are valid.
+    for name, table in services.items():
+        if isinstance(table, dict) and (problem := too_many_ways(table)):
             yield f"services.{name}", problem
 
 
@@ -187,58 +212,74 @@ def explained(
     section: str | None = None,
     variables: Mapping[tuple[str, ...], str] | None = None,
 ) -> list[str]:
-    """Each mistake as `where: key: what is allowed`; where is the file, or the variable that said it."""
+    """Format each error as `source: key: what is allowed`. The source is the file or the environment variable with the
+    error."""
     prefix = f"{section}." if section else ""
-    said = []
+    messages = []
     for issue in error.errors():
         text = _explain(issue)
         if text is not None:
             key = _key(issue["loc"])
             variable = (variables or {}).get(tuple(key.split(".")))
-            said.append(f"{variable or source}: {prefix}{key}: {text}")
-    return list(dict.fromkeys(said))
+            messages.append(f"{variable or source}: {prefix}{key}: {text}")
+    return list(dict.fromkeys(messages))
 
 
-def sqlite_options(url: str) -> tuple[str, str]:
-    """(path, synchronous) of `sqlite:///fairlead.db` (relative to the working directory) or `sqlite:////var/lib/f.db`.
+@dataclass(frozen=True, slots=True)
+class SqliteOptions:
+    """The path and the options in a SQLite URL. `short_switch_interval`: the store may change
+    `sys.setswitchinterval`."""
 
-    `?synchronous=normal` trades the last few commits before a power loss for speed; a killed process loses nothing.
+    path: str
+    synchronous: str
+    short_switch_interval: bool
+
+
+def sqlite_options(url: str) -> SqliteOptions:
+    """Parse a SQLite URL: `sqlite:///fairlead.db` is relative to the working directory, `sqlite:////var/lib/f.db` is
+    absolute.
+
+    With `?synchronous=normal` commits are faster, but a power loss may undo the last few of them; a killed process
+    loses nothing. With `?switch_interval=short` the commits of a busy process are faster, by a setting that affects its
+    whole interpreter.
     """
     base, _, query = url.partition("?")
     scheme, _, rest = base.partition("://")
     path = rest.removeprefix("/")
     if scheme != "sqlite" or not rest.startswith("/") or not path:
-        shown = f"{scheme}://..." if "://" in url else url[:20]
+        shown = f"{scheme}://..." if "://" in url and scheme.isalpha() else "this"
         raise ConfigError(
             [
-                f"DATABASE_URL: {shown!r} is not supported; "
+                f"DATABASE_URL: {shown} is not supported; "
                 "use sqlite:///path/to/fairlead.db or postgresql://user@host/database"
             ]
         )
     options = dict(part.partition("=")[::2] for part in query.split("&")) if query else {}
     mode = options.pop("synchronous", "full").upper()
-    if options or mode not in ("FULL", "NORMAL"):
-        raise ConfigError([f"DATABASE_URL: ?{query} is not understood; only synchronous=full or normal is allowed"])
-    return path, mode
+    interval = options.pop("switch_interval", "default")
+    if options or mode not in ("FULL", "NORMAL") or interval not in ("default", "short"):
+        valid = "synchronous=full or normal, and switch_interval=default or short"
+        raise ConfigError([f"DATABASE_URL: the options after the ? are {valid}"])
+    return SqliteOptions(path, mode, interval == "short")
 
 
 def _key(location: tuple[int | str, ...]) -> str:
-    # pydantic names the branch of a union it tried; a reader knows only the key.
+    # Drop the branch names of unions that pydantic adds to the location.
     branches = {"BackoffConfig", "list[constrained-float]", "[key]", *BRANCHES}
     return ".".join(str(part) for part in location if part not in branches and not str(part).startswith("list["))
 
 
 def _explain(issue: Any) -> str | None:
-    """None: nothing that would help."""
+    """One validation error in words; None if it says nothing useful beyond the other errors."""
     match issue["type"]:
         case "model_type" | "list_type" if "backoff" in issue["loc"]:
-            # Both forms were tried; whoever wrote one of them wants to hear of that one.
+            # Both forms were tried; report only the one that was written.
             written = isinstance(issue["input"], dict | list)
             return None if written else f"{BACKOFF}, not {_shown(issue['input'])}"
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return "there is no such key; see docs/configuration.md"
+            return f"unknown key; {_similar(issue['loc'])}see docs/configuration.md"
         case "string_pattern_mismatch":
             pattern = issue["ctx"]["pattern"]
             return f"{MEANING.get(pattern, f'must match {pattern}')}, not {_shown(issue['input'])}"
@@ -251,7 +292,18 @@ def _explain(issue: Any) -> str | None:
             return f"should be {text}, not {_shown(issue['input'])}"
 
 
+def _similar(location: tuple[int | str, ...]) -> str:
+    """The question `did you mean ...?`, if there is a key with a similar name; otherwise empty."""
+    schema = Config.model_json_schema()
+    nested = [key for section in schema["$defs"].values() for key in section.get("properties", ())]
+    keys = {*schema["properties"], *nested}
+    written = str(location[-1])
+    matches = [] if written in keys else difflib.get_close_matches(written, sorted(keys), n=1, cutoff=0.75)
+    return f"did you mean {matches[0]!r}? " if matches else ""
+
+
 def _shown(value: Any) -> str:
-    """A wrong value as the user wrote it, shortened, and without the password that a URL may carry."""
-    text = re.sub(r"//\S*@", "//***@", repr(value))
+    """The invalid value as it is shown in messages: shortened, and without the secrets of a URL."""
+    text = re.sub(r"//\S*@", "//***@", redacted(repr(value)))
+    text = re.sub(r"\?.*", "?***'", text) if "://" in text else text
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"

@@ -1,8 +1,8 @@
-"""Every error that Fairlead raises on purpose.
+"""The errors that Fairlead raises.
 
     FairleadError
-    ├── ConfigError                 the configuration is wrong; `problems` lists every mistake at once
-    ├── RequestError                the caller asked for something that cannot be; nothing was stored
+    ├── ConfigError                 the configuration is invalid; `problems` lists every problem
+    ├── RequestError                the request is invalid or cannot be fulfilled; nothing was stored
     │   ├── InvalidInput            422  a field is missing, of the wrong type or out of range
     │   │   ├── UnknownFeature      422  no pipeline or service has this name
     │   │   └── IdempotencyMismatch 422  this Idempotency-Key was used with another body
@@ -10,22 +10,22 @@
     │   ├── WrongState              409  the job's state does not allow it
     │   ├── TooLarge                413  the body is over the limit
     │   └── TooManyWaiting          429  this user has too many jobs waiting
-    ├── Unavailable                 503  try again: the journal is full, the disk is full, we are starting or stopping
-    ├── StoreError                  the database cannot be used: corrupt, newer than we are, not ours
+    ├── Unavailable                 503  retry later: too many writes pending, disk full, starting or stopping
+    ├── StoreError                  the database is corrupt, has a newer schema, or is not a Fairlead database
     │   └── AlreadyDispatching      another process dispatches from this database
-    ├── JobError                    what `await job.result()` raises when there is no result
+    ├── JobError                    raised by `await job.result()` when there is no result
     │   ├── JobFailed
     │   ├── JobCancelled
     │   └── ResultTimeout
-    ├── TurnError                   a turn that is not, or no longer, its caller's
-    │   ├── TurnTimeout             nobody's slot was free within the wait_timeout
-    │   ├── TurnEnded               it was cancelled, or ended otherwise, before its caller had the slot
-    │   └── TurnLost                409  the slot was taken back while its caller had it
-    └── raised by handlers, to steer what happens next
-        ├── Permanent               do not try again
-        └── Retry                   try again, after a delay of the handler's choice
+    ├── TurnError                   the turn has no slot, or lost it
+    │   ├── TurnTimeout             no slot was free within the wait_timeout
+    │   ├── TurnEnded               it was cancelled or failed before its caller had the slot
+    │   └── TurnLost                409  the slot was withdrawn while its caller had it
+    └── raised by handlers
+        ├── Permanent               do not retry
+        └── Retry                   retry, after an optional delay
 
-`code` is stable and is what programs compare; `status` is the HTTP status.
+`code` is stable, for programs to compare; `status` is the HTTP status.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from typing import Any, ClassVar
 
 
 class FairleadError(Exception):
-    """The root: `except FairleadError` catches everything above."""
+    """The base class of all errors that Fairlead raises."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
+    problem: Mapping[str, Any] | None = None
+    """The `application/problem+json` body, if the error came from a gateway."""
 
 
 class ConfigError(FairleadError):
@@ -50,7 +52,8 @@ class ConfigError(FairleadError):
 
 
 class RequestError(FairleadError):
-    """`pointer` names the offending field as a JSON pointer, e.g. `/priority`; `details` is for machines."""
+    """The request is invalid or cannot be fulfilled. `pointer` names the field with the error as a JSON pointer, such
+    as `/priority`; `details` are for programs."""
 
     code = "bad_request"
     status = 400
@@ -100,7 +103,8 @@ class TooManyWaiting(RequestError):
 
 
 class Unavailable(FairleadError):
-    """`public` is what answers say where the message itself, which is for the log, names an address or a path."""
+    """The operation is not possible now; retry later. The message is for the log and may name a host or a path;
+    responses contain `public` instead."""
 
     code = "unavailable"
     status = 503
@@ -114,7 +118,7 @@ class Unavailable(FairleadError):
 
 class StoreError(FairleadError):
     code = "store_unusable"
-    public: ClassVar[str] = "the database cannot be used; the log says why"
+    public: ClassVar[str] = "the database cannot be used; see the log"
 
 
 class AlreadyDispatching(StoreError):
@@ -122,7 +126,7 @@ class AlreadyDispatching(StoreError):
 
 
 class JobError(FairleadError):
-    """There is no result; `job_id` says of which job."""
+    """The job has no result."""
 
     def __init__(self, message: str, *, job_id: str) -> None:
         super().__init__(message)
@@ -147,7 +151,8 @@ class ResultTimeout(JobError, TimeoutError):
 
 
 class TurnError(FairleadError):
-    """`turn_id` says of which turn; `error` is why it ended, with a `code`, if it has."""
+    """The turn has no slot, or has lost it. `error` is the reason why the turn ended, with a `code`; it is empty if the
+    turn has not ended."""
 
     code = "turn_error"
 
@@ -172,21 +177,22 @@ class TurnLost(TurnError):
 
 
 class Permanent(FairleadError):
-    """Raised by a handler: this input will never work, do not try again."""
+    """Raised by a handler: the job fails without a retry, because this input will never work."""
 
     code = "permanent"
 
 
 class Retry(FairleadError):
-    """Raised by a handler: try again, after `after` seconds if given, else after the service's backoff."""
+    """Raised by a handler: the step is retried after `after` seconds, or after the service's backoff if `after` is
+    None."""
 
     code = "retry"
 
-    def __init__(self, message: str = "the handler asked for another try", *, after: float | None = None):
+    def __init__(self, message: str = "the handler requested a retry", *, after: float | None = None):
         super().__init__(message)
         self.after = after
 
 
 def shown(error: BaseException) -> str:
-    """What anybody may be told of an error: where our servers are is nobody's business but the operator's."""
+    """The message of an error without hosts and paths, so that it can be shown to any client."""
     return getattr(error, "public", None) or str(error)

@@ -1,3 +1,3 @@
-"""Which release this is. On its own, because parts that `fairlead` itself imports must know it too."""
+"""The version of this release, in a module without imports so that every part can read it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -27,7 +27,7 @@ def broker_server() -> redis_servers.Server:
 
 @pytest.fixture
 def broker(broker_server: redis_servers.Server) -> Iterator[redis.Redis]:
-    """A client of a Redis in which nothing is."""
+    """A client of an empty Redis."""
     broker_server.client.flushall()
     yield broker_server.client
     broker_server.client.flushall()

@@ -1,7 +1,8 @@
-"""A Celery app of several tasks with a load balancer, for tests and for the workers that they start.
+"""A Celery app with several tasks and a load balancer, for tests and for the workers that they start.
 
-`FAIRLEAD_TEST_BROKER` is where its broker is, `FAIRLEAD_TEST_BALANCER` what its balancer is made with, as JSON,
-`FAIRLEAD_TEST_VISIBILITY` after how many seconds an unacknowledged message is delivered again.
+`FAIRLEAD_TEST_BROKER` is the URL of its broker, `FAIRLEAD_TEST_BALANCER` the arguments of its balancer as JSON, and
+`FAIRLEAD_TEST_VISIBILITY` the seconds after which an unacknowledged message is delivered again. With
+`FAIRLEAD_TEST_HANDLERS`, signal handlers of its own count the tasks too.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 
 import redis
 from billiard import current_process
-from celery import Celery, Task, group
+from celery import Celery, Task, group, signals
 from celery.exceptions import Ignore, Reject
 
-from fairlead.celery import LoadBalancer
+from fairlead.celery import LoadBalancer, decrement_pending, decrement_running, increment_running
 
 BROKER_VARIABLE = "FAIRLEAD_TEST_BROKER"
 BALANCER_VARIABLE = "FAIRLEAD_TEST_BALANCER"
 VISIBILITY_VARIABLE = "FAIRLEAD_TEST_VISIBILITY"
+HANDLERS_VARIABLE = "FAIRLEAD_TEST_HANDLERS"
 DEFAULTS = {"queues": 4, "worker_ttl": 2.0, "reconcile_every": 0.0}
 
 
@@ -39,7 +41,7 @@ def make_app(url: str, **settings: Any) -> Any:
         worker_hijack_root_logger=False,
         **settings,
     )
-    # Tasks wait there for as long as a test wants.
+    # Tasks block on these keys until the test releases them.
     client = redis.Redis.from_url(url if url.startswith("redis:") else "redis://", socket_timeout=None)
 
     @app.task(name="noop", shared=False)
@@ -95,22 +97,53 @@ def make_app(url: str, **settings: Any) -> Any:
     def fan_out(count: int) -> None:
         group(noop.s(i) for i in range(count)).apply_async()
 
+    _add_recording_tasks(app, client)
+    return app
+
+
+def _add_recording_tasks(app: Any, client: redis.Redis) -> None:
+    """Tasks that tests follow through Redis."""
+
+    @app.task(name="relay", shared=False, bind=True)
+    def relay(self: Task, name: str, user_id: str | None = None, spread: int = 0) -> None:
+        """Record the queue, and send more."""
+        client.rpush("test:relayed", f"{name} {self.request.delivery_info['routing_key']}")
+        group(relay.si("part") for _ in range(spread)).apply_async()
+
     @app.task(name="hold", shared=False)
     def hold(mark: str) -> None:
-        """Until the test says so."""
+        """Runs until the test releases it."""
         client.blpop([f"test:{mark}"], timeout=60)
 
     @app.task(name="hold_late", shared=False, acks_late=True)
     def hold_late(mark: str) -> None:
         client.blpop([f"test:{mark}"], timeout=60)
 
-    return app
-
 
 def release(client: redis.Redis, mark: str, count: int = 1) -> None:
     client.rpush(f"test:{mark}", *range(count))
 
 
+def count_by_handlers() -> None:
+    """Signal handlers as an app had them before its balancer."""
+
+    def queue_of(task: Any) -> str:
+        return str(task.request.delivery_info["routing_key"])
+
+    def on_start(sender: Any, **_: Any) -> None:
+        decrement_pending(queue_of(sender))
+        increment_running(queue_of(sender))
+
+    def on_end(sender: Any, **_: Any) -> None:
+        decrement_running(queue_of(sender))
+
+    signals.task_prerun.connect(on_start, weak=False)
+    signals.task_postrun.connect(on_end, weak=False)
+    signals.task_failure.connect(on_end, weak=False)
+
+
 if BROKER_VARIABLE in os.environ:
+    if HANDLERS_VARIABLE in os.environ:
+        count_by_handlers()
     app = make_app(os.environ[BROKER_VARIABLE])
     balancer = LoadBalancer(app, **{**DEFAULTS, **json.loads(os.environ.get(BALANCER_VARIABLE, "{}"))})

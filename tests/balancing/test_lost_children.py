@@ -1,4 +1,4 @@
-"""Children of a prefork worker that end before their task does; and workers that do, with all their children."""
+"""Children of a prefork worker that die before their task ends, and workers that die with all their children."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ RECONCILING = {"reconcile_every": 0.5, "worker_ttl": 2.0}
 
 @pytest.fixture
 def one(balancer: LoadBalancer, url: str) -> Iterator[Worker]:
-    """A worker that reconciles nothing."""
+    """A worker that does not reconcile."""
     with worker(balancer, url, *PREFORK) as one:
         yield one
 
 
-def test_a_killed_child_leaves_nothing_behind(balancer: LoadBalancer, one: Worker, broker: redis.Redis) -> None:
+def test_a_killed_child_leaves_no_count(balancer: LoadBalancer, one: Worker, broker: redis.Redis) -> None:
     app = balancer.app
     app.tasks["die"].delay()
-    app.tasks["die_once"].delay(uuid())  # comes back, and succeeds
+    app.tasks["die_once"].delay(uuid())  # is delivered again, and succeeds
     until(lambda: one.log.count("WorkerLostError") >= 2, "both were lost")
     until_everything_is_done(balancer, broker)
 
 
-def test_a_task_over_its_time_limit_leaves_nothing_behind(
-    balancer: LoadBalancer, one: Worker, broker: redis.Redis
-) -> None:
+def test_a_task_over_its_time_limit_leaves_no_count(balancer: LoadBalancer, one: Worker, broker: redis.Redis) -> None:
     balancer.app.tasks["overrun"].delay()
-    balancer.app.tasks["overrun"].apply_async(retries=1)  # whose ticket is not its id
+    balancer.app.tasks["overrun"].apply_async(retries=1)  # its attempt id differs from its task id
     until_loads_are(balancer, 0, 2)
     until_everything_is_done(balancer, broker)
 
 
-def test_a_terminated_task_leaves_nothing_behind(balancer: LoadBalancer, one: Worker, broker: redis.Redis) -> None:
+def test_a_terminated_task_leaves_no_count(balancer: LoadBalancer, one: Worker, broker: redis.Redis) -> None:
     held = balancer.app.tasks["hold"].delay("never")
     until_loads_are(balancer, 0, 1)
     balancer.app.control.revoke(held.id, terminate=True, signal="SIGKILL")
@@ -60,7 +58,7 @@ def lost(balancer: LoadBalancer, url: str, monkeypatch: pytest.MonkeyPatch) -> s
     return lost.name
 
 
-def test_what_a_killed_worker_ran_is_repaired_by_another(balancer: LoadBalancer, lost: str, url: str) -> None:
+def test_the_tasks_of_a_killed_worker_are_repaired_by_another(balancer: LoadBalancer, lost: str, url: str) -> None:
     with worker(balancer, url, *PREFORK, **RECONCILING) as other:
         until_loads_are(balancer, 1, 0)  # one will be delivered again, the other is lost
         until(lambda: "1 lost running" in other.log and "1 returned" in other.log, "it says what it repaired")
@@ -68,20 +66,20 @@ def test_what_a_killed_worker_ran_is_repaired_by_another(balancer: LoadBalancer,
     assert lost not in {each.name for each in balancer.workers()}
 
 
-def test_what_is_delivered_again_ends_as_if_it_were_the_first_time(
+def test_a_redelivered_task_ends_as_usual(
     balancer: LoadBalancer, lost: str, url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VISIBILITY_VARIABLE, "1")
-    # A worker looks for messages that are overdue when it starts, and then every hundred seconds.
+    # A worker looks for overdue messages when it starts, and then every hundred seconds.
     until(lambda: broker.zcount("unacked_index", time.time() - 1, "+inf") == 0, "it is overdue")
-    # A worker that is killed while it looks for such messages keeps all others from looking, for five minutes.
+    # A worker that is killed while it looks for overdue messages blocks all others from looking for five minutes.
     broker.delete("unacked_mutex")
     release(broker, "lost")
     with worker(balancer, url, *PREFORK, **RECONCILING):
         until_everything_is_done(balancer, broker)
 
 
-def test_a_worker_that_is_told_to_stop_says_so(balancer: LoadBalancer, one: Worker) -> None:
+def test_a_stopping_worker_deregisters(balancer: LoadBalancer, one: Worker) -> None:
     assert [known.name for known in balancer.workers()] == [one.name]
     one.stop()
     assert balancer.workers() == []

@@ -1,4 +1,4 @@
-"""Many processes enqueue at once, and nothing is consumed."""
+"""Many processes publish at once, and nothing is consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tasks go, and what is counted when they are sent."""
+"""Where tasks are published, and what is counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def calls_of_scripts(broker: redis.Redis) -> int:
     return sum(stats["calls"] for name, stats in broker.info("commandstats").items() if "eval" in name)
 
 
-def test_delay_is_balanced_and_the_counters_are_where_they_are_documented(
+def test_delay_is_balanced_and_the_counters_have_their_documented_keys(
     app: Any, balancer: LoadBalancer, broker: redis.Redis
 ) -> None:
     for _ in range(6):
@@ -52,7 +52,7 @@ def test_ties_go_to_the_lowest_index_by_number(app: Any) -> None:
     balancer.close()
 
 
-def test_send_task_by_name_is_balanced_also_with_positional_options(
+def test_send_task_by_name_is_balanced_even_with_positional_options(
     app: Any, balancer: LoadBalancer, broker: redis.Redis
 ) -> None:
     app.send_task("noop", [1], {}, None, None, "my-id")
@@ -61,7 +61,7 @@ def test_send_task_by_name_is_balanced_also_with_positional_options(
     assert broker.zrange("queue:queue_0:pending:tasks", 0, -1) == [b"my-id"]
 
 
-def test_a_call_with_a_queue_is_left_alone_and_counted_if_the_queue_is_ours(
+def test_a_call_with_a_queue_is_unchanged_and_counted_if_the_queue_is_ours(
     app: Any, balancer: LoadBalancer, broker: redis.Redis
 ) -> None:
     noop = app.tasks["noop"]
@@ -86,7 +86,7 @@ def test_the_default_queue_is_still_consumed(app: Any, balancer: LoadBalancer) -
     assert set(app.amqp.queues.consume_from) == {"celery", *balancer.queue_names}
 
 
-def test_queues_are_declared_even_if_the_app_has_sent_before(app: Any, broker: redis.Redis) -> None:
+def test_queues_are_declared_although_the_app_has_published_before(app: Any, broker: redis.Redis) -> None:
     app.tasks["noop"].delay()
     balancer = LoadBalancer(app, **DEFAULTS)
     app.tasks["noop"].delay()
@@ -98,11 +98,11 @@ def test_queues_are_declared_even_if_the_app_has_sent_before(app: Any, broker: r
 
 def test_a_group_is_spread_in_one_call(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     noop = app.tasks["noop"]
-    noop.delay()  # the scripts are known from here on
+    noop.delay()  # from here on the scripts are loaded
     before = calls_of_scripts(broker)
     group(noop.s(i) for i in range(99)).apply_async()
     assert messages(broker, balancer) == pending(balancer) == [25, 25, 25, 25]
-    # One; the rest is for a worker of the test before that is still ending.
+    # One call is ours; the others come from a worker of the previous test that is still stopping.
     assert calls_of_scripts(broker) - before < 10
 
 
@@ -114,7 +114,7 @@ def test_chords_chains_and_groups_of_them_are_spread(app: Any, balancer: LoadBal
     assert messages(broker, balancer) == pending(balancer) == [3, 3, 3, 3]
 
 
-def test_a_group_with_a_queue_is_left_alone(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_a_group_with_a_queue_is_unchanged(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     group(app.tasks["noop"].s(i) for i in range(3)).apply_async(queue="queue_1")
     assert messages(broker, balancer) == pending(balancer) == [0, 3, 0, 0]
 
@@ -128,12 +128,12 @@ def test_an_eager_app_counts_nothing(url: str) -> None:
         balancer.close()
 
 
-# ---------------------------------------------------------------- when something fails
+# ---------------------------------------------------------------- failures
 
 
 @pytest.fixture
 def lost_broker(url: str) -> Iterator[tuple[Any, LoadBalancer]]:
-    """The counts are on a server that lives, the broker is one that does not."""
+    """The counts are on a running server, the broker on a stopped one."""
     app = make_app("redis://127.0.0.1:9/0", task_publish_retry=False)
     app.conf.broker_transport_options = {"max_retries": 0}
     balancer = LoadBalancer(app, **DEFAULTS, redis_url=url)
@@ -142,7 +142,7 @@ def lost_broker(url: str) -> Iterator[tuple[Any, LoadBalancer]]:
     app.close()
 
 
-def test_what_could_not_be_published_is_not_counted(lost_broker: tuple[Any, LoadBalancer]) -> None:
+def test_a_failed_publish_is_not_counted(lost_broker: tuple[Any, LoadBalancer]) -> None:
     app, balancer = lost_broker
     noop = app.tasks["noop"]
     for send in (
@@ -164,11 +164,11 @@ def test_a_call_that_celery_refuses_is_not_counted(app: Any, balancer: LoadBalan
     assert sum(pending(balancer)) == 0
 
 
-def test_without_redis_tasks_are_published_in_turn_and_it_is_said_once(
+def test_without_redis_tasks_are_published_round_robin_and_one_warning_is_logged(
     app: Any, broker: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = redis_servers.Server().start()
-    balancer = LoadBalancer(app, **DEFAULTS, redis_url=counts.url)
+    balancer = LoadBalancer(app, **DEFAULTS, redis_url=counts.url, user_of=None)
     noop = app.tasks["noop"]
     noop.delay()
     counts.kill()
@@ -183,10 +183,10 @@ def test_without_redis_tasks_are_published_in_turn_and_it_is_said_once(
     balancer.close()
 
 
-# ---------------------------------------------------------------- by hand
+# ---------------------------------------------------------------- the functions of the module
 
 
-def test_the_functions_act_on_the_balancer_made_last(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_the_functions_use_the_balancer_created_last(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     noop = app.tasks["noop"]
     fair.enqueue_task_with_load_balancing(noop, 1, user_id="ada")
     fair.enqueue_task_to_user_queue(noop, "ada", 1)
@@ -202,7 +202,7 @@ def test_the_functions_act_on_the_balancer_made_last(app: Any, balancer: LoadBal
     assert sum(pending(balancer)) == 0
 
 
-def test_enqueueing_with_load_balancing_overrules_other_routes(app: Any, broker: redis.Redis) -> None:
+def test_enqueue_with_load_balancing_overrides_other_routes(app: Any, broker: redis.Redis) -> None:
     app.conf.task_routes = {"noop": "reports"}
     balancer = LoadBalancer(app, **DEFAULTS)
     balancer.enqueue_task_with_load_balancing(app.tasks["noop"])
@@ -210,7 +210,7 @@ def test_enqueueing_with_load_balancing_overrules_other_routes(app: Any, broker:
     balancer.close()
 
 
-def test_counters_by_hand_never_go_below_zero(balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_counters_changed_by_hand_never_go_below_zero(balancer: LoadBalancer, broker: redis.Redis) -> None:
     assert balancer.increment_pending("queue_1") == 1
     assert balancer.increment_running("queue_1") == 1
     assert balancer.get_queue_load("queue_1") == (1, 1)
@@ -221,7 +221,7 @@ def test_counters_by_hand_never_go_below_zero(balancer: LoadBalancer, broker: re
     assert broker.get("queue:queue_1:running") == b"0"
 
 
-def test_code_that_counts_a_task_before_it_sends_it_counts_it_once(app: Any, balancer: LoadBalancer) -> None:
+def test_code_that_counts_a_task_before_it_publishes_counts_it_once(app: Any, balancer: LoadBalancer) -> None:
     queue = balancer.select_best_queue()
     for _ in range(2):
         balancer.increment_pending(queue)
@@ -230,11 +230,11 @@ def test_code_that_counts_a_task_before_it_sends_it_counts_it_once(app: Any, bal
     assert balancer.get_queue_load(queue) == (2, 0)
 
 
-def test_a_task_lowered_by_hand_is_not_missed_later(app: Any, balancer: LoadBalancer) -> None:
+def test_a_task_decremented_by_hand_is_not_repaired_later(app: Any, balancer: LoadBalancer) -> None:
     app.tasks["noop"].apply_async(queue="queue_0", task_id="a")
     balancer.decrement_pending("queue_0")
     assert balancer.get_queue_load("queue_0") == (0, 0)
-    balancer._ledger.place("", [("queue_0", "a")])
+    balancer._counts.place("", [("queue_0", "a")])
     app.tasks["noop"].apply_async(queue="queue_0")
     assert balancer.get_queue_load("queue_0") == (1, 0)
 
@@ -284,7 +284,7 @@ def test_the_user_may_be_a_positional_argument(app: Any, broker: redis.Redis) ->
 
 
 def test_a_call_without_a_user_may_go_anywhere(app: Any, broker: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
-    balancer = LoadBalancer(app, queues=3, strategy="user_hash", user_of=lambda name, args, kwargs: kwargs["nobody"])
+    balancer = LoadBalancer(app, queues=3, strategy="user_hash", user_of=lambda name, args, kwargs: kwargs["missing"])
     for _ in range(6):
         app.tasks["noop"].delay()
     assert messages(broker, balancer) == [2, 2, 2]
@@ -292,7 +292,7 @@ def test_a_call_without_a_user_may_go_anywhere(app: Any, broker: redis.Redis, ca
     balancer.close()
 
 
-def test_the_queue_of_a_user_is_the_same_everywhere_and_for_ever() -> None:
+def test_the_queue_of_a_user_is_stable_across_processes_and_releases() -> None:
     assert [queue_of_user(user, 20) for user in ("ada", "grace", "üÿ")] == [11, 9, 13]
     assert hand_of_user("ada", 20, 4) == (0, 2, 8, 9)
 
@@ -305,7 +305,7 @@ def test_hands_differ_and_change_little_with_one_more_queue() -> None:
     assert moved < 0.1 * 4 * len(users)
 
 
-def test_what_stands_for_an_app_is_taken_for_it_and_what_is_none_refused(app: Any) -> None:
+def test_a_proxy_of_an_app_is_accepted_and_anything_else_refused(app: Any) -> None:
     balancer = LoadBalancer(Proxy(lambda: app), **DEFAULTS)
     app.tasks["noop"].delay()
     assert sum(pending(balancer)) == 1
@@ -314,7 +314,7 @@ def test_what_stands_for_an_app_is_taken_for_it_and_what_is_none_refused(app: An
         LoadBalancer("app", **DEFAULTS)
 
 
-def test_a_wrong_balancer_is_refused_with_all_that_is_wrong(app: Any) -> None:
+def test_an_invalid_balancer_is_refused_with_all_problems(app: Any) -> None:
     wrong: dict[str, Any] = {
         "queues": 0,
         "prefix": "",
@@ -334,9 +334,7 @@ def test_a_wrong_balancer_is_refused_with_all_that_is_wrong(app: Any) -> None:
 # ---------------------------------------------------------------- several
 
 
-def test_a_second_balancer_of_an_app_takes_the_place_of_the_first(
-    app: Any, balancer: LoadBalancer, broker: redis.Redis
-) -> None:
+def test_a_second_balancer_of_an_app_replaces_the_first(app: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     second = LoadBalancer(app, queues=2, prefix="lane_")
     for _ in range(4):
         app.tasks["noop"].delay()
@@ -354,7 +352,7 @@ def test_two_apps_do_not_count_each_others_tasks(balancer: LoadBalancer, url: st
         others.close()
 
 
-def test_a_closed_balancer_leaves_the_app_as_it_was(app: Any, broker: redis.Redis) -> None:
+def test_a_closed_balancer_restores_the_app(app: Any, broker: redis.Redis) -> None:
     LoadBalancer(app, **DEFAULTS).close()
     app.tasks["noop"].delay()
     assert broker.llen("celery") == 1

@@ -1,4 +1,4 @@
-"""What a reconcile pass finds, repairs and leaves alone. No worker runs: what one would say is said by hand."""
+"""What a reconcile pass finds, repairs and leaves alone. No worker runs: the tests write its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.celery import LoadBalancer, reconcile
 from tests.balancing.site import DEFAULTS, make_app
 
 Q = "queue_0"
-# A worker is gone, and a task old enough to be looked at, a microsecond after it was last heard of.
+# A worker counts as lost, and a task as old enough to check, a microsecond after its last record.
 AT_ONCE = {**DEFAULTS, "worker_ttl": 0.000001}
 
 
@@ -29,7 +29,7 @@ def noop(app: Any, balancer: LoadBalancer) -> Any:
 
 
 def take(broker: redis.Redis, queue: str = Q) -> str:
-    """As a worker does that has not acknowledged yet. The task's id."""
+    """Receive a task as a worker does, without acknowledging it; returns the task's id."""
     raw = broker.rpop(queue)
     assert isinstance(raw, bytes)
     message = json.loads(raw)
@@ -38,7 +38,7 @@ def take(broker: redis.Redis, queue: str = Q) -> str:
     return str(message["headers"]["id"])
 
 
-def test_what_is_right_stays(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_correct_counters_stay(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     for _ in range(5):
         noop.apply_async(queue=Q, priority=9)
     noop.delay()
@@ -59,7 +59,7 @@ def test_a_message_that_is_gone_is_no_longer_pending(noop: Any, balancer: LoadBa
     assert not balancer.reconcile()
 
 
-def test_messages_that_nobody_counted_are_found(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_uncounted_messages_are_counted(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     for _ in range(3):
         noop.apply_async(queue=Q)
     take(broker)
@@ -68,11 +68,13 @@ def test_messages_that_nobody_counted_are_found(noop: Any, balancer: LoadBalance
     assert balancer.get_queue_load(Q) == (3, 0)
 
 
-def test_what_a_lost_worker_ran_is_gone_or_comes_back(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_the_tasks_of_a_lost_worker_are_lost_or_redelivered(
+    noop: Any, balancer: LoadBalancer, broker: redis.Redis
+) -> None:
     for _ in range(2):
         noop.apply_async(queue=Q)
     late, early = take(broker), take(broker)
-    balancer._ledger.place("running", [(Q, late), (Q, early)])
+    balancer._counts.place("running", [(Q, late), (Q, early)])
     broker.hdel("unacked", *[tag for tag, raw in broker.hgetall("unacked").items() if early in raw.decode()])
     assert balancer.reconcile().kinds == {"returned": 1, "lost_running": 1}
     assert balancer.get_queue_load(Q) == (1, 0)
@@ -80,31 +82,31 @@ def test_what_a_lost_worker_ran_is_gone_or_comes_back(noop: Any, balancer: LoadB
 
 @pytest.fixture
 def patient(app: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A balancer whose workers live, and whose passes do not wait between their looks."""
+    """A balancer whose workers are alive, and whose passes do not wait between their two looks."""
     balancer = LoadBalancer(app, **{**DEFAULTS, "worker_ttl": 60.0})
     monkeypatch.setattr(reconcile.time, "sleep", lambda _: None)
     yield balancer
     balancer.close()
 
 
-def test_what_a_living_worker_runs_is_running(patient: LoadBalancer, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = patient._ledger
-    running = [(Q, "its start was never told"), (Q, "known")]
-    ledger.place("running", running[1:])
-    ledger.beat("w@test", running)
-    monkeypatch.setattr(reconcile.time, "sleep", lambda _: ledger.beat("w@test", running))
+def test_the_tasks_of_a_live_worker_are_running(patient: LoadBalancer, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = patient._counts
+    running = [(Q, "its start was never reported"), (Q, "known")]
+    counts.place("running", running[1:])
+    counts.beat("w@test", running)
+    monkeypatch.setattr(reconcile.time, "sleep", lambda _: counts.beat("w@test", running))
     assert patient.reconcile().kinds == {"found_running": 1}
     assert patient.get_queue_load(Q) == (0, 2)
 
 
-def test_what_a_worker_has_not_said_again_may_have_ended(patient: LoadBalancer) -> None:
-    patient._ledger.beat("w@test", [(Q, "ended")])
+def test_a_task_that_a_worker_no_longer_reports_may_have_ended(patient: LoadBalancer) -> None:
+    patient._counts.beat("w@test", [(Q, "ended")])
     assert not patient.reconcile()
     assert patient.get_queue_load(Q) == (0, 0)
 
 
-def test_a_task_that_moved_a_moment_ago_is_left_alone(patient: LoadBalancer) -> None:
-    patient._ledger.place("running", [(Q, "young")])
+def test_a_task_that_moved_recently_is_left_alone(patient: LoadBalancer) -> None:
+    patient._counts.place("running", [(Q, "young")])
     assert not patient.reconcile()
     assert patient.get_queue_load(Q) == (0, 1)
 
@@ -116,7 +118,7 @@ def test_a_task_that_moves_between_two_looks_is_left_alone(
     raw = broker.rpop(Q)
 
     def meanwhile(_: float) -> None:
-        balancer._ledger.place("pending", [(Q, "a")])
+        balancer._counts.place("pending", [(Q, "a")])
 
     monkeypatch.setattr(reconcile.time, "sleep", meanwhile)
     assert not balancer.reconcile()
@@ -125,17 +127,15 @@ def test_a_task_that_moves_between_two_looks_is_left_alone(
 
 
 def test_a_task_that_moves_after_both_looks_is_left_alone(balancer: LoadBalancer) -> None:
-    balancer._ledger.place("pending", [(Q, "a")])
-    moved = balancer._ledger.entries(Q)["a"].moved
+    balancer._counts.place("pending", [(Q, "a")])
+    moved = balancer._counts.entries(Q)["a"].moved
     stale = reconcile.Repair(Q, "a", "pending", moved, "")
-    balancer._ledger.place("running", [(Q, "a")])
-    assert balancer._ledger.repair([stale, reconcile.Repair(Q, "a", "", 0, "pending")]) == []
+    balancer._counts.place("running", [(Q, "a")])
+    assert balancer._counts.repair([stale, reconcile.Repair(Q, "a", "", 0, "pending")]) == []
     assert balancer.get_queue_load(Q) == (0, 1)
 
 
-def test_counters_that_somebody_wrote_to_are_written_anew(
-    noop: Any, balancer: LoadBalancer, broker: redis.Redis
-) -> None:
+def test_overwritten_counters_are_repaired(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     noop.apply_async(queue=Q)
     broker.set("queue:queue_0:pending", 7)
     broker.set("queue:queue_1:running", -3)
@@ -183,14 +183,14 @@ def test_keys_of_the_broker_with_a_prefix_are_found(url: str, broker: redis.Redi
         balancer.close()
 
 
-def test_what_is_no_task_is_passed_over(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
+def test_messages_that_are_not_tasks_are_skipped(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     noop.apply_async(queue=Q)
     broker.lpush(Q, "no JSON", '{"headers": {}, "properties": {}}')
     assert not balancer.reconcile()
     assert balancer.get_queue_load(Q) == (1, 0)
 
 
-def test_messages_of_the_first_protocol_are_known(url: str) -> None:
+def test_messages_of_protocol_1_are_read(url: str) -> None:
     with make_app(url, task_protocol=1) as app:
         balancer = LoadBalancer(app, **AT_ONCE)
         app.tasks["noop"].delay()
@@ -199,17 +199,17 @@ def test_messages_of_the_first_protocol_are_known(url: str) -> None:
         balancer.close()
 
 
-def test_with_another_broker_what_is_pending_is_believed(url: str) -> None:
+def test_with_another_broker_pending_counts_are_trusted(url: str) -> None:
     with make_app("memory://") as app:
         balancer = LoadBalancer(app, **AT_ONCE, redis_url=url)
         app.tasks["noop"].delay()
-        balancer._ledger.place("running", [(Q, "of a lost worker")])
+        balancer._counts.place("running", [(Q, "of a lost worker")])
         assert balancer.reconcile().kinds == {"lost_running": 1}
         assert balancer.get_queue_load(Q) == (1, 0)
         balancer.close()
 
 
-def test_repairs_are_told_in_the_order_of_the_queues(app: Any, broker: redis.Redis) -> None:
+def test_repairs_are_listed_in_the_order_of_the_queues(app: Any, broker: redis.Redis) -> None:
     balancer = LoadBalancer(app, **{**AT_ONCE, "queues": 11})
     try:
         for queue in ("queue_10", "queue_2"):
@@ -222,15 +222,15 @@ def test_repairs_are_told_in_the_order_of_the_queues(app: Any, broker: redis.Red
 
 def test_everything_expires(noop: Any, balancer: LoadBalancer, broker: redis.Redis) -> None:
     noop.delay()
-    balancer._ledger.place("running", [(Q, "a")])
-    balancer._ledger.beat("w@test", [])
+    balancer._counts.place("running", [(Q, "a")])
+    balancer._counts.beat("w@test", [])
     balancer.increment_running(Q)
     ours = [key for pattern in ("queue:*", "fairlead*") for key in broker.scan_iter(pattern)]
     assert len(ours) >= 6
     assert [key for key in ours if broker.ttl(key) < 0] == []
 
 
-def test_tasks_in_queues_that_are_no_longer_ours_are_told(
+def test_tasks_in_queues_that_are_no_longer_ours_are_reported(
     app: Any, balancer: LoadBalancer, broker: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     for index in (0, 1, 2, 3, 3):
@@ -238,12 +238,14 @@ def test_tasks_in_queues_that_are_no_longer_ours_are_told(
     fewer = LoadBalancer(app, **{**AT_ONCE, "queues": 2})
     try:
         fewer.reconcile()
-        assert "no longer has hold 3 tasks; a worker with -Q queue_2,queue_3 does them" in caplog.text
+        assert (
+            "3 tasks are in queues that the balancer no longer has; run a worker with -Q queue_2,queue_3" in caplog.text
+        )
         caplog.clear()
         fewer.reconcile()
         assert not caplog.text, "once is enough"
         broker.delete("queue_2")
         fewer.reconcile()
-        assert "hold 2 tasks; a worker with -Q queue_3 does" in caplog.text
+        assert "2 tasks are in queues that the balancer no longer has; run a worker with -Q queue_3" in caplog.text
     finally:
         fewer.close()

@@ -1,4 +1,5 @@
-"""The Redis that counts is lost while workers work: tasks go on, and what is counted is right again afterwards."""
+"""The Redis with the counters is lost while workers run: tasks continue, and the counters are right again
+afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from tests.balancing.site import DEFAULTS, release
 from tests.balancing.workers import loads, messages, until, until_loads_are, worker
 
 
-def test_workers_go_on_without_it_and_count_again_when_it_is_back(app: Any, url: str, broker: redis.Redis) -> None:
+def test_workers_continue_without_redis_and_count_again_when_it_is_back(
+    app: Any, url: str, broker: redis.Redis
+) -> None:
     counts = redis_servers.Server().start()
     settings = {"redis_url": counts.url, "reconcile_every": 0.5, "worker_ttl": 2.0}
     balancer = LoadBalancer(app, **{**DEFAULTS, **settings})
@@ -26,7 +29,7 @@ def test_workers_go_on_without_it_and_count_again_when_it_is_back(app: Any, url:
         for _ in range(10):
             noop.delay()
         until(lambda: messages(balancer, broker) == 0, "tasks are run")
-        counts.start()  # it has forgotten everything
+        counts.start()  # it has lost all data
         until(lambda: _loads(balancer) == (0, 1), "the task that still runs is found")
         hold.delay("after the outage")
         until_loads_are(balancer, 0, 2)

@@ -1,4 +1,4 @@
-"""Thousands of tasks of every kind on several workers, one of which is killed. The counters hold all the while."""
+"""Thousands of tasks of every kind on several workers, one of which is killed. The counters stay right throughout."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GROUP = 10
 SLOTS = 4
 WORKERS = 3
 SETTINGS = {"queues": 20, "reconcile_every": 1.0, "worker_ttl": 5.0}
-# Where a task may be that one of both has already counted and the other has not: with a producer between its
-# reservation and its publish, in a slot between its start, its end and its acknowledgement, in a worker's hands between
-# the queue and the unacknowledged.
+# The states of a task that the counters and the broker may see differently: in a producer between its reservation and
+# its publish, in a slot between its start, its end and its acknowledgement, and in a worker between the queue and the
+# unacknowledged messages.
 IN_FLIGHT = PRODUCERS * GROUP + WORKERS * (2 * SLOTS + 1)
 
 
 def calls(app: Any) -> dict[str, tuple[int, Callable[[], Any]]]:
-    """How often of a hundred, and how."""
+    """Each kind of call with its frequency in percent."""
     tasks = app.tasks
     return {
         "noop": (40, lambda: tasks["noop"].delay()),
@@ -59,7 +59,7 @@ def produce(app: Any, count: int, seed: int) -> None:
 
 
 def differences(balancer: LoadBalancer, broker: redis.Redis) -> int:
-    """Between what is counted and what is in the broker, at one moment."""
+    """Between the counters and the broker, at one moment."""
     with broker.pipeline(transaction=True) as pipeline:
         for name in balancer.queue_names:
             pipeline.mget(f"queue:{name}:pending", f"queue:{name}:running")
@@ -72,7 +72,7 @@ def differences(balancer: LoadBalancer, broker: redis.Redis) -> int:
 
 @contextmanager
 def sampled(balancer: LoadBalancer, broker: redis.Redis) -> Iterator[list[int]]:
-    """The differences, again and again until the end."""
+    """The differences, sampled until the end."""
     over, found = threading.Event(), [0]
 
     def sample() -> None:
@@ -90,7 +90,7 @@ def sampled(balancer: LoadBalancer, broker: redis.Redis) -> Iterator[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a busy machine
-def test_counters_hold_in_a_storm_and_end_at_zero_by_themselves(
+def test_counters_hold_under_load_and_return_to_zero(
     app: Any, url: str, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VISIBILITY_VARIABLE, "10")

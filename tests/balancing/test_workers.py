@@ -1,4 +1,4 @@
-"""Real workers, whatever happens to their tasks: the signals alone bring every counter back to zero."""
+"""Real workers and every outcome of a task: the signals alone bring every counter back to zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLS = {pool: ("-P", pool, "-c", str(SLOTS)) for pool in ("prefork", "threads")
 
 @pytest.fixture(scope="module", params=POOLS)
 def site(request: pytest.FixtureRequest, broker_server: Any) -> Iterator[tuple[LoadBalancer, Worker]]:
-    """One worker for all tests of a kind, which reconciles nothing."""
+    """One worker for all tests of a kind; it does not reconcile."""
     broker_server.client.flushall()
     with make_app(broker_server.url) as app:
         balancer = LoadBalancer(app, **DEFAULTS)
@@ -54,7 +54,7 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_task_leaves_nothing_behind_when_it(end: str, site: tuple[LoadBalancer, Worker], client: redis.Redis) -> None:
+def test_a_task_leaves_no_count_when_it(end: str, site: tuple[LoadBalancer, Worker], client: redis.Redis) -> None:
     balancer, _ = site
     ENDS[end](balancer.app)
     until_everything_is_done(balancer, client)
@@ -70,7 +70,7 @@ def test_a_running_task_is_counted_as_running(site: tuple[LoadBalancer, Worker],
     until_everything_is_done(balancer, client)
 
 
-def test_revoked_tasks_are_gone_once_a_worker_drops_them(
+def test_revoked_tasks_are_not_counted_once_a_worker_drops_them(
     site: tuple[LoadBalancer, Worker], client: redis.Redis
 ) -> None:
     balancer, _ = site

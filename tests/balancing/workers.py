@@ -1,4 +1,4 @@
-"""Celery workers as processes of their own, and patience."""
+"""Celery workers in processes of their own, and helpers that wait for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def until(reached: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
-    """What another process does gives no signal here."""
+    """Poll: what another process does gives no signal here."""
     end = time.monotonic() + patience_s
     while not reached():
         if time.monotonic() > end:
@@ -35,7 +35,7 @@ def until(reached: Callable[[], Any], what: str, patience_s: float = PATIENCE_S)
 
 
 def loads(balancer: LoadBalancer) -> tuple[int, int]:
-    """Pending and running, in all queues."""
+    """Pending and running tasks in all queues."""
     counted = balancer.get_all_queue_loads().values()
     return sum(load.pending for load in counted), sum(load.running for load in counted)
 
@@ -45,7 +45,7 @@ def until_loads_are(balancer: LoadBalancer, pending: int, running: int) -> None:
 
 
 def messages(balancer: LoadBalancer, client: redis.Redis) -> int:
-    """In the queues, or with workers that have not acknowledged them."""
+    """Messages in the queues, and those that workers have not acknowledged."""
     return sum(client.llen(name) for name in balancer.queue_names) + client.hlen("unacked")
 
 
@@ -55,7 +55,7 @@ def until_everything_is_done(balancer: LoadBalancer, client: redis.Redis) -> Non
 
 
 class Worker:
-    """One that has said that it lives."""
+    """A worker that has registered itself."""
 
     def __init__(self, balancer: LoadBalancer, url: str, *options: str, **settings: Any) -> None:
         self.name = f"w{next(_numbers)}@test"
@@ -67,18 +67,21 @@ class Worker:
             env={**os.environ, BROKER_VARIABLE: url, BALANCER_VARIABLE: json.dumps(settings)},
         )  # fmt: skip
         try:
-            until(lambda: self._has_said_so(balancer), "the worker is ready")
+            until(lambda: self._has_registered(balancer), "the worker is ready")
         except BaseException:
             print(self.log)
             self.kill()
             self._log.close()
             raise
 
-    def _has_said_so(self, balancer: LoadBalancer) -> bool:
+    def _has_registered(self, balancer: LoadBalancer) -> bool:
         if self._process.poll() is not None:
             raise AssertionError(f"the worker ended:\n{self.log}")
-        # However long ago: on a busy machine it may be gone again by now.
-        return any(worker.name == self.name for worker in balancer._ledger.workers())
+        # However long ago: on a busy machine the record may have expired by now.
+        return any(worker.name == self.name for worker in balancer._counts.workers())
+
+    def until_it_logs(self, text: str) -> None:
+        until(lambda: text in self.log, f"the worker logs {text!r}")
 
     @property
     def log(self) -> str:
@@ -86,7 +89,7 @@ class Worker:
         return self._log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """With its children, as by a power loss."""
+        """Kill the worker and its children, as a power loss would."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Axe, which knows the rules of accessible pages, on a page of ours."""
+"""Runs axe, a checker of accessibility rules, on a page of the dashboard."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def _source() -> str:
 
 
 async def serious_problems(page: Page) -> list[str]:
-    """One line for each: the rule, what it says, and the first elements that break it."""
-    # Evaluated by the driver, not loaded by the page: its policy allows no script that is not the dashboard's.
+    """One line per problem: the rule, its description, and the first elements that break it."""
+    # Evaluated by the driver and not loaded by the page, whose policy allows only the dashboard's scripts.
     if not await page.evaluate("() => Boolean(window.axe)"):
         await page.evaluate(_source())
     found: list[dict[str, Any]] = await page.evaluate(
         "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
     )
-    return [_told(problem) for problem in found if problem["impact"] in SERIOUS]
+    return [_described(problem) for problem in found if problem["impact"] in SERIOUS]
 
 
-def _told(problem: dict[str, Any]) -> str:
+def _described(problem: dict[str, Any]) -> str:
     where = "; ".join(f"{node['target']} {node['failureSummary']}" for node in problem["nodes"][:3])
     return f"{problem['id']} ({problem['impact']}): {problem['help']}: {where}"

@@ -1,4 +1,4 @@
-"""The Chromium that the tests drive: the system's own, by its path. It reaches this machine and nothing else."""
+"""The Chromium that the tests drive: the system's own. It reaches this machine only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADVICE = (
     f"install one (`apt install chromium`), or say where it is in {CHOICE}"
 )
 
-# Whatever is not this machine has no address, be it a name or a number.
+# No other host resolves, neither by name nor by address.
 LOOPBACK_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--disable-gpu")
 
@@ -31,7 +31,7 @@ def program() -> str:
 
 @asynccontextmanager
 async def launched() -> AsyncIterator[Browser]:
-    # Chromium's sandbox does not work for root, and nobody else should go without it.
+    # Chromium's sandbox does not work for root; all other users keep it.
     alone = ["--no-sandbox"] if os.geteuid() == 0 else []
     path = program()
     async with async_playwright() as playwright:

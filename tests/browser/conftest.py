@@ -1,6 +1,6 @@
-"""One browser for each test process, a window for each test, and a gateway on a port of its own.
+"""One browser per test process, a window per test, and a gateway on a port of its own.
 
-All of it lives in one event loop per process, the session's: a browser outlives the loop of a single test.
+All of them use one event loop per process, the session's: a browser outlives the loop of a single test.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from tests.browser import chromium, eyes, stage
-from tests.browser.eyes import Window
-from tests.browser.furnish import Furniture, furnish
-from tests.browser.stage import Stage
+from tests.browser import chromium, gateway_site, strict_window
+from tests.browser.gateway_site import Stage
+from tests.browser.sample_data import SampleData, add_sample_data
+from tests.browser.strict_window import Window
 
 HERE = Path(__file__).parent
 
-# As patient as everything else here: on a busy machine five seconds are nothing.
-expect.set_options(timeout=eyes.PATIENCE_MS)
+# As long as all other timeouts here: five seconds are short on a busy machine.
+expect.set_options(timeout=strict_window.PATIENCE_MS)
 
 Open = Callable[..., Awaitable[Window]]
 Raise = Callable[..., Awaitable[Stage]]
@@ -42,25 +42,25 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def raise_stage(tmp_path: Path) -> AsyncIterator[Raise]:
-    """`await raise_stage(admin_key=...)`: nothing has happened there yet."""
+    """`await raise_stage(admin_key=...)`: an empty app."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Stage:
             engines = {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
-            return await stack.enter_async_context(stage.raised(engines, **settings))
+            return await stack.enter_async_context(gateway_site.raised(engines, **settings))
 
         yield make
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_window(browser: Browser, raise_stage: Raise) -> AsyncIterator[Open]:
-    """`await open_window(stage, color_scheme="dark")`; a complaint of any window fails the test at its end. (It needs
-    `raise_stage` to be gone before any stage is: a window would complain of a gateway that has left.)"""
+    """`await open_window(stage, color_scheme="dark")`; a complaint of any window fails the test at its end. (It depends
+    on `raise_stage`, so that windows are closed before their gateway stops, of which they would complain.)"""
     windows: list[Window] = []
     async with AsyncExitStack() as stack:
 
         async def make(stage: Stage, **options: Any) -> Window:
-            window = await stack.enter_async_context(eyes.opened(browser, stage.url, **options))
+            window = await stack.enter_async_context(strict_window.opened(browser, stage.url, **options))
             windows.append(window)
             return window
 
@@ -75,9 +75,9 @@ async def bare_stage(raise_stage: Raise) -> Stage:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def furnished(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stage, Furniture]]:
-    """One for all tests of a module, who look and change nothing. (No longer than a module: between two of them tests
-    of other loops may run for minutes, in which nobody renews a lease here.)"""
-    folder = tmp_path_factory.mktemp("furnished")
-    async with stage.raised({"database_url": f"sqlite:///{folder}/fairlead.db"}) as raised:
-        yield raised, await furnish(raised)
+async def sampled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Stage, SampleData]]:
+    """One stage for all tests of a module that only read. (Not for longer: between two modules, tests with other loops
+    may run for minutes, during which no lease is renewed here.)"""
+    folder = tmp_path_factory.mktemp("sampled")
+    async with gateway_site.raised({"database_url": f"sqlite:///{folder}/fairlead.db"}) as raised:
+        yield raised, await add_sample_data(raised)

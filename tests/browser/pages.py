@@ -1,4 +1,4 @@
-"""The pages of the dashboard: where each is, and when it shows what it has to show."""
+"""The pages of the dashboard: their routes, and when they are complete."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from playwright.async_api import Locator, Page, expect
 
-from tests.browser.furnish import Furniture
+from tests.browser.sample_data import SampleData
 
-# With the ids of the furniture in their places.
+# With placeholders for the ids of the sample data.
 PAGES = {
     "overview": "/",
     "service": "/services/gated",
@@ -29,12 +29,12 @@ PAGES = {
 }
 
 
-def route_of(page: str, furniture: Furniture) -> str:
-    return PAGES[page].format_map(asdict(furniture))
+def route_of(page: str, sample: SampleData) -> str:
+    return PAGES[page].format_map(asdict(sample))
 
 
 async def settled(page: Page) -> None:
-    """Until the page is live and shows its first state."""
+    """Wait until the page is live and shows its first state."""
     await expect(page.get_by_test_id("connection")).to_contain_text("Live")
     await expect(page.locator("main h1")).to_be_visible()
     await expect(page.locator("main .loading")).to_have_count(0)
@@ -46,7 +46,7 @@ def job_link(page: Page, job_id: str) -> Locator:
 
 
 async def unfold(page: Page, title: str, *, all: bool = False) -> None:
-    """Open what is collapsed under this title: the first, or all."""
+    """Open the collapsed parts with this title: the first, or all."""
     found = page.locator("main summary").filter(has_text=re.compile(f"^{title}"))
     await expect(found.first).to_be_visible()
     for each in await found.all() if all else [found.first]:
@@ -58,7 +58,7 @@ def dialog_of(page: Page) -> Locator:
 
 
 async def ask(page: Page, button: str | Locator, *, says: str) -> Locator:
-    """Press what leads to an action. The question that opens must name what would be done, and to what."""
+    """Press the button of an action. The dialog that opens must name the action and its target."""
     pressed = (
         page.get_by_role("main").get_by_role("button", name=button, exact=True) if isinstance(button, str) else button
     )
@@ -68,7 +68,7 @@ async def ask(page: Page, button: str | Locator, *, says: str) -> Locator:
 
 
 async def confirm(page: Page) -> None:
-    """Say yes to the open question; it closes when the action is done, and what was done is said."""
+    """Confirm the open dialog. It closes when the action is done, and a message reports it."""
     await dialog_of(page).get_by_test_id("confirm").click()
     await expect(dialog_of(page)).to_have_count(0)
-    await expect(page.get_by_test_id("said")).not_to_be_empty()
+    await expect(page.get_by_test_id("toasts")).not_to_be_empty()

@@ -1,8 +1,7 @@
 """`make screenshots`: the pictures of the README and docs/dashboard.md, taken of the running sample project.
 
-So they show what there is: it starts the sample as `make run` does, on data of its own, lets several users work with
-it for a while (SHOTS_AFTER seconds, 180 unless given; the charts show an hour), and takes each picture in a window of a
-fixed size.
+It starts the sample as `make run` does, on its own data, lets several users work with it for a while (SHOTS_AFTER
+seconds, by default 180; the charts show an hour), and takes each picture in a window of a fixed size.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import httpx2
 from playwright.async_api import Browser, expect
 
-from tests.browser import chromium, eyes
+from tests.browser import chromium, strict_window
 from tests.browser.pages import settled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +53,7 @@ class Shot:
 
 @asynccontextmanager
 async def sample(folder: Path) -> AsyncIterator[str]:
-    """The sample project, as `make run` starts it, on a free port and with data of its own. Its address."""
+    """The sample project, started as by `make run`, on a free port and with its own data. Yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "PORT": str(port), "DATABASE_URL": f"sqlite:///{folder}/sample.db"}
@@ -73,7 +72,7 @@ async def sample(folder: Path) -> AsyncIterator[str]:
 
 
 class Crowd:
-    """Several users at work, some of whose jobs fail, and an operator."""
+    """Several users, some of whose jobs fail, and an operator."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
@@ -99,7 +98,7 @@ class Crowd:
         await self.ask("POST", "/api/v1/jobs", body | more)
 
     async def work(self, seconds: float) -> None:
-        """A line that is longer than what the services can do, but never hopeless."""
+        """Keep a queue that exceeds the capacity of the services, but stays bounded."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while loop.time() < end:
@@ -109,8 +108,8 @@ class Crowd:
             await asyncio.sleep(self._random.uniform(0.2, 0.9))
 
     async def fail(self) -> None:
-        """Dead letters of two kinds, and fewer than the doctor would warn of: the sample's services refuse a prompt
-        that is no text, and nothing is done within a hundredth of a second."""
+        """Dead letters of two kinds, fewer than the doctor warns of: the sample's services refuse a prompt that is not
+        text, and no call completes within a hundredth of a second."""
         for user, priority in PEOPLE[:4]:
             await self.submit("text_only", user, priority, 17)
         for user, priority in PEOPLE[:3]:
@@ -129,7 +128,7 @@ class Crowd:
 
 async def take(browser: Browser, url: str, shot: Shot) -> None:
     options = {"color_scheme": shot.scheme, "viewport": dict(shot.size)}
-    async with eyes.opened(browser, url, **options) as window:
+    async with strict_window.opened(browser, url, **options) as window:
         page = await window.go(shot.route)
         await settled(page)
         await expect(page.locator(".health.unknown")).to_have_count(0, timeout=30_000)
@@ -161,7 +160,7 @@ async def main() -> None:
                 Shot("overview-dark", "/", scheme="dark"),
                 Shot("phone", "/", size=tuple(PHONE.items())),
                 Shot("service", "/services/image_gen"),
-                Shot("job", f"/jobs/{await _told_job(crowd)}"),
+                Shot("job", f"/jobs/{await _example_job(crowd)}"),
                 Shot("jobs", "/jobs"),
                 Shot("dead", "/dead", size=tuple(SHORT.items())),
                 Shot("batch", f"/batches/{batch}"),
@@ -171,8 +170,8 @@ async def main() -> None:
                     await take(browser, url, shot)
 
 
-async def _told_job(crowd: Crowd) -> str:
-    """One with a past and a future: some of its steps are done, and it waits for the next."""
+async def _example_job(crowd: Crowd) -> str:
+    """A job with completed steps that waits for the next one."""
     jobs = (await crowd.ask("GET", "/api/v1/jobs?feature_name=full_pipeline&limit=200"))["data"]
     under_way = [job for job in jobs if job["current_step_index"] >= 2 and job["status"] in ("PENDING", "RUNNING")]
     return str((under_way or jobs)[0]["job_id"])

@@ -1,4 +1,4 @@
-"""Every page for everybody: light and dark, wide and narrow, with and without a mouse."""
+"""Accessibility of every page: light and dark, wide and narrow, with and without a mouse."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from playwright.async_api import Page, expect
 
 from tests.browser import axe
 from tests.browser.conftest import Open, Raise
-from tests.browser.furnish import Furniture
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import PAGES, dialog_of, route_of, settled
-from tests.browser.signing import NOT_YET, key_field
-from tests.browser.stage import Stage
+from tests.browser.sample_data import SampleData
+from tests.browser.sign_in import NOT_YET, key_field
 
-Furnished = tuple[Stage, Furniture]
+Sampled = tuple[Stage, SampleData]
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 
-# The first elements that stick out, if anything does.
+# The first elements that are wider than the screen.
 WIDER_THAN_THE_SCREEN = """() => {
   if (document.scrollingElement.scrollWidth <= window.innerWidth) return [];
   const sticksOut = (element) => element.getBoundingClientRect().right > window.innerWidth + 1;
@@ -27,22 +27,22 @@ WIDER_THAN_THE_SCREEN = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_on_any_page(open_window: Open, furnished: Furnished, scheme: str) -> None:
-    stage, furniture = furnished
+async def test_axe_finds_nothing_serious_on_any_page(open_window: Open, sampled: Sampled, scheme: str) -> None:
+    stage, sample = sampled
     window = await open_window(stage, color_scheme=scheme)
     problems = {}
     for name in PAGES:
-        page = await window.go(route_of(name, furniture))
+        page = await window.go(route_of(name, sample))
         await settled(page)
         problems[name] = await axe.serious_problems(page)
     assert problems == {name: [] for name in PAGES}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_a_question(open_window: Open, furnished: Furnished, scheme: str) -> None:
-    stage, furniture = furnished
+async def test_axe_finds_nothing_serious_in_a_dialog(open_window: Open, sampled: Sampled, scheme: str) -> None:
+    stage, sample = sampled
     window = await open_window(stage, color_scheme=scheme)
-    page = await window.go(route_of("service", furniture))
+    page = await window.go(route_of("service", sample))
     await settled(page)
     await page.get_by_role("button", name="Pause").click()
     await expect(dialog_of(page)).to_be_visible()
@@ -50,7 +50,18 @@ async def test_axe_finds_nothing_serious_in_a_question(open_window: Open, furnis
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_the_form_for_signing_in(
+async def test_axe_finds_nothing_serious_in_the_search(open_window: Open, sampled: Sampled, scheme: str) -> None:
+    window = await open_window(sampled[0], color_scheme=scheme)
+    page = await window.go()
+    await settled(page)
+    await page.get_by_role("button", name="Search", exact=True).click()
+    await dialog_of(page).get_by_role("combobox").fill("e")
+    await expect(dialog_of(page).get_by_role("option").first).to_be_visible()
+    assert await axe.serious_problems(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious_in_the_sign_in_form(
     open_window: Open, raise_stage: Raise, scheme: str
 ) -> None:
     window = await open_window(await raise_stage(admin_key="an admin key"), color_scheme=scheme)
@@ -60,30 +71,30 @@ async def test_axe_finds_nothing_serious_in_the_form_for_signing_in(
     assert await axe.serious_problems(page) == []
 
 
-async def test_axe_finds_a_serious_problem_where_there_is_one(open_window: Open, furnished: Furnished) -> None:
-    window = await open_window(furnished[0])
+async def test_axe_finds_a_serious_problem_where_there_is_one(open_window: Open, sampled: Sampled) -> None:
+    window = await open_window(sampled[0])
     page = await window.go()
     await settled(page)
     await page.evaluate("() => document.querySelector('main').append(document.createElement('button'))")
     assert any(problem.startswith("button-name (critical)") for problem in await axe.serious_problems(page))
 
 
-async def test_no_page_scrolls_sideways_on_a_phone(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_no_page_scrolls_sideways_on_a_phone(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     window = await open_window(stage, **PHONE)
     wide = {}
     for name in PAGES:
-        page = await window.go(route_of(name, furniture))
+        page = await window.go(route_of(name, sample))
         await settled(page)
         wide[name] = await page.evaluate(WIDER_THAN_THE_SCREEN)
     assert wide == {name: [] for name in PAGES}
 
 
-async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     window = await open_window(stage)
     for name in PAGES:
-        page = await window.go(route_of(name, furniture))
+        page = await window.go(route_of(name, sample))
         await settled(page)
         for role in ("banner", "navigation", "main"):
             await expect(page.get_by_role(role)).to_have_count(1)
@@ -91,8 +102,8 @@ async def test_every_page_has_one_heading_and_its_landmarks(open_window: Open, f
         assert "Fairlead" in await page.title()
 
 
-async def test_what_was_chosen_of_light_and_dark_outlives_a_reload(open_window: Open, furnished: Furnished) -> None:
-    window = await open_window(furnished[0], color_scheme="light")
+async def test_the_chosen_theme_survives_a_reload(open_window: Open, sampled: Sampled) -> None:
+    window = await open_window(sampled[0], color_scheme="light")
     page = await window.go()
     await settled(page)
     light = await _background(page)

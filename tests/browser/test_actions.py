@@ -1,4 +1,4 @@
-"""Every action on jobs and services: asked about first, then done, and seen in the truth and in the audit."""
+"""Every action on jobs and services: confirmed first, then done, and visible in the database and in the audit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from playwright.async_api import expect
 
 from fairlead.errors import NotFound
 from tests.browser.conftest import Open
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import ask, confirm, dialog_of, settled
-from tests.browser.stage import Stage
 
 # ---------------------------------------------------------------- jobs
 
@@ -24,23 +24,66 @@ async def test_cancelling_a_job(open_window: Open, bare_stage: Stage) -> None:
     assert await bare_stage.actions() == [("job.cancel", job)]
 
 
-async def test_resuming_a_job(open_window: Open, bare_stage: Stage) -> None:
+async def test_retrying_a_job(open_window: Open, bare_stage: Stage) -> None:
     job = await bare_stage.submit("flaky")
     await bare_stage.ended(job)
     page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
-    await ask(page, "Resume", says="flaky")
+    await ask(page, "Retry", says="flaky")
     bare_stage.gate.opened.set()
     await confirm(page)
     await bare_stage.reaches(job, "COMPLETED")
     await expect(page.get_by_test_id("status").first).to_have_text("completed")
-    assert await bare_stage.actions() == [("job.resume", job)]
+    assert await bare_stage.actions() == [("job.retry", job)]
 
 
-async def test_running_a_step_again(open_window: Open, bare_stage: Stage) -> None:
+async def test_retrying_after_a_permanent_error_warns_and_works(open_window: Open, bare_stage: Stage) -> None:
+    job = await bare_stage.submit("broken")
+    await bare_stage.ended(job)
+    page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
+    await expect(page.get_by_test_id("error")).to_contain_text("never work")
+    await ask(page, "Retry", says="permanent")
+    await confirm(page)
+    assert await bare_stage.actions() == [("job.retry", job)]
+
+
+async def test_a_failed_job_shows_its_traceback(open_window: Open, bare_stage: Stage) -> None:
+    job = await bare_stage.submit("flaky")
+    await bare_stage.ended(job)
+    page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
+    await expect(page.get_by_test_id("traceback")).to_contain_text("RuntimeError: not yet")
+
+
+async def test_a_retry_may_begin_at_the_first_step(open_window: Open, bare_stage: Stage) -> None:
+    job = await bare_stage.submit("echo_then_break")
+    await bare_stage.ended(job)
+    page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
+    question = await ask(page, "Retry", says="steps 2 to 3")
+    await question.get_by_label("Begin at").select_option("start")
+    await expect(question).to_contain_text("steps 1 to 3")
+    await confirm(page)
+    await bare_stage.ended(job)
+    assert len((await bare_stage.app.get(job)).history or []) == 1
+
+
+async def test_a_question_does_not_survive_the_page_that_asked_it(open_window: Open, bare_stage: Stage) -> None:
+    window = await open_window(bare_stage)
+    page = await window.go("/jobs")
+    await expect(page.locator("main h1")).to_have_text("Jobs")
+    page = await window.go("/services/echo")
+    await expect(page.locator("main h1")).to_contain_text("echo")
+    await ask(page, "Pause", says="echo")
+    await page.go_back()
+    await expect(page.locator("main h1")).to_have_text("Jobs")
+    await expect(dialog_of(page)).to_have_count(0)
+    assert await bare_stage.actions() == []
+
+
+async def test_rerunning_a_step(open_window: Open, bare_stage: Stage) -> None:
     job = await bare_stage.submit("echo_then_shout")
     await bare_stage.ended(job)
     page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
-    await ask(page, "Run again step 1", says="echo")
+    question = await ask(page, "Run again: step 1", says="echo")
+    await expect(question).to_contain_text("No other step runs")
     await confirm(page)
     await bare_stage.reaches(job, "COMPLETED")
     assert len((await bare_stage.app.get(job)).history) == 1
@@ -62,7 +105,7 @@ async def test_removing_a_job(open_window: Open, bare_stage: Stage) -> None:
     job = await bare_stage.submit("echo")
     await bare_stage.ended(job)
     page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
-    await ask(page, "Remove", says=job)
+    await ask(page, "Delete", says=job)
     await confirm(page)
     with pytest.raises(NotFound):
         await bare_stage.app.get(job)
@@ -87,21 +130,21 @@ async def test_pausing_and_unpausing_a_service(open_window: Open, bare_stage: St
 async def test_changing_a_limit_and_lifting_the_change(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go("/services/gated")
     question = await ask(page, "Change limit", says="gated")
-    await question.get_by_label("Calls at once").fill("3")
+    await question.get_by_label("Concurrent calls").fill("3")
     await confirm(page)
     jobs = [await bare_stage.submit("gated") for _ in range(3)]
     for job in jobs:
         await bare_stage.running(job)
     await expect(page.get_by_role("main")).to_contain_text("limit changed")
-    await ask(page, "Lift the change", says="gated")
+    await ask(page, "Remove override", says="gated")
     await confirm(page)
     await expect(page.get_by_role("main")).not_to_contain_text("limit changed")
     assert await bare_stage.actions() == [("service.lift_limit", "gated"), ("service.limit", "gated")]
 
 
-async def test_rebuilding_a_line(open_window: Open, bare_stage: Stage) -> None:
+async def test_rebuilding_a_queue(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go("/services/echo")
-    await ask(page, "Rebuild line", says="echo")
+    await ask(page, "Rebuild queue", says="echo")
     await confirm(page)
     assert await bare_stage.actions() == [("service.rebuild", "echo")]
     await bare_stage.ended(await bare_stage.submit("echo"))
@@ -110,7 +153,7 @@ async def test_rebuilding_a_line(open_window: Open, bare_stage: Stage) -> None:
 # ---------------------------------------------------------------- workers
 
 
-async def test_draining_a_worker_and_letting_it_claim_again(open_window: Open, bare_stage: Stage) -> None:
+async def test_draining_and_resuming_a_worker(open_window: Open, bare_stage: Stage) -> None:
     [worker] = await bare_stage.app.processes()
     page = await (await open_window(bare_stage)).go("/workers")
     await ask(page, f"Drain {worker.name}", says=worker.name)
@@ -122,11 +165,11 @@ async def test_draining_a_worker_and_letting_it_claim_again(open_window: Open, b
     await bare_stage.ended(await bare_stage.submit("echo"))
 
 
-# ---------------------------------------------------------------- and none of them by mistake
+# ---------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize("way_out", ["Leave it", "Escape"])
-async def test_a_question_that_is_left_changes_nothing(open_window: Open, bare_stage: Stage, way_out: str) -> None:
+@pytest.mark.parametrize("way_out", ["Keep as is", "Escape"])
+async def test_a_dialog_that_is_closed_changes_nothing(open_window: Open, bare_stage: Stage, way_out: str) -> None:
     page = await (await open_window(bare_stage)).go("/services/echo")
     question = await ask(page, "Pause", says="echo")
     if way_out == "Escape":
@@ -134,13 +177,13 @@ async def test_a_question_that_is_left_changes_nothing(open_window: Open, bare_s
     else:
         await question.get_by_role("button", name=way_out).click()
     await expect(dialog_of(page)).to_have_count(0)
-    # The one who asked goes on where the question was.
+    # The focus returns to the button that opened the dialog.
     await expect(page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
     assert await bare_stage.actions() == []
 
 
-async def test_what_is_refused_is_said_in_the_question(open_window: Open, bare_stage: Stage) -> None:
-    """Somebody else was quicker."""
+async def test_a_refused_action_is_explained_in_the_dialog(open_window: Open, bare_stage: Stage) -> None:
+    """Another operator was faster."""
     await bare_stage.running(await bare_stage.submit("gated"))
     job = await bare_stage.submit("gated", "bob")
     window = await open_window(bare_stage)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from playwright.async_api import expect
 
 from tests import redis_servers, servers
-from tests.browser import stage as stages
+from tests.browser import gateway_site as stages
 from tests.browser.conftest import Open
-from tests.browser.furnish import furnish
 from tests.browser.pages import PAGES, ask, confirm, job_link, route_of, settled
+from tests.browser.sample_data import add_sample_data
 
 
 async def test_every_page_and_an_action_on_the_distributed_engines(open_window: Open) -> None:
@@ -17,10 +17,10 @@ async def test_every_page_and_an_action_on_the_distributed_engines(open_window: 
     await servers.empty(database_url)
     redis_servers.empty(redis_url)
     async with stages.raised({"database_url": database_url, "redis_url": redis_url}) as stage:
-        furniture = await furnish(stage)
+        sample = await add_sample_data(stage)
         window = await open_window(stage)
         for name in PAGES:
-            await settled(await window.go(route_of(name, furniture)))
+            await settled(await window.go(route_of(name, sample)))
         page = await window.go("/services/gated")
         await expect(page.get_by_role("main")).to_contain_text("cyn")
         await ask(page, "Pause", says="gated")

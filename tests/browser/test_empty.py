@@ -1,27 +1,30 @@
-"""Where there is nothing yet, a page says what would be there and how it gets there."""
+"""An empty page explains what it will show and how to fill it."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import httpx2
 import pytest
 from playwright.async_api import expect
 
+from fairlead import Config, Fairlead
 from tests.browser.conftest import Open
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import settled
-from tests.browser.stage import Stage
+from tests.integration.gateway_site import Gate
 
 
 @pytest.mark.parametrize("route", ["/", "/jobs", "/users", "/batches", "/dead", "/audit"])
-async def test_an_empty_page_teaches(open_window: Open, bare_stage: Stage, route: str) -> None:
+async def test_an_empty_page_explains_itself(open_window: Open, bare_stage: Stage, route: str) -> None:
     page = await (await open_window(bare_stage)).go(route)
     await settled(page)
     await expect(page.get_by_test_id("empty")).to_be_visible()
 
 
-async def test_the_request_that_is_shown_submits_a_job(open_window: Open, bare_stage: Stage) -> None:
+async def test_the_request_shown_on_the_page_submits_a_job(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
     shown = await page.get_by_test_id("empty").locator("pre").inner_text()
     program, _, url, _, header, _, body = shlex.split(shown.replace("\\\n", ""))
@@ -31,5 +34,21 @@ async def test_the_request_that_is_shown_submits_a_job(open_window: Open, bare_s
         answer = await client.post(url, headers={name: value}, content=body)
     assert answer.status_code == 202, answer.text
     assert json.loads(body)["user_id"] == (await bare_stage.app.get(answer.json()["job_id"])).user_id
-    # And the page has something better to show from now on.
+    # From now on the page shows the job.
     await expect(page.get_by_test_id("empty")).to_have_count(0)
+
+
+async def test_an_app_without_services_shows_the_lines_that_declare_one(open_window: Open, tmp_path: Path) -> None:
+    app = Fairlead(Config(), database_url=f"sqlite:///{tmp_path}/bare.db")
+    async with app.running():
+        stage = Stage(app, Gate(), 0)
+        await stage.start()
+        try:
+            window = await open_window(stage)
+            page = await window.go()
+            await settled(page)
+            await expect(page.get_by_test_id("empty")).to_contain_text("[services.paint]")
+            await expect(page.get_by_test_id("empty")).to_contain_text("@app.service")
+            await window.context.close()
+        finally:
+            await stage.stop()

@@ -1,12 +1,15 @@
-"""Without a mouse: everything is reached, seen to be reached, and left again."""
+"""Without a mouse: every control can be reached and left, and shows that it has the focus."""
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Open
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import dialog_of, settled
-from tests.browser.stage import Stage
 
 ENOUGH = 60
 
@@ -22,7 +25,7 @@ FOCUSED = """() => {
 
 
 async def tab_to(page: Page, text: str) -> None:
-    """Press Tab until this has the focus; whatever had it on the way must have shown it."""
+    """Press Tab until this has the focus; every element on the way must show its focus."""
     passed = []
     for _ in range(ENOUGH):
         await page.keyboard.press("Tab")
@@ -39,7 +42,7 @@ async def tab_to(page: Page, text: str) -> None:
 async def test_a_service_is_paused_with_the_keyboard_alone(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
     await settled(page)
-    await tab_to(page, "Skip to the content")
+    await tab_to(page, "Skip to content")
     await page.keyboard.press("Enter")
     await tab_to(page, "echo")
     await page.keyboard.press("Enter")
@@ -57,12 +60,12 @@ async def test_a_service_is_paused_with_the_keyboard_alone(open_window: Open, ba
 async def test_the_first_tab_skips_to_the_content(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go("/workers")
     await settled(page)
-    await tab_to(page, "Skip to the content")
+    await tab_to(page, "Skip to content")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("main")).to_be_focused()
 
 
-async def test_letters_lead_to_the_sections(open_window: Open, bare_stage: Stage) -> None:
+async def test_letters_open_the_sections(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
     await settled(page)
     for letter, section in (("j", "Jobs"), ("u", "Users"), ("d", "Dead letters"), ("a", "Audit"), ("o", "Overview")):
@@ -80,10 +83,38 @@ async def test_the_list_of_shortcuts_opens_and_closes_by_keys(open_window: Open,
     await expect(dialog_of(page)).to_have_count(0)
 
 
-async def test_what_is_typed_into_a_field_is_no_shortcut(open_window: Open, bare_stage: Stage) -> None:
+async def test_typing_into_a_field_triggers_no_shortcut(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go("/jobs")
     await settled(page)
-    await page.keyboard.press("/")
-    await page.keyboard.type("gu?t")
+    await page.keyboard.press("f")
+    await page.keyboard.type("gu?t/")
     await expect(page.get_by_role("heading", level=1)).to_contain_text("Jobs")
+    await expect(dialog_of(page)).to_have_count(0)
+
+
+@pytest.mark.parametrize("keys", ["/", "Control+k"])
+async def test_the_search_is_used_by_keys_alone(open_window: Open, bare_stage: Stage, keys: str) -> None:
+    job = await bare_stage.submit("echo", "ada")
+    await bare_stage.submit("echo", "adam")
+    page = await (await open_window(bare_stage)).go("/workers")
+    await settled(page)
+    await page.keyboard.press(keys)
+    results = dialog_of(page).get_by_role("option")
+    await expect(dialog_of(page).get_by_role("combobox")).to_be_focused()
+    await page.keyboard.type("ada")
+    await expect(results).to_have_count(2)
+    await page.keyboard.press("ArrowDown")
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(re.compile("user_id=adam$"))
+    await expect(dialog_of(page)).to_have_count(0)
+    await page.keyboard.press(keys)
+    await expect(dialog_of(page).get_by_role("combobox")).to_be_focused()
+    await page.keyboard.type(job)
+    await expect(results).to_contain_text(["echo"])
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_test_id("job-id")).to_have_text(job)
+    await page.keyboard.press(keys)
+    await expect(dialog_of(page).get_by_role("combobox")).to_be_focused()
+    await page.keyboard.type("ada")
+    await page.keyboard.press("Escape")
     await expect(dialog_of(page)).to_have_count(0)

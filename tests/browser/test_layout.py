@@ -1,14 +1,14 @@
-"""What has to be read can be read: nothing is cut off or lies over something else, however long a name is."""
+"""Layout: nothing is cut off or overlaps, however long a name is."""
 
 from __future__ import annotations
 
 import pytest
 from playwright.async_api import Locator, expect
 
-from fairlead.runtime.dashboard.history import Sum
+from fairlead.observe.dashboard.history import Sum
 from tests.browser.conftest import Open, Raise
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import settled
-from tests.browser.stage import Stage
 
 LONG = "a very long name of a user " * 6
 PHONE = {"width": 390, "height": 844}
@@ -39,9 +39,7 @@ async def test_a_taken_slot_names_its_user(open_window: Open, raise_stage: Raise
 
 
 @pytest.mark.parametrize("route", ["/workers", "/jobs", "/users"])
-async def test_a_long_name_stays_in_its_place_and_shows_that_it_goes_on(
-    open_window: Open, bare_stage: Stage, route: str
-) -> None:
+async def test_a_long_name_is_shortened_with_an_ellipsis(open_window: Open, bare_stage: Stage, route: str) -> None:
     await bare_stage.running(await bare_stage.submit("gated", LONG))
     page = await (await open_window(bare_stage)).go(route)
     await settled(page)
@@ -54,7 +52,7 @@ async def test_a_long_name_stays_in_its_place_and_shows_that_it_goes_on(
     assert await fits(cell, card)
 
 
-async def test_a_worker_of_many_services_counts_them_and_names_them_on_asking(
+async def test_a_worker_of_many_services_counts_them_and_lists_them_on_demand(
     open_window: Open, raise_stage: Raise
 ) -> None:
     more = {f"idle_{n}": {"url": "http://127.0.0.1:9/", "limit": 1} for n in range(LONGEST)}
@@ -78,9 +76,7 @@ async def test_no_figure_of_a_service_is_cut_off_on_a_phone(
     assert not [await each.inner_text() for each in await figures.all() if await is_cut(each)]
 
 
-async def test_only_small_services_that_stand_beside_each_other_share_a_row(
-    open_window: Open, bare_stage: Stage
-) -> None:
+async def test_only_small_services_side_by_side_share_a_row(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
     await settled(page)
 
@@ -91,10 +87,12 @@ async def test_only_small_services_that_stand_beside_each_other_share_a_row(
 
     whole = await width_of("echo")
     assert await width_of("gated") < whole / 2, "its neighbour is small as well"
-    assert await width_of("confiding") == whole, "beside it there would be nothing"
+    assert await width_of("confiding") == whole, "it would be alone in its row"
 
 
-async def test_of_many_calls_a_worker_shows_a_few_and_the_rest_on_asking(open_window: Open, raise_stage: Raise) -> None:
+async def test_a_worker_with_many_calls_shows_a_few_and_the_rest_on_demand(
+    open_window: Open, raise_stage: Raise
+) -> None:
     stage = await raise_stage(gated={"limit": LONGEST})
     for _ in range(LONGEST):
         await stage.running(await stage.submit("gated"))

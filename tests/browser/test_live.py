@@ -1,12 +1,12 @@
-"""What happens is shown as it happens, without a reload."""
+"""Live updates, without a reload."""
 
 from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Open
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import job_link, settled, unfold
-from tests.browser.stage import Stage
 
 
 async def marked(page: Page) -> None:
@@ -15,10 +15,10 @@ async def marked(page: Page) -> None:
 
 
 async def not_reloaded(page: Page) -> None:
-    assert await page.evaluate("() => window.__before"), "it was reloaded"
+    assert await page.evaluate("() => window.__before"), "the page was reloaded"
 
 
-async def test_the_overview_follows_slots_and_lines(open_window: Open, bare_stage: Stage) -> None:
+async def test_the_overview_follows_slots_and_queues(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
     await marked(page)
     gated = page.get_by_test_id("service-gated")
@@ -31,11 +31,11 @@ async def test_the_overview_follows_slots_and_lines(open_window: Open, bare_stag
     bare_stage.gate.opened.set()
     await bare_stage.ended(job)
     await expect(gated).to_contain_text("0 of 1")
-    await expect(gated.get_by_role("img", name="nothing waits")).to_be_visible()
+    await expect(gated.get_by_role("img", name="no waiting jobs")).to_be_visible()
     await not_reloaded(page)
 
 
-async def test_a_service_shows_who_goes_next(open_window: Open, bare_stage: Stage) -> None:
+async def test_a_service_shows_the_next_jobs(open_window: Open, bare_stage: Stage) -> None:
     await bare_stage.running(await bare_stage.submit("gated", "ada"))
     later = await bare_stage.submit("gated", "bob", priority="low")
     page = await (await open_window(bare_stage)).go("/services/gated")
@@ -49,7 +49,7 @@ async def test_a_service_shows_who_goes_next(open_window: Open, bare_stage: Stag
     await not_reloaded(page)
 
 
-async def test_a_job_is_followed_from_its_place_in_line_to_its_result(open_window: Open, bare_stage: Stage) -> None:
+async def test_a_job_is_followed_from_its_queue_position_to_its_result(open_window: Open, bare_stage: Stage) -> None:
     await bare_stage.running(await bare_stage.submit("gated", "ada"))
     job = await bare_stage.submit("gated_then_whisper", "bob")
     page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
@@ -71,7 +71,7 @@ async def test_progress_is_shown_while_a_job_runs(open_window: Open, bare_stage:
     await expect(page.get_by_role("main")).to_contain_text("half of the picture")
 
 
-async def test_new_jobs_appear_on_top_and_change_where_they_are(open_window: Open, bare_stage: Stage) -> None:
+async def test_new_jobs_appear_on_top_and_are_updated_in_place(open_window: Open, bare_stage: Stage) -> None:
     await bare_stage.ended(await bare_stage.submit("echo"))
     page = await (await open_window(bare_stage)).go("/jobs")
     await marked(page)
@@ -95,7 +95,7 @@ async def test_a_batch_is_followed_to_its_end(open_window: Open, bare_stage: Sta
     await not_reloaded(page)
 
 
-async def test_the_audit_shows_what_is_done_meanwhile(open_window: Open, bare_stage: Stage) -> None:
+async def test_the_audit_shows_new_actions(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go("/audit")
     await marked(page)
     await bare_stage.app.pause("echo", who="the night shift")

@@ -1,4 +1,4 @@
-"""Every page with something of every kind on it."""
+"""Every page with sample data of every kind."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 from playwright.async_api import expect
 
 from tests.browser.conftest import Open
-from tests.browser.eyes import PATIENCE_MS
-from tests.browser.furnish import BATCH, Furniture
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import PAGES, job_link, route_of, settled, unfold
-from tests.browser.stage import Stage
+from tests.browser.sample_data import BATCH, SampleData
+from tests.browser.strict_window import PATIENCE_MS
 
-Furnished = tuple[Stage, Furniture]
+Sampled = tuple[Stage, SampleData]
 
-# What a page must say, and whom it must be about.
+# The text that a page must contain, and the user it must name.
 SAYS = {
     "overview": ["gated", "whisper", "paused", "limit changed", "1 of 1"],
     "service": ["gated", "cyn", "high", "bob", "low"],
@@ -27,7 +27,7 @@ SAYS = {
     "users": ["ada", "bob", "cyn"],
     "batches": [BATCH, "ada"],
     "batch": [BATCH, "q0", "q3", "failed"],
-    "dead letters": ["this input will never work", "not yet", "Requeue", "Purge"],
+    "dead letters": ["this input will never work", "not yet", "Retry", "Purge"],
     "workers": ["api", "worker", "manager", "echo"],
     "audit": ["ops", "service.limit", "shout", "service.pause", "whisper"],
 }
@@ -41,16 +41,16 @@ new MutationObserver(() => window.__verdicts.push(document.querySelector('.verdi
 
 
 @pytest.mark.parametrize("name", PAGES)
-async def test_a_page_shows_what_there_is(open_window: Open, furnished: Furnished, name: str) -> None:
-    stage, furniture = furnished
-    page = await (await open_window(stage)).go(route_of(name, furniture))
+async def test_a_page_shows_the_sample_data(open_window: Open, sampled: Sampled, name: str) -> None:
+    stage, sample = sampled
+    page = await (await open_window(stage)).go(route_of(name, sample))
     await settled(page)
     for words in SAYS[name]:
         await expect(page.get_by_role("main")).to_contain_text(words)
 
 
-async def test_every_section_is_a_click_away(open_window: Open, furnished: Furnished) -> None:
-    page = await (await open_window(furnished[0])).go()
+async def test_every_section_is_one_click_away(open_window: Open, sampled: Sampled) -> None:
+    page = await (await open_window(sampled[0])).go()
     for section in ("Jobs", "Users", "Batches", "Dead letters", "Workers", "Audit", "Overview"):
         link = page.get_by_role("navigation").get_by_role("link", name=section)
         await link.click()
@@ -59,74 +59,74 @@ async def test_every_section_is_a_click_away(open_window: Open, furnished: Furni
         await expect(page.get_by_role("heading", level=1)).to_contain_text(section)
 
 
-async def test_the_way_from_a_service_to_a_job_and_back(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_links_lead_from_a_service_to_a_job_and_back(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     page = await (await open_window(stage)).go()
     await page.get_by_test_id("service-gated").get_by_role("link", name="gated", exact=True).click()
-    await job_link(page, furniture.waiting).click()
-    await expect(page.get_by_test_id("job-id")).to_have_text(furniture.waiting)
+    await job_link(page, sample.waiting).click()
+    await expect(page.get_by_test_id("job-id")).to_have_text(sample.waiting)
     await page.go_back()
     await expect(page.get_by_role("heading", level=1)).to_have_text("gated")
 
 
-async def test_jobs_are_filtered_by_what_the_address_says(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_jobs_are_filtered_by_the_address(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     window = await open_window(stage)
     page = await window.go("/jobs?status=FAILED&user_id=eve")
     await settled(page)
-    for job in (furniture.failed, furniture.resumable):
+    for job in (sample.failed, sample.resumable):
         await expect(job_link(page, job)).to_be_visible()
-    await expect(job_link(page, furniture.running)).to_have_count(0)
+    await expect(job_link(page, sample.running)).to_have_count(0)
     await window.go("/jobs?feature_name=gpu")
-    await expect(job_link(page, furniture.retrying)).to_be_visible()
-    await expect(job_link(page, furniture.failed)).to_have_count(0)
+    await expect(job_link(page, sample.retrying)).to_be_visible()
+    await expect(job_link(page, sample.failed)).to_have_count(0)
 
 
-async def test_what_is_typed_filters_and_becomes_the_address(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_typed_filters_change_the_list_and_the_address(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     page = await (await open_window(stage)).go("/jobs")
     await settled(page)
     await page.get_by_role("search").get_by_label("User").fill("fay")
-    await expect(job_link(page, furniture.running)).to_have_count(0)
-    await expect(job_link(page, furniture.retrying)).to_be_visible()
+    await expect(job_link(page, sample.running)).to_have_count(0)
+    await expect(job_link(page, sample.retrying)).to_be_visible()
     await expect(page).to_have_url(f"{stage.url}/#/jobs?user_id=fay")
     await page.get_by_role("link", name="Clear").click()
-    await expect(job_link(page, furniture.running)).to_be_visible()
+    await expect(job_link(page, sample.running)).to_be_visible()
 
 
-async def test_what_is_wrong_is_said_with_what_mends_it(open_window: Open, bare_stage: Stage) -> None:
+async def test_findings_are_shown_with_their_fix(open_window: Open, bare_stage: Stage) -> None:
     await bare_stage.app.pause("echo", who="ops")
     await bare_stage.submit("echo")
     window = await open_window(bare_stage)
     await window.page.add_init_script(HEAR_VERDICTS)
     page = await window.go()
-    await expect(page.get_by_test_id("health")).to_contain_text("fairlead unpause echo", timeout=2 * PATIENCE_MS)
-    # Nor was anything else said before somebody had looked.
-    assert "All is well" not in await page.evaluate("() => window.__verdicts.join()")
+    await expect(page.get_by_test_id("health")).to_contain_text("Unpause", timeout=2 * PATIENCE_MS)
+    # No verdict is shown before the first check.
+    assert "Healthy" not in await page.evaluate("() => window.__verdicts.join()")
 
 
-async def test_when_nothing_is_wrong_it_says_so(open_window: Open, bare_stage: Stage) -> None:
+async def test_without_findings_the_page_reports_that_all_is_well(open_window: Open, bare_stage: Stage) -> None:
     page = await (await open_window(bare_stage)).go()
-    await expect(page.get_by_test_id("health")).to_contain_text("All is well", timeout=2 * PATIENCE_MS)
+    await expect(page.get_by_test_id("health")).to_contain_text("Healthy", timeout=2 * PATIENCE_MS)
 
 
 @pytest.mark.parametrize("route", ["/jobs/01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f", "/jobs/nonsense", "/services/nope"])
-async def test_what_is_not_there_is_said_in_words(open_window: Open, furnished: Furnished, route: str) -> None:
-    page = await (await open_window(furnished[0])).go(route)
+async def test_a_missing_object_is_explained(open_window: Open, sampled: Sampled, route: str) -> None:
+    page = await (await open_window(sampled[0])).go(route)
     await expect(page.get_by_role("main")).to_contain_text("no ")
     await expect(page.locator("main .loading")).to_have_count(0)
 
 
-async def test_an_address_that_leads_nowhere_says_so(open_window: Open, furnished: Furnished) -> None:
-    page = await (await open_window(furnished[0])).go("/nowhere/at/all")
-    await expect(page.get_by_role("heading", level=1)).to_contain_text("no such page")
+async def test_an_unknown_address_is_explained(open_window: Open, sampled: Sampled) -> None:
+    page = await (await open_window(sampled[0])).go("/nowhere/at/all")
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("Page not found")
 
 
-async def test_a_result_is_copied_whole(open_window: Open, furnished: Furnished) -> None:
-    stage, furniture = furnished
+async def test_a_result_is_copied_as_a_whole(open_window: Open, sampled: Sampled) -> None:
+    stage, sample = sampled
     window = await open_window(stage, permissions=["clipboard-read", "clipboard-write"])
-    page = await window.go(f"/jobs/{furniture.completed}")
+    page = await window.go(f"/jobs/{sample.completed}")
     await unfold(page, "Input")
     await page.get_by_role("button", name="Copy Input").click()
-    await expect(page.get_by_test_id("said")).to_contain_text("Copied")
+    await expect(page.get_by_test_id("toasts")).to_contain_text("Copied")
     assert "a lighthouse at dawn" in await page.evaluate("() => navigator.clipboard.readText()")

@@ -1,4 +1,4 @@
-"""A job's calls over time, as they are drawn."""
+"""The waterfall of a job's calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.async_api import expect
 from tests.browser.conftest import Open, Raise
 
 
-async def test_a_call_that_failed_is_followed_by_how_long_it_backs_off(open_window: Open, raise_stage: Raise) -> None:
+async def test_a_failed_call_is_followed_by_its_backoff(open_window: Open, raise_stage: Raise) -> None:
     stage = await raise_stage()
     job_id = await stage.submit("gpu")
     await stage.reaches(job_id, "RETRYING")

@@ -1,19 +1,19 @@
-"""How much a first visit costs, and where it comes from. Bytes are counted, not seconds."""
+"""The size of a first visit, and the origin of its files. Bytes are counted, not seconds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.browser.conftest import Open
-from tests.browser.eyes import Window
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import settled
-from tests.browser.stage import Stage
+from tests.browser.strict_window import Window
 
 MOST = 100_000
 
 
 class Arrivals:
-    """What the network brought: whole answers with their headers, and bodies alone."""
+    """Received bytes: whole responses with headers, and bodies alone."""
 
     def __init__(self) -> None:
         self.answers: list[float] = []
@@ -35,27 +35,25 @@ class Arrivals:
         self.bodies[url] = self.bodies.get(url, 0) + event["encodedDataLength"]
 
 
-async def test_a_first_visit_takes_less_than_100_kb_and_all_of_it_from_here(
-    open_window: Open, bare_stage: Stage
-) -> None:
+async def test_a_first_visit_takes_less_than_100_kb_all_from_the_gateway(open_window: Open, bare_stage: Stage) -> None:
     window, arrived = await open_window(bare_stage), Arrivals()
     await arrived.watch(window)
     await settled(await window.go())
     assert len(arrived.answers) > 3
-    assert sum(arrived.answers) < MOST, f"{sum(arrived.answers):.0f} bytes in {len(arrived.answers)} answers"
+    assert sum(arrived.answers) < MOST, f"{sum(arrived.answers):.0f} bytes in {len(arrived.answers)} responses"
     assert {url.split("/", 3)[2] for url in window.requests} == {f"127.0.0.1:{bare_stage.port}"}
 
 
-async def test_a_second_visit_fetches_no_file_anew(open_window: Open, bare_stage: Stage) -> None:
+async def test_a_second_visit_fetches_no_file_again(open_window: Open, bare_stage: Stage) -> None:
     window, arrived = await open_window(bare_stage), Arrivals()
     await settled(await window.go())
-    # To the last file: one that is still under way when the page is left is not kept.
+    # Down to the last file: one that is still loading when the page is left is not cached.
     await window.page.wait_for_load_state("networkidle")
-    # Opened again, not reloaded: then a browser asks for everything, whatever it has.
+    # Opened again, not reloaded: a reload requests everything.
     await window.page.goto("about:blank")
     await arrived.watch(window)
     await settled(await window.go())
-    # What changes is asked anew, of course: who is signed in, and what there is.
+    # Dynamic data is requested again: the session and the state.
     assert "/session" in "".join(arrived.bodies)
     assert {url: size for url, size in arrived.bodies.items() if "/static/" in url and size} == {}
 

@@ -1,4 +1,4 @@
-"""Sixty texts that want to be more than texts, in every field that a page shows."""
+"""Sixty texts that try to run as scripts, in every field that a page shows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from tests.browser import stage as stages
+from tests.browser import gateway_site as stages
 from tests.browser.conftest import Open
-from tests.browser.eyes import Window
-from tests.browser.furnish import Poison, poison
+from tests.browser.gateway_site import Stage
 from tests.browser.pages import settled
-from tests.browser.signing import sign_in
-from tests.browser.stage import Stage
+from tests.browser.sample_data import Poison, poison
+from tests.browser.sign_in import sign_in
+from tests.browser.strict_window import Window
 from tests.browser.xss import CORPUS
 
 Poisoned = tuple[Stage, Poison]
 
-# Whatever would wait for a hand gets one: every collapsed part opened, every element hovered and focused.
+# Trigger what waits for the user: open every collapsed part, hover and focus every element.
 TOUCH = """async () => {
   const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   document.querySelectorAll('details').forEach((each) => { each.open = true; });
@@ -32,7 +32,7 @@ TOUCH = """async () => {
 }"""
 
 
-# To each of these addresses, long enough for it to be drawn.
+# Visit each of these addresses, long enough for it to be drawn.
 VISIT = """async (routes) => {
   for (const route of routes) {
     location.hash = route;
@@ -89,12 +89,12 @@ async def test_no_text_runs_on_the_page_of_a_job(open_window: Open, poisoned: Po
     page = await sign_in(window, ids.first_key)
     for text, job in zip(CORPUS, ids.failed, strict=True):
         await window.go(f"/jobs/{job}")
-        # It is shown as it was written, letter by letter.
+        # It is shown exactly as written.
         await expect(page.get_by_role("main")).to_contain_text(text)
         await unharmed(window, page, text)
 
 
-async def test_no_text_runs_from_the_address(open_window: Open, poisoned: Poisoned) -> None:
+async def test_no_text_in_the_address_runs(open_window: Open, poisoned: Poisoned) -> None:
     stage, ids = poisoned
     window = await open_window(stage)
     page = await sign_in(window, ids.first_key)

@@ -1,7 +1,7 @@
-"""Sixty texts that would run a script somewhere, if a page took them for anything but text.
+"""Sixty texts that would run a script if a page treated them as anything but text.
 
-Each of them that runs sets `window.__pwned`, opens a dialog, asks another host for something, or breaks the
-Content-Security-Policy: a watched window sees all four. They are grouped by the mistake that lets them in.
+A text that runs sets `window.__pwned`, opens a dialog, sends a request to another host, or violates the
+Content-Security-Policy; a strict window notices all four. They are grouped by the mistake that lets them in.
 """
 
 from __future__ import annotations

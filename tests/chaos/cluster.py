@@ -1,4 +1,4 @@
-"""The whole thing as processes: gateways, workers, managers, Redis behind a proxy, and the fake services."""
+"""A whole system as processes: gateways, workers, managers, Redis behind a proxy, and the simulated services."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 
+from tests.chaos.database import Database
 from tests.chaos.process import Process, free_port
 from tests.chaos.proxy import ProxyProcess
 from tests.chaos.redis_server import RedisServer
 from tests.chaos.services_process import ServicesProcess
-from tests.chaos.truth import Truth
 from tests.chaos.waiting import until
 from tests.integration.cli_process import COMMAND, environment
 
@@ -25,8 +25,8 @@ PIPELINES = {
     "picture": ["prompt", "image"],
     "full": ["prompt", "chat", "image", "model"],
 }
-# A lease outlives its worker by less than a call may last, so that holds are needed; and the longest call ends well
-# before its deadline, so that the machine may be slow. A hold blocks a service of one slot: so those have short ones.
+# A lease expires before a call may end, so that holds are needed. The longest call ends well before its deadline, so
+# that the machine may be slow. A hold blocks a service with one slot, so these have short timeouts.
 LEASE_TTL = LEADER_TTL = 2.0
 TIMEOUT, LONGEST_CALL = 3.0, 1.6
 TIMEOUTS, OUTLIVING_CALL = {"prompt": 6.0, "chat": 6.0}, 4.5
@@ -34,7 +34,7 @@ TIMEOUTS, OUTLIVING_CALL = {"prompt": 6.0, "chat": 6.0}, 4.5
 
 @dataclass
 class Shape:
-    """How many of each, and what differs from one test to another."""
+    """The number of processes, and the settings that differ between tests."""
 
     apis: int = 2
     workers: Sequence[Sequence[str]] = ((), (), ("--services", "prompt,chat,image"))
@@ -53,7 +53,7 @@ class Shape:
 class Cluster:
     def __init__(self, folder: Path, shape: Shape, *, database_url: str, redis: RedisServer | None) -> None:
         self.folder, self.shape, self.database_url = folder, shape, database_url
-        self.truth = Truth(database_url)
+        self.database = Database(database_url)
         self.redis = redis
         base = environment({"PYTHONFAULTHANDLER": "1"})
         self.services = ServicesProcess(
@@ -101,15 +101,15 @@ class Cluster:
         await self.until_up()
 
     async def until_up(self, *names: str) -> None:
-        """The gateways answer; whether all they need is there is another matter."""
+        """Wait until the gateways respond, whether or not they are ready."""
         await asyncio.gather(*(self._until_up(name) for name in names or self.urls))
 
     async def _until_up(self, name: str) -> None:
         async def alive() -> bool:
             assert not self.processes[name].gave_up, self.processes[name].tail()
             try:
-                async with aiohttp.ClientSession() as http, http.get(f"{self.urls[name]}/livez") as answer:
-                    return answer.status == 200
+                async with aiohttp.ClientSession() as http, http.get(f"{self.urls[name]}/livez") as response:
+                    return response.status == 200
             except (aiohttp.ClientError, OSError):
                 return False
 
@@ -119,13 +119,13 @@ class Cluster:
         return [process for name, process in self.processes.items() if name.startswith(kind)]
 
     def leader(self) -> Process | None:
-        """Whose name is in the leader's key, if it is one of those that run."""
+        """The running manager that the leader key names."""
         assert self.redis is not None
-        said = self.redis.leader()
-        if said is None:
+        name = self.redis.leader()
+        if name is None:
             return None
-        # A name is host:pid:random, whatever else the key has with it.
-        parts = said.replace("@", ":").replace(" ", ":").split(":")
+        # A name is host:pid:random; the key may contain more.
+        parts = name.replace("@", ":").replace(" ", ":").split(":")
         leaders = [manager for manager in self.named("manager") if manager.alive and str(manager.pid) in parts]
         return leaders[0] if leaders else None
 
@@ -138,7 +138,7 @@ class Cluster:
         assert leader is not None
         return leader
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def tails(self) -> str:
         every = [*self.processes.values(), self.services.process]
@@ -147,7 +147,7 @@ class Cluster:
         return "\n".join(process.tail() for process in every)
 
     async def close(self) -> None:
-        await self.truth.close()
+        await self.database.close()
         for process in self.processes.values():
             process.close()
         self.services.process.close()

@@ -1,4 +1,4 @@
-"""What is done to the cluster, each fault once. Every one returns when jobs flow again."""
+"""The faults that are injected into the cluster. Each returns when new jobs complete again."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from random import Random
 
 from tests import servers
 from tests.chaos.cluster import OUTLIVING_CALL, TIMEOUTS, Cluster
+from tests.chaos.database import GONE
 from tests.chaos.load import Load
 from tests.chaos.process import Process
+from tests.chaos.progress_watch import Watch
 from tests.chaos.redis_server import RedisServer, caught_up, replica_of
-from tests.chaos.truth import GONE
 from tests.chaos.waiting import until, until_true
-from tests.chaos.watch import Watch
 
 GRANTS = 20
 
 
 @dataclass
-class World:
-    """What a fault may touch."""
+class System:
+    """The parts that a fault may act on."""
 
     cluster: Cluster
     postgres: servers.Postgres
@@ -33,7 +33,7 @@ class World:
     chance: Random
     say: Callable[[str], None]
     replicas: int = 0
-    _turns: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     @property
     def redis(self) -> RedisServer:
@@ -41,13 +41,13 @@ class World:
         return self.cluster.redis
 
     async def flows(self) -> None:
-        """A job through all services, submitted now, ends: everything works again, or still."""
+        """Submit a job that needs all services and wait for its end: the system works."""
         job_id = await self.load.urgent("full")
 
         async def ended() -> bool:
             try:
                 sql = "SELECT ended IS NOT NULL FROM fairlead.job WHERE id = $1"
-                return bool(await self.cluster.truth.value(sql, job_id))
+                return bool(await self.cluster.database.value(sql, job_id))
             except GONE:
                 return False
 
@@ -55,30 +55,30 @@ class World:
 
     @asynccontextmanager
     async def alone_with(self, *processes: Process) -> AsyncIterator[None]:
-        """Nobody else stops or starts these meanwhile."""
+        """Keep other faults from stopping or starting these processes."""
         async with AsyncExitStack() as stack:
             for process in processes:
-                await stack.enter_async_context(self._turns[process.name])
+                await stack.enter_async_context(self._locks[process.name])
             yield
 
     def unclaimed(self) -> list[Process]:
-        return [process for name, process in self.cluster.processes.items() if not self._turns[name].locked()]
+        return [process for name, process in self.cluster.processes.items() if not self._locks[name].locked()]
 
 
-async def redis_flushed(world: World) -> None:
+async def redis_flushed(world: System) -> None:
     world.redis.ask("FLUSHALL")
     await world.flows()
 
 
-async def redis_restarted(world: World) -> None:
-    """Comes back with what its file has."""
+async def redis_restarted(world: System) -> None:
+    """Restart Redis with the data in its append-only file."""
     world.redis.kill()
     world.redis.start()
     await world.flows()
 
 
-async def stale_replica_promoted(world: World) -> None:
-    """The replica has the epoch and old leases; what was granted after it lost its primary it has never heard of."""
+async def stale_replica_promoted(world: System) -> None:
+    """Promote a replica that has the epoch and old leases, but none of the grants after it lost its primary."""
     primary, cluster = world.redis, world.cluster
     world.replicas += 1
     replica = replica_of(primary, cluster.folder, f"replica{world.replicas}")
@@ -94,16 +94,16 @@ async def stale_replica_promoted(world: World) -> None:
     await world.flows()
 
 
-async def redis_cut_off(world: World) -> None:
-    """Jobs are accepted meanwhile."""
+async def redis_cut_off(world: System) -> None:
+    """Cut the connections to Redis; jobs are still accepted."""
     await _while_redis_is(world, "cut")
 
 
-async def redis_silent(world: World) -> None:
+async def redis_silent(world: System) -> None:
     await _while_redis_is(world, "hole")
 
 
-async def _while_redis_is(world: World, how: str) -> None:
+async def _while_redis_is(world: System, how: str) -> None:
     assert world.cluster.proxy is not None
     world.cluster.proxy.tell(how)
     try:
@@ -114,24 +114,24 @@ async def _while_redis_is(world: World, how: str) -> None:
     await world.flows()
 
 
-async def postgres_restarted(world: World) -> None:
-    """`-m immediate`, and away until a gateway has said so."""
-    # A gateway that is killed now would not come back before PostgreSQL does, and could not say so.
+async def postgres_restarted(world: System) -> None:
+    """Stop PostgreSQL with `-m immediate`, and start it after a gateway has responded with 503."""
+    # A gateway that is killed now could not start before PostgreSQL does, and would not respond.
     async with world.alone_with(*world.cluster.named("api")):
         await world.cluster.until_up()
         world.postgres.stop()
-        refused = world.load.heard["503"]
+        refused = world.load.responses["503"]
         flowing = asyncio.create_task(world.flows())
         try:
-            await until_true("a gateway answers 503", lambda: world.load.heard["503"] > refused)
+            await until_true("a gateway responds with 503", lambda: world.load.responses["503"] > refused)
             world.postgres.start()
             await flowing
         finally:
             flowing.cancel()
 
 
-async def leader_paused(world: World) -> None:
-    """Past its TTL: the standby takes over, and when the old one wakes up there are two, who do no harm."""
+async def leader_paused(world: System) -> None:
+    """Pause the leader past its TTL. The standby takes over; the old leader wakes up beside it and must do no harm."""
     async with world.alone_with(*world.cluster.named("manager")):
         leader = await world.cluster.until_leader()
         leader.signal(signal.SIGSTOP)
@@ -141,8 +141,8 @@ async def leader_paused(world: World) -> None:
         await world.flows()
 
 
-async def leader_paused_in_a_rebuild(world: World) -> None:
-    """It has closed the line and restored the leases, and opens it when somebody else has long done so."""
+async def leader_paused_in_a_rebuild(world: System) -> None:
+    """Pause the leader after it closed a scope and restored its leases; another leader completes the rebuild first."""
     first, second, *_ = managers = world.cluster.named("manager")
     async with world.alone_with(*managers):
         for manager in managers:
@@ -160,8 +160,8 @@ async def leader_paused_in_a_rebuild(world: World) -> None:
         first.start()
 
 
-async def calls_outlive_their_workers(world: World) -> None:
-    """All workers die, and some of their calls go on for longer than their leases."""
+async def calls_outlive_their_workers(world: System) -> None:
+    """Kill all workers while some of their calls last longer than their leases."""
     jobs = [await world.load.urgent(service, seconds=OUTLIVING_CALL) for service in TIMEOUTS]
 
     async def called() -> bool:
@@ -178,15 +178,15 @@ async def calls_outlive_their_workers(world: World) -> None:
         await world.flows()
 
 
-async def worker_killed_after_claim(world: World) -> None:
+async def worker_killed_after_claim(world: System) -> None:
     await _worker_killed_at(world, "after_claim")
 
 
-async def worker_killed_after_finish(world: World) -> None:
+async def worker_killed_after_finish(world: System) -> None:
     await _worker_killed_at(world, "after_finish")
 
 
-async def _worker_killed_at(world: World, point: str) -> None:
+async def _worker_killed_at(world: System, point: str) -> None:
     worker = world.chance.choice(world.cluster.named("worker"))
     async with world.alone_with(worker):
         worker.kill()
@@ -197,7 +197,7 @@ async def _worker_killed_at(world: World, point: str) -> None:
         await world.flows()
 
 
-FAULTS: dict[str, Callable[[World], Awaitable[None]]] = {
+FAULTS: dict[str, Callable[[System], Awaitable[None]]] = {
     fault.__name__: fault
     for fault in (
         redis_flushed,
@@ -215,8 +215,8 @@ FAULTS: dict[str, Callable[[World], Awaitable[None]]] = {
 }
 
 
-async def kill_anyone(world: World) -> None:
-    """At random moments, without end: SIGKILL for any process, and a little later it is back."""
+async def kill_anyone(world: System) -> None:
+    """Kill random processes at random times, and start each again a little later."""
     while True:
         await asyncio.sleep(world.chance.uniform(0.5, 4.0))
         victim = world.chance.choice(world.unclaimed())
@@ -227,9 +227,9 @@ async def kill_anyone(world: World) -> None:
             victim.start()
 
 
-async def start_again(world: World) -> None:
-    """What systemd or Kubernetes does: a process that gave up, because it was started while PostgreSQL was away, say,
-    is started again."""
+async def start_again(world: System) -> None:
+    """Restart processes that exited by themselves, for example because PostgreSQL was unavailable at their start, as
+    systemd or Kubernetes would."""
     while True:
         for process in world.cluster.processes.values():
             if process.gave_up:

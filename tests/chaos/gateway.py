@@ -1,4 +1,4 @@
-"""A gateway as its users see it."""
+"""A client of one gateway."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gateway:
         return found
 
     async def until(self, job_id: str, *statuses: str, patience: float = PATIENCE) -> dict[str, Any]:
-        """The job once it has one of these states. It may be that it cannot be asked for just now."""
+        """The job once it has one of these statuses. A 503 is retried."""
 
         async def reached() -> dict[str, Any] | None:
             async with self._http.get(f"{self._url}/api/v1/jobs/{job_id}") as response:
@@ -52,13 +52,13 @@ class Gateway:
 
     async def slots(self, service: str) -> dict[str, Any]:
         found: dict[str, Any] = next(
-            said for said in (await self.get("/queue/status"))["services"] if said["service"] == service
+            each for each in (await self.get("/queue/status"))["services"] if each["service"] == service
         )
         return found
 
     @asynccontextmanager
     async def events(self, job_id: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """What the job's stream says, from now on."""
+        """The events of the job's stream, from now on."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE)
         async with self._http.get(f"{self._url}/api/v1/jobs/{job_id}/events", timeout=timeout) as response:
             assert response.status == 200

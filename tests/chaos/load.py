@@ -1,7 +1,6 @@
-"""Users who submit without end, over HTTP: what was not answered is sent again under the same key.
+"""Users who submit over HTTP continuously, and repeat a request without a response under the same key.
 
-Kept for `verify.py`: which jobs were accepted, what should become of each, and what the gateways said that they must
-not say.
+Records for `verify.py` which jobs were accepted, how each should end, and responses that must not happen.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ PRIORITIES = ("high", "medium", "medium", "low")
 
 
 @dataclass
-class Wanted:
-    """A job as its user asked for it."""
+class Expected:
+    """An accepted job and its expected outcome."""
 
     job_id: str
     steps: Sequence[str]
     poison: bool = False
-    cancel_asked: bool = False
+    cancel_requested: bool = False
     cancel_granted: bool = False
 
 
@@ -38,23 +37,23 @@ class Wanted:
 class Load:
     cluster: Cluster
     seed: object
-    accepted: dict[str, Wanted] = field(default_factory=dict)
+    accepted: dict[str, Expected] = field(default_factory=dict)
     keys: set[tuple[str, str]] = field(default_factory=set)
-    heard: Counter[str] = field(default_factory=Counter)
+    responses: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
     open_jobs: int = 0
     stopping: bool = False
     urgents: int = 0
 
     async def run(self) -> None:
-        """Until `stopping`; then whoever waits for an answer still gets it."""
+        """Submit until `stopping` is set, then wait for the responses that are outstanding."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_S)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
             for number in range(CLIENTS):
                 group.create_task(Client(self, number, http).run())
 
     async def urgent(self, feature: str, **given: Any) -> str:
-        """One job of a user of its own, ahead of most others and without faults; accepted when this returns."""
+        """Submit one high-priority job of a new user, without faults; it is accepted when this returns."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
             self.urgents += 1
             return await Client(self, f"-urgent{self.urgents}", http).urgent(feature, given)
@@ -78,7 +77,7 @@ class Client:
             ids = await self._submit(wanted)
             for job_id, body in zip(ids, wanted, strict=True):
                 self._remember(job_id, body)
-            self._load.open_jobs += len(ids)  # until the truth is counted again
+            self._load.open_jobs += len(ids)  # until the next count in the database
             for job_id, body in zip(ids, wanted, strict=True):
                 if body["input_data"].get("stops"):
                     await self._cancel(self._load.accepted[job_id])
@@ -109,7 +108,7 @@ class Client:
     def _remember(self, job_id: str, body: dict[str, Any]) -> None:
         shape = self._load.cluster.shape
         steps = shape.pipelines.get(body["feature_name"], [body["feature_name"]])
-        self._load.accepted[job_id] = Wanted(job_id, steps, poison=bool(body["input_data"].get("poison")))
+        self._load.accepted[job_id] = Expected(job_id, steps, poison=bool(body["input_data"].get("poison")))
 
     async def _submit(self, wanted: list[dict[str, Any]]) -> list[str]:
         key = f"{self._user}-{self._sent}"
@@ -119,46 +118,46 @@ class Client:
         path = "/api/v1/jobs/bulk" if several else "/api/v1/jobs"
         body = {"jobs": wanted} if several else wanted[0]
         while True:
-            status, answer = await self._post(path, body, key)
+            status, reply = await self._post(path, body, key)
             if status == 202:
-                receipts = answer["jobs"] if several else [answer]
+                receipts = reply["jobs"] if several else [reply]
                 return [receipt["job_id"] for receipt in receipts]
             if status != 0 and status != 503:
-                self._complain(f"a submit was answered with {status}: {answer}")
+                self._complain(f"a submit was answered with {status}: {reply}")
 
-    async def _cancel(self, wanted: Wanted) -> None:
-        await asyncio.sleep(self._chance.uniform(0.0, 0.6))  # the random moment
-        wanted.cancel_asked = True
+    async def _cancel(self, wanted: Expected) -> None:
+        await asyncio.sleep(self._chance.uniform(0.0, 0.6))  # at a random time
+        wanted.cancel_requested = True
         while True:
-            status, answer = await self._post(f"/api/v1/jobs/{wanted.job_id}/cancel", None, None)
+            status, reply = await self._post(f"/api/v1/jobs/{wanted.job_id}/cancel", None, None)
             if status == 200:
                 wanted.cancel_granted = True
-                if answer["status"] != "CANCELLED":
-                    self._complain(f"cancelled, but it is {answer['status']}: {wanted.job_id}")
+                if reply["status"] != "CANCELLED":
+                    self._complain(f"cancelled, but it is {reply['status']}: {wanted.job_id}")
             if status in (200, 409):
                 return
             if status not in (0, 503):
-                self._complain(f"a cancel was answered with {status}: {answer}")
+                self._complain(f"a cancel was answered with {status}: {reply}")
 
     async def _post(self, path: str, body: Any, key: str | None) -> tuple[int, Any]:
-        """The status and the body; 0 if the gateway went away over it. Whoever is refused waits a little."""
+        """The status and the body; status 0 if the connection was lost. Pauses briefly after a refusal."""
         url = self._chance.choice(list(self._load.cluster.urls.values()))
         headers = {} if key is None else {"Idempotency-Key": key}
         try:
             async with self._http.post(url + path, json=body, headers=headers) as response:
-                answer = await response.json(content_type=None)
+                reply = await response.json(content_type=None)
                 status = response.status
                 if status == 503 and "Retry-After" not in response.headers:
-                    self._complain(f"503 without Retry-After: {answer}")
+                    self._complain(f"503 without Retry-After: {reply}")
         except (aiohttp.ClientError, OSError):
-            status, answer = 0, None
+            status, reply = 0, None
         except TimeoutError:
-            status, answer = 0, None
-            self._load.heard["timed out"] += 1
-        self._load.heard[str(status)] += 1
+            status, reply = 0, None
+            self._load.responses["timed out"] += 1
+        self._load.responses[str(status)] += 1
         if status in (0, 503):
             await asyncio.sleep(random.uniform(0.05, 0.3))
-        return status, answer
+        return status, reply
 
     def _complain(self, what: str) -> None:
         self._load.complaints.append(what)

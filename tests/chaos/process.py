@@ -1,4 +1,4 @@
-"""A real process of the harness: its output goes to a file, its signals go to its pid, and it ends with us."""
+"""A child process of the harness that logs to a file, can be signalled, and ends with the harness."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import Any
 END_S = 30.0
 TAIL = 6000
 
-# Loaded here and not between fork and exec, where nothing may be imported.
+# Loaded here because nothing may be imported between fork and exec.
 _PRCTL: Any = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def _die_with_parent() -> None:
-    """However the test run ends, nobody is left behind. (The kernel means the thread that started it: the main one.)"""
+    """End the process with its parent, however the test run ends. (The kernel watches the thread that started it.)"""
     if _PRCTL is not None:
         _PRCTL(1, signal.SIGKILL)
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, below those that the kernel gives to outgoing connections: so it is still
-    free when a process that was killed comes back to it."""
+    """A free loopback port below the range of outgoing connections, so that it is still free when a killed process
+    restarts."""
     chance = random.SystemRandom()
     while True:
         port = chance.randrange(12_000, 32_000)
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 class Process:
-    """One name, one command, one log; started as often as it takes."""
+    """One command with a name and a log, which can be started repeatedly."""
 
     def __init__(
         self, name: str, command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None, log: Path
@@ -64,17 +64,17 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """How it ended: negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def gave_up(self) -> bool:
-        """It ended, nobody killed it, and it did not kill itself."""
+        """It exited, and not by SIGKILL."""
         return not self._killed and self.code is not None and self.code >= 0
 
     @property
     def paused(self) -> bool:
-        """Stopped by SIGSTOP, as the kernel says."""
+        """Whether the kernel reports it as stopped by SIGSTOP."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -82,7 +82,7 @@ class Process:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def start(self, env: Mapping[str, str] | None = None) -> None:
-        """`env` is for this start only."""
+        """Start it. `env` applies to this start only."""
         assert not self.alive, f"{self.name} runs already"
         self.starts += 1
         self._killed = False
@@ -104,7 +104,7 @@ class Process:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, which a paused process obeys too; returns when it is gone."""
+        """Send SIGKILL, which works for a paused process too, and wait for the end."""
         self._killed = True
         self.signal(signal.SIGKILL)
         self.wait()
@@ -118,13 +118,13 @@ class Process:
             self.kill()
 
     def tail(self) -> str:
-        said = self.log.read_bytes()[-TAIL:].decode(errors="replace") if self.log.exists() else ""
+        text = self.log.read_bytes()[-TAIL:].decode(errors="replace") if self.log.exists() else ""
         state = "running" if self.alive else f"ended with {self.code}"
-        return f"==== {self.name}, {state} ({self.log})\n{said}"
+        return f"==== {self.name}, {state} ({self.log})\n{text}"
 
 
 def until_listening(process: Process, port: int, patience: float = END_S) -> None:
-    """For servers of the harness itself, which are there in an instant; the event loop may wait for that."""
+    """Wait for a server of the harness, which starts so fast that blocking the event loop is fine."""
     deadline = time.monotonic() + patience
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -1,11 +1,11 @@
-"""The network between the processes and Redis: a small TCP proxy, in a process of its own.
+"""The network between the processes and Redis: a small TCP proxy in a separate process.
 
-    target PORT    new connections go there, and those that are open are cut
-    cut            every connection is reset, and new ones are refused, until `heal`
-    hole           connections stay open and nothing comes through, either way, until `heal`
-    heal           as at first
+    target PORT    close open connections, and connect new ones to this port
+    cut            reset every connection, and refuse new ones, until `heal`
+    hole           keep connections open but pass no data in either direction, until `heal`
+    heal           forward as usual
 
-One command per connection to the control port, answered with `ok`.
+Each connection to the control port carries one command; the reply is `ok`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class ProxyProcess:
-    """The proxy as the harness holds it."""
+    """The proxy process, and the harness's side of its control port."""
 
     def __init__(self, folder: Path, target: int, env: Mapping[str, str]) -> None:
         self.port, self._control = free_port(), free_port()

@@ -1,4 +1,4 @@
-"""A Redis that is killed, restarted and replaced. It keeps an AOF, so a restart brings back most of its data."""
+"""A Redis to kill, restart and replace. Its append-only file restores most of its data at a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RedisServer:
     def start(self) -> None:
         self.process.start()
         until_listening(self.process, self.port)
-        # It listens before it has read its file.
+        # It accepts connections before it has loaded its file.
         with self.client() as client:
             while self._loading(client):
                 pass
@@ -58,16 +58,16 @@ class RedisServer:
         with self.client() as client:
             return client.execute_command(*command)
 
-    # ------------------------------------------------------------ what is in it
+    # ------------------------------------------------------------ contents
 
     def grants(self) -> int:
-        """How many leases were ever issued, as far as this server knows."""
+        """The number of leases ever issued, according to this server."""
         with self.client() as client:
             counters = [client.hget(key, "counter") for key in client.scan_iter("fairlead:{*}:meta", count=1000)]
         return sum(int(str(counter)) for counter in counters if counter)
 
     def sizes(self, name: str) -> int:
-        """Leases, holds, entries...: how many there are, over all scopes and services."""
+        """The number of leases, holds or entries, over all scopes and services."""
         with self.client() as client:
             keys = list(client.scan_iter(f"fairlead:{{*}}:*{name}", count=1000))
             return sum(self._size(client, key) for key in keys if key.rpartition(":")[2] == name)
@@ -78,8 +78,8 @@ class RedisServer:
         return int(str(client.hlen(key) if kind == "hash" else client.zcard(key) if kind == "zset" else 0))
 
     def leader(self) -> str | None:
-        said = self.ask("GET", "fairlead:leader") if self.process.alive else None
-        return None if said is None else str(said)
+        name = self.ask("GET", "fairlead:leader") if self.process.alive else None
+        return None if name is None else str(name)
 
 
 def replica_of(primary: RedisServer, folder: Path, name: str) -> RedisServer:
@@ -91,5 +91,5 @@ def replica_of(primary: RedisServer, folder: Path, name: str) -> RedisServer:
 
 def caught_up(replica: RedisServer) -> bool:
     with replica.client() as client:
-        said: Any = client.info("replication")
-    return bool(said.get("master_link_status") == "up")
+        info: Any = client.info("replication")
+    return bool(info.get("master_link_status") == "up")

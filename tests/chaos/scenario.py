@@ -1,4 +1,4 @@
-"""One round: the cluster under load, all faults in a random order, anybody killed at any time; then the reckoning."""
+"""One round: a cluster under load, all faults in random order, random kills, and finally the verification."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from tests import servers
 from tests.chaos import verify
 from tests.chaos.cluster import Cluster, Shape, chance_of
-from tests.chaos.faults import FAULTS, World, kill_anyone, start_again
+from tests.chaos.faults import FAULTS, System, kill_anyone, start_again
 from tests.chaos.load import Load
+from tests.chaos.progress_watch import Watch
 from tests.chaos.redis_server import RedisServer
-from tests.chaos.watch import Watch
 
 Say = Callable[[str], None]
 
 
 async def rampage(folder: Path, seed: int, say: Say, faults: Sequence[str] = tuple(FAULTS)) -> dict[str, Any]:
-    """Raises AssertionError, with the tails of all logs, when a promise is broken."""
+    """Run one round. Raises AssertionError, with the tails of all logs, if a guarantee is violated."""
     postgres = servers.own_postgres()
     cluster: Cluster | None = None
     try:
@@ -41,18 +41,18 @@ async def _round(
     cluster: Cluster, postgres: servers.Postgres, seed: int, say: Say, faults: Sequence[str]
 ) -> dict[str, Any]:
     await cluster.migrate()
-    await cluster.truth.set_witness()
+    await cluster.database.set_witness()
     await cluster.start()
     load = Load(cluster, seed)
-    watch = Watch(cluster.truth, load)
-    world = World(cluster, postgres, load, watch, chance_of(seed, "faults"), _timed(say, load, watch))
+    watch = Watch(cluster.database, load)
+    world = System(cluster, postgres, load, watch, chance_of(seed, "faults"), _timed(say, load, watch))
     watching = asyncio.create_task(watch.run())
     loading = asyncio.create_task(load.run())
     tending = asyncio.create_task(start_again(world))
     harming = asyncio.create_task(_harm(world, faults))
     tasks = (harming, loading, watching, tending)
     try:
-        # Whatever breaks first ends it, and not what waits in vain because of it.
+        # Report the first failure, not the timeouts that follow from it.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
@@ -68,7 +68,7 @@ async def _round(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _harm(world: World, faults: Sequence[str]) -> None:
+async def _harm(world: System, faults: Sequence[str]) -> None:
     await world.flows()
     world.say("jobs flow")
     order = list(faults)

@@ -1,18 +1,18 @@
-"""The scarce endpoints: fake HTTP services in a process of their own, which count for themselves.
+"""Simulated HTTP services in a separate process, which count their own calls.
 
-    POST /v1/NAME       a call. It lasts as long as was planned when it came, whether or not its client is still there
-    GET  /counters      what was counted
-    POST /gate/NAME     lets calls go on that wait at this gate, now and later
+    POST /v1/NAME       a call. It lasts its planned time even if the client disconnects
+    GET  /counters      the counts
+    POST /gate/NAME     open this gate for waiting and future calls
 
-How long a call takes and how it ends follows from the seed, its Idempotency-Key and how often that key was called, so
-it is the same in every run. What the job's params may ask for:
+The duration and outcome of a call follow from the seed, its Idempotency-Key and the number of calls with that key, so
+they are the same in every run. A job's params may contain:
 
     gate        wait at this gate (and no longer than `GATE_S`)
-    seconds     take so long
+    seconds     take this long
     plain       succeed; no faults
-    poison      answer 400
-    stops       notice that the client went away and compute no further, as nobody need do. The line gives back the slot
-                of a call that was cancelled at once, so these are not counted against the limit
+    poison      respond with 400
+    stops       stop computing when the client disconnects. The slot of a cancelled call is released at once, so these
+                calls do not count towards the limit
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GATE_S = 120.0
 
 @dataclass
 class Plan:
-    """What becomes of a call."""
+    """The planned duration and outcome of a call."""
 
     seconds: float
     outcome: str = "ok"
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass
 class Service:
-    """What one service saw."""
+    """The counts of one service."""
 
     calls: int = 0
     in_flight: int = 0
@@ -91,7 +91,7 @@ class Services:
                     await self._gates.setdefault(gate, asyncio.Event()).wait()
             await asyncio.sleep(plan.seconds)
         finally:
-            # Before the answer is sent: when the line hears of the end, it is the end.
+            # Before the response is sent, so that the call has ended when its caller releases the slot.
             service.in_flight -= not stops
             service.stoppable -= stops
         service.outcomes[plan.outcome] += 1
@@ -106,7 +106,7 @@ class Services:
             return Plan(seconds, "poison")
         if params.get("plain") or not self._faulty:
             return Plan(seconds)
-        # A long one now and then, or no call would outlast its worker's lease.
+        # An occasional long call, so that some outlast their worker's lease.
         if self.calls[key] == 1 and chance.random() < 0.02:
             return Plan(chance.uniform(self._longest_call / 2, self._longest_call))
         drawn = chance.random()
@@ -146,5 +146,5 @@ async def serve(port: int, services: Services) -> None:
 
 
 if __name__ == "__main__":
-    said = json.loads(sys.argv[2])
-    asyncio.run(serve(int(sys.argv[1]), Services(**said)))
+    options = json.loads(sys.argv[2])
+    asyncio.run(serve(int(sys.argv[1]), Services(**options)))

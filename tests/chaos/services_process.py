@@ -1,4 +1,4 @@
-"""The fake services as the harness holds them."""
+"""The process of the simulated services, and a client for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.process import Process, free_port, until_listening
 
 @dataclass(frozen=True)
 class Seen:
-    """What the services counted."""
+    """The counts of the services."""
 
     services: Mapping[str, Mapping[str, Any]]
     calls: Mapping[str, int]
@@ -41,8 +41,8 @@ class ServicesProcess:
         longest_call: float = 1.0,
     ) -> None:
         self.port = free_port()
-        said = {"names": names, "seed": str(seed), "faulty": faulty, "longest_call": longest_call}
-        command = [sys.executable, "-m", "tests.chaos.services", str(self.port), json.dumps(said)]
+        options = {"names": names, "seed": str(seed), "faulty": faulty, "longest_call": longest_call}
+        command = [sys.executable, "-m", "tests.chaos.services", str(self.port), json.dumps(options)]
         root = Path(__file__).parents[2]
         self.process = Process("services", command, cwd=root, env=env, log=folder / "services.log")
         self.process.start()

@@ -1,4 +1,4 @@
-"""`make chaos`: round after round, each with another seed, for `CHAOS_MINUTES`; `CHAOS_SEED` is the first one's."""
+"""`make chaos`: rounds with consecutive seeds for `CHAOS_MINUTES`, starting with `CHAOS_SEED`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def main() -> int:
     while rounds == 0 or time.monotonic() < until:
         rounds += 1
         _say(f"round {rounds}, CHAOS_SEED={seed}")
-        # Kept when it fails: all logs are in there.
+        # Kept on failure, because it contains all logs.
         folder = Path(tempfile.mkdtemp(prefix="fairlead-chaos-"))
         _say(str(asyncio.run(rampage(folder, seed, _say, faults=tuple(FAULTS) * 2))))
         shutil.rmtree(folder)
         seed += 1
-    _say(f"{rounds} rounds, and every promise was kept")
+    _say(f"{rounds} rounds, and every guarantee held")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Afterwards: what must be true, asked of PostgreSQL, of Redis and of the services themselves."""
+"""Verifies the guarantees after a round, from PostgreSQL, Redis and the services' own counts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from tests.chaos.cluster import Cluster
-from tests.chaos.load import Load, Wanted
+from tests.chaos.load import Expected, Load
+from tests.chaos.progress_watch import Watch
 from tests.chaos.waiting import until, until_true
-from tests.chaos.watch import Watch
 
 STILL_S = 45.0
 COMPLETED, FAILED, CANCELLED = 4, 5, 6
@@ -26,13 +26,13 @@ SELECT id, status, step, run, attempt, lease, worker, timer_at, error FROM fairl
 
 
 async def all_ended(cluster: Cluster, load: Load, watch: Watch) -> None:
-    """Fails only when nothing has changed for `STILL_S`: a slow machine is not a lost job."""
+    """Wait until all jobs have ended. Fails only if nothing changes for `STILL_S`, since the machine may be slow."""
     watch.changed_at = time.monotonic()
 
     async def ended() -> bool:
         await watch.look()
         if time.monotonic() - watch.changed_at > STILL_S:
-            stuck = [dict(row) for row in await cluster.truth.rows(STUCK)]
+            stuck = [dict(row) for row in await cluster.database.rows(STUCK)]
             raise AssertionError(f"{watch.open} jobs do not end: {stuck}")
         return watch.open == 0 and watch.ended >= len(load.accepted)
 
@@ -40,7 +40,7 @@ async def all_ended(cluster: Cluster, load: Load, watch: Watch) -> None:
 
 
 async def everything(cluster: Cluster, load: Load) -> dict[str, Any]:
-    """Raises AssertionError with all that is wrong; returns what was counted."""
+    """Raise AssertionError with all violations, or return counts for the log."""
     assert not load.complaints, load.complaints
     await nothing_left(cluster)
     wrong = await jobs_are_right(cluster, load) + await services_are_right(cluster, load) + logs_are_right(cluster)
@@ -48,24 +48,24 @@ async def everything(cluster: Cluster, load: Load) -> dict[str, Any]:
     seen = await cluster.services.seen()
     return {
         "jobs": len(load.accepted),
-        "ended": dict(sorted((await cluster.truth.statuses()).items())),
+        "ended": dict(sorted((await cluster.database.statuses()).items())),
         "calls": sum(seen.calls.values()),
         "again": sum(count - 1 for count in seen.calls.values()),
         "most in flight": {name: seen.maximum(name) for name in seen.services},
-        "answers": dict(load.heard),
+        "responses": dict(load.responses),
     }
 
 
 async def nothing_left(cluster: Cluster) -> None:
-    """No outbox row, no hold after its time; in Redis no lease, no hold, nobody in line."""
-    truth, redis = cluster.truth, cluster.redis
+    """No outbox row and no overdue hold; in Redis no lease, no hold and no waiting entry."""
+    database, redis = cluster.database, cluster.redis
     assert redis is not None
 
     async def outbox_is_empty() -> bool:
-        return int(await truth.value("SELECT count(*) FROM fairlead.outbox")) == 0
+        return int(await database.value("SELECT count(*) FROM fairlead.outbox")) == 0
 
     async def holds_are_over() -> bool:
-        return int(await truth.value("SELECT count(*) FROM fairlead.hold")) == 0
+        return int(await database.value("SELECT count(*) FROM fairlead.hold")) == 0
 
     await until("the outbox is empty", outbox_is_empty)
     await until("the holds end", holds_are_over)
@@ -74,35 +74,39 @@ async def nothing_left(cluster: Cluster) -> None:
 
 
 async def jobs_are_right(cluster: Cluster, load: Load) -> list[str]:
-    rows = {row["id"]: row for row in await cluster.truth.rows(JOBS)}
-    said = defaultdict(list)
-    for row in await cluster.truth.rows("SELECT * FROM witness.said ORDER BY id"):
-        said[row["job_id"]].append(row)
+    rows = {row["id"]: row for row in await cluster.database.rows(JOBS)}
+    records = defaultdict(list)
+    for row in await cluster.database.rows("SELECT * FROM witness.records ORDER BY id"):
+        records[row["job_id"]].append(row)
     results = defaultdict(list)
     sql = "SELECT j.id, r.step, r.round, r.data FROM fairlead.step_result AS r JOIN fairlead.job AS j USING (seq)"
-    for row in await cluster.truth.rows(sql):
+    for row in await cluster.database.rows(sql):
         results[row["id"]].append(row)
-    # Everybody waited for an answer to everything, so what is there is what was accepted.
-    wrong = [f"accepted and not there: {job_id}" for job_id in load.accepted.keys() - rows.keys()]
-    wrong += [f"there, and nobody asked for it: {dict(rows[job_id])}" for job_id in rows.keys() - load.accepted.keys()]
+    # All clients waited for all responses, so the stored jobs are the accepted ones.
+    wrong = [f"accepted but not stored: {job_id}" for job_id in load.accepted.keys() - rows.keys()]
+    wrong += [f"stored but never submitted: {dict(rows[job_id])}" for job_id in rows.keys() - load.accepted.keys()]
     for job_id in load.accepted.keys() & rows.keys():
-        row, wanted = rows[job_id], load.accepted[job_id]
-        for problem in (*_ended_once(row, said[job_id]), *_as_wanted(row, wanted), *_results(row, wanted, results)):
+        row, expected = rows[job_id], load.accepted[job_id]
+        for problem in (
+            *_ended_once(row, records[job_id]),
+            *_as_expected(row, expected),
+            *_results(row, expected, results),
+        ):
             wrong.append(f"job {job_id}: {problem}; {dict(row)}")
     keys = Counter((row["user_id"], row["idempotency_key"]) for row in rows.values())
     wrong += [f"{count} jobs of the key {key}" for key, count in keys.items() if count > 1]
-    wrong += [f"a key that nobody sent: {key}" for key in keys if not _sent(load, *key)]
+    wrong += [f"a key that was never sent: {key}" for key in keys if not _sent(load, *key)]
     return wrong
 
 
 def _sent(load: Load, user: str, key: str | None) -> bool:
-    """A bulk's jobs have its key with their places."""
+    """The jobs of a bulk have its key with their index."""
     return key is not None and ((user, key) in load.keys or (user, key.rpartition("#")[0]) in load.keys)
 
 
-def _ended_once(row: Any, said: list[Any]) -> list[str]:
-    wrong = [f"{line['what']}: {dict(line)}" for line in said if line["what"] != "ended"]
-    ends = [line for line in said if line["what"] == "ended"]
+def _ended_once(row: Any, records: list[Any]) -> list[str]:
+    wrong = [f"{each['what']}: {dict(each)}" for each in records if each["what"] != "ended"]
+    ends = [each for each in records if each["what"] == "ended"]
     if len(ends) != 1:
         wrong.append(f"it ended {len(ends)} times")
     if row["ended"] is None or row["ended"] != row["status"]:
@@ -112,26 +116,26 @@ def _ended_once(row: Any, said: list[Any]) -> list[str]:
     return wrong
 
 
-def _as_wanted(row: Any, wanted: Wanted) -> list[str]:
-    allowed = {FAILED if wanted.poison else COMPLETED}
-    if wanted.cancel_asked:
+def _as_expected(row: Any, expected: Expected) -> list[str]:
+    allowed = {FAILED if expected.poison else COMPLETED}
+    if expected.cancel_requested:
         allowed.add(CANCELLED)
-    if wanted.cancel_granted:
+    if expected.cancel_granted:
         allowed = {CANCELLED}
     return [] if row["status"] in allowed else [f"it should be one of {allowed}"]
 
 
-def _results(row: Any, wanted: Wanted, results: dict[str, list[Any]]) -> list[str]:
-    """One per step that is done, all of the first round, and each that of its own call."""
+def _results(row: Any, expected: Expected, results: dict[str, list[Any]]) -> list[str]:
+    """One result per completed step, all of the first round, and each from its own call."""
     wrong = []
-    found = [(line["step"], line["round"], line["data"]) for line in results[row["id"]]]
+    stored = [(each["step"], each["round"], each["data"]) for each in results[row["id"]]]
     if row["result_data"] is not None:
         about = json.loads(row["result_about"])
-        found.append((about[0], about[2], row["result_data"]))
-    done = len(wanted.steps) if row["status"] == COMPLETED else row["step"]
-    if sorted((step, round_) for step, round_, _ in found) != [(step, 0) for step in range(done)]:
-        wrong.append(f"it has done {done} steps and has these results: {sorted(found)}")
-    for step, round_, data in found:
+        stored.append((about[0], about[2], row["result_data"]))
+    done = len(expected.steps) if row["status"] == COMPLETED else row["step"]
+    if sorted((step, round_) for step, round_, _ in stored) != [(step, 0) for step in range(done)]:
+        wrong.append(f"it has done {done} steps and has these results: {sorted(stored)}")
+    for step, round_, data in stored:
         if json.loads(data)["key"] != f"{row['id']}:{step}:{round_}":
             wrong.append(f"step {step} has the result of another call: {data}")
     return wrong
@@ -146,18 +150,18 @@ async def services_are_right(cluster: Cluster, load: Load) -> list[str]:
         if seen.services[name]["in_flight"]:
             wrong.append(f"{name} is still computing, though all jobs have ended")
     jobs_called = {key.partition(":")[0] for key in seen.calls}
-    wrong += [f"a call for a job that nobody asked for: {job_id}" for job_id in jobs_called - load.accepted.keys()]
+    wrong += [f"a call for a job that was never submitted: {job_id}" for job_id in jobs_called - load.accepted.keys()]
     return wrong
 
 
 def logs_are_right(cluster: Cluster) -> list[str]:
-    """Whatever was killed or away is a warning. An error is something that nobody thought of."""
+    """Killed or unavailable components are logged as warnings; an error in a log is unexpected."""
     wrong = []
     for process in cluster.processes.values():
         lines = process.log.read_text(errors="replace").splitlines()
         for number, line in enumerate(lines):
             if re.search(r" (ERROR|CRITICAL) |^Traceback ", line):
-                said = "\n    ".join(lines[number : number + 60])
-                wrong.append(f"{process.name} logged an error:\n    {said}")
+                excerpt = "\n    ".join(lines[number : number + 60])
+                wrong.append(f"{process.name} logged an error:\n    {excerpt}")
                 break
     return wrong

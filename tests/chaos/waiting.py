@@ -1,4 +1,4 @@
-"""Other processes give no signal that a test could wait on; it looks again until its patience ends."""
+"""Polling with a timeout, for conditions in other processes, which send no signal to wait for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PATIENCE = 60.0
 
 
 async def until(what: str, look: Callable[[], Awaitable[T]], *, patience: float = PATIENCE, every: float = 0.05) -> T:
-    """The first answer that is true; what could not be asked just now is asked again."""
+    """Poll until the result is true, and return it."""
     deadline = time.monotonic() + patience
     while True:
-        found = await look()
-        if found:
-            return found
+        result = await look()
+        if result:
+            return result
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {patience:g} s in vain: {what}; the last look found {found!r}")
+            raise AssertionError(f"waited {patience:g} s: {what}; the last result was {result!r}")
         await asyncio.sleep(every)
 
 

@@ -1,4 +1,4 @@
-"""The dispatcher's contract once more, on a Redis Cluster of three masters: its services are spread over them."""
+"""The dispatcher's contract on a Redis Cluster of three masters, over which the services are spread."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlead.dispatch.redis import RedisDispatcher
-from tests.contract.dispatchers import FakeClock, Line
+from tests.contract.dispatchers import FakeClock, QueueHarness
 from tests.contract.test_dispatcher import *  # noqa: F403
 from tests.contract.test_dispatcher_limits import *  # noqa: F403
-from tests.contract.test_dispatcher_places import *  # noqa: F403
+from tests.contract.test_dispatcher_positions import *  # noqa: F403
 from tests.contract.test_dispatcher_rebuild import *  # noqa: F403
 from tests.contract.test_dispatcher_regions import *  # noqa: F403
-from tests.contract.test_dispatcher_wakes import *  # noqa: F403
+from tests.contract.test_dispatcher_wakeups import *  # noqa: F403
 from tests.redis_servers import cluster_url
 
-del globals()["test_a_backlog_of_thousands_keeps_its_order"]  # thousands of round trips, and nothing new
+del globals()["test_a_backlog_of_thousands_keeps_its_order"]  # thousands of round trips without new coverage
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
+async def queue() -> AsyncIterator[QueueHarness]:
     clock = FakeClock()
     dispatcher = RedisDispatcher(cluster_url(), prefix=f"test-{secrets.token_hex(6)}", clock=clock)
-    yield Line(dispatcher, clock)
+    yield QueueHarness(dispatcher, clock)
     await dispatcher.close()

@@ -1,4 +1,4 @@
-"""A node of a Cluster is lost, or replaced by its replica: its own scopes wait, and no other."""
+"""Losing a node of a Cluster, or replacing it by its replica, affects only the scopes of that node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from fairlead.dispatch.port import Claim, Lease
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.dispatch.redis.keys import scope_key
-from fairlead.domain.limits import ServiceRules
+from fairlead.domain.rules import ServiceRules
 from fairlead.errors import Unavailable
-from tests.contract.dispatchers import FakeClock, Line
+from tests.contract.dispatchers import FakeClock, QueueHarness
 from tests.redis_servers import Server, add_replica, start_cluster, until, url_of_cluster
 
-NOT_OURS = "the one that the line was built on"
+NOT_OURS = "the queue is not built on this Redis server"
 
 
 @dataclass
 class Site:
-    """A line whose services `lost` and `kept` are on different nodes."""
+    """A queue whose services `lost` and `kept` are on different nodes."""
 
     nodes: list[Server]
     prefix: str = field(default_factory=lambda: f"test-{secrets.token_hex(6)}")
@@ -30,8 +30,8 @@ class Site:
 
     def __post_init__(self) -> None:
         self.dispatcher = RedisDispatcher(url_of_cluster(self.nodes), prefix=self.prefix, admit=self.admit)
-        self.line = Line(self.dispatcher, FakeClock())
-        # By these names, the one on the lost node is always asked first.
+        self.queue = QueueHarness(self.dispatcher, FakeClock())
+        # With these names, the scope on the lost node is always called first.
         self.lost, self.kept = self.service_on(self.nodes[0], "a"), self.service_on(self.nodes[1], "b")
         self.scopes = [f"service:{self.lost}", f"service:{self.kept}"]
 
@@ -51,10 +51,10 @@ class Site:
         return {scope: state.server for scope, state in (await self.dispatcher.states(self.scopes)).items()}
 
     async def build(self) -> None:
-        """Only nodes with a scope are named: not the third, which may have the list of scopes and be asked first."""
+        """Name only the nodes with a scope, not the third one, which may hold the list of scopes."""
         self.named |= set((await self.servers()).values())
         assert len(self.named) == 2
-        await self.line.open(*(ServiceRules(service, limit=9, lease_ttl=60) for service in (self.lost, self.kept)))
+        await self.queue.open(*(ServiceRules(service, limit=9, lease_ttl=60) for service in (self.lost, self.kept)))
 
     async def claim(self, *services: str) -> list[Lease]:
         return await self.dispatcher.exchange(Claim("w", 5, frozenset(services)))
@@ -71,17 +71,17 @@ async def site() -> AsyncIterator[Site]:
         node.kill()
 
 
-async def test_a_replica_that_takes_over_is_refused_and_the_other_nodes_go_on(site: Site) -> None:
+async def test_a_promoted_replica_is_refused_and_the_other_nodes_continue(site: Site) -> None:
     before = await site.servers()
     assert before[site.scopes[0]] != before[site.scopes[1]], "each scope names the node that has it"
     for service in (site.lost, site.kept):
-        await site.line.offer(f"of {service}", service=service)
+        await site.queue.offer(f"of {service}", service=service)
     (lease,) = await site.claim(site.kept)
     replica = add_replica(site.nodes, site.nodes[0])
     replica.client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
     until(lambda: replica.client.info("replication")["role"] == "master", "the replica has taken over")
     async with asyncio.timeout(20):
-        while True:  # until the other nodes, and so the client, have heard of it
+        while True:  # until the other nodes, and thus the client, have noticed
             with pytest.raises(Unavailable) as refused:
                 await site.claim(site.lost)
             if NOT_OURS in str(refused.value):
@@ -89,20 +89,21 @@ async def test_a_replica_that_takes_over_is_refused_and_the_other_nodes_go_on(si
             await asyncio.sleep(0.05)
     with pytest.raises(Unavailable, match=NOT_OURS):
         await asyncio.to_thread(site.dispatcher.renew, "w", [lease.name])
-    await site.line.offer("more", service=site.kept)
-    assert [each.job_id for each in await site.claim(site.kept, site.lost)] == ["more"], "of the node that is well"
+    await site.queue.offer("more", service=site.kept)
+    assert [each.job_id for each in await site.claim(site.kept, site.lost)] == ["more"], "of the healthy node"
     async with asyncio.timeout(20):
         while (after := await site.servers())[site.scopes[0]] == before[site.scopes[0]]:
             await asyncio.sleep(0.05)
     assert after[site.scopes[1]] == before[site.scopes[1]]
     site.named.add(after[site.scopes[0]])
+    await site.dispatcher.reconnect()  # as a process does when it learns of the new server
     assert [each.job_id for each in await site.claim(site.lost)] == [f"of {site.lost}"]
     replica.kill()
 
 
-async def test_the_leases_of_a_node_that_is_well_are_renewed_while_another_is_away(site: Site) -> None:
-    await site.line.offer("a", service=site.kept)
-    await site.line.offer("b", service=site.lost)
+async def test_leases_on_a_healthy_node_are_renewed_while_another_is_down(site: Site) -> None:
+    await site.queue.offer("a", service=site.kept)
+    await site.queue.offer("b", service=site.lost)
     leases = await site.claim(site.kept, site.lost)
     assert len(leases) == 2
     names = [lease.name for lease in leases]
@@ -113,7 +114,7 @@ async def test_the_leases_of_a_node_that_is_well_are_renewed_while_another_is_aw
         return seen.leases[0].expires_at
 
     async with asyncio.timeout(20):
-        while True:  # the list of scopes may be asked of a node that has just gone
+        while True:  # the list of scopes may be on the node that was just lost
             try:
                 before = await expires_at()
                 break

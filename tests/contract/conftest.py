@@ -1,4 +1,4 @@
-"""What the files of the dispatcher's contract share."""
+"""Fixtures of the dispatcher's contract tests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.dispatchers import ENGINES, FakeClock, Line
+from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness
 
 
 @pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
-    """A dispatcher of every engine, empty."""
+async def queue(request: pytest.FixtureRequest) -> AsyncIterator[QueueHarness]:
+    """An empty dispatcher of each engine."""
     clock = FakeClock()
-    line = Line(await ENGINES[request.param](clock), clock)
-    yield line
-    await line.dispatcher.close()
+    queue = QueueHarness(await ENGINES[request.param](clock), clock)
+    yield queue
+    await queue.dispatcher.close()

@@ -1,4 +1,4 @@
-"""The dispatchers that must pass `test_dispatcher*.py`, and what those tests say to them.
+"""The dispatchers that must pass `test_dispatcher*.py`, and a harness for those tests.
 
 To add an engine, add a function to `ENGINES` that makes an empty one from a clock.
 """
@@ -18,17 +18,17 @@ from fairlead.dispatch.port import (
     Promotion,
     Release,
     ServiceSnapshot,
-    UserLine,
+    UserQueue,
     Withdrawal,
 )
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.domain.job import RANK_ARRIVAL, Hold
-from fairlead.domain.limits import Rules, ServiceRules
+from fairlead.domain.rules import Rules, ServiceRules
 from tests.redis_servers import server_url
 
 
 class FakeClock:
-    """Moves only when told. Steps that are multiples of 1/64 s add up exactly."""
+    """A clock that the test advances. Multiples of 1/64 s add up exactly."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self.now = now
@@ -40,21 +40,22 @@ class FakeClock:
         self.now += seconds
 
 
-async def memory(clock: FakeClock) -> Dispatcher:
-    return MemoryDispatcher(clock)
+async def memory(clock: FakeClock, database: FakeClock | None = None) -> Dispatcher:
+    return MemoryDispatcher(clock, database=database)
 
 
-async def redis(clock: FakeClock) -> Dispatcher:
-    """Each on keys of its own, so that tests need not wait for each other's clean-up."""
-    return RedisDispatcher(server_url(), prefix=f"test-{secrets.token_hex(6)}", clock=clock)
+async def redis(clock: FakeClock, database: FakeClock | None = None) -> Dispatcher:
+    """A dispatcher with a key prefix of its own, so that tests need not clean up."""
+    return RedisDispatcher(server_url(), prefix=f"test-{secrets.token_hex(6)}", clock=clock, database=database)
 
 
-ENGINES: dict[str, Callable[[FakeClock], Awaitable[Dispatcher]]] = {"memory": memory, "redis": redis}
+ENGINES: dict[str, Callable[..., Awaitable[Dispatcher]]] = {"memory": memory, "redis": redis}
+"""Factories that take the dispatcher's clock, and the database's if it differs."""
 
 
 @dataclass
-class Line:
-    """A dispatcher under test, with short words for its operations."""
+class QueueHarness:
+    """A dispatcher under test, with shorthands for its operations."""
 
     dispatcher: Dispatcher
     clock: FakeClock
@@ -68,7 +69,7 @@ class Line:
         self.dispatcher.on_wake(self.wakes.append)
 
     async def open(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
-        """Take these rules and open all their scopes, at epoch 1."""
+        """Apply these rules and open their scopes at epoch 1."""
         await self.configure(*services, pools=pools)
         for scope in {rules.scope for rules in services}:
             await self.dispatcher.close_scope(scope, epoch=1)
@@ -76,7 +77,7 @@ class Line:
         self.wakes.clear()
 
     async def configure(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
-        """Change these services, and leave the others as they are."""
+        """Change these services only."""
         self.rules |= {rules.service: rules for rules in services}
         self.pools |= pools or {}
         self.version += 1
@@ -86,7 +87,7 @@ class Line:
         await self.configure(replace(self.rules[service], **changes))  # type: ignore[arg-type]
 
     async def offer(self, job: str, user: str = "ann", service: str = "s", **more: object) -> bool:
-        """Offer one job. By default in band 2, as an arrival, its `seq` in order of the offers, at run 1."""
+        """Offer one job: by default a new one in band 2 at run 1, with `seq` in order of the offers."""
         self.seq += 1
         values: dict[str, object] = {"seq": self.seq, "band": 2, "rank": RANK_ARRIVAL, "step": 0, "run": 1} | more
         offer = Offer(job_id=job, service=service, user_id=user, **values)  # type: ignore[arg-type]
@@ -96,26 +97,26 @@ class Line:
         for job in jobs:
             await self.offer(job, user, service, **more)
 
-    async def claim(self, room: int = 1, *services: str, worker: str = "w", **filters: object) -> list[Lease]:
-        """Claim for these services, or for all."""
-        claim = Claim(worker, room, frozenset(services or self.rules), **filters)  # type: ignore[arg-type]
+    async def claim(self, budget: int = 1, *services: str, worker: str = "w", **filters: object) -> list[Lease]:
+        """Claim for these services, by default for all."""
+        claim = Claim(worker, budget, frozenset(services or self.rules), **filters)  # type: ignore[arg-type]
         return await self.dispatcher.exchange(claim)
 
-    async def claimed(self, room: int = 1, *services: str, worker: str = "w", **filters: object) -> list[str]:
-        """Claim, and say which jobs."""
-        return [lease.job_id for lease in await self.claim(room, *services, worker=worker, **filters)]
+    async def claimed(self, budget: int = 1, *services: str, worker: str = "w", **filters: object) -> list[str]:
+        """Claim, and return the jobs."""
+        return [lease.job_id for lease in await self.claim(budget, *services, worker=worker, **filters)]
 
     async def take(self, *services: str, worker: str = "w", **filters: object) -> Lease:
         (lease,) = await self.claim(1, *services, worker=worker, **filters)
         return lease
 
     async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False, failed: bool | None = None) -> None:
-        """Give back a lease, so many seconds from now."""
+        """Advance the clock and release a lease."""
         self.clock.advance(after)
         await self.dispatcher.release([Release(lease.name, lease.service, refund, failed=failed)])
 
     async def serve(self, count: int, *services: str, seconds: float = 1.0) -> list[str]:
-        """Run so many steps one after the other, each for so long; the jobs in the order served."""
+        """Run `count` steps one after the other; returns their jobs in order."""
         served = []
         for _ in range(count):
             lease = await self.take(*services)
@@ -124,7 +125,7 @@ class Line:
         return served
 
     async def run_first(self, user: str, seconds: float, service: str = "s", **more: object) -> None:
-        """One step of this user, at the head of its line, runs for so long; it is then this user's mean duration."""
+        """Run one step of this user, which sets the user's mean duration."""
         await self.offer(f"first of {user}", user, service, **({"rank": 0, "seq": 0} | more))
         (lease,) = await self.claim(1, service)
         assert lease.job_id == f"first of {user}"
@@ -142,30 +143,30 @@ class Line:
         await self.dispatcher.hold([Hold(job, service, region, self.clock.now + seconds, hold_id)])
 
     async def positions(self, *jobs: str) -> list[int]:
-        places = await self.dispatcher.places(jobs)
-        return [places[job].position for job in jobs]
+        positions = await self.dispatcher.positions(jobs)
+        return [positions[job].position for job in jobs]
 
     async def see(self, service: str = "s") -> ServiceSnapshot:
         (seen,) = await self.dispatcher.snapshot([service], users=True)
         return seen
 
-    async def user(self, user: str, service: str = "s", band: int = 2) -> UserLine | None:
-        """This user's standing in this band, if there is one."""
-        lines = [line for line in (await self.see(service)).users if (line.user_id, line.band) == (user, band)]
-        return lines[0] if lines else None
+    async def user(self, user: str, service: str = "s", band: int = 2) -> UserQueue | None:
+        """This user's queue in this band, if any."""
+        queues = [queue for queue in (await self.see(service)).users if (queue.user_id, queue.band) == (user, band)]
+        return queues[0] if queues else None
 
     async def tag(self, user: str, service: str = "s", band: int = 2) -> float | None:
         """This user's virtual time, in seconds."""
-        line = await self.user(user, service, band)
-        return None if line is None else line.tag / 1e6
+        queue = await self.user(user, service, band)
+        return None if queue is None else queue.tag / 1e6
 
-    def woken(self) -> list[set[str]]:
-        """The wakes since this was last asked."""
+    def wakeups(self) -> list[set[str]]:
+        """The wakeups since the last call."""
         wakes = [set(wake) for wake in self.wakes]
         self.wakes.clear()
         return wakes
 
 
-async def open_pool(line: Line, limit: int, *names: str) -> None:
-    """Services that share so many slots, with more of their own than that."""
-    await line.open(*(ServiceRules(name, limit=9, pool="gpu") for name in names), pools={"gpu": limit})
+async def open_pool(queue: QueueHarness, limit: int, *names: str) -> None:
+    """Open services that share a pool with a lower limit than their own."""
+    await queue.open(*(ServiceRules(name, limit=9, pool="gpu") for name in names), pools={"gpu": limit})

@@ -1,4 +1,4 @@
-"""The engines under contract, and the few verbs that its tests are written in."""
+"""The store engines under contract, and the helpers of its tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fairlead.domain import transitions
 from fairlead.domain.job import Job, JobStatus, StepResult
 from fairlead.domain.transitions import Move, Start, Submit
-from fairlead.store.port import Accepted, LineChange, Outcome, Started, Store, Transition
+from fairlead.store.port import Accepted, OutboxEntry, Outcome, Started, Store, Transition
 from fairlead.store.postgres import PostgresStore
 from fairlead.store.sqlite import SqliteStore
 from tests import servers
@@ -20,7 +20,7 @@ START_OF_TIME = 1_700_000_000.0
 
 
 class Clock:
-    """Time stands still until a test moves it."""
+    """A clock that tests move by hand."""
 
     def __init__(self) -> None:
         self.now = START_OF_TIME
@@ -45,7 +45,7 @@ async def sqlite_store(folder: Path, clock: Clock) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def postgres_store(folder: Path, clock: Clock) -> AsyncIterator[Store]:
-    # Making a database takes longer than most tests: all share one, and the first to come from a folder empties it.
+    # Creating a database takes longer than most tests, so all share one, which is emptied once per folder.
     url = await servers.shared_database()
     if not (marker := folder / "postgres").exists():
         marker.touch()
@@ -65,14 +65,14 @@ ENGINES: dict[str, Callable[[Path, Clock], Any]] = {"postgres": postgres_store, 
 _numbers = itertools.count(1)
 
 
-class Line:
-    """A store and its clock, and the verbs."""
+class StoreHarness:
+    """A store, its clock, and shortcuts for common transitions."""
 
     def __init__(self, store: Store, clock: Clock, another: Callable[[], Any]) -> None:
         self.store = store
         self.clock = clock
         self.another = another
-        self.changes: list[LineChange] = []
+        self.changes: list[OutboxEntry] = []
 
     async def commit(self, *batch: Transition) -> list[Outcome | Exception]:
         committed = await self.store.commit(batch)
@@ -83,21 +83,21 @@ class Line:
         (outcome,) = await self.commit(transition)
         return outcome
 
-    def submit(self, job_id: str | None = None, **given: Any) -> Submit:
-        """A Submit of a new job; what is no field of Job is one of Submit."""
+    def submit(self, job_id: str | None = None, **fields: Any) -> Submit:
+        """A Submit of a new job. Fields that Job lacks go to Submit."""
         extra = {
-            name: given.pop(name)
-            for name in ("metadata_json", "idempotency_key", "body_hash", "max_waiting", "due_at")
-            if name in given
+            name: fields.pop(name)
+            for name in ("metadata_json", "idempotency_key", "body_hash", "max_waiting", "due_at", "ordered")
+            if name in fields
         }
-        fields = {"feature_name": "image", "user_id": "ann", "steps": ("draw",), **given}
+        fields = {"feature_name": "image", "user_id": "ann", "steps": ("draw",), **fields}
         input_json = fields.pop("input_json", '{"prompt":"a cat"}')
         waits = fields.pop("waits", {})
         job = Job(id=job_id or f"job-{next(_numbers)}", **fields)
         return transitions.submit(job, input_json, now=self.clock.now, waits=waits, **extra)
 
-    async def submitted(self, job_id: str | None = None, **given: Any) -> Job:
-        accepted = await self.one(self.submit(job_id, **given))
+    async def submitted(self, job_id: str | None = None, **fields: Any) -> Job:
+        accepted = await self.one(self.submit(job_id, **fields))
         assert isinstance(accepted, Accepted)
         return await self.job(accepted.job_id)
 
@@ -113,8 +113,8 @@ class Line:
         assert isinstance(outcome, Started), outcome
         return outcome.job
 
-    async def running(self, **given: Any) -> Job:
-        return await self.started(await self.submitted(**given))
+    async def running(self, **fields: Any) -> Job:
+        return await self.started(await self.submitted(**fields))
 
     def done(self, job: Job, data_json: str = '{"url":"x"}', metrics_json: str = "{}") -> Move:
         result = StepResult(
@@ -122,13 +122,13 @@ class Line:
         )
         return transitions.step_done(job, result, now=self.clock.now, waits={})
 
-    async def completed(self, **given: Any) -> Job:
-        job = await self.running(**given)
+    async def completed(self, **fields: Any) -> Job:
+        job = await self.running(**fields)
         await self.one(self.done(job))
         return await self.job(job.id)
 
-    async def failed(self, *, retryable: bool = False, **given: Any) -> Job:
-        job = await self.running(**given)
+    async def failed(self, *, retryable: bool = False, **fields: Any) -> Job:
+        job = await self.running(**fields)
         move = Move(
             *(job.id, job.run, "fail", JobStatus.FAILED, job.step, job.attempt, job.round),
             tells_line=False,
@@ -139,7 +139,7 @@ class Line:
         await self.one(move)
         return await self.job(job.id)
 
-    async def cancelled(self, **given: Any) -> Job:
-        job = await self.submitted(**given)
+    async def cancelled(self, **fields: Any) -> Job:
+        job = await self.submitted(**fields)
         await self.one(transitions.cancel(job, now=self.clock.now))
         return await self.job(job.id)

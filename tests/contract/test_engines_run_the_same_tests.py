@@ -1,4 +1,4 @@
-"""A contract is one only if every engine is held to all of it."""
+"""Every engine must run the whole contract."""
 
 from __future__ import annotations
 

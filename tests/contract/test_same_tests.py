@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_engine_runs_the_same_tests_of_the_store() -> None:
-    """Asked of pytest anew, so that it holds whatever part of the tests is being run. That a test which was found is
-    run and not skipped is the business of `tests/servers.py`."""
+    """Collects the tests again, so that the check holds for any selection of tests. `tests/servers.py` checks that
+    collected tests are not skipped."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:randomly", "tests/contract"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     tests: dict[str, list[str]] = {engine: [] for engine in ENGINES}

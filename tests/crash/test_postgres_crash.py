@@ -1,4 +1,4 @@
-"""PostgreSQL stopped without a goodbye, again and again, in the middle of commits: it costs time and nothing else."""
+"""PostgreSQL is stopped abruptly and repeatedly in the middle of commits. This costs time, and no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.domain.transitions import Submit, submit
 from fairlead.errors import Unavailable
 from fairlead.store.port import Accepted, Committed
 from fairlead.store.postgres import PostgresStore
-from fairlead.store.postgres.doubt import Doubts
+from fairlead.store.postgres.in_doubt_commits import InDoubtCommits
 from tests import servers
 
 ROUNDS = 8
@@ -35,7 +35,7 @@ def job(name: str) -> Submit:
 
 
 class Caller:
-    """Commits until it is told to stop. What was not acknowledged is tried again, as the journal does."""
+    """Commit until stopped. Retry unacknowledged commits, as the group commit does."""
 
     def __init__(self, store: PostgresStore, name: str) -> None:
         self._store = store
@@ -59,7 +59,7 @@ class Caller:
 
 
 @pytest.mark.slow
-async def test_a_commit_that_the_server_does_not_survive_is_tried_again_and_counts_once(
+async def test_a_commit_interrupted_by_a_crash_is_retried_and_counts_once(
     server: servers.Postgres,
 ) -> None:
     store = PostgresStore(server.url)
@@ -88,9 +88,9 @@ async def test_a_commit_that_the_server_does_not_survive_is_tried_again_and_coun
     assert {job_id for caller in callers for job_id in caller.acknowledged} <= stored
 
 
-async def test_a_transaction_that_a_crashed_server_has_never_heard_of_did_not_happen(database: str) -> None:
-    """Its number was given out and not yet written to disk: afterwards it is 'in the future'."""
-    doubts, batch = Doubts(), [job("lost")]
+async def test_a_transaction_unknown_to_a_crashed_server_did_not_happen(database: str) -> None:
+    """Its id was assigned but not written to disk: after the crash it is "in the future"."""
+    doubts, batch = InDoubtCommits(), [job("lost")]
     connection = await asyncpg.connect(database)
     try:
         newest = int(await connection.fetchval("SELECT pg_current_xact_id()::text"))
@@ -102,7 +102,7 @@ async def test_a_transaction_that_a_crashed_server_has_never_heard_of_did_not_ha
 
 
 class Slow:
-    """A connection whose server takes its time to say what became of a transaction."""
+    """A connection that is slow to report the outcome of a transaction."""
 
     def __init__(self) -> None:
         self.asked, self.answer = asyncio.Event(), asyncio.Event()
@@ -116,15 +116,15 @@ class Slow:
         return [("doubtful", 0)]
 
 
-async def test_who_comes_while_a_commit_in_doubt_is_asked_about_waits_for_the_answer() -> None:
-    """It may be the very one, tried again by its caller while another commit asks."""
-    doubts, batch, connection = Doubts(), [job("doubtful")], Slow()
+async def test_a_commit_waits_while_another_one_in_doubt_is_resolved() -> None:
+    """It may be the same commit, retried by its caller while another one asks for its outcome."""
+    doubts, batch, connection = InDoubtCommits(), [job("doubtful")], Slow()
     doubts.remember("1000", batch, Committed([Accepted("doubtful", 1)], []))
     first = asyncio.create_task(doubts.settle(connection))
     await connection.asked.wait()
     second = asyncio.create_task(doubts.settle(connection))
     for _ in range(10):
-        await asyncio.sleep(0)  # every chance to go on
+        await asyncio.sleep(0)  # every chance to continue
     assert not second.done()
     connection.answer.set()
     await asyncio.gather(first, second)

@@ -1,4 +1,4 @@
-"""kill -9 of the whole server, at random moments under load, again and again: nothing accepted is lost or doubled."""
+"""kill -9 of the whole server, at random moments under load: no accepted job is lost or duplicated."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ app.pipeline("both", ["first", "second"])
 
 
 class Client:
-    """Submits without end; what was not acknowledged is sent again under the same key."""
+    """Submits continuously; a submit that was not acknowledged is repeated with the same key."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -60,7 +60,7 @@ class Client:
             try:
                 answer = await http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": key})
             except httpx2.HTTPError:
-                return  # the server is gone, and with it our knowledge of whether this one was taken
+                return  # the server is gone, so it is unknown whether this job was accepted
             assert answer.status_code == 202, answer.text
             self.acknowledged[key] = answer.json()["job_id"]
             self.sent += 1
@@ -77,7 +77,7 @@ async def test_every_accepted_job_ends_once_whenever_the_server_is_killed(tmp_pa
     accepted = {job_id for client in clients for job_id in client.acknowledged.values()}
     assert len(accepted) > 5 * ROUNDS, "hardly any load"
     await all_end(tmp_path, accepted)
-    check_the_truth(tmp_path, clients, accepted)
+    check_the_database(tmp_path, clients, accepted)
 
 
 async def killed_under_load(cwd: Path, clients: list[Client], after: float) -> None:
@@ -105,12 +105,12 @@ async def listening(server: object) -> str:
     return str(json.loads(banner)["urls"]["gateway"][0])
 
 
-def check_the_truth(cwd: Path, clients: list[Client], accepted: set[str]) -> None:
+def check_the_database(cwd: Path, clients: list[Client], accepted: set[str]) -> None:
     database = sqlite3.connect(cwd / "fairlead.db")
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     jobs = {row[0] for row in database.execute("SELECT id FROM job")}
     assert accepted <= jobs
-    # A submit whose answer was lost was sent again under its key: it made one job, not two.
+    # A submit whose answer was lost was repeated with its key: it created one job, not two.
     assert len(jobs) <= sum(client.sent + 1 for client in clients)
     results = Counter(
         (row[0], row[1]) for row in database.execute("SELECT job.id, r.step FROM job JOIN step_result r USING (seq)")
@@ -122,5 +122,5 @@ def check_the_truth(cwd: Path, clients: list[Client], accepted: set[str]) -> Non
         for step in (0, 1):
             assert 1 <= calls[f"{job_id} {step}"] <= 1 + ROUNDS, "at least once, and again only after a kill"
     repeated = sum(count > 1 for count in calls.values())
-    assert repeated <= ROUNDS * 9, "only calls that were under way at a kill are made again"
+    assert repeated <= ROUNDS * 9, "only calls that were running at a kill are repeated"
     assert os.path.getsize(cwd / "effects.log") > 0

@@ -1,4 +1,4 @@
-"""Accepted is durable: a process that is killed at any instant loses no job that it had acknowledged."""
+"""An accepted job is durable: a process killed at any instant loses no job that it acknowledged."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pathlib import Path
 
 ROUNDS = 15
 
-# Prints the id of every job once its submit is acknowledged; several callers at once, so that commits are batches.
+# Prints the id of every job once its submit is acknowledged. Several callers submit at once, so that commits are
+# batches.
 SUBMITTER = """
 import asyncio, itertools, os, sys, time
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import submit
-from fairlead.store.journal import Journal
+from fairlead.store.group_commit import GroupCommit
 from fairlead.store.sqlite import SqliteStore
 
-async def caller(journal, name):
+async def caller(group_commit, name):
     for n in itertools.count():
         job = Job(f"{name}-{n}", "f", f"user-{n % 7}", ("draw",))
-        await journal.write(submit(job, '{"x":"' + "y" * 300 + '"}', now=time.time(), waits={}))
+        await group_commit.write(submit(job, '{"x":"' + "y" * 300 + '"}', now=time.time(), waits={}))
         os.write(1, f"{job.id}\\n".encode())
 
 async def main():
     store = SqliteStore(sys.argv[1])
     await store.open()
-    journal = Journal(store, on_commit=lambda changes: None)
-    journal.start()
-    await asyncio.gather(*(caller(journal, f"{sys.argv[2]}-{n}") for n in range(8)))
+    group_commit = GroupCommit(store)
+    group_commit.start()
+    await asyncio.gather(*(caller(group_commit, f"{sys.argv[2]}-{n}") for n in range(8)))
 
 asyncio.run(main())
 """
@@ -52,15 +53,15 @@ def test_a_killed_process_loses_no_acknowledged_job(tmp_path: Path) -> None:
 
 
 def acknowledged_until_killed(path: Path, number: int, after: int) -> set[str]:
-    """The moment of the kill is a number of acknowledgements, not a time: so it is always at work."""
+    """The kill happens after a number of acknowledgements and not after a time, so the process is always busy."""
     child = subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, str(path), str(number)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    heard = [child.stdout.readline() for _ in range(after)]
+    lines = [child.stdout.readline() for _ in range(after)]
     child.kill()
-    heard += child.stdout.readlines()
+    lines += child.stdout.readlines()
     child.stdout.close()
     child.wait()
-    # The last line may be torn.
-    return {line.rstrip("\n") for line in heard if line.endswith("\n")}
+    # The last line may be incomplete.
+    return {line.rstrip("\n") for line in lines if line.endswith("\n")}

@@ -1,4 +1,4 @@
-"""docs/cli.md says everything that the command line has, as the code itself has it."""
+"""docs/cli.md documents every command, option and exit code of the command line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from fairlead.cli import client
 from fairlead.cli.failure import Exit
 from fairlead.cli.root import app
+from fairlead.client import settings
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
@@ -31,9 +31,9 @@ COMMANDS = dict(commands(ROOT))
 
 
 def section_of(command: str) -> str:
-    found = [body for title, body in SECTIONS.items() if re.fullmatch(rf"{command}( [\[A-Z].*)?", title)]
-    assert len(found) == 1, f"docs/cli.md needs one section '## {command} ...'"
-    return found[0]
+    sections = [body for title, body in SECTIONS.items() if re.fullmatch(rf"{command}( [\[A-Z].*)?", title)]
+    assert len(sections) == 1, f"docs/cli.md needs one section '## {command} ...'"
+    return sections[0]
 
 
 def documented_options(text: str) -> set[str]:
@@ -42,19 +42,27 @@ def documented_options(text: str) -> set[str]:
 
 
 def options_of(command: Any) -> set[str]:
-    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    return {name for parameter in shown for name in parameter.opts if name.startswith("-")}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_documented_with_exactly_its_options(command: str) -> None:
-    assert documented_options(section_of(command)) == options_of(COMMANDS[command])
+    assert documented_options(section_of(command)) == options_of(COMMANDS[command]) - {"--url"}
+
+
+def test_every_command_that_calls_a_gateway_has_the_url_option() -> None:
+    assert "`--url URL`" in DOCS
+    local = ("up", "api", "worker", "manager", "keys", "migrate", "config", "celery")
+    without = {name for name, command in COMMANDS.items() if "--url" not in options_of(command)}
+    assert without == {name for name in COMMANDS if name.split()[1] in local}
 
 
 def test_every_command_has_json() -> None:
     assert [name for name, command in COMMANDS.items() if "--json" not in options_of(command)] == []
 
 
-def test_no_section_is_about_a_command_that_is_not_there() -> None:
+def test_no_section_is_about_a_command_that_does_not_exist() -> None:
     titles = [title for title in SECTIONS if title.startswith("fairlead ")]
     assert len(titles) == len(COMMANDS)
 
@@ -70,6 +78,6 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_the_environment_of_the_client_is_documented_with_its_default() -> None:
-    assert f"`{client.URL_VARIABLE}`" in DOCS
-    assert f"`{client.KEY_VARIABLE}`" in DOCS
-    assert f"`{client.DEFAULT_URL}`" in DOCS
+    assert f"`{settings.URL_VARIABLE}`" in DOCS
+    assert f"`{settings.KEY_VARIABLE}`" in DOCS
+    assert f"`{settings.DEFAULT_URL}`" in DOCS

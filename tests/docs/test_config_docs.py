@@ -1,4 +1,4 @@
-"""docs/configuration.md says every setting and every environment variable, as the code itself has them."""
+"""docs/configuration.md documents every setting and environment variable with its default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from fairlead.addresses import REDIS_SCHEMES
 from fairlead.config import ALIASES, DEFAULT_DATABASE_URL, DEFAULT_FILE, PREFIX, load
 from fairlead.domain.config import (
     BackoffConfig,
@@ -24,7 +23,8 @@ from fairlead.domain.config import (
     WorkerPoolConfig,
 )
 from fairlead.domain.job import Priority
-from fairlead.domain.standing import Standing
+from fairlead.domain.user_priority import UserPriority
+from fairlead.urls import REDIS_SCHEMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -35,9 +35,9 @@ PLAIN = {name: field for name, field in Config.model_fields.items() if name not 
 
 
 def rows(section: str) -> dict[str, list[str]]:
-    """Key of a table's row -> its other cells."""
-    found = re.findall(r"^\| `([^`]+)` \| (.+) \|$", SECTIONS[section], re.M)
-    return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in found}
+    """The other cells of each table row, by its key."""
+    cells = re.findall(r"^\| `([^`]+)` \| (.+) \|$", SECTIONS[section], re.M)
+    return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in cells}
 
 
 def shown_default(field: Any) -> str:
@@ -91,7 +91,7 @@ def test_the_table_of_the_guide_on_priorities_is_valid(tmp_path: Path) -> None:
     file.write_text(block[1], encoding="utf-8")
     config = load(file, {}).config
     assert list(config.contradictions()) == []
-    assert config.user_standings["team-7@example.com"] == Standing(Priority.LOW, 2.0)
+    assert config.user_standings["team-7@example.com"] == UserPriority(Priority.LOW, 2.0)
 
 
 def test_every_section_is_documented() -> None:

@@ -1,4 +1,4 @@
-"""What deploy/ and docs/production.md start, set and wait for is what the code has."""
+"""The commands, variables and timeouts in deploy/ and docs/production.md exist and fit together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLACEHOLDERS = {"$APP", "$WORKER_OPTIONS"}
 
 
 def unit(path: Path) -> configparser.ConfigParser:
-    # systemd allows a key twice (EnvironmentFile), and its $ and % mean nothing to us.
+    # systemd allows a key twice (EnvironmentFile); its $ and % are not interpolated here.
     parser = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",))
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(path, encoding="utf-8")
@@ -41,7 +41,7 @@ def settings_of(path: Path) -> dict[str, str]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """(where, the words after `fairlead`)"""
+    """The file and the words after `fairlead`, for every command."""
     for words in re.findall(r"^    command: (\[.*\])$", COMPOSE, re.M):
         yield "compose.yaml", json.loads(words)
     yield "Dockerfile", json.loads(re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.M)[-1])
@@ -71,7 +71,7 @@ def test_every_command_exists_with_its_options(where: str, words: list[str]) -> 
         assert words[0] in command.commands, f"{where}: {words}"
         command = command.commands[words.pop(0)]
     if hasattr(command, "commands"):
-        return  # a group is spoken of, not called
+        return  # the text mentions a group of commands
     known = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
     assert {word for word in words if word.startswith("-")} <= known, f"{where}: {words}"
 
@@ -118,7 +118,7 @@ def test_compose_has_no_password_and_no_default_for_one() -> None:
     example = settings_of(DEPLOY / "compose.env.example")
     used = re.findall(r"\$\{(\w+)(.{2})", COMPOSE)
     assert {name for name, _ in used} == set(example)
-    assert {how for _, how in used} == {":?"}  # missing: it does not start
+    assert {how for _, how in used} == {":?"}  # a missing value prevents the start
 
 
 # ---------------------------------------------------------------- stopping
@@ -132,21 +132,21 @@ def test_whatever_stops_a_process_waits_longer_than_it_drains(tmp_path: Path) ->
         assert int(unit(path)["Service"]["TimeoutStopSec"]) > drain
 
 
-def test_a_worker_s_children_are_not_told_to_stop_before_it_has_drained() -> None:
+def test_a_workers_children_are_not_signalled_before_it_has_drained() -> None:
     assert unit(DEPLOY / "systemd" / "fairlead-worker@.service")["Service"]["KillMode"] == "mixed"
 
 
-def test_a_wrong_configuration_is_not_tried_again_and_again() -> None:
+def test_a_process_with_an_invalid_configuration_is_not_restarted() -> None:
     from fairlead.cli.failure import Exit
 
     for path in UNITS:
         assert unit(path)["Service"]["RestartPreventExitStatus"] == str(int(Exit.USAGE))
 
 
-# ---------------------------------------------------------------- what they refer to
+# ---------------------------------------------------------------- referenced files
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_the_image_copies_files_that_exist() -> None:
     for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M):
         for source in sources.split():
             assert (ROOT / source).exists(), source

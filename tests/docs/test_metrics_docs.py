@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric as the code has it, and the dashboard asks only for what is there."""
+"""docs/metrics.md lists every metric of the code, and the Grafana dashboard queries only existing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
 KINDS: dict[Any, str] = {COUNTER: "counter", GAUGE: "gauge", HISTOGRAM: "histogram"}
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-# What is told of one metric, by the names that a query knows.
+# The metrics by the names of their series in queries.
 SERIES = {name + suffix: known for name, known in METRICS.items() for suffix in SUFFIXES[KINDS[known.kind]]}
 
 
@@ -39,7 +39,7 @@ def test_every_metric_is_listed_with_its_type_and_its_labels() -> None:
 
 
 @pytest.mark.parametrize("label", ["user", "user_id", "job", "job_id", "key", "worker"])
-def test_no_metric_has_a_label_without_bounds(label: str) -> None:
+def test_no_metric_has_an_unbounded_label(label: str) -> None:
     assert [name for name, known in METRICS.items() if label in known.labels] == []
 
 
@@ -50,7 +50,7 @@ def test_every_metric_of_an_alert_exists() -> None:
     assert named <= SERIES.keys()
 
 
-def test_the_dashboard_asks_for_what_is_there_by_labels_that_are_there() -> None:
+def test_the_dashboard_queries_existing_metrics_by_existing_labels() -> None:
     asked = list(queries())
     named = {name for query in asked for name in re.findall(r"fairlead_\w+", query)}
     assert named <= SERIES.keys()
@@ -67,7 +67,7 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert [name for name in METRICS if name not in asked] == []
 
 
-def test_the_dashboard_names_no_source_of_somebody_elses() -> None:
+def test_the_dashboard_names_no_particular_data_source() -> None:
     assert {panel["datasource"]["uid"] for panel in DASHBOARD["panels"] if "datasource" in panel} == {"${source}"}
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)

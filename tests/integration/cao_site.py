@@ -1,6 +1,6 @@
 """The CAO seed's system in virtual time: its four services, their endpoints, its workers, and a watcher.
 
-Everything is real but the clock and the network: the gateway, the line, the workers' calls, the embedded engine.
+Everything is real but the clock and the network: the gateway, the queue, the workers' calls, the embedded engine.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import httpx2
 import orjson
 import pytest
 
-from fairlead.app import Fairlead
+from fairlead.app import event_stream
+from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.dispatch.port import Shard
 from fairlead.domain.config import Config
-from fairlead.domain.limits import MAIN_SHARD
+from fairlead.domain.rules import MAIN_SHARD
+from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry, shard_runtime
+from fairlead.engine.claim_loop import ConcurrencyBudget
+from fairlead.engine.loops import orphaned_turns, sync_rules, timers
+from fairlead.engine.parts import EngineParts, RunningNode
+from fairlead.engine.roles import Roles, WorkerPool
+from fairlead.engine.shard_runtime import ShardRuntime
+from fairlead.engine.turns.waiters import Waiters
 from fairlead.executors import http
-from fairlead.executors.assembly import executors_of
+from fairlead.executors.factory import executors_of
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
-from fairlead.runtime import line, lookout
-from fairlead.runtime.line import Line
-from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers, turns
-from fairlead.runtime.pools import WorkerPool
-from fairlead.runtime.roles import Roles
-from fairlead.runtime.room import Room
-from fairlead.runtime.turns.tickets import Tickets
 from tests.integration.gateway_site import client_of
 from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat
 
@@ -73,8 +74,8 @@ class Visit:
 
 
 class Endpoints:
-    """What the services do: each takes its usual time, or as long as the job's params say, and answers 200; unless
-    `answers` has a status for its next call."""
+    """The endpoints: each call takes the usual time of its service, or as long as the job's params say, and returns 200
+    unless `answers` has a status for it."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -105,7 +106,7 @@ class Endpoints:
 
 
 class _Posted:
-    """A request under way, and its answer: as much of aiohttp as is read of it."""
+    """A request in progress and its response: the part of aiohttp that the executor uses."""
 
     headers: dict[str, str]
     status: int
@@ -127,8 +128,8 @@ class _Posted:
 
 
 @dataclass
-class Heard:
-    """An event with the seconds since time began."""
+class TimedEvent:
+    """An event with the seconds since the start of the test."""
 
     at: float
     type: str
@@ -136,13 +137,13 @@ class Heard:
 
 
 class Cao:
-    """`app` takes jobs in and looks after them; workers are started, and crash, one by one."""
+    """`app` accepts jobs and manages the queue; workers are started, and crash, one by one."""
 
     def __init__(self, app: Fairlead, client: httpx2.AsyncClient, endpoints: Endpoints) -> None:
         self.app = app
         self.client = client
         self.endpoints = endpoints
-        self.workers: list[Line] = []
+        self.workers: list[ShardRuntime] = []
         self._numbers = count(1)
 
     async def submit(self, feature: str, user: str, priority: str = "medium", **params: Any) -> str:
@@ -162,40 +163,37 @@ class Cao:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def watch(self, job_id: str) -> asyncio.Task[list[Heard]]:
-        """All that a watcher hears until the job ends."""
+    def watch(self, job_id: str) -> asyncio.Task[list[TimedEvent]]:
+        """All events that a watcher receives until the job ends."""
         return asyncio.get_running_loop().create_task(self._watch(job_id))
 
-    async def _watch(self, job_id: str) -> list[Heard]:
+    async def _watch(self, job_id: str) -> list[TimedEvent]:
         answer = await self.client.get(f"/api/v1/jobs/{job_id}/events", timeout=None)
         assert answer.status_code == 200, answer.text
-        return list(_heard(answer.text))
+        return list(_timed(answer.text))
 
-    async def start_worker(self) -> Line:
-        """One more worker process, as far as the line can tell: with a name, a pulse and calls of its own."""
-        assert self.app._process is not None
-        assert self.app._store is not None
-        assert self.app._journal is not None
-        dispatcher = self.app._process.lines[MAIN_SHARD].dispatcher
-        worker = Line(
-            Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher),
-            self.app.config,
-            Roles(api=False, manager=False),
+    async def start_worker(self) -> ShardRuntime:
+        """One more worker process from the queue's point of view: with its own name, heartbeat and calls."""
+        assert self.app._runtime.node is not None
+        dispatcher = self.app._runtime.node.shards[MAIN_SHARD].dispatcher
+        parts = EngineParts(
             process=f"worker {next(self._numbers)}",
-            store=self.app._store,
-            journal=self.app._journal,
-            recorder=self.app._recorder,
-            executors=executors_of(self.app.config, {}),
+            config=self.app.config,
+            roles=Roles(api=False, manager=False),
+            store=self.app._runtime.store,
+            group_commit=self.app._runtime.group_commit,
+            recorder=self.app._runtime.writer,
+            executors=executors_of(self.app.config, {}, now=self.app._runtime.clock.now),
             hub=self.app.hub,
-            clock=self.app._clock,
-            rooms={WorkerPool("", 10): Room(10)},
-            tickets=Tickets(),
-            send=None,
+            clock=self.app._runtime.clock,
+            waiters=Waiters(RunningNode()),
         )
-        await worker.apply(self.app._process.rules)
+        shard = Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher)
+        worker = ShardRuntime(shard, parts, self.app._runtime.node, {WorkerPool("", 10): ConcurrencyBudget(10)})
+        await worker.apply(self.app._runtime.node.rules)
         await worker.start()
         self.workers.append(worker)
-        # In memory there is one listener; between processes, Redis tells all of them.
+        # In memory there is one listener; between processes, Redis notifies all of them.
         dispatcher.on_wake(self._wake)
         return worker
 
@@ -204,8 +202,8 @@ class Cao:
             for worker in each.workers:
                 worker.wake(services)
 
-    async def crash(self, worker: Line) -> None:
-        """No goodbye: its leases stay, and nobody renews them."""
+    async def crash(self, worker: ShardRuntime) -> None:
+        """Crash without deregistering: its leases stay and are not renewed."""
         self.workers.remove(worker)
         await worker.stop()
 
@@ -215,20 +213,22 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     """`changes` are keys of services, such as `fast_chat_llm={"retry": "manual"}`."""
     endpoints = Endpoints()
     patch.setattr(http.HttpExecutor, "_open", lambda self: endpoints)
-    patch.setattr(line, "Heartbeat", VirtualHeartbeat)
-    # These look again and again for what other processes did, of which there are none: an hour of it takes its time.
+    patch.setattr(shard_runtime, "Heartbeat", VirtualHeartbeat)
+    # These loops poll for the work of other processes, of which there are none: an hour of polling takes long.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
-    patch.setattr(lookout, "EVERY", NEVER)
-    for loop in (kin, outbox, rules, scopes, scores, turns):
+    patch.setattr(timers, "PROMOTE_EVERY", SELDOM)
+    patch.setattr(event_stream, "POLL_EVERY", NEVER)
+    patch.setattr(registry, "NEIGHBOURS_EVERY", SELDOM)
+    for loop in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns):
         patch.setattr(loop, "EVERY", SELDOM)
     services = {
         name: {
             "url": f"http://{name.replace('_', '-')}:9000/v1/execute",
             "timeout": 400,
-            **said,
+            **options,
             **changes.get(name, {}),
         }
-        for name, said in SERVICES.items()
+        for name, options in SERVICES.items()
     }
     config = Config.model_validate({"services": services, "pipelines": PIPELINES})
     app = Fairlead(Settings(config, f"sqlite:///{folder}/cao.db?synchronous=normal"), clock=VirtualClock())
@@ -241,9 +241,9 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
                 await story.crash(worker)
 
 
-def _heard(stream: str) -> Iterator[Heard]:
+def _timed(stream: str) -> Iterator[TimedEvent]:
     for text in stream.split("\n"):
         if text.startswith("data: "):
             event = orjson.loads(text.removeprefix("data: "))
             at = datetime.fromisoformat(event.pop("at")).timestamp() - EPOCH
-            yield Heard(round(at, 3), event.pop("type"), event)
+            yield TimedEvent(round(at, 3), event.pop("type"), event)

@@ -1,4 +1,4 @@
-"""A team's Celery app, as workers of the tests run it. Where its Redis is, the environment says."""
+"""A team's Celery app, as the workers of the tests run it. The environment has the URL of its Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app.conf.update(task_default_queue="team", worker_prefetch_multiplier=1, broker_
 
 
 def board() -> redis.Redis:
-    """Where tasks leave word for the tests, beside the Redis that they wait on."""
+    """The Redis in which tasks leave messages for the tests, and on which they wait."""
     return redis.Redis.from_url(os.environ["TEAM_REDIS_URL"])
 
 
@@ -34,8 +34,8 @@ def enveloped(meta: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
 
 @app.task(name="team.failing", shared=False)
 def failing(how: str, until: int = 99) -> str:
-    with board() as told:
-        tries = told.incr(f"tries:{how}")
+    with board() as client:
+        tries = client.incr(f"tries:{how}")
     if tries >= until:
         return f"after {tries} tries"
     match how:
@@ -53,7 +53,7 @@ def failing(how: str, until: int = 99) -> str:
 
 
 class Unusual(Exception):
-    """Known to this module alone."""
+    """A class that only this module knows."""
 
 
 @app.task(name="team.ignored", shared=False, ignore_result=True)
@@ -64,25 +64,25 @@ def ignored() -> str:
 @app.task(name="team.progressing", shared=False, bind=True)
 def progressing(self: Task) -> str:
     self.update_state(state="PROGRESS", meta={"current": 1, "total": 4, "message": "a quarter", "layer": 7})
-    with board() as told:
-        told.blpop(["go on"], timeout=60)
+    with board() as client:
+        client.blpop(["go on"], timeout=60)
     return "all of it"
 
 
 @app.task(name="team.held", shared=False, bind=True)
 def held(self: Task, name: str) -> str:
-    """Says that it has begun, and ends when it is let go."""
-    with board() as told:
-        told.rpush(f"begun:{name}", f"{self.request.id} {os.getpid()}")
-        told.blpop([f"go:{name}"], timeout=120)
+    """Reports its start, and ends when the test releases it."""
+    with board() as client:
+        client.rpush(f"begun:{name}", f"{self.request.id} {os.getpid()}")
+        client.blpop([f"go:{name}"], timeout=120)
     return f"{name} by {self.request.id}"
 
 
 @app.task(name="team.counted", shared=False)
 def counted(seconds: float) -> None:
-    """How many are inside at once, at most."""
-    with board() as told:
-        inside = told.incr("inside")
-        told.zadd("most", {"most": inside}, gt=True)
+    """Records the largest number of concurrent calls."""
+    with board() as client:
+        inside = client.incr("inside")
+        client.zadd("most", {"most": inside}, gt=True)
         time.sleep(seconds)
-        told.decr("inside")
+        client.decr("inside")

@@ -1,4 +1,4 @@
-"""`fairlead` as a user has it: real processes, started on free ports and always ended."""
+"""`fairlead` as a user runs it: real processes, started on free ports and always ended."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def patient(call: Call):
 
 @app.service(limit=1)
 def stuck(call: Call):
-    """A function in a thread that nobody can stop."""
+    """A function in a thread that cannot be stopped."""
     Path(call.params["entered"]).touch()
     time.sleep(600)
 
@@ -100,7 +100,7 @@ class Done:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours, without what would configure Fairlead from outside the test."""
+    """The environment of the tests without the variables that configure Fairlead."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -126,13 +126,13 @@ def fairlead(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None, s
 
 @dataclass
 class Up:
-    """A running process whose output is read as it comes."""
+    """A running process whose output is read as it is written."""
 
     process: Forked | subprocess.Popen[bytes]
     stdout: IO[str]
     cwd: Path
     lines: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    heard: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     url: str = ""
     banner: dict[str, Any] = field(default_factory=dict)
 
@@ -143,8 +143,8 @@ class Up:
                 line = self.lines.get(timeout=DEADLINE_S)
             except queue.Empty:
                 line = ""
-            if not line:  # nothing for too long, or the end of its output
-                raise AssertionError(f"never said {text!r}, only:\n{''.join(self.heard)}")
+            if not line:  # no output for too long, or the end of the output
+                raise AssertionError(f"never printed {text!r}, only:\n{''.join(self.output)}")
             if text in line:
                 return line
 
@@ -184,21 +184,21 @@ def _start(command: tuple[str, ...], cwd: Path, env: dict[str, str], out: IO[str
 
 def _read(up: Up) -> None:
     for line in up.stdout:
-        up.heard.append(line)
+        up.output.append(line)
         up.lines.put(line)
     up.lines.put("")
 
 
 @contextmanager
 def up(cwd: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
-    """`fairlead up` of the project above, once it has said where it listens."""
+    """`fairlead up` of the project above, once it has printed its address."""
     with running("up", cwd, *arguments, env=env) as process:
         yield process
 
 
 @contextmanager
 def running(command: str, cwd: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Up]:
-    """`up`, `api`, `worker` or `manager` of the project above, once it has said what it runs."""
+    """`up`, `api`, `worker` or `manager` of the project above, once it has printed its banner."""
     (cwd / "project.py").write_text(PROJECT, encoding="utf-8")
     port = ("--port", "0") if command in ("up", "api") else ()
     with started((*COMMAND, command, *(arguments or ("project:app",)), *port, "--json"), cwd=cwd, env=env) as process:

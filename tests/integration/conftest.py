@@ -24,7 +24,7 @@ async def make_site(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Sit
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> dict[str, str]:
-    """SQLite and memory, as `Fairlead(config, **embedded)` takes them."""
+    """SQLite and memory, as arguments of `Fairlead(config, **embedded)`."""
     return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
 
 
@@ -41,7 +41,7 @@ async def distributed() -> dict[str, str]:
 
 @pytest.fixture(params=["embedded", "distributed"])
 def engines(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Either pair."""
+    """Each pair of engines."""
     found: dict[str, str] = request.getfixturevalue(request.param)
     return found
 
@@ -53,5 +53,5 @@ async def site(make_site: Callable[..., Awaitable[Site]]) -> Site:
 
 @pytest.fixture
 async def still_site(make_site: Callable[..., Awaitable[Site]]) -> Site:
-    """Jobs are accepted and stay where they are: nothing runs them."""
+    """A site that accepts jobs and runs none of them."""
     return await make_site(running=False)

@@ -1,4 +1,4 @@
-"""The real app on a temporary SQLite file, behind the real gateway."""
+"""The application on a temporary SQLite file, behind the real gateway."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 
-from fairlead.app import Fairlead
+from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
-from fairlead.domain.config import Config
+from fairlead.domain.config import Config, ServerConfig
 from fairlead.errors import Permanent
 from fairlead.executors.port import Call
-from fairlead.gateway.app import create_gateway
-from fairlead.gateway.packets import OnePacket
-from fairlead.gateway.transport import websocket_options
+from fairlead.gateway.app import Gateway, create_gateway
+from fairlead.gateway.serving import uvicorn_options
 
 TURNS = {
     "slot": {"limit": 1, "order": "fifo"},
@@ -32,7 +31,7 @@ TURNS = {
 
 @dataclass
 class Gate:
-    """Where calls of `gated` wait until a test lets them go."""
+    """Holds the calls of `gated` until a test releases them."""
 
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,7 +115,7 @@ def client_of(gateway: FastAPI, host: str = "localhost") -> httpx2.AsyncClient:
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, so that nobody has to guess."""
+    """Sets an event when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -129,15 +128,20 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(gateway: FastAPI, port: int = 0) -> AsyncIterator[int]:
-    """The gateway behind a real server on a port of the loopback interface: a free one, unless a test says which."""
+    """Serve `gateway` (or any ASGI app) with a real server on a loopback port, a free one by default."""
     async with serving(gateway, port) as (port, _):
         yield port
+
+
+def _server_config(gateway: FastAPI) -> ServerConfig:
+    """Return the gateway's own settings, or the defaults for an app that replaces an endpoint."""
+    return gateway.state.fairlead.config.server if isinstance(gateway, Gateway) else ServerConfig()
 
 
 @asynccontextmanager
 async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, uvicorn.Server]]:
     with socket.create_server(("127.0.0.1", port)) as listener:
-        # Else every answer of two packets waits 40 ms for the client to acknowledge the first.
+        # Otherwise a response of two packets waits 40 ms for the client to acknowledge the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             gateway,
@@ -145,8 +149,7 @@ async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, u
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
-            http=OnePacket,
-            **websocket_options(),
+            **uvicorn_options(_server_config(gateway)),
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,4 +1,4 @@
-"""Limits that are found by themselves, before services that turn calls away: embedded, and shared by processes."""
+"""Automatic limits, with services that reject calls: embedded, and shared by processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from aiohttp import web
 
 from fairlead import Call, Config, Fairlead, JobStatus, Retry
-from fairlead.gateway.models_operations import ServiceStatus
-from fairlead.runtime import registry
-from fairlead.runtime.loops import adapt, rules
-from fairlead.runtime.roles import Roles
+from fairlead.engine import registry
+from fairlead.engine.loops import auto_limit, sync_rules
+from fairlead.engine.roles import Roles
+from fairlead.gateway.models_runtime import ServiceStatus
 
 PATIENCE = 60.0
 AUTO = {
     "limit": "auto",
     "max": 6,
-    # One that no call misses: how long one takes on a loaded machine says nothing of the service.
+    # A target that every call meets: the duration of a call on a loaded machine is no property of the service.
     "latency_target": 60,
     "max_attempts": 1000,
     "backoff": {"base": 0.01, "factor": 1, "jitter": 0},
@@ -32,15 +32,15 @@ AUTO = {
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EVERY", 0.02)
-    monkeypatch.setattr(adapt, "EVERY", 0.02)
-    monkeypatch.setattr(rules, "EVERY", 0.02)
+    monkeypatch.setattr(auto_limit, "EVERY", 0.02)
+    monkeypatch.setattr(sync_rules, "EVERY", 0.02)
 
 
 class Gpu:
-    """Takes `size` calls at once and turns others away. It counts for itself what is open.
+    """Serves `size` calls at once and rejects others. It counts its own open calls.
 
-    Calls end together, when as many are inside as can be: as many as the limit says, or all that it takes and one that
-    was turned away. So what is found out by them does not hang on how long anything takes.
+    Calls end together, when as many are inside as can be: as many as the limit allows, or all that it serves and one
+    that was rejected. So the result does not depend on the duration of anything.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,8 +53,8 @@ class Gpu:
 
     @property
     def limit(self) -> int:
-        """The highest by which any process may grant now."""
-        found = [app._process.rules.services for app in self.apps if app._process is not None]
+        """The highest limit by which any process may grant now."""
+        found = [app._runtime.node.rules.services for app in self.apps if app._runtime.node is not None]
         return max((services["gpu"].limit for services in found if "gpu" in services), default=1)
 
     async def take(self) -> bool:
@@ -116,7 +116,7 @@ async def running(
 
 @asynccontextmanager
 async def traffic(gpu: Gpu, app: Fairlead, waiting: int = 16) -> AsyncIterator[None]:
-    """So many jobs are there at every moment; in the end, none: a call that is cut off would keep its slot."""
+    """Keep this many jobs queued or running; in the end none, because a call that is cut off would keep its slot."""
 
     async def go_on() -> None:
         while not gpu.closing:
@@ -164,20 +164,20 @@ def embedded(tmp_path: Path) -> dict[str, str]:
     return {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
 
 
-async def test_it_rises_until_the_endpoint_turns_calls_away_and_falls_then(embedded: dict[str, str]) -> None:
+async def test_the_limit_rises_until_the_endpoint_rejects_calls_and_then_falls(embedded: dict[str, str]) -> None:
     async with serving(3) as (gpu, url), running(gpu, url, embedded) as (app,):
         first = await shown(app)
         assert (first["limit"], first["auto"]) == (1, {"min": 1, "max": 6, "limit": 1, "history": []})
         async with traffic(gpu, app):
             service = await until(app, lambda service: len(fell(service)) >= 2)
-            # One more than it takes is how that is found out.
+            # A limit one above the capacity is needed to find it.
             assert limits(service)[:7] == [2, 3, 4, 2, 3, 4, 2]
             assert gpu.most == 4
             ServiceStatus.model_validate(service)
             why = [change["why"] for change in service["auto"]["history"]]
             assert "all slots were used" in why[2]
-            assert "turned away or timed out" in why[3]
-            # It takes more, and is given more, up to the highest.
+            assert "refused or timed out" in why[3]
+            # The endpoint grows, and the limit follows up to its maximum.
             gpu.size = 100
             await until(app, lambda service: service["limit"] == 6)
             looked = _looked(app)
@@ -186,12 +186,12 @@ async def test_it_rises_until_the_endpoint_turns_calls_away_and_falls_then(embed
 
 
 def _looked(app: Fairlead) -> int:
-    """Calls that the leader has heard of."""
-    assert app._process is not None
-    return int(app._process.counts()["main"]["adapt"]["scanned"])
+    """Calls that the leader has counted."""
+    assert app._runtime.node is not None
+    return int(app._runtime.node.counts()["main"]["adapt"]["scanned"])
 
 
-async def test_it_survives_a_restart_and_an_operators_limit_stops_it(embedded: dict[str, str]) -> None:
+async def test_the_limit_survives_a_restart_and_an_operators_limit_overrides_it(embedded: dict[str, str]) -> None:
     async with serving(100) as (gpu, url):
         async with running(gpu, url, embedded) as (app,), traffic(gpu, app):
             await until(app, lambda service: service["limit"] == 6)
@@ -210,7 +210,7 @@ async def test_it_survives_a_restart_and_an_operators_limit_stops_it(embedded: d
                 assert limits(service)[:6] == [2, 3, 4, 5, 6, 4]
 
 
-async def test_a_number_in_the_config_ends_it(embedded: dict[str, str]) -> None:
+async def test_a_number_in_the_config_replaces_the_automatic_limit(embedded: dict[str, str]) -> None:
     async with serving(100) as (gpu, url):
         async with running(gpu, url, embedded) as (app,), traffic(gpu, app):
             await until(app, lambda service: service["limit"] == 3)
@@ -219,7 +219,7 @@ async def test_a_number_in_the_config_ends_it(embedded: dict[str, str]) -> None:
             assert (service["limit"], service["auto"]) == (5, None)
 
 
-async def test_calls_that_take_longer_than_the_target_are_not_given_more(embedded: dict[str, str]) -> None:
+async def test_calls_over_the_target_latency_stop_the_rise(embedded: dict[str, str]) -> None:
     async with (
         serving(100) as (gpu, url),
         running(gpu, url, embedded, latency_target=1e-6) as (app,),
@@ -229,7 +229,7 @@ async def test_calls_that_take_longer_than_the_target_are_not_given_more(embedde
         assert limits(await shown(app)) == []
 
 
-async def test_it_stays_when_nobody_needs_more(embedded: dict[str, str]) -> None:
+async def test_the_limit_stays_while_no_slot_is_missing(embedded: dict[str, str]) -> None:
     gpu, app = Gpu(100), Fairlead(Config(), **embedded)
 
     @app.service("gpu", **{**AUTO, "min": 3})
@@ -240,7 +240,7 @@ async def test_it_stays_when_nobody_needs_more(embedded: dict[str, str]) -> None
         assert limits(await shown(app)) == []
 
 
-async def test_a_function_says_with_retry_that_it_has_too_many(embedded: dict[str, str]) -> None:
+async def test_a_function_reports_overload_with_retry(embedded: dict[str, str]) -> None:
     gpu, app = Gpu(3), Fairlead(Config(), **embedded)
     gpu.apps = [app]
 
@@ -261,7 +261,7 @@ async def test_a_function_says_with_retry_that_it_has_too_many(embedded: dict[st
     going.cancel()
 
 
-async def test_no_job_dies_of_the_calls_by_which_the_limit_is_found(engines: dict[str, str]) -> None:
+async def test_the_search_for_the_limit_fails_no_job(engines: dict[str, str]) -> None:
     async with (
         serving(3) as (gpu, url),
         running(gpu, url, engines, max_attempts=1) as (app,),
@@ -276,7 +276,7 @@ async def test_no_job_dies_of_the_calls_by_which_the_limit_is_found(engines: dic
         assert (service["auto"]["min"], min(limits(service))) == (1, 2)
 
 
-async def test_before_the_lowest_limit_a_refusal_is_the_endpoints_own(embedded: dict[str, str]) -> None:
+async def test_at_the_minimum_a_rejection_counts_as_a_failure(embedded: dict[str, str]) -> None:
     async with serving(0) as (gpu, url), running(gpu, url, embedded, max_attempts=2) as (app,):
         gpu.closing = True
         job = await app.submit("gpu")
@@ -293,6 +293,6 @@ async def test_two_workers_and_a_manager_elsewhere_share_one_limit(distributed: 
         gpu.size = 100
         for app in apps:
             await until(app, lambda service: service["limit"] == 6)
-        # Found from the calls of both.
-        assert all(app._process._recorder.observations.calls_of("gpu").ok for app in apps[1:] if app._process)
+        # It is derived from the calls of both.
+        assert all(app._runtime.writer.counters.calls_of("gpu").ok for app in apps[1:] if app._runtime.node)
         assert gpu.most <= 6

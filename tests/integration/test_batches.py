@@ -1,4 +1,4 @@
-"""Batches over HTTP and in Python, on one process: submitted whole, followed, ended, cancelled, resumed, retried."""
+"""Batches over HTTP and in Python, in one process: submitted, followed, ended, cancelled, resumed, retried."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
+from fairlead.app import batches
+from fairlead.domain.access import Role
+from fairlead.domain.batch import BatchView
 from fairlead.domain.job import JobStatus
-from fairlead.domain.keys import Role
+from fairlead.engine.events import ShuttingDown
 from fairlead.errors import IdempotencyMismatch, InvalidInput, NotFound, WrongState
-from fairlead.gateway import models_batches as shapes
+from fairlead.gateway import models_batches
 from fairlead.gateway.app import create_gateway
-from fairlead.runtime import batch_watch
-from fairlead.runtime.batch_view import BatchView
-from fairlead.runtime.events import Dismissed
 from tests.integration.gateway_site import Site, client_of
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -26,43 +26,43 @@ UNKNOWN = "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_watch, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(batch_watch, "TELL_EVERY", 0.0)
+    monkeypatch.setattr(batches, "POLL_EVERY", 0.02)
+    monkeypatch.setattr(batches, "REPORT_EVERY", 0.0)
 
 
 async def submitted(site: Site, items: list[dict[str, Any]], **fields: Any) -> str:
     response = await site.client.post(BATCHES, json={"user_id": "ada", "items": items, **fields})
     assert response.status_code == 202, response.text
-    receipt = shapes.BatchReceipt.model_validate(response.json())
+    receipt = models_batches.BatchReceipt.model_validate(response.json())
     assert receipt.total == len(items)
     assert response.headers["location"] == receipt.links.status_url
     return receipt.batch_id
 
 
-async def looked_at(site: Site, batch_id: str) -> shapes.Batch:
+async def looked_at(site: Site, batch_id: str) -> models_batches.Batch:
     response = await site.client.get(f"{BATCHES}/{batch_id}")
     assert response.status_code == 200, response.text
-    return shapes.Batch.model_validate(response.json())
+    return models_batches.Batch.model_validate(response.json())
 
 
-async def results(site: Site, batch_id: str) -> list[shapes.ItemResult]:
+async def results(site: Site, batch_id: str) -> list[models_batches.ItemResult]:
     response = await site.client.get(f"{BATCHES}/{batch_id}/results")
     assert response.headers["content-type"].startswith("application/x-ndjson")
-    return [shapes.ItemResult.model_validate(orjson.loads(line)) for line in response.text.splitlines()]
+    return [models_batches.ItemResult.model_validate(orjson.loads(line)) for line in response.text.splitlines()]
 
 
-def counted(batch: shapes.Batch) -> dict[str, int]:
+def counted(batch: models_batches.Batch) -> dict[str, int]:
     return {status: count for status, count in batch.counts.items() if count}
 
 
-# ---------------------------------------------------------------- submitting and looking
+# ---------------------------------------------------------------- submit and read
 
 
-async def test_a_batch_runs_all_of_its_items_and_gives_their_results_in_their_order(site: Site) -> None:
+async def test_a_batch_runs_all_its_items_and_returns_their_results_in_order(site: Site) -> None:
     items = [{"custom_id": f"q{n}", "input_data": {"n": n}} for n in range(20)]
     batch_id = await submitted(site, items, feature_name="echo", name="twenty", metadata={"of": "ada"})
     ended = await site.client.get(f"{BATCHES}/{batch_id}", headers={"Prefer": "wait=20"})
-    batch = shapes.Batch.model_validate(ended.json())
+    batch = models_batches.Batch.model_validate(ended.json())
     assert (counted(batch), batch.progress, batch.name, batch.metadata) == (
         {"COMPLETED": 20}, 1.0, "twenty", {"of": "ada"},
     )  # fmt: skip
@@ -73,7 +73,7 @@ async def test_a_batch_runs_all_of_its_items_and_gives_their_results_in_their_or
     ]
 
 
-async def test_json_lines_make_the_same_batch(site: Site) -> None:
+async def test_json_lines_create_the_same_batch(site: Site) -> None:
     lines = [{"custom_id": "a", "input_data": {"n": 1}}, {"feature_name": "whisper"}]
     body = b"\n".join(map(orjson.dumps, lines)) + b"\n\n"
     response = await site.client.post(
@@ -90,14 +90,14 @@ async def test_json_lines_make_the_same_batch(site: Site) -> None:
     assert [(job.feature_name, job.priority) for job in jobs] == [("echo", "low"), ("whisper", "low")]
 
 
-async def test_json_lines_may_say_the_user_themselves(still_site: Site) -> None:
+async def test_json_lines_may_contain_the_user(still_site: Site) -> None:
     body = b'{"user_id": "bob", "feature_name": "echo"}\r\n{"feature_name": "echo"}'
     response = await still_site.client.post(BATCHES, content=body, headers={"Content-Type": "application/x-ndjson"})
     assert response.status_code == 202, response.text
     assert (await looked_at(still_site, response.json()["batch_id"])).user_id == "bob"
 
 
-async def test_one_bad_item_keeps_all_from_being_stored_and_every_bad_one_is_named(still_site: Site) -> None:
+async def test_one_bad_item_refuses_the_batch_and_every_bad_one_is_named(still_site: Site) -> None:
     items: list[Any] = [
         {"feature_name": "echo"},
         {"feature_name": "nothing"},
@@ -126,7 +126,7 @@ async def test_one_bad_item_keeps_all_from_being_stored_and_every_bad_one_is_nam
         ({"user_id": "ada"}, "/items"),
         ({"user_id": "ada", "items": []}, "/items"),
         ({"items": [{"feature_name": "echo"}]}, "/user_id"),
-        ({"user_id": 7, "items": [{"feature_name": "echo"}]}, "/user_id"),
+        ({"user_id": 7.5, "items": [{"feature_name": "echo"}]}, "/user_id"),
         ({"user_id": "ada", "items": [{"feature_name": "echo"}], "input_data": {}}, "/input_data"),
         ({"user_id": "ada", "items": [{"feature_name": "echo"}], "name": ""}, "/name"),
         ({"user_id": "ada", "items": [{"feature_name": "echo"}], "metadata": []}, "/metadata"),
@@ -134,20 +134,20 @@ async def test_one_bad_item_keeps_all_from_being_stored_and_every_bad_one_is_nam
         ({"user_id": "ada", "items": [{"feature_name": "echo"}] * 4}, "/items"),
     ],
 )
-async def test_a_batch_that_makes_no_sense_is_refused_with_where(make_site: MakeSite, body: Any, pointer: str) -> None:
+async def test_an_invalid_batch_is_refused_with_its_pointer(make_site: MakeSite, body: Any, pointer: str) -> None:
     site = await make_site(running=False, max_bulk=3)
     response = await site.client.post(BATCHES, json=body)
     assert (response.status_code, response.json()["pointer"]) == (422, pointer), response.text
 
 
-async def test_a_line_that_is_no_json_is_named(still_site: Site) -> None:
+async def test_the_error_names_the_line_that_is_not_json(still_site: Site) -> None:
     headers = {"Content-Type": "application/x-ndjson"}
     response = await still_site.client.post(BATCHES, content=b'{"feature_name": "echo"}\n{"feature', headers=headers)
     assert (response.status_code, response.json()["code"]) == (400, "bad_json")
     assert response.json()["detail"].startswith("line 2: ")
 
 
-async def test_the_body_of_a_batch_has_a_limit_of_its_own(make_site: MakeSite) -> None:
+async def test_the_body_of_a_batch_has_its_own_limit(make_site: MakeSite) -> None:
     site = await make_site(running=False, max_body=2048, max_batch_body=8192)
     items = [{"feature_name": "echo", "input_data": {"text": "x" * 400}}] * 10
     await submitted(site, items)
@@ -160,7 +160,7 @@ async def test_the_body_of_a_batch_has_a_limit_of_its_own(make_site: MakeSite) -
     assert (large.status_code, large.json()["pointer"]) == (422, "/items/0/input_data")
 
 
-async def test_a_cap_on_waiting_jobs_holds_for_a_batch_as_a_whole(make_site: MakeSite) -> None:
+async def test_the_cap_on_waiting_jobs_applies_to_a_batch_as_a_whole(make_site: MakeSite) -> None:
     site = await make_site(running=False, max_waiting_per_user=3)
     refused = await site.client.post(BATCHES, json={"user_id": "ada", "items": [{"feature_name": "echo"}] * 4})
     assert (refused.status_code, refused.json()["pointer"]) == (429, "/items/3")
@@ -169,7 +169,7 @@ async def test_a_cap_on_waiting_jobs_holds_for_a_batch_as_a_whole(make_site: Mak
     await submitted(site, [{"feature_name": "echo"}] * 3)
 
 
-async def test_taking_up_a_batch_or_an_item_counts_among_the_waiting_jobs_of_its_user(make_site: MakeSite) -> None:
+async def test_resuming_a_batch_or_retrying_an_item_counts_towards_the_cap(make_site: MakeSite) -> None:
     site = await make_site(max_waiting_per_user=3)
     batches = []
     for _ in range(2):
@@ -189,14 +189,14 @@ async def test_taking_up_a_batch_or_an_item_counts_among_the_waiting_jobs_of_its
     assert [answer.status_code for answer in answers] == [200, 429, 429]
 
 
-async def test_every_item_counts_for_the_rate(make_site: MakeSite) -> None:
+async def test_every_item_counts_towards_the_rate_limit(make_site: MakeSite) -> None:
     site = await make_site(running=False, submits_per_minute=10)
     await submitted(site, [{"feature_name": "echo"}] * 9)
     refused = await site.client.post(BATCHES, json={"user_id": "ada", "items": [{"feature_name": "echo"}] * 2})
     assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
 
 
-async def test_the_same_key_makes_one_batch(still_site: Site) -> None:
+async def test_the_same_key_creates_one_batch(still_site: Site) -> None:
     body = {"user_id": "ada", "items": [{"feature_name": "echo", "input_data": {"n": n}} for n in range(3)]}
     headers = {"Idempotency-Key": "once"}
     first, *others = await asyncio.gather(
@@ -219,7 +219,7 @@ async def test_the_same_key_makes_one_batch(still_site: Site) -> None:
 
 async def test_batches_are_listed_in_pages(still_site: Site) -> None:
     made = [await submitted(still_site, [{"feature_name": "echo"}], user_id=user) for user in ("ada", "bob", "ada")]
-    page = shapes.BatchPage.model_validate((await still_site.client.get(BATCHES, params={"limit": 2})).json())
+    page = models_batches.BatchPage.model_validate((await still_site.client.get(BATCHES, params={"limit": 2})).json())
     assert [batch.batch_id for batch in page.data] == [made[2], made[1]]
     rest = await still_site.client.get(BATCHES, params={"limit": 2, "cursor": page.next_cursor})
     assert [batch["batch_id"] for batch in rest.json()["data"]] == [made[0]]
@@ -234,17 +234,19 @@ async def test_items_are_listed_by_status_in_pages(site: Site) -> None:
     await submitted(site, [{"feature_name": "echo"}])
     await site.app.wait_batch(batch_id, 10)
     path = f"{BATCHES}/{batch_id}/items"
-    first = shapes.ItemPage.model_validate((await site.client.get(path, params={"limit": 1})).json())
-    rest = shapes.ItemPage.model_validate((await site.client.get(path, params={"cursor": first.next_cursor})).json())
+    first = models_batches.ItemPage.model_validate((await site.client.get(path, params={"limit": 1})).json())
+    rest = models_batches.ItemPage.model_validate(
+        (await site.client.get(path, params={"cursor": first.next_cursor})).json()
+    )
     assert [(item.item, item.status) for item in first.data + rest.data] == [(0, "COMPLETED"), (1, "FAILED")]
-    failed = shapes.ItemPage.model_validate((await site.client.get(path, params={"status": "FAILED"})).json())
+    failed = models_batches.ItemPage.model_validate((await site.client.get(path, params={"status": "FAILED"})).json())
     (item,) = failed.data
     assert (item.custom_id, item.error and item.error["message"]) == ("b", "this input will never work")
     foreign = await site.client.get(path, params={"status": "FAILED", "cursor": first.next_cursor})
     assert foreign.status_code == 422
 
 
-async def test_what_is_not_there_is_a_404(still_site: Site) -> None:
+async def test_an_unknown_batch_or_item_is_404(still_site: Site) -> None:
     paths = [("GET", ""), ("GET", "/items"), ("GET", "/results"), ("GET", "/events"), ("POST", "/cancel")]
     for method, path in [*paths, ("POST", "/resume"), ("POST", "/items/0/retry")]:
         response = await still_site.client.request(method, f"{BATCHES}/{UNKNOWN}{path}")
@@ -256,7 +258,7 @@ async def test_what_is_not_there_is_a_404(still_site: Site) -> None:
     assert (await still_site.client.get(f"{BATCHES}/not-an-id")).status_code == 422
 
 
-async def test_a_user_sees_and_moves_its_own_batches_only(make_site: MakeSite) -> None:
+async def test_a_user_reads_and_changes_its_own_batches_only(make_site: MakeSite) -> None:
     site = await make_site(running=False, admin_key="an admin's key that is long enough")
     keys = {user: (await site.app.create_key(Role.USER, user_id=user, name=user)).text for user in ("ada", "bob")}
     async with client_of(create_gateway(site.app)) as client:
@@ -281,10 +283,10 @@ async def test_a_user_sees_and_moves_its_own_batches_only(make_site: MakeSite) -
         assert (await client.get(f"{BATCHES}/{batch_id}", headers=as_ada)).json()["counts"]["PENDING"] == 1
 
 
-# ---------------------------------------------------------------- following
+# ---------------------------------------------------------------- follow
 
 
-async def told(events: AsyncIterator[dict[str, Any] | None]) -> dict[str, Any]:
+async def next_event(events: AsyncIterator[dict[str, Any] | None]) -> dict[str, Any]:
     while (event := await anext(events)) is None:
         pass
     return event
@@ -294,7 +296,7 @@ async def test_a_batch_is_followed_to_its_end(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "echo"}, {"feature_name": "gated"}])
     await site.gate.entered.wait()
     events = site.app.watch_batch(batch_id)
-    first = await told(events)
+    first = await next_event(events)
     assert (first["type"], first["batch"]["batch_id"], first["total"]) == ("BATCH", batch_id, 2)
     site.gate.opened.set()
     seen = [event async for event in events if event is not None]
@@ -302,20 +304,20 @@ async def test_a_batch_is_followed_to_its_end(site: Site) -> None:
     assert (seen[-1]["type"], seen[-1]["counts"]["COMPLETED"], seen[-1]["progress"]) == ("BATCH_COMPLETE", 2, 1.0)
 
 
-async def test_progress_is_told_when_something_changed(site: Site) -> None:
+async def test_progress_is_reported_when_the_counts_change(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "gated"}, {"feature_name": "flaky"}])
     events = site.app.watch_batch(batch_id)
-    event = await told(events)  # which may tell of both already
+    event = await next_event(events)  # may include both already
     counts = event["counts"]
     while counts["FAILED"] == 0 or counts["RUNNING"] == 0:
-        event = await asyncio.wait_for(told(events), 10)
+        event = await asyncio.wait_for(next_event(events), 10)
         assert event["type"] == "BATCH_PROGRESS"
         assert event["counts"] != counts
         counts = event["counts"]
     assert (event["progress"], event["counts"]["FAILED"]) == (0.5, 1)
 
 
-async def test_the_stream_over_http_ends_with_the_batch_and_a_reconnect_is_told_to_stop(site: Site) -> None:
+async def test_the_http_stream_ends_with_the_batch_and_a_reconnect_gets_204(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "echo"}])
     stream = await site.client.get(f"{BATCHES}/{batch_id}/events")
     assert stream.headers["content-type"].startswith("text/event-stream")
@@ -330,25 +332,24 @@ async def test_the_stream_over_http_ends_with_the_batch_and_a_reconnect_is_told_
     assert "event: BATCH_COMPLETE" in again.text
 
 
-async def test_many_who_follow_one_batch_share_the_looks_at_the_truth(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_followers_of_one_batch_share_its_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_id = await submitted(site, [{"feature_name": "echo"}])
     await site.app.wait_batch(batch_id, 10)
-    looks = 0
-    get = site.app._batches.get
+    reads = 0
+    store = site.app._runtime.store
+    get_batch = store.get_batch
 
     async def counting(batch_id: str) -> Any:
-        nonlocal looks
-        looks += 1
-        return await get(batch_id)
+        nonlocal reads
+        reads += 1
+        return await get_batch(batch_id)
 
-    monkeypatch.setattr(site.app._batches, "get", counting)
+    monkeypatch.setattr(store, "get_batch", counting)
     await asyncio.gather(*(site.app.wait_batch(batch_id, 10) for _ in range(50)))
-    assert looks <= 2
+    assert reads <= 2
 
 
-async def test_a_wait_after_a_retry_does_not_hear_of_the_end_before_it(site: Site) -> None:
+async def test_a_wait_after_a_retry_does_not_return_the_earlier_end(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "flaky", "custom_id": "f"}])
     assert (await site.app.wait_batch(batch_id, 10)).counts["FAILED"] == 1
     site.gate.opened.set()
@@ -356,27 +357,27 @@ async def test_a_wait_after_a_retry_does_not_hear_of_the_end_before_it(site: Sit
     assert (await site.app.wait_batch(batch_id, 10)).counts["COMPLETED"] == 1
 
 
-async def test_a_process_that_stops_lets_go_of_those_who_follow_a_batch(site: Site) -> None:
+async def test_a_stopping_process_ends_its_followers(site: Site) -> None:
     batch = await site.app.submit_batch([{"feature_name": "gated"}])
     events = batch.events()
-    await told(events)
-    waiting = [asyncio.create_task(batch.wait()), asyncio.create_task(told(events))]
+    await next_event(events)
+    waiting = [asyncio.create_task(batch.wait()), asyncio.create_task(next_event(events))]
     await site.gate.entered.wait()
     await asyncio.sleep(0)
     site.app.hub.dismiss()
     waited, followed = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(waited, BatchView)
     assert not waited.finished
-    assert isinstance(followed, Dismissed)
+    assert isinstance(followed, ShuttingDown)
 
 
-async def test_a_wait_ends_with_its_time(site: Site) -> None:
+async def test_a_wait_has_a_timeout(site: Site) -> None:
     batch = await site.app.submit_batch([{"feature_name": "gated"}])
     seen = await batch.wait(0.05)
     assert (seen.finished, seen.progress, seen.total) == (False, 0.0, 1)
 
 
-# ---------------------------------------------------------------- acting
+# ---------------------------------------------------------------- actions
 
 
 async def test_a_cancelled_batch_has_ended(site: Site) -> None:
@@ -385,21 +386,21 @@ async def test_a_cancelled_batch_has_ended(site: Site) -> None:
     while (await looked_at(site, batch_id)).counts["COMPLETED"] == 0:
         await asyncio.sleep(0.01)
     response = await site.client.post(f"{BATCHES}/{batch_id}/cancel")
-    cancelled = shapes.BatchCancelled.model_validate(response.json())
+    cancelled = models_batches.BatchCancelled.model_validate(response.json())
     assert (cancelled.cancelled, counted(cancelled.batch)) == (5, {"COMPLETED": 1, "CANCELLED": 5})
     assert cancelled.batch.finished_at is not None
     again = await site.client.post(f"{BATCHES}/{batch_id}/cancel")
     assert (again.status_code, again.json()["code"]) == (409, "wrong_state")
 
 
-async def test_a_resumed_batch_is_open_again_and_ends_once_more(site: Site) -> None:
+async def test_a_resumed_batch_is_open_again_and_ends_again(site: Site) -> None:
     items = [{"feature_name": "flaky"}] * 3 + [{"feature_name": "broken"}, {"feature_name": "echo"}]
     batch_id = await submitted(site, items)
     first = await site.app.wait_batch(batch_id, 10)
     assert (first.counts["FAILED"], first.counts["COMPLETED"]) == (4, 1)
     site.gate.opened.set()
     response = await site.client.post(f"{BATCHES}/{batch_id}/resume")
-    resumed = shapes.BatchResumed.model_validate(response.json())
+    resumed = models_batches.BatchResumed.model_validate(response.json())
     assert resumed.resumed == 3
     ended = await site.app.wait_batch(batch_id, 10)
     assert (ended.counts["FAILED"], ended.counts["COMPLETED"]) == (1, 4)
@@ -410,15 +411,15 @@ async def test_a_resumed_batch_is_open_again_and_ends_once_more(site: Site) -> N
     assert (refused.status_code, refused.json()["code"]) == (409, "wrong_state")
 
 
-async def test_one_item_is_retried_by_its_name_or_its_number(site: Site) -> None:
+async def test_one_item_is_retried_by_its_custom_id_or_number(site: Site) -> None:
     items = [{"feature_name": "flaky", "custom_id": "f"}, {"feature_name": "broken"}, {"feature_name": "echo"}]
     batch_id = await submitted(site, items)
     await site.app.wait_batch(batch_id, 10)
     site.gate.opened.set()
     retried = await site.client.post(f"{BATCHES}/{batch_id}/items/f/retry")
     assert retried.status_code == 200, retried.text
-    assert shapes.Item.model_validate(retried.json()).custom_id == "f"
-    # What is not marked retryable begins a new round too: a user may know better.
+    assert models_batches.Item.model_validate(retried.json()).custom_id == "f"
+    # An item that is not retryable starts a new round too: the user may know better.
     assert (await site.client.post(f"{BATCHES}/{batch_id}/items/1/retry")).status_code == 200
     batch = await site.app.wait_batch(batch_id, 10)
     assert (batch.counts["COMPLETED"], batch.counts["FAILED"]) == (2, 1)
@@ -430,7 +431,7 @@ async def test_one_item_is_retried_by_its_name_or_its_number(site: Site) -> None
     assert (refused.status_code, refused.json()["code"]) == (409, "wrong_state")
 
 
-async def test_a_job_of_a_batch_that_is_resumed_by_itself_opens_the_batch(site: Site) -> None:
+async def test_resuming_a_job_of_a_batch_reopens_the_batch(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "flaky"}])
     assert (await site.app.wait_batch(batch_id, 10)).finished
     site.gate.opened.set()
@@ -440,15 +441,15 @@ async def test_a_job_of_a_batch_that_is_resumed_by_itself_opens_the_batch(site: 
     assert batch.counts["COMPLETED"] == 1
 
 
-async def test_the_end_is_written_down_though_nobody_asks(site: Site) -> None:
+async def test_the_end_of_a_batch_is_recorded_without_a_reader(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "echo"}])
-    store, _ = site.app._opened()
+    store = site.app._runtime.store
     while (state := await store.get_batch(batch_id)) is None or state.finished_at is None:
         await asyncio.sleep(0.02)
     assert state.counts == {JobStatus.COMPLETED: 1}
 
 
-async def test_an_item_whose_job_was_deleted_is_told_as_removed(site: Site) -> None:
+async def test_an_item_whose_job_was_deleted_is_listed_as_removed(site: Site) -> None:
     batch_id = await submitted(site, [{"feature_name": "echo"}, {"feature_name": "gated"}])
     first = (await results(site, batch_id))[0]
     await site.app.wait(first.job_id, 10)
@@ -471,7 +472,7 @@ async def test_an_item_whose_job_was_deleted_is_told_as_removed(site: Site) -> N
 # ---------------------------------------------------------------- in Python
 
 
-async def test_python_has_it_all(site: Site) -> None:
+async def test_the_python_api_covers_all_actions(site: Site) -> None:
     batch = await site.app.submit_batch(
         [{"custom_id": "a", "input_data": {"n": 1}}, {"custom_id": "b", "feature_name": "flaky"}],
         user_id="ada",

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fairlead import Call, Config, Fairlead
+from fairlead.app import batches
 from fairlead.domain.job import JobStatus
-from fairlead.runtime import batch_watch
-from fairlead.runtime.roles import Roles
+from fairlead.engine.roles import Roles
 from tests import redis_servers, servers
 
 PATIENCE = 60.0
@@ -28,12 +28,12 @@ QUESTIONS = 4
 
 @dataclass
 class Beacon:
-    """A gateway, and processes that run the line: two of them where Redis is between them. `qwen` breaks down half-way
-    through its calls, and works again when `mended`."""
+    """A gateway, and processes that run the queue: two of them with Redis. `qwen` fails half-way through its calls, and
+    works again once `repaired` is set."""
 
     engines: dict[str, str]
     calls: Counter[str] = field(default_factory=Counter)
-    mended: asyncio.Event = field(default_factory=asyncio.Event)
+    repaired: asyncio.Event = field(default_factory=asyncio.Event)
 
     def made(self) -> Fairlead:
         app = Fairlead(Config.model_validate({}), **self.engines)
@@ -42,7 +42,7 @@ class Beacon:
             @app.service(name, limit=3, retry="manual")
             async def answer(call: Call) -> dict[str, Any]:
                 self.calls[name] += 1
-                if name == "qwen" and self.calls[name] > QUESTIONS * len(REGIONS) // 2 and not self.mended.is_set():
+                if name == "qwen" and self.calls[name] > QUESTIONS * len(REGIONS) // 2 and not self.repaired.is_set():
                     raise RuntimeError("the model is gone")
                 return {"model": name, **call.params}
 
@@ -62,7 +62,7 @@ class Beacon:
 
 @pytest.fixture(params=["sqlite", "redis"])
 async def beacon(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beacon:
-    monkeypatch.setattr(batch_watch, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(batches, "POLL_EVERY", 0.05)
     if request.param == "sqlite":
         return Beacon({"database_url": f"sqlite:///{tmp_path}/fairlead.db"})
     database_url = await servers.shared_database()
@@ -73,7 +73,7 @@ async def beacon(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
 
 
 async def test_the_seeds_submission(beacon: Beacon) -> None:
-    """Questions x models x regions as one batch; one model fails half-way; its user retries one item, then the rest."""
+    """Questions x models x regions as one batch; one model fails half-way; the user retries one item, then the rest."""
     cells = list(itertools.product(range(QUESTIONS), MODELS, REGIONS))
     items = [
         {
@@ -92,7 +92,7 @@ async def test_the_seeds_submission(beacon: Beacon) -> None:
         failed = await app.batch_items(batch.id, status=JobStatus.FAILED)
         assert {item.custom_id and "qwen" in item.custom_id for item in failed.data} == {True}
 
-        beacon.mended.set()
+        beacon.repaired.set()
         one = failed.data[0]
         retried = await batch.retry(one.custom_id or "")
         assert retried.job_id == one.job_id
@@ -109,7 +109,7 @@ async def test_the_seeds_submission(beacon: Beacon) -> None:
             (item["custom_id"], {"model": item["feature_name"], **item["input_data"]})  # type: ignore[dict-item]
             for item in items
         ]
-        # Each has its own record: the failed attempt is kept beside the result.
+        # Each item has its own record: the failed attempt is kept beside the result.
         record = await app.get(one.job_id)
         assert [attempt["error"]["message"] for attempt in record.attempts or ()] == ["RuntimeError: the model is gone"]
 

@@ -1,6 +1,6 @@
 """The timelines of the CAO seed ("Complete Flow Examples", "Concurrency Control Deep Dive", "Error Handling &
-Retries"), second by second, in virtual time. Where the seed polls every half second or every five minutes, the time
-here is the exact one."""
+Retries"), second by second, in virtual time. Where the seed polls every half second or every five minutes, the times
+here are exact."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from fairlead.runtime.loops.recover import EVERY as RECOVER_EVERY
-from tests.integration.cao_site import HANGS, Heard, cao
+from fairlead.engine.loops.recover import EVERY as RECOVER_EVERY
+from tests.integration.cao_site import HANGS, TimedEvent, cao
 from tests.virtual_time import in_virtual_time
 
 MINUTES = 60.0
 
 
-def told(heard: list[Heard], *details: str) -> list[tuple[Any, ...]]:
-    """What happened, without where the job stood in line meanwhile."""
-    events = [event for event in heard if event.type not in ("SNAPSHOT", "POSITION")]
+def timeline(received: list[TimedEvent], *details: str) -> list[tuple[Any, ...]]:
+    """The events with their times and these details, without snapshots and positions."""
+    events = [event for event in received if event.type not in ("SNAPSHOT", "POSITION")]
     return [(event.at, event.type, *(event.more[name] for name in details if name in event.more)) for event in events]
 
 
@@ -28,16 +28,16 @@ def told(heard: list[Heard], *details: str) -> list[tuple[Any, ...]]:
 async def test_a_high_priority_job_goes_through_the_full_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T+0 submitted, T+1 picked up; 45, 120, 300 and 350 s of calls; image_gen is another's until T+240."""
+    """T+0 submitted, T+1 claimed; calls of 45, 120, 300 and 350 s; image_gen is occupied until T+240."""
     async with cao(tmp_path, monkeypatch) as site:
         before = await site.submit("image_gen", "mary", "high", seconds=239)
         john = await site.submit("full_pipeline", "john", "high")
         watcher = site.watch(john)
         await asyncio.sleep(1)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        assert told(heard, "service", "step") == [
+        assert timeline(received, "service", "step") == [
             (1, "STEP_START", "prompt_enhancer", 1),
             (46, "STEP_COMPLETE", "prompt_enhancer", 1),
             (46, "WAITING", "fast_chat_llm", 2),
@@ -51,7 +51,7 @@ async def test_a_high_priority_job_goes_through_the_full_pipeline(
             (890, "STEP_COMPLETE", "model_3d_gen", 4),
             (890, "JOB_COMPLETE"),
         ]
-        in_line = [event for event in heard if event.type == "POSITION" and 166 <= event.at <= 240]
+        in_line = [event for event in received if event.type == "POSITION" and 166 <= event.at <= 240]
         assert {event.more["position"] for event in in_line} == {1}
         assert (await site.job(before))["status"] == "COMPLETED"
         job = await site.job(john)
@@ -65,16 +65,16 @@ async def test_a_high_priority_job_goes_through_the_full_pipeline(
 async def test_a_low_priority_job_is_promoted_after_30_minutes_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five calls of 70 s at a time, always more of them waiting, and all of higher priority than Alice."""
+    """Five calls of 70 s at a time, with more always waiting, all of higher priority than Alice's job."""
     async with cao(tmp_path, monkeypatch) as site:
         await site.start_worker()
         for number in range(150):
             await site.submit("prompt_enhancer", f"pro {number % 7}", "medium", seconds=70)
         alice = await site.submit("text_only", "alice", "low", seconds=50)
-        heard = await site.watch(alice)
+        received = await site.watch(alice)
 
         # The slots that were taken at T+0 are free every 70 s: at 1,820 for the first time after the promotion.
-        assert told(heard, "old", "new", "service") == [
+        assert timeline(received, "old", "new", "service") == [
             (30 * MINUTES, "JOB_PROMOTED", "low", "medium"),
             (1820, "STEP_START", "prompt_enhancer"),
             (1870, "STEP_COMPLETE", "prompt_enhancer"),
@@ -85,7 +85,7 @@ async def test_a_low_priority_job_is_promoted_after_30_minutes_and_served(
         ]
         job = await site.job(alice)
         assert (job["priority"], job["original_priority"]) == ("medium", "low")
-        # A promotion moves: there was never a second copy that ran as well.
+        # A promotion moves the job: no second copy ever ran.
         assert [visit.service for visit in site.endpoints.visits if "alice" in visit.user_prompt] == [
             "prompt_enhancer",
             "fast_chat_llm",
@@ -101,9 +101,9 @@ async def test_a_low_priority_job_behind_high_ones_is_promoted_at_30_and_at_60_m
         for number in range(80):
             await site.submit("prompt_enhancer", f"enterprise {number % 7}", "high", seconds=270)
         alice = await site.submit("prompt_enhancer", "alice", "low", seconds=50)
-        heard = await site.watch(alice)
+        received = await site.watch(alice)
 
-        assert told(heard, "old", "new", "service") == [
+        assert timeline(received, "old", "new", "service") == [
             (30 * MINUTES, "JOB_PROMOTED", "low", "medium"),
             (60 * MINUTES, "JOB_PROMOTED", "medium", "high"),
             (14 * 270, "STEP_START", "prompt_enhancer"),
@@ -124,13 +124,13 @@ async def test_a_transient_failure_is_resumed_by_the_user(tmp_path: Path, monkey
         watcher = site.watch(job_id)
         await asyncio.sleep(1)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        assert told(heard, "service", "retryable")[3:] == [
+        assert timeline(received, "service", "retryable")[3:] == [
             (21, "STEP_START", "fast_chat_llm"),
             (51, "JOB_FAILED", True),
         ]
-        assert heard[-1].more["message"] == "fast_chat_llm did not answer within 30 s (resume available)"
+        assert received[-1].more["message"] == "fast_chat_llm did not answer within 30 s (resume available)"
 
         await asyncio.sleep(1)
         resumed = await site.client.post(f"/api/v1/jobs/{job_id}/resume")
@@ -143,7 +143,57 @@ async def test_a_transient_failure_is_resumed_by_the_user(tmp_path: Path, monkey
 
 
 @in_virtual_time
-async def test_the_same_failure_is_healed_by_the_automatic_retry(
+async def test_a_resume_is_the_next_attempt_and_the_third_failure_is_permanent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cao(tmp_path, monkeypatch, prompt_enhancer={"retry": "manual"}) as site:
+        await site.start_worker()
+        site.endpoints.answers["prompt_enhancer"] = [503, 503, 503]
+        job_id = await site.submit("prompt_enhancer", "ann")
+        failures = [(await site.watch(job_id))[-1].more["retryable"]]
+        for _ in range(2):
+            resumed = await site.client.post(f"/api/v1/jobs/{job_id}/resume")
+            assert resumed.status_code == 200, resumed.text
+            failures.append((await site.watch(job_id))[-1].more["retryable"])
+
+        assert failures == [True, True, False]
+        assert [visit.attempt for visit in site.endpoints.visits] == [1, 2, 3]
+        job = await site.job(job_id)
+        assert (job["retryable"], job["error"]["reason"]) == (False, "ATTEMPTS_USED_UP")
+        assert (await site.client.post(f"/api/v1/jobs/{job_id}/resume")).status_code == 409
+
+
+@pytest.mark.parametrize("resume", ["auto", "manual"])
+@in_virtual_time
+async def test_a_low_priority_job_is_promoted_although_it_is_resumed_every_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    """Example 2 of the seed: no capacity within `wait_timeout`, resumed a minute later, and again, until the promotion
+    after 30 minutes. The time that a job spends as FAILED does not count; a job that resumes by itself never fails."""
+    limits = {"wait_timeout": 110, "resume": resume, "backoff": [60], "timeout": 4000}
+    async with cao(tmp_path, monkeypatch, prompt_enhancer=limits) as site:
+        await site.start_worker()
+        for number in range(5):
+            await site.submit("prompt_enhancer", f"pro {number}", "high", seconds=3500)
+        alice = await site.submit("prompt_enhancer", "alice", "low", seconds=50)
+        received = await site.watch(alice)
+        while received[-1].type == "JOB_FAILED":
+            await asyncio.sleep(60)
+            assert (await site.client.post(f"/api/v1/jobs/{alice}/resume")).status_code == 200
+            received += await site.watch(alice)
+
+        assert received[-1].type == "JOB_COMPLETE"
+        failures = len([event for event in received if event.type == "JOB_FAILED"])
+        assert (failures == 0) is (resume == "auto")
+        before = next(n for n, event in enumerate(received) if event.type == "JOB_PROMOTED")
+        paused = len([event for event in received[:before] if event.type == "JOB_FAILED"]) * MINUTES
+        assert received[before].at == 30 * MINUTES + paused
+        job = await site.job(alice)
+        assert (job["priority"], [visit.attempt for visit in site.endpoints.visits][-1]) == ("medium", 1)
+
+
+@in_virtual_time
+async def test_the_same_failure_is_fixed_by_the_automatic_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cao(tmp_path, monkeypatch, fast_chat_llm={"timeout": 30}) as site:
@@ -152,9 +202,9 @@ async def test_the_same_failure_is_healed_by_the_automatic_retry(
         watcher = site.watch(job_id)
         await asyncio.sleep(1)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        assert told(heard, "service", "attempt")[3:] == [
+        assert timeline(received, "service", "attempt")[3:] == [
             (21, "STEP_START", "fast_chat_llm", 1),
             (51, "JOB_RETRYING", 1),
             (53, "WAITING", "fast_chat_llm"),
@@ -171,16 +221,16 @@ async def test_the_same_failure_is_healed_by_the_automatic_retry(
 async def test_a_failure_is_permanent_after_three_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """No answer, then 503, then the last one; every five minutes a try."""
+    """No answer, then 503, then the last attempt; one attempt every five minutes."""
     async with cao(tmp_path, monkeypatch, prompt_enhancer={"timeout": 30, "backoff": [270, 300]}) as site:
         site.endpoints.answers["prompt_enhancer"] = [HANGS, 503, last]
         job_id = await site.submit("full_pipeline", "ann")
         watcher = site.watch(job_id)
         await asyncio.sleep(1)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        assert told(heard, "attempt", "retryable") == [
+        assert timeline(received, "attempt", "retryable") == [
             (1, "STEP_START", 1),
             (31, "JOB_RETRYING", 1),
             (301, "WAITING"),
@@ -200,11 +250,11 @@ async def test_a_failure_is_permanent_after_three_attempts(
 
 
 @in_virtual_time
-async def test_a_crashed_workers_job_is_taken_back_within_a_lease_and_its_slot_when_the_call_must_be_over(
+async def test_a_crashed_workers_job_is_recovered_within_a_lease_and_its_slot_at_the_calls_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """02:00 worker A crashes. Its endpoint may go on computing until the call's deadline at 06:40, and nobody can tell:
-    so the job waits again as soon as the lease has expired, but the slot is kept until then."""
+    """Worker A crashes at 02:00. Its endpoint may continue until the call's deadline at 06:40, which cannot be
+    observed. So the job is queued again when the lease has expired, but the slot is held until the deadline."""
     async with cao(tmp_path, monkeypatch, image_gen={"timeout": 400, "lease_ttl": 15}) as site:
         job_id = await site.submit("image_gen", "ann")
         watcher = site.watch(job_id)
@@ -213,14 +263,14 @@ async def test_a_crashed_workers_job_is_taken_back_within_a_lease_and_its_slot_w
         await asyncio.sleep(119)
         await site.crash(worker)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        start, waiting, again, *rest = told(heard, "service", "attempt")
+        start, waiting, again, *rest = timeline(received, "service", "attempt")
         assert start == (1, "STEP_START", "image_gen", 1)
         # The last heartbeat came at most a third of a lease before the crash.
         assert waiting[1:] == ("WAITING", "image_gen")
         assert 120 + 10 <= waiting[0] <= 120 + 15 + 2 * RECOVER_EVERY
-        # Holds are looked after once a second.
+        # Holds are checked once a second.
         assert again[1:] == ("STEP_START", "image_gen", 2)
         assert 401 <= again[0] <= 402
         assert rest == [
@@ -232,10 +282,10 @@ async def test_a_crashed_workers_job_is_taken_back_within_a_lease_and_its_slot_w
 
 
 @in_virtual_time
-async def test_a_crashed_workers_slot_is_back_within_a_lease_where_the_call_died_with_it(
+async def test_a_crashed_workers_slot_is_free_within_a_lease_when_the_call_died_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function computes in its worker, and so no more: there is nothing to keep the slot for."""
+    """A function runs in its worker and dies with it: there is no reason to hold the slot."""
     function = {"url": None, "function": "tests.integration.cao_site:draw", "lease_ttl": 15}
     async with cao(tmp_path, monkeypatch, image_gen=function) as site:
         job_id = await site.submit("image_gen", "ann")
@@ -245,9 +295,9 @@ async def test_a_crashed_workers_slot_is_back_within_a_lease_where_the_call_died
         await asyncio.sleep(119)
         await site.crash(worker)
         await site.start_worker()
-        heard = await watcher
+        received = await watcher
 
-        _, waiting, again, *rest = told(heard, "service", "attempt")
+        _, waiting, again, *rest = timeline(received, "service", "attempt")
         assert 120 + 10 <= waiting[0] <= 120 + 15 + 2 * RECOVER_EVERY
         assert again == (waiting[0], "STEP_START", "image_gen", 2)
         assert rest[-1] == (again[0] + 300, "JOB_COMPLETE")
@@ -255,14 +305,14 @@ async def test_a_crashed_workers_slot_is_back_within_a_lease_where_the_call_died
 
 @in_virtual_time
 async def test_ten_workers_share_one_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ten want it at T+0. One call at a time, and the next one begins the moment the last one has ended."""
+    """All ten claim at T+0. One call runs at a time, and the next one starts the moment the previous one ends."""
     async with cao(tmp_path, monkeypatch) as site:
         first = await site.submit("image_gen", "user 0", seconds=300)
         jobs = [first, *[await site.submit("image_gen", f"user {n}", seconds=30) for n in range(1, 10)]]
         watcher = site.watch(jobs[-1])
         for _ in range(10):
             await site.start_worker()
-        assert told(await watcher)[-1] == (300 + 9 * 30, "JOB_COMPLETE")
+        assert timeline(await watcher)[-1] == (300 + 9 * 30, "JOB_COMPLETE")
 
         calls = site.endpoints.visits_of("image_gen")
         assert [call.begun for call in calls] == [0, *(300 + 30 * number for number in range(9))]

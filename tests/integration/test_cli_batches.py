@@ -27,7 +27,7 @@ def lines(*items: dict[str, Any]) -> str:
     return "".join(json.dumps(item) + "\n" for item in items)
 
 
-def test_a_file_goes_in_and_a_file_comes_out(server: Up, tmp_path: Path) -> None:
+def test_a_file_is_submitted_and_the_results_are_written_to_a_file(server: Up, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     (tmp_path / "in.jsonl").write_text(
         lines(
@@ -65,6 +65,22 @@ def test_a_file_goes_in_and_a_file_comes_out(server: Up, tmp_path: Path) -> None
     assert batch_id in run(server, "list", cwd=tmp_path).out
 
 
+def test_all_failed_items_of_a_batch_are_retried_and_counted(server: Up, tmp_path: Path) -> None:
+    item = {"user_id": "cleo", "feature_name": "broken"}
+    submitted = run(
+        server, "submit", "-", "--wait", cwd=tmp_path, stdin=lines(item, {**item, "feature_name": "echo"}, item)
+    )
+    assert submitted.code == Exit.JOB_FAILED
+    batch_id = submitted.out.split()[1]
+    assert f"fairlead batch retry {batch_id}" in submitted.err
+    retried = run(server, "retry", batch_id, cwd=tmp_path)
+    assert (retried.code, retried.out.split()) == (Exit.OK, [batch_id, "2", "items", "retried"])
+    assert run(server, "get", batch_id, "--wait", cwd=tmp_path).code == Exit.JOB_FAILED
+    assert run(server, "retry", batch_id, "--from-start", "--json", cwd=tmp_path).json["retried"] == 2
+    one = run(server, "retry", batch_id, "0", "--from-start", cwd=tmp_path)
+    assert (one.code, "--from-start" in one.err) == (Exit.USAGE, True)
+
+
 def test_a_batch_from_stdin_is_cancelled(server: Up, tmp_path: Path) -> None:
     entered = {"entered": str(tmp_path / "entered"), "gate": str(tmp_path / "gate")}
     item = {"user_id": "bob", "feature_name": "gate", "input_data": entered}
@@ -77,18 +93,18 @@ def test_a_batch_from_stdin_is_cancelled(server: Up, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "text"),
     [
         (("submit", "nowhere.jsonl"), Exit.USAGE, "nowhere.jsonl: cannot be read"),
         (("submit", "-"), Exit.REFUSED, "line 1"),
         (("results", "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10", "-o", "none.jsonl"), Exit.REFUSED, "there is no batch"),
-        (("get", "."), Exit.USAGE, "is not a batch id"),
+        (("get", "."), Exit.USAGE, "is not the id of a batch"),
         (("retry", "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10", "a/b"), Exit.USAGE, "use the item's number"),
     ],
 )
-def test_what_cannot_be_is_said_in_words(
-    server: Up, tmp_path: Path, arguments: tuple[str, ...], code: Exit, said: str
+def test_an_invalid_batch_command_is_reported(
+    server: Up, tmp_path: Path, arguments: tuple[str, ...], code: Exit, text: str
 ) -> None:
     done = run(server, *arguments, cwd=tmp_path, stdin="{not json\n")
-    assert (done.code, said in done.err) == (code, True), done.err
+    assert (done.code, text in done.err) == (code, True), done.err
     assert not (tmp_path / "none.jsonl").exists()

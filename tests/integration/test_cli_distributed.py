@@ -20,7 +20,7 @@ from tests.redis_servers import port_of, start_server
 
 @pytest.fixture
 def redis_url() -> str:
-    """A server of its own: the keys of one line are in the way of another's."""
+    """A server of its own: the keys of two deployments would interfere."""
     client = start_server()
     client.close()
     return f"redis://127.0.0.1:{port_of(client)}/0"
@@ -38,7 +38,7 @@ def gated(folder: Path) -> str:
 def until(there: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not there():
-        assert time.monotonic() < deadline, f"{what} never came"
+        assert time.monotonic() < deadline, f"{what} never happened"
         time.sleep(0.02)
 
 
@@ -49,7 +49,7 @@ def submitted(gateway: Up, *arguments: str) -> str:
 
 
 def listening_ports(pid: int) -> set[str]:
-    """As the kernel lists them: sockets in state 0A that this process has open."""
+    """As the kernel lists them: the sockets of this process in state 0A."""
     inodes = {
         link.removeprefix("socket:[").removesuffix("]")
         for each in Path(f"/proc/{pid}/fd").iterdir()
@@ -89,7 +89,7 @@ def test_everything_in_one_process_on_the_same_engines(tmp_path: Path, engines: 
             assert (done.code, done.json["result"]) == (Exit.OK, {"a": 1})
 
 
-def test_a_manager_without_services_works_from_what_the_database_says(tmp_path: Path, engines: dict[str, str]) -> None:
+def test_a_manager_without_services_uses_the_rules_of_the_database(tmp_path: Path, engines: dict[str, str]) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with running("worker", tmp_path, env=engines) as worker, running("api", tmp_path, env=engines) as gateway:
@@ -158,7 +158,7 @@ def test_a_second_signal_ends_a_worker_at_once_and_another_takes_the_job(
             assert gateway.run("watch", job_id).code == Exit.OK
 
 
-def test_the_calls_of_a_worker_that_was_killed_are_taken_back_long_before_their_leases_expire(
+def test_the_calls_of_a_killed_worker_are_recovered_long_before_their_leases_expire(
     tmp_path: Path, engines: dict[str, str]
 ) -> None:
     with (
@@ -195,7 +195,7 @@ def test_a_standby_takes_over(tmp_path: Path, engines: dict[str, str], way: sign
         assert gateway.run("submit", "echo", "{}", "--delay", "0.1", "--wait", "25").code == Exit.OK
 
 
-def test_jobs_are_accepted_while_redis_is_away_and_flow_when_it_is_back(tmp_path: Path, database: str) -> None:
+def test_jobs_are_accepted_during_a_redis_outage_and_run_after_it(tmp_path: Path, database: str) -> None:
     server = start_server()
     port = port_of(server)
     env = {"DATABASE_URL": database, "REDIS_URL": f"redis://127.0.0.1:{port}/0"}
@@ -219,7 +219,7 @@ def test_jobs_are_accepted_while_redis_is_away_and_flow_when_it_is_back(tmp_path
             again.wait()
 
 
-def test_a_split_service_serves_high_while_the_low_shard_is_away(tmp_path: Path, engines: dict[str, str]) -> None:
+def test_a_split_service_serves_high_during_an_outage_of_the_low_shard(tmp_path: Path, engines: dict[str, str]) -> None:
     low = start_server()
     (tmp_path / "fairlead.toml").write_text(
         f"""

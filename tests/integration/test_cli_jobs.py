@@ -34,7 +34,7 @@ def gated(gate: Path) -> str:
 def until_entered(gate: Path) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not Path(f"{gate}-entered").exists():
-        assert time.monotonic() < deadline, "the handler never began"
+        assert time.monotonic() < deadline, "the handler never started"
         time.sleep(0.01)
 
 
@@ -47,7 +47,7 @@ def submitted(server: Up, *arguments: str) -> str:
 # ---------------------------------------------------------------- submit
 
 
-def test_a_job_may_say_where_its_calls_go(server: Up) -> None:
+def test_a_job_can_name_its_regions(server: Up) -> None:
     job_id = submitted(server, "echo", "--region", "eu")
     job = server.run("get", job_id, "--json").json
     assert (job["region"], job["allowed_regions"]) == ("eu", None)
@@ -71,7 +71,7 @@ def test_submit_prints_the_id_and_get_shows_the_job(server: Up) -> None:
 
 
 @pytest.mark.parametrize("source", ["argument", "--input", "--file", "stdin", "--param"])
-def test_the_input_can_come_from_anywhere(server: Up, source: str, tmp_path: Path) -> None:
+def test_the_input_can_come_from_an_argument_a_file_or_stdin(server: Up, source: str, tmp_path: Path) -> None:
     text = '{"prompt": "a harbour", "steps": 30}'
     (tmp_path / "input.json").write_text(text)
     arguments = {
@@ -86,21 +86,21 @@ def test_the_input_can_come_from_anywhere(server: Up, source: str, tmp_path: Pat
     assert done.json["result"] == {"prompt": "a harbour", "steps": 30}
 
 
-def test_wait_shows_the_way_on_stderr_and_the_result_on_stdout(server: Up) -> None:
-    done = server.run("submit", "echo", '{"said": "hello"}', "--wait")
+def test_wait_shows_the_progress_on_stderr_and_the_result_on_stdout(server: Up) -> None:
+    done = server.run("submit", "echo", '{"text": "hello"}', "--wait")
     assert done.code == Exit.OK
-    assert '"said": "hello"' in done.out
+    assert '"text": "hello"' in done.out
     assert "COMPLETED" in done.err
 
 
-def test_wait_ends_when_its_time_is_over_and_the_job_goes_on(server: Up, gate: Path) -> None:
+def test_wait_times_out_and_the_job_continues(server: Up, gate: Path) -> None:
     done = server.run("submit", "gate", gated(gate), "--wait", "0.2", "--json")
     assert done.code == Exit.NOT_FINISHED
     gate.touch()
     assert server.run("watch", done.json["job_id"]).code == Exit.OK
 
 
-def test_a_key_makes_the_job_once(server: Up) -> None:
+def test_a_key_creates_one_job(server: Up) -> None:
     key = str(uuid4())
     first = submitted(server, "echo", '{"a": 1}', "--key", key)
     assert submitted(server, "echo", '{"a": 1}', "--key", key) == first
@@ -122,7 +122,7 @@ def test_a_delayed_job_is_scheduled_and_can_be_cancelled(server: Up) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["echo", "{"], "not JSON"),
         (["echo", "[1]"], "JSON object"),
@@ -137,15 +137,15 @@ def test_a_delayed_job_is_scheduled_and_can_be_cancelled(server: Up) -> None:
         ([], "FEATURE"),
     ],
 )
-def test_a_wrong_command_is_told_without_asking_the_gateway(arguments: list[str], said: str, tmp_path: Path) -> None:
-    nobody = {"FAIRLEAD_URL": "http://127.0.0.1:9"}
-    done = fairlead("submit", *arguments, cwd=tmp_path, env=nobody)
+def test_a_wrong_command_is_reported_without_a_request(arguments: list[str], text: str, tmp_path: Path) -> None:
+    unreachable = {"FAIRLEAD_URL": "http://127.0.0.1:9"}
+    done = fairlead("submit", *arguments, cwd=tmp_path, env=unreachable)
     assert done.code == Exit.USAGE
-    assert said in done.err
+    assert text in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_refusal_is_one_clear_line(server: Up) -> None:
+def test_a_refusal_is_one_line(server: Up) -> None:
     done = server.run("submit", "nothing_like_this")
     assert done.code == Exit.REFUSED
     assert done.out == ""
@@ -157,7 +157,7 @@ def test_a_refusal_is_one_clear_line(server: Up) -> None:
 # ---------------------------------------------------------------- get, list, cancel, resume
 
 
-def test_a_job_that_is_not_there(server: Up) -> None:
+def test_an_unknown_job_is_reported(server: Up) -> None:
     done = server.run("get", "01a1e1d7-0000-7000-8000-000000000000")
     assert done.code == Exit.REFUSED
     assert "not_found" in done.err
@@ -184,7 +184,7 @@ def test_list_all_follows_the_pages(server: Up) -> None:
     assert len(server.run("list", "--user", user, "--limit", "120", "--json").json) == 120
 
 
-def test_cancel_tells_of_each_job(server: Up, gate: Path) -> None:
+def test_cancel_reports_each_job(server: Up, gate: Path) -> None:
     job_id = submitted(server, "gate", gated(gate))
     until_entered(gate)
     done = server.run("cancel", job_id, "01a1e1d7-0000-7000-8000-000000000000", "--json")
@@ -197,7 +197,7 @@ def test_cancel_tells_of_each_job(server: Up, gate: Path) -> None:
     assert "wrong_state" in again.err
 
 
-def test_resume_takes_a_failed_job_up_again(server: Up, gate: Path) -> None:
+def test_resume_restarts_a_failed_job(server: Up, gate: Path) -> None:
     failed = server.run("submit", "flaky", gated(gate), "--wait", "--json")
     assert failed.code == Exit.JOB_FAILED
     job_id = failed.json["job_id"]
@@ -207,7 +207,7 @@ def test_resume_takes_a_failed_job_up_again(server: Up, gate: Path) -> None:
     assert server.run("watch", job_id).code == Exit.OK
 
 
-def test_retry_runs_one_step_again(server: Up, gate: Path) -> None:
+def test_retry_reruns_one_step(server: Up, gate: Path) -> None:
     gate.touch()
     done = server.run("submit", "two", gated(gate), "--wait", "--json")
     assert done.code == Exit.OK
@@ -218,6 +218,34 @@ def test_retry_runs_one_step_again(server: Up, gate: Path) -> None:
     refused = server.run("retry", job_id, "7")
     assert refused.code != Exit.OK
     assert "0 to 1" in refused.err
+
+
+def test_retry_works_after_a_permanent_error_and_warns(server: Up) -> None:
+    job_id = fails(server, f"user-{uuid4()}")
+    retried = server.run("retry", job_id)
+    assert (retried.code, retried.out.split()[0]) == (Exit.OK, job_id)
+    assert "permanent" in retried.err
+    failed_again = server.run("watch", job_id)
+    assert failed_again.code == Exit.JOB_FAILED
+    assert f"fairlead retry {job_id}" in failed_again.err
+    assert server.run("retry", job_id, "--json").json["warning"]
+
+
+def test_retry_continues_at_the_failed_step_or_begins_again(server: Up, gate: Path) -> None:
+    failed = server.run("submit", "flaky", gated(gate), "--wait", "--json")
+    assert failed.code == Exit.JOB_FAILED
+    job_id = failed.json["job_id"]
+    assert server.run("retry", job_id).code == Exit.OK
+    assert server.run("watch", job_id).code == Exit.JOB_FAILED
+    gate.touch()
+    assert server.run("retry", job_id, "--from-start").code == Exit.OK
+    assert server.run("watch", job_id).code == Exit.OK
+    acts = [act for act in server.run("audit", "--action", "job.retry", "--json").json if act["target"] == job_id]
+    assert [act["details"]["from_start"] for act in acts] == [True, False]
+    again = server.run("retry", job_id)
+    assert (again.code, "wrong_state" in again.err) == (Exit.REFUSED, True)
+    both = server.run("retry", job_id, "0", "--from-start")
+    assert (both.code, "--from-start" in both.err) == (Exit.USAGE, True)
 
 
 # ---------------------------------------------------------------- watch
@@ -242,13 +270,13 @@ def test_watch_prints_events_as_json(server: Up) -> None:
     assert events[-1].get("job", events[-1]).get("job_id") == job_id
 
 
-def test_a_watch_of_nothing_is_refused(server: Up) -> None:
+def test_watching_an_unknown_job_is_refused(server: Up) -> None:
     assert server.run("watch", "01a1e1d7-0000-7000-8000-000000000000").code == Exit.REFUSED
 
 
 # ---------------------------------------------------------------- dead, status
 
-NOBODY = "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
+UNKNOWN = "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10"
 
 
 def fails(server: Up, user: str) -> str:
@@ -278,11 +306,11 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
         server.run("dead", "purge", "--user", user, "--like", "another way", "--dry-run", "--json").json["purged"] == 0
     )
     for verb in ("requeue", "purge"):
-        unknown = server.run("dead", verb, NOBODY, "--yes")
+        unknown = server.run("dead", verb, UNKNOWN, "--yes")
         assert (unknown.code, unknown.out.strip()) == (Exit.REFUSED, f"0 jobs {verb}d")
-        assert NOBODY in unknown.err
-        told = server.run("dead", verb, NOBODY, "--yes", "--json")
-        assert (told.code, told.json["missing"]) == (Exit.REFUSED, [NOBODY])
+        assert UNKNOWN in unknown.err
+        done = server.run("dead", verb, UNKNOWN, "--yes", "--json")
+        assert (done.code, done.json["missing"]) == (Exit.REFUSED, [UNKNOWN])
     unsure = server.run("dead", "purge", "--user", user)
     assert unsure.code == Exit.USAGE
     assert "--yes" in unsure.err
@@ -291,13 +319,13 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--user", "x"], ["some-id", "--all"]])
-def test_dead_commands_want_to_know_exactly_which(arguments: list[str], tmp_path: Path) -> None:
+def test_dead_commands_need_an_explicit_selection(arguments: list[str], tmp_path: Path) -> None:
     done = fairlead("dead", "purge", "--yes", *arguments, cwd=tmp_path)
     assert done.code == Exit.USAGE
-    assert "say which jobs" in done.err
+    assert "select jobs by id" in done.err
 
 
-def test_status_shows_the_workers_the_managers_and_what_was_overridden(server: Up) -> None:
+def test_status_shows_the_workers_the_managers_and_the_overrides(server: Up) -> None:
     httpx2.put(f"{server.url}/admin/services/echo/limit", json={"limit": 7}, trust_env=False).raise_for_status()
     (worker,) = server.run("workers", "--json").json
     shown = server.run("status").out
@@ -308,18 +336,18 @@ def test_status_shows_the_workers_the_managers_and_what_was_overridden(server: U
     httpx2.delete(f"{server.url}/admin/services/echo/limit", trust_env=False).raise_for_status()
 
 
-def test_a_worker_is_listed_drained_and_let_claim_again(server: Up) -> None:
+def test_a_worker_is_listed_drained_and_resumed(server: Up) -> None:
     (worker,) = httpx2.get(f"{server.url}/admin/workers", trust_env=False).json()["data"]
     assert worker["name"] in server.run("workers", "list").out
     asked = server.run("workers", "drain", worker["name"])
     assert (asked.code, worker["name"] in asked.out) == (Exit.OK, True)
     undone = server.run("workers", "drain", worker["name"], "--undo", "--json")
     assert (undone.code, undone.json["drain_asked"]) == (Exit.OK, False)
-    assert server.run("workers", "drain", "nobody").code == Exit.REFUSED
+    assert server.run("workers", "drain", "unknown").code == Exit.REFUSED
     assert server.run("submit", "echo", "{}", "--wait").code == Exit.OK
 
 
-def test_status_shows_slots_and_who_waits(server: Up, gate: Path) -> None:
+def test_status_shows_slots_and_waiting_jobs(server: Up, gate: Path) -> None:
     running = submitted(server, "gate", gated(gate))
     until_entered(gate)
     waiting = submitted(server, "gate", gated(gate), "--priority", "low")
@@ -333,7 +361,7 @@ def test_status_shows_slots_and_who_waits(server: Up, gate: Path) -> None:
     assert server.run("watch", waiting).code == Exit.OK
 
 
-# ---------------------------------------------------------------- what jobs say is never trusted
+# ---------------------------------------------------------------- untrusted text
 
 
 def assert_harmless(done: Done) -> None:
@@ -342,7 +370,7 @@ def assert_harmless(done: Done) -> None:
         assert not any(ord(character) < 32 and character != "\n" for character in stream)
 
 
-def test_control_characters_and_markup_are_shown_as_they_are(server: Up, gate: Path) -> None:
+def test_control_characters_and_markup_are_escaped(server: Up, gate: Path) -> None:
     done = server.run("submit", "broken", "--wait")
     assert_harmless(done)
     assert r"\x1b[2Jno way [red]at all[/red]\nnext line" in done.out
@@ -359,8 +387,8 @@ def test_control_characters_and_markup_are_shown_as_they_are(server: Up, gate: P
 # ---------------------------------------------------------------- no gateway
 
 
-@pytest.mark.parametrize("command", [["status"], ["list"], ["watch", "x"], ["cancel", "x"], ["submit", "x"]])
-def test_without_a_gateway_it_says_where_it_looked_and_what_to_do(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["status"], ["list"], ["watch", UNKNOWN], ["cancel", UNKNOWN], ["submit", "x"]])
+def test_without_a_gateway_the_error_names_the_url_and_a_remedy(command: list[str], tmp_path: Path) -> None:
     done = fairlead(*command, cwd=tmp_path, env={"FAIRLEAD_URL": "http://ada:pw@127.0.0.1:9"})
     assert done.code == Exit.NO_CONNECTION
     assert "127.0.0.1:9" in done.err
@@ -369,27 +397,27 @@ def test_without_a_gateway_it_says_where_it_looked_and_what_to_do(command: list[
     assert "Traceback" not in done.err
 
 
-def test_a_url_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_invalid_url_is_reported(tmp_path: Path) -> None:
     done = fairlead("status", cwd=tmp_path, env={"FAIRLEAD_URL": "nonsense"})
     assert done.code == Exit.USAGE
     assert "FAIRLEAD_URL" in done.err
 
 
 @pytest.mark.parametrize("key", ["fl_schlüssel", "fl_a\x07b"])
-def test_a_key_that_cannot_be_sent_is_told_as_such(key: str, tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_sent_is_reported(key: str, tmp_path: Path) -> None:
     done = fairlead("status", cwd=tmp_path, env={"FAIRLEAD_API_KEY": key})
     assert done.code == Exit.USAGE
-    assert "FAIRLEAD_API_KEY is not a key" in done.err
+    assert "FAIRLEAD_API_KEY: not a key" in done.err
     assert key not in done.err
 
 
 # ---------------------------------------------------------------- operators
 
 
-def test_a_service_is_paused_limited_rebuilt_and_the_audit_shows_it(server: Up) -> None:
+def test_a_service_is_paused_limited_and_rebuilt_and_the_audit_shows_it(server: Up) -> None:
     assert server.run("pause", "stuck", "--json").json["paused"] is True
     changed = server.run("limit", "stuck", "3")
-    assert (changed.code, changed.out.strip()) == (Exit.OK, "stuck  limit 3 (the configuration says 1), paused")
+    assert (changed.code, changed.out.strip()) == (Exit.OK, "stuck  limit 3 (configured: 1), paused")
     assert server.run("limit", "stuck", "--lift", "--json").json["override_limit"] is None
     assert server.run("unpause", "stuck").out.strip() == "stuck  limit 1"
     assert server.run("rebuild", "stuck", "--json").json["scopes"] == ["service:stuck"]
@@ -401,7 +429,7 @@ def test_a_service_is_paused_limited_rebuilt_and_the_audit_shows_it(server: Up) 
     assert "service.pause" not in shown
 
 
-def test_what_is_done_to_a_job_is_shown_by_the_audit(server: Up) -> None:
+def test_the_audit_shows_actions_on_a_job(server: Up) -> None:
     job_id = submitted(server, "echo", "--delay", "3600", "--user", "eve")
     assert server.run("cancel", job_id).code == Exit.OK
     [shown] = [line for line in server.run("audit", "--action", "job.cancel").out.splitlines() if job_id in line]
@@ -418,13 +446,12 @@ def test_a_jobs_priority_is_changed_while_it_waits(server: Up) -> None:
     assert (ended.code, json.loads(ended.err)["code"]) == (Exit.REFUSED, "wrong_state")
 
 
-@pytest.mark.parametrize("arguments", [[], ["2", "--lift"]])
-def test_a_limit_is_a_number_or_lifted(arguments: list[str], tmp_path: Path) -> None:
-    done = fairlead("limit", "echo", *arguments, cwd=tmp_path)
+def test_a_limit_is_a_number_or_removed(tmp_path: Path) -> None:
+    done = fairlead("limit", "echo", "2", "--lift", cwd=tmp_path)
     assert (done.code, "--lift" in done.err) == (Exit.USAGE, True)
 
 
-def test_an_operators_mistake_is_told_in_words(server: Up) -> None:
+def test_an_operators_mistake_is_reported(server: Up) -> None:
     stopped = server.run("limit", "echo", "0")
     assert (stopped.code, "pause it instead" in stopped.err) == (Exit.REFUSED, True)
     unknown = server.run("pause", "none/../echo")
@@ -434,7 +461,7 @@ def test_an_operators_mistake_is_told_in_words(server: Up) -> None:
 # ---------------------------------------------------------------- why
 
 
-def test_why_says_what_holds_a_job_and_who_has_the_slot(server: Up, gate: Path) -> None:
+def test_why_names_the_reason_and_the_holder_of_the_slot(server: Up, gate: Path) -> None:
     holder = submitted(server, "gate", gated(gate), "--user", "bob")
     until_entered(gate)
     waiting = submitted(server, "gate", gated(gate), "--user", "ada")
@@ -443,8 +470,8 @@ def test_why_says_what_holds_a_job_and_who_has_the_slot(server: Up, gate: Path) 
     assert "The limit of gate is full" in shown.out
     assert "position 1" in shown.out
     assert holder in shown.out
-    said = server.run("why", waiting, "--json").json
-    assert [reason["code"] for reason in said["reasons"]] == ["service_full", "in_line"]
+    why = server.run("why", waiting, "--json").json
+    assert [reason["code"] for reason in why["reasons"]] == ["service_full", "in_line"]
     gate.touch()
     assert server.run("watch", waiting).code == Exit.OK
     assert "has ended" in server.run("why", waiting).out

@@ -34,13 +34,13 @@ def test_version(tmp_path: Path) -> None:
     assert (done.code, done.out.strip()) == (Exit.OK, f"fairlead {package.__version__}")
 
 
-def test_a_wrong_log_level_names_the_right_ones(tmp_path: Path) -> None:
+def test_a_wrong_log_level_is_refused_with_the_valid_ones(tmp_path: Path) -> None:
     done = fairlead("--log-level", "loud", "config", "check", cwd=tmp_path)
     assert done.code == Exit.USAGE
     assert "debug, info, warning, error" in done.err
 
 
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_its_packages_the_command_names_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['typer'] = None\nfrom fairlead.cli import main\nmain()"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
@@ -51,7 +51,7 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- config
 
 
-def test_config_check_says_ok(tmp_path: Path) -> None:
+def test_config_check_prints_ok(tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text('[services.x]\nlimit = 1\nurl = "http://127.0.0.1:9/"\n')
     done = fairlead("config", "check", cwd=tmp_path)
     assert (done.code, done.out.strip()) == (Exit.OK, "fairlead.toml: ok, 1 service, 0 pipelines")
@@ -63,7 +63,7 @@ def test_config_check_says_ok(tmp_path: Path) -> None:
     }
 
 
-def test_config_check_names_every_mistake_at_once(tmp_path: Path) -> None:
+def test_config_check_names_all_mistakes_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[services.x]\nlimit = 0\nurl = "nowhere"\n[server]\nport = "high"\n')
     done = fairlead("config", "check", "--config", str(file), cwd=tmp_path)
@@ -83,21 +83,21 @@ def test_config_check_names_every_mistake_at_once(tmp_path: Path) -> None:
         ("[services.x]\nlimit = 1\n[pipelines]\nart = ['x']\n", "pipelines.art"),
     ],
 )
-def test_config_check_sees_what_contradicts_itself(text: str, key: str, tmp_path: Path) -> None:
+def test_config_check_finds_contradictions(text: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text(text)
     done = fairlead("config", "check", cwd=tmp_path)
     assert done.code == Exit.USAGE
     assert done.err.startswith(f"fairlead.toml: {key}: ")
 
 
-def test_config_check_says_which_services_are_for_turns_alone(tmp_path: Path) -> None:
+def test_config_check_names_the_services_for_turns_only(tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text("[services.flux]\nlimit = 1\n")
     done = fairlead("config", "check", cwd=tmp_path)
     assert done.code == Exit.OK
-    assert "services.flux: nothing executes it, so it is for turns alone" in done.err
+    assert "services.flux: nothing executes it, so it is for turns only" in done.err
 
 
-def test_config_check_and_show_know_the_services_of_an_app(tmp_path: Path) -> None:
+def test_config_check_and_show_include_the_services_of_an_app(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text(PROJECT)
     assert fairlead("config", "check", "project:app", cwd=tmp_path).code == Exit.OK
     shown = fairlead("config", "show", "project:app", "--json", cwd=tmp_path).json
@@ -105,10 +105,23 @@ def test_config_check_and_show_know_the_services_of_an_app(tmp_path: Path) -> No
     assert shown["pipelines"] == {"two": ["echo", "gate"]}
 
 
+@pytest.mark.parametrize(("attempts", "warned"), [(3, True), (4, False)])
+def test_config_check_warns_of_delays_that_are_never_reached(attempts: int, warned: bool, tmp_path: Path) -> None:
+    service = '[services.x]\nlimit = 1\nurl = "http://127.0.0.1:9/"\nbackoff = [60, 120, 180]\n'
+    (tmp_path / "fairlead.toml").write_text(f"{service}max_attempts = {attempts}\n")
+    done = fairlead("config", "check", "--json", cwd=tmp_path)
+    assert (done.code, done.json["problems"]) == (Exit.OK, [])
+    warning = (
+        "fairlead.toml: services.x: backoff has 3 delays, but max_attempts = 3 makes at most 2 retries; "
+        "for all delays, set max_attempts = 4"
+    )
+    assert done.json["warnings"] == ([warning] if warned else [])
+
+
 @pytest.mark.parametrize(("host", "code"), [("127.0.0.1", Exit.OK), ("0.0.0.0", Exit.USAGE)])
-def test_config_check_tells_of_a_key_that_can_be_guessed(host: str, code: Exit, tmp_path: Path) -> None:
+def test_config_check_warns_of_a_weak_key(host: str, code: Exit, tmp_path: Path) -> None:
     env = {"FAIRLEAD_ADMIN_KEY": "s3cret\n", "FAIRLEAD_SERVER__HOST": host}
-    assert "it has 6 characters" in fairlead("config", "check", cwd=tmp_path, env=env).err
+    assert "has 6 characters" in fairlead("config", "check", cwd=tmp_path, env=env).err
     done = fairlead("config", "check", "--json", cwd=tmp_path, env=env)
     assert done.code == code
     assert len(done.json["problems" if code else "warnings"]) == 1
@@ -116,7 +129,7 @@ def test_config_check_tells_of_a_key_that_can_be_guessed(host: str, code: Exit, 
 
 
 @pytest.mark.parametrize("form", [["--json"], []])
-def test_config_show_leaves_secrets_out(form: list[str], tmp_path: Path) -> None:
+def test_config_show_hides_secrets(form: list[str], tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text(SECRETS)
     env = {"TRACE": "s3cret", "FAIRLEAD_ADMIN_KEY": "s3cret", "DATABASE_URL": "postgresql://ada:s3cret@db/x"}
     done = fairlead("config", "show", *form, cwd=tmp_path, env=env)
@@ -126,7 +139,7 @@ def test_config_show_leaves_secrets_out(form: list[str], tmp_path: Path) -> None
     assert "paint.example" in done.out
 
 
-def test_config_show_prints_a_file_that_can_be_used(tmp_path: Path) -> None:
+def test_config_show_prints_a_valid_file(tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text(SECRETS)
     env = {"TRACE": "x", "FAIRLEAD_SERVER__PORT": "8123"}
     shown = tomllib.loads(fairlead("config", "show", cwd=tmp_path, env=env).out)
@@ -136,17 +149,17 @@ def test_config_show_prints_a_file_that_can_be_used(tmp_path: Path) -> None:
     assert shown["pipelines"] == {"art": ["paint"]}
 
 
-def test_config_show_of_a_wrong_file_tells_why(tmp_path: Path) -> None:
+def test_config_show_of_an_invalid_file_reports_the_problem(tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text("[server\n")
     done = fairlead("config", "show", cwd=tmp_path)
     assert done.code == Exit.USAGE
-    assert "not TOML" in done.err
+    assert "not valid TOML" in done.err
 
 
 # ---------------------------------------------------------------- migrate
 
 
-def test_migrate_creates_and_then_has_nothing_to_do(tmp_path: Path) -> None:
+def test_migrate_creates_the_schema_once(tmp_path: Path) -> None:
     first = fairlead("migrate", "--json", cwd=tmp_path)
     assert first.code == Exit.OK
     assert (first.json["from"], first.json["database"]) == (0, "fairlead.db")

@@ -22,12 +22,12 @@ redis_high = "redis://ada:s3cret@127.0.0.1:9/0"
 NOWHERE = {"DATABASE_URL": "postgresql://ada:s3cret@127.0.0.1:9/x", "REDIS_URL": "redis://:s3cret@127.0.0.1:9/0"}
 
 
-# ---------------------------------------------------------------- refusing
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("command", ["worker", "manager"])
 @pytest.mark.parametrize("database", ["sqlite:///fairlead.db", NOWHERE["DATABASE_URL"]])
-def test_without_redis_it_refuses_and_says_what_to_do(command: str, database: str, tmp_path: Path) -> None:
+def test_without_redis_the_roles_refuse_to_start_with_advice(command: str, database: str, tmp_path: Path) -> None:
     done = fairlead(command, cwd=tmp_path, env={"DATABASE_URL": database})
     assert done.code == Exit.USAGE
     assert done.err.startswith(f"REDIS_URL: fairlead {command} needs a Redis")
@@ -46,27 +46,27 @@ def test_redis_with_sqlite_is_refused(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (("--services", "echo,sing"), "--services: no service is called 'sing'; known are: broken, echo"),
         (("--regions", "us"), "--regions: no region is called 'us'; none is declared"),
         (("--pool", "high"), "--pool: no pool of workers is called 'high'; none is declared"),
-        (("--pool", "high", "--bands", "low"), "--pool: the section says what its worker takes"),
+        (("--pool", "high", "--bands", "low"), "--pool: the section defines what its worker takes"),
         (("--bands", "urgent"), "--bands: no band is called 'urgent'; known are: high, medium, low"),
         (("--concurrency", "0"), "--concurrency"),
     ],
 )
-def test_a_worker_cannot_be_bound_to_what_is_not_there(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_worker_cannot_be_bound_to_unknown_names(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text(PROJECT)
     done = fairlead("worker", "project:app", *arguments, cwd=tmp_path, env=NOWHERE)
     assert done.code == Exit.USAGE
-    assert said in done.err
+    assert text in done.err
 
 
-def test_a_worker_without_services_has_nothing_to_do(tmp_path: Path) -> None:
+def test_a_worker_without_services_refuses_to_start(tmp_path: Path) -> None:
     done = fairlead("worker", cwd=tmp_path, env=NOWHERE)
     assert done.code == Exit.USAGE
-    assert "this worker knows no services" in done.err
+    assert "no services: pass MODULE:APP" in done.err
 
 
 def test_refusals_are_json_for_programs(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_refusals_are_json_for_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["worker", "manager"])
-def test_it_takes_no_port(command: str, tmp_path: Path) -> None:
+def test_a_refused_start_opens_no_port(command: str, tmp_path: Path) -> None:
     done = fairlead(command, "--port", "0", cwd=tmp_path, env=NOWHERE)
     assert done.code == Exit.USAGE
     assert "--port" in done.err
@@ -101,7 +101,7 @@ def test_config_check_and_show_know_shards(tmp_path: Path) -> None:
         assert "redis://:***@127.0.0.1:9/0" in shown.out
 
 
-def test_config_check_names_what_is_wrong_with_the_engines_too(tmp_path: Path) -> None:
+def test_config_check_names_engine_mistakes_too(tmp_path: Path) -> None:
     (tmp_path / "fairlead.toml").write_text(
         SPLIT.replace('["medium", "low"]', '["low"]').replace("project:echo", "no:f")
     )
@@ -117,7 +117,7 @@ def test_config_check_names_what_is_wrong_with_the_engines_too(tmp_path: Path) -
 # ---------------------------------------------------------------- a gateway beside `up`
 
 
-def test_what_a_gateway_accepts_the_process_beside_it_runs(tmp_path: Path) -> None:
+def test_a_process_beside_a_gateway_runs_its_jobs(tmp_path: Path) -> None:
     with up(tmp_path), running("api", tmp_path) as gateway:
         assert gateway.banner["dispatcher"] is None
         assert httpx2.get(f"{gateway.url}/livez", trust_env=False, timeout=DEADLINE_S).status_code == 200
@@ -125,7 +125,7 @@ def test_what_a_gateway_accepts_the_process_beside_it_runs(tmp_path: Path) -> No
         assert (done.code, done.json["result"]) == (Exit.OK, {"a": 1})
 
 
-def test_a_gateway_accepts_while_nobody_dispatches(tmp_path: Path) -> None:
+def test_a_gateway_accepts_jobs_without_a_dispatcher(tmp_path: Path) -> None:
     with running("api", tmp_path) as gateway:
         job_id = gateway.run("submit", "echo", "{}", "--json").json["job_id"]
         gateway.signal(signal.SIGTERM)

@@ -30,17 +30,17 @@ def turn(server: Up, turn_id: str) -> dict[str, object]:
     return dict(httpx2.get(f"{server.url}/api/v1/turns/{turn_id}").json())
 
 
-def test_a_command_runs_while_it_has_the_slot(server: Up) -> None:
+def test_a_command_runs_while_it_holds_the_slot(server: Up) -> None:
     code = "import os; print(os.environ['FAIRLEAD_TURN_ID'])"
     done = server.run("turn", "--json", "--user", "ada", "slot", sys.executable, "-c", code)
-    turn_id, said = done.out.splitlines()
+    turn_id, result = done.out.splitlines()
     assert done.code == Exit.OK, done.err
-    assert json.loads(said) == {"turn_id": turn_id, "exit_code": 0}
+    assert json.loads(result) == {"turn_id": turn_id, "exit_code": 0}
     shown = turn(server, turn_id)
     assert (shown["status"], shown["user_id"], shown["result"]) == ("COMPLETED", "ada", {"exit_code": 0})
 
 
-def test_the_exit_code_is_the_command_s_and_a_failure_is_kept(server: Up) -> None:
+def test_the_exit_code_is_the_commands_and_a_failure_is_stored(server: Up) -> None:
     done = server.run("turn", "--json", "slot", sys.executable, "-c", "raise SystemExit(7)")
     assert done.code == 7
     shown = turn(server, json.loads(done.out)["turn_id"])
@@ -48,13 +48,13 @@ def test_the_exit_code_is_the_command_s_and_a_failure_is_kept(server: Up) -> Non
     assert "ended with 7" in str(shown["error"])
 
 
-def test_what_cannot_be_is_said(server: Up) -> None:
+def test_an_invalid_turn_command_is_reported(server: Up) -> None:
     assert "nowhere" in server.run("turn", "nowhere", "true").err
     nothing = server.run("turn", "slot", "no-such-command")
     assert (nothing.code, "no-such-command cannot be run" in nothing.err) == (Exit.USAGE, True)
 
 
-def test_the_second_waits_and_a_lost_slot_stops_the_command(server: Up, tmp_path: Path) -> None:
+def test_the_second_caller_waits_and_a_lost_slot_stops_the_command(server: Up, tmp_path: Path) -> None:
     wait = (
         "import os, pathlib, time; "
         f"pathlib.Path({str(tmp_path / 'first')!r}).write_text(os.environ['FAIRLEAD_TURN_ID']); time.sleep(60)"
@@ -65,7 +65,7 @@ def test_the_second_waits_and_a_lost_slot_stops_the_command(server: Up, tmp_path
             assert first.process.poll() is None
             time.sleep(0.02)
         with started((*COMMAND, "turn", "slot", "true"), cwd=tmp_path, env=env) as second:
-            second.wait_for("number 1 in line for slot")
+            second.wait_for("position 1 in the queue of slot")
             turn_id = (tmp_path / "first").read_text()
             httpx2.post(f"{server.url}/api/v1/jobs/{turn_id}/cancel").raise_for_status()
             assert second.ended() == Exit.OK
@@ -73,7 +73,7 @@ def test_the_second_waits_and_a_lost_slot_stops_the_command(server: Up, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_is_ended_leaves_the_line_or_ends_its_command(server: Up, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_the_queue_or_ends_the_command(server: Up, tmp_path: Path, number: signal.Signals) -> None:
     begun = tmp_path / "begun"
     wait = f"import pathlib, time; pathlib.Path({str(begun)!r}).write_text('yes'); time.sleep(60)"
     env = {"FAIRLEAD_URL": server.url}
@@ -82,7 +82,7 @@ def test_who_is_ended_leaves_the_line_or_ends_its_command(server: Up, tmp_path: 
             assert first.process.poll() is None
             time.sleep(0.02)
         with started((*COMMAND, "turn", "--user", number.name, "slot", "true"), cwd=tmp_path, env=env) as second:
-            second.wait_for("number 1 in line for slot")
+            second.wait_for("position 1 in the queue of slot")
             second.process.send_signal(number)
             assert second.ended() == 128 + number
         (waited,) = httpx2.get(f"{server.url}/api/v1/jobs?user_id={number.name}").json()["data"]

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ async def client(url: str) -> AsyncIterator[AsyncClient]:
 
 
 class Breaking:
-    """Between client and gateway: `cut` says of each connection after how many bytes of answers it is torn down."""
+    """A proxy in front of the gateway: `cut` says for each connection after how many bytes of responses it is
+    closed."""
 
     def __init__(self, port: int, cut: Callable[[int], int | None]) -> None:
         self._port = port
@@ -100,6 +102,33 @@ async def test_from_submit_to_result(client: AsyncClient) -> None:
     assert view.created_at <= view.finished_at
 
 
+async def test_the_app_and_the_client_return_the_same_times(client: AsyncClient, site: Site) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=60)
+    job = await client.submit("echo", {"n": 1}, user_id="ada")
+    await job.result(timeout=10)
+    later = await client.submit("echo", user_id="ada", delay=3600)
+    batch = await client.submit_batch([{"feature_name": "echo", "input_data": {}}], user_id="ada")
+    ended = await batch.wait(10)
+    here, there = await site.app.get(job.id), await job.get()
+    for mine, own in (
+        (there.created_at, here.created_at),
+        (there.finished_at, here.finished_at),
+        (later.receipt.scheduled_at, (await site.app.get(later.id)).scheduled_at),
+        (ended.created_at, (await site.app.get_batch(batch.id)).created_at),
+        (ended.finished_at, (await site.app.get_batch(batch.id)).finished_at),
+    ):
+        assert mine is not None
+        assert own is not None
+        assert mine.tzinfo is own.tzinfo is UTC
+        assert before < mine
+        # Responses have milliseconds.
+        assert timedelta() <= own - mine < timedelta(milliseconds=1)
+    [item] = [item async for item in site.app.batch_results(batch.id)]
+    assert item.finished_at is not None
+    assert item.finished_at.tzinfo is UTC
+    assert there.as_dict()["created_at"] == here.as_dict()["created_at"]
+
+
 async def test_the_synchronous_client_does_the_same(url: str, site: Site) -> None:
     def use() -> Iterator[Any]:
         with Client(url) as client:
@@ -125,7 +154,7 @@ async def test_the_synchronous_client_does_the_same(url: str, site: Site) -> Non
     ]
 
 
-async def test_a_job_in_line_has_a_place(client: AsyncClient, site: Site) -> None:
+async def test_a_queued_job_has_a_position(client: AsyncClient, site: Site) -> None:
     await client.submit("gated")
     await site.gate.entered.wait()
     await client.submit("gated", user_id="bob")
@@ -149,7 +178,7 @@ async def test_pages(client: AsyncClient) -> None:
     assert (await client.list(status=JobStatus.SCHEDULED)).data == []
 
 
-async def test_refusals_are_the_applications_own_errors(client: AsyncClient) -> None:
+async def test_refusals_are_the_errors_of_the_application(client: AsyncClient) -> None:
     with pytest.raises(NotFound):
         await client.get(UNKNOWN)
     with pytest.raises(UnknownFeature) as unknown:
@@ -194,7 +223,7 @@ async def test_a_failed_job_is_resumed(client: AsyncClient, site: Site) -> None:
         await job.get()
 
 
-async def test_a_submit_whose_answer_is_lost_makes_one_job(url: str, site: Site) -> None:
+async def test_a_submit_whose_response_is_lost_creates_one_job(url: str, site: Site) -> None:
     async with breaking(url, lambda n: 10 if n < 2 else None) as (broken, proxy), AsyncClient(broken) as client:
         job = await client.submit("echo", {"n": 1})
         assert job.receipt.replayed
@@ -203,24 +232,24 @@ async def test_a_submit_whose_answer_is_lost_makes_one_job(url: str, site: Site)
         assert len(await site.job_ids()) == 1 + len(many)
 
 
-async def test_a_cancel_whose_answer_is_lost_is_recognised(url: str, site: Site) -> None:
+async def test_a_cancel_whose_response_is_lost_is_recognised(url: str, site: Site) -> None:
     job_id = await site.submit(feature_name="gated")
     async with breaking(url, lambda n: 10 if n == 0 else None) as (broken, _), AsyncClient(broken) as client:
         assert (await client.cancel(job_id)).status is JobStatus.CANCELLED
 
 
-async def test_a_cancel_is_told_of_although_the_answers_break_off_more_than_once(url: str, site: Site) -> None:
+async def test_a_cancel_succeeds_although_several_responses_are_cut_off(url: str, site: Site) -> None:
     job_id = await site.submit(feature_name="gated")
     cuts = {0: 10, 2: 10}
     async with breaking(url, cuts.get) as (broken, proxy):
-        # Each answer on a connection of its own: the cancel is cut off, and then the look at what became of it.
+        # Each response has its own connection: the cancel is cut off, and then the read that checks it.
         async with AsyncClient(broken) as client:
             client._http.headers["connection"] = "close"
             assert (await client.cancel(job_id)).status is JobStatus.CANCELLED
         assert proxy.connections == 4
 
 
-async def test_a_wait_lasts_as_long_as_it_may_while_the_gateway_is_away() -> None:
+async def test_a_wait_times_out_while_the_gateway_is_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with AsyncClient(f"http://127.0.0.1:{port}", patience=60) as client:
@@ -228,7 +257,7 @@ async def test_a_wait_lasts_as_long_as_it_may_while_the_gateway_is_away() -> Non
             await client.wait(UNKNOWN, 0.2)
 
 
-async def test_a_users_key_need_not_say_whose_it_is(make_site: Any) -> None:
+async def test_the_user_of_a_users_key_is_implied(make_site: Any) -> None:
     site = await make_site(admin_key="secret-secret-secret")
     key = (await site.app.create_key("user", user_id="ada")).text
     async with served(site.gateway) as port, AsyncClient(f"http://127.0.0.1:{port}", key) as client:
@@ -238,10 +267,10 @@ async def test_a_users_key_need_not_say_whose_it_is(make_site: Any) -> None:
             await client.submit("echo", user_id="bob")
 
 
-async def test_a_watch_survives_connections_that_break(url: str, site: Site) -> None:
+async def test_a_watch_survives_broken_connections(url: str, site: Site) -> None:
     job_id = await site.submit(feature_name="gated")
     await site.gate.entered.wait()
-    # The first breaks before anything is heard, the next two in the middle of their first events.
+    # The first breaks before any event, the next two during their first events.
     cuts = {0: 0, 1: 400, 2: 900}
     async with breaking(url, cuts.get) as (broken, proxy), AsyncClient(broken) as client:
         seen = []
@@ -253,7 +282,7 @@ async def test_a_watch_survives_connections_that_break(url: str, site: Site) -> 
         assert proxy.connections >= 3
 
 
-async def test_a_gateway_that_is_away_is_tried_again_and_then_told(url: str, site: Site) -> None:
+async def test_an_unreachable_gateway_is_retried_and_then_reported(url: str, site: Site) -> None:
     async with breaking(url, lambda n: 0 if n < 3 else None) as (broken, proxy):
         async with AsyncClient(broken, patience=0) as hasty:
             with pytest.raises(NoConnection):
@@ -263,13 +292,13 @@ async def test_a_gateway_that_is_away_is_tried_again_and_then_told(url: str, sit
             assert (await patient.list()).data == []
 
 
-async def test_a_busy_gateway_is_asked_again(client: AsyncClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_gateway_is_retried(client: AsyncClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     accept, refused = site.app.accept, []
 
     async def busy(*args: Any, **options: Any) -> Any:
         if len(refused) < 2:
             refused.append(1)
-            raise Unavailable("the journal is full", retry_after=0.01)
+            raise Unavailable("too many writes are pending", retry_after=0.01)
         return await accept(*args, **options)
 
     monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.01)
@@ -288,12 +317,12 @@ async def test_a_wrong_key(make_site: Any) -> None:
             assert (await client.list()).data == []
 
 
-@pytest.mark.parametrize("said", [b"hello", b'{"jobs": []}', b"data: {}\n\n", b"data: nonsense\n\n"])
-async def test_a_stranger_who_answers(said: bytes) -> None:
+@pytest.mark.parametrize("body", [b"hello", b'{"jobs": []}', b"data: {}\n\n", b"data: nonsense\n\n"])
+async def test_another_server_at_the_address_is_reported(body: bytes) -> None:
     async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        kind = b"text/event-stream" if said.startswith(b"data") else b"text/html"
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: %s\r\n\r\n%s" % (len(said), kind, said))
+        kind = b"text/event-stream" if body.startswith(b"data") else b"text/html"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: %s\r\n\r\n%s" % (len(body), kind, body))
         await writer.drain()
         writer.close()
 
@@ -304,12 +333,12 @@ async def test_a_stranger_who_answers(said: bytes) -> None:
                 await client.list()
             with pytest.raises(NotAGateway):
                 await client.submit_many([Submission("echo")])
-            if said.startswith(b"data"):
+            if body.startswith(b"data"):
                 with pytest.raises(NotAGateway):
                     await anext(client.watch(UNKNOWN))
 
 
-def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLEAD_URL", "http://user:secret@gateway.example:8000/")
     monkeypatch.setenv("FAIRLEAD_API_KEY", "fl_key")
     with Client() as client:
@@ -322,7 +351,7 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         Client(key="schlüssel")
 
 
-def test_both_clients_have_the_same_calls() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def calls(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlead import AsyncClient, Client, NotFound, WrongState
+from fairlead.app import batches
 from fairlead.client import patience
 from fairlead.errors import InvalidInput
-from fairlead.runtime import batch_watch
 from tests.integration.gateway_site import Site, served
 from tests.integration.test_client import breaking
 
@@ -21,7 +21,7 @@ ODD = "one\u2028line\x85still\x0bone"
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(batch_watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(batches, "POLL_EVERY", 0.02)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_a_batch_from_its_submission_to_its_results(site: Site, port: int)
         assert wrong.value.pointer == "/items/0/priority"
 
 
-async def test_without_an_event_loop_it_is_the_same(site: Site, port: int) -> None:
+async def test_the_synchronous_client_does_the_same(site: Site, port: int) -> None:
     def session() -> None:
         with Client(f"http://127.0.0.1:{port}") as client:
             batch = client.submit_batch([{"feature_name": "gated"}, {"feature_name": "flaky"}], user_id="ada")
@@ -73,7 +73,7 @@ async def test_without_an_event_loop_it_is_the_same(site: Site, port: int) -> No
     await asyncio.to_thread(session)
 
 
-async def test_results_that_break_off_are_taken_up_where_they_were(site: Site, port: int) -> None:
+async def test_interrupted_results_continue_where_they_stopped(site: Site, port: int) -> None:
     items = [{"input_data": {"n": n, "text": "x" * 500}} for n in range(350)]
     batch = await site.app.submit_batch(items, user_id="ada", feature_name="echo")
     await batch.wait(20)

@@ -42,13 +42,13 @@ async def test_a_turn_and_its_result(client: AsyncClient) -> None:
     assert (state.status, state.result) == (JobStatus.COMPLETED, {"path": "cat.png"})
 
 
-async def test_turns_come_one_after_the_other_and_positions_are_told(client: AsyncClient) -> None:
-    told: list[int] = []
-    heard, order = asyncio.Event(), []
+async def test_turns_are_granted_one_after_the_other_and_positions_are_sent(client: AsyncClient) -> None:
+    positions: list[int] = []
+    notified, order = asyncio.Event(), []
 
     async def hear(position: int) -> None:
-        told.append(position)
-        heard.set()
+        positions.append(position)
+        notified.set()
 
     async def second() -> None:
         async with client.turn("slot", "bob", on_position=hear):
@@ -56,13 +56,13 @@ async def test_turns_come_one_after_the_other_and_positions_are_told(client: Asy
 
     async with client.turn("slot", "ada"):
         waiting = asyncio.create_task(second())
-        await heard.wait()
+        await notified.wait()
         order.append("ada")
     await waiting
-    assert (told, order) == ([1], ["ada", "bob"])
+    assert (positions, order) == ([1], ["ada", "bob"])
 
 
-async def test_an_error_in_the_block_goes_on_and_is_kept(client: AsyncClient) -> None:
+async def test_an_error_in_the_block_is_stored_and_raised(client: AsyncClient) -> None:
     with pytest.raises(ZeroDivisionError):
         async with client.turn("slot", "ada") as turn:
             raise ZeroDivisionError("by nothing")
@@ -70,16 +70,16 @@ async def test_an_error_in_the_block_goes_on_and_is_kept(client: AsyncClient) ->
     assert (state.status, (state.error or {})["message"]) == (JobStatus.FAILED, "ZeroDivisionError: by nothing")
 
 
-async def test_who_is_cancelled_while_waiting_leaves_the_line(client: AsyncClient, site: Site) -> None:
+async def test_a_cancelled_waiter_leaves_the_queue(client: AsyncClient, site: Site) -> None:
     async with client.turn("slot", "ada"):
-        heard = asyncio.Event()
+        notified = asyncio.Event()
 
         async def wait() -> None:
-            async with client.turn("slot", "bob", on_position=lambda position: heard.set()):
+            async with client.turn("slot", "bob", on_position=lambda position: notified.set()):
                 raise AssertionError("the slot is ada's")
 
         waiting = asyncio.create_task(wait())
-        await heard.wait()
+        await notified.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -87,7 +87,7 @@ async def test_who_is_cancelled_while_waiting_leaves_the_line(client: AsyncClien
         assert job.status is JobStatus.CANCELLED
 
 
-async def test_a_wait_that_takes_too_long_is_an_error_of_its_own(client: AsyncClient) -> None:
+async def test_a_wait_timeout_has_its_own_error(client: AsyncClient) -> None:
     async with client.turn("slot", "ada"):
         with pytest.raises(TurnTimeout) as found:
             async with client.turn("slot", "bob", wait_timeout=0.1):
@@ -95,7 +95,7 @@ async def test_a_wait_that_takes_too_long_is_an_error_of_its_own(client: AsyncCl
     assert found.value.error["code"] == "RESOURCE_EXHAUSTED"
 
 
-async def test_a_turn_that_somebody_cancels_is_never_had(client: AsyncClient) -> None:
+async def test_a_cancelled_turn_is_never_granted(client: AsyncClient) -> None:
     cancelling: list[asyncio.Task[Any]] = []
 
     async def cancel() -> None:
@@ -121,10 +121,10 @@ async def test_the_block_is_cancelled_when_its_slot_is_lost(client: AsyncClient)
         await hold()
     task = asyncio.current_task()
     assert task is not None
-    assert not task.cancelling(), "what cancelled the block is over"
+    assert not task.cancelling(), "the cancellation of the block is over"
 
 
-async def test_a_holder_that_somebody_cancels_has_left_before_the_next_has_the_slot(client: AsyncClient) -> None:
+async def test_a_cancelled_holder_has_left_before_the_next_gets_the_slot(client: AsyncClient) -> None:
     seen: list[str] = []
     holds = asyncio.Event()
 
@@ -151,7 +151,7 @@ async def test_a_holder_that_somebody_cancels_has_left_before_the_next_has_the_s
     assert seen == ["left", "bob"]
 
 
-async def test_a_block_that_ignores_its_loss_leaves_its_task_in_order(client: AsyncClient) -> None:
+async def test_a_block_that_ignores_its_loss_leaves_its_task_usable(client: AsyncClient) -> None:
     async def hold() -> None:
         async with client.turn("short", "ada") as turn:
             await client.cancel_turn(turn.id)
@@ -165,7 +165,7 @@ async def test_a_block_that_ignores_its_loss_leaves_its_task_in_order(client: As
     assert not task.cancelling()
 
 
-async def test_a_wrong_request_is_refused_before_any_wait(client: AsyncClient) -> None:
+async def test_an_invalid_request_is_refused_before_any_wait(client: AsyncClient) -> None:
     with pytest.raises(InvalidInput):
         async with client.turn("nowhere", "ada"):
             pass
@@ -173,28 +173,28 @@ async def test_a_wrong_request_is_refused_before_any_wait(client: AsyncClient) -
 
 async def test_the_synchronous_client_does_the_same(url: str) -> None:
     def use() -> list[Any]:
-        said: list[Any] = []
-        heard = threading.Event()
+        results: list[Any] = []
+        notified = threading.Event()
         with Client(url) as client:
 
             def wait() -> None:
-                with client.turn("slot", "bob", on_position=lambda position: heard.set()) as turn:
-                    said.append(turn.user_id)
+                with client.turn("slot", "bob", on_position=lambda position: notified.set()) as turn:
+                    results.append(turn.user_id)
 
             waiting = threading.Thread(target=wait)
             with client.turn("slot", "ada") as turn:
                 waiting.start()
-                assert heard.wait(30)
-                said.append("ada")
+                assert notified.wait(30)
+                results.append("ada")
                 turn.result = 1
             waiting.join()
-            said.append(client.get_turn(turn.id).result)
+            results.append(client.get_turn(turn.id).result)
             try:
                 with client.turn("short", "ada") as turn:
                     client.cancel_turn(turn.id)
                     assert turn.lost.wait(30)
             except TurnLost:
-                said.append("lost")
-        return said
+                results.append("lost")
+        return results
 
     assert await asyncio.to_thread(use) == ["ada", "bob", 1, "lost"]

@@ -1,4 +1,4 @@
-"""Signing in to the dashboard: the cookie, who may use it and for how long, and what each role sees."""
+"""Signing in to the dashboard: the cookie, its validity, and what each role sees."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from fairlead.app import Fairlead
+from fairlead.app import api_keys
+from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.gateway import cookies
+from fairlead.gateway import credentials
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.dashboard import pages, views
-from fairlead.runtime import sessions
-from tests.integration.following import Following, following
+from tests.integration.dashboard_client import Following, following
 from tests.integration.gateway_site import Site, client_of, served
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -29,8 +29,8 @@ ENDED = 4401
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cookies, "KEEP_S", 0.05)
-    monkeypatch.setattr(cookies, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(credentials, "SESSION_KEEP_S", 0.05)
+    monkeypatch.setattr(credentials, "SESSION_CHECK_EVERY_S", 0.1)
     for name, kind in views.KINDS.items():
         monkeypatch.setitem(views.KINDS, name, replace(kind, every=0.05))
 
@@ -47,7 +47,7 @@ async def keys(still_site: Site) -> dict[str, str]:
 
 
 async def sign_in(site: Site, key: str) -> str:
-    """The cookie, as a browser sends it."""
+    """Sign in and return the Cookie header."""
     answer = await site.client.post("/session", json={"key": key})
     assert answer.status_code == 200, answer.text
     site.client.cookies.clear()
@@ -88,7 +88,7 @@ async def test_over_https_the_cookie_is_for_https_only(still_site: Site, keys: d
     assert answer.headers["set-cookie"].endswith("; Secure")
 
 
-async def test_a_wrong_key_signs_nobody_in(still_site: Site, keys: dict[str, str]) -> None:
+async def test_a_wrong_key_cannot_sign_in(still_site: Site, keys: dict[str, str]) -> None:
     for wrong in ("secret", keys["admin"][:-1], f" {keys['admin']}x", "ключ"):
         answer = await still_site.client.post("/session", json={"key": wrong})
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
@@ -97,23 +97,21 @@ async def test_a_wrong_key_signs_nobody_in(still_site: Site, keys: dict[str, str
     assert (await still_site.client.post("/session", json={"key": keys["admin"]}, headers=FOREIGN)).status_code == 403
 
 
-async def test_a_made_up_cookie_opens_nothing(still_site: Site, keys: dict[str, str]) -> None:
+async def test_an_invalid_cookie_is_refused(still_site: Site, keys: dict[str, str]) -> None:
     for text in ("", "x", "0" * 43, keys["admin"], "ü"):
         answer = await still_site.client.get("/session", headers={"Cookie": f"fairlead_session={text}".encode()})
         assert answer.status_code == 401
 
 
-async def test_without_keys_nobody_signs_in_and_everybody_here_may_act(still_site: Site) -> None:
-    said = await still_site.client.get("/session")
-    assert said.json() == {"role": "admin", "name": "keyless", "user_id": None, "may_act": True, "signed_in": False}
+async def test_without_keys_no_sign_in_is_needed(still_site: Site) -> None:
+    response = await still_site.client.get("/session")
+    assert response.json() == {"role": "admin", "name": "keyless", "user_id": None, "may_act": True, "signed_in": False}
 
 
 # ---------------------------------------------------------------- other sites
 
 
-async def test_with_a_cookie_what_changes_something_must_come_from_our_own_pages(
-    still_site: Site, keys: dict[str, str]
-) -> None:
+async def test_a_change_with_a_cookie_must_come_from_our_own_pages(still_site: Site, keys: dict[str, str]) -> None:
     cookie = {"Cookie": await sign_in(still_site, keys["admin"])}
     client = still_site.client
     for origin in ({}, FOREIGN, {"Origin": "null"}, {"Origin": "http://localhost.evil.example"}):
@@ -121,16 +119,16 @@ async def test_with_a_cookie_what_changes_something_must_come_from_our_own_pages
         assert (refused.status_code, refused.json()["code"]) == (403, "cross_site")
         assert (await client.delete("/session", headers={**cookie, **origin})).status_code == 403
     assert (await client.get("/admin/audit", headers=cookie)).json()["data"][0]["action"] != "service.pause"
-    still_site.gateway.state.guard._origins = frozenset({"*"})
+    still_site.gateway.state.guard._origins._allowed = frozenset({"*"})
     assert (await client.post("/admin/services/echo/rebuild", headers={**cookie, **FOREIGN})).status_code == 403
-    # With a key there is no cookie that a page of somebody else could make use of.
+    # A request with a key has no cookie that another page could use.
     key = {"Authorization": f"Bearer {keys['admin']}"}
     assert (await client.post("/api/v1/tickets", headers={**key, **FOREIGN}, json={})).status_code == 201
     job = await client.post("/api/v1/jobs", headers={**cookie, **OWN}, json={"user_id": "a", "feature_name": "echo"})
     assert job.status_code == 202
 
 
-async def test_with_a_cookie_a_websocket_must_come_from_our_own_pages(still_site: Site, keys: dict[str, str]) -> None:
+async def test_a_websocket_with_a_cookie_must_come_from_our_own_pages(still_site: Site, keys: dict[str, str]) -> None:
     cookie = await sign_in(still_site, keys["admin"])
     async with served(still_site.gateway) as port:
         for origin in ({}, FOREIGN):
@@ -144,7 +142,7 @@ async def test_with_a_cookie_a_websocket_must_come_from_our_own_pages(still_site
         assert refused.value.response.status_code == 401
 
 
-# ---------------------------------------------------------------- the end of it
+# ---------------------------------------------------------------- the end of a session
 
 
 async def test_signing_out_ends_the_session_everywhere(still_site: Site, keys: dict[str, str]) -> None:
@@ -173,19 +171,19 @@ async def test_revoking_a_key_ends_its_sessions_and_their_pages(still_site: Site
         await page.client.wait_closed()
         assert page.client.close_code == ENDED
     assert (await still_site.client.get("/session", headers={"Cookie": others})).status_code == 200
-    assert await still_site.app.session(cookie.partition("=")[2]) is None, "and it is gone from the truth"
+    assert await still_site.app.session(cookie.partition("=")[2]) is None, "it is deleted from the database"
 
 
 async def test_a_session_ends_after_twelve_hours(
     still_site: Site, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LIFE_S", 0.3)
+    monkeypatch.setattr(api_keys, "SESSION_LIFE_S", 0.3)
     cookie = await sign_in(still_site, keys["admin"])
     while (await still_site.client.get("/session", headers={"Cookie": cookie})).status_code != 401:
         await asyncio.sleep(0.02)
 
 
-async def test_a_session_of_the_environment_s_key_is_not_one_of_the_next(make_site: MakeSite) -> None:
+async def test_changing_the_environment_key_ends_its_sessions(make_site: MakeSite) -> None:
     old = "old-" * 8
     site = await make_site(admin_key=old, running=False)
     cookie = {"Cookie": await sign_in(site, old)}
@@ -198,7 +196,17 @@ async def test_a_session_of_the_environment_s_key_is_not_one_of_the_next(make_si
             assert (await client.get("/session", headers=cookie)).status_code == 401
 
 
-# ---------------------------------------------------------------- who sees what
+async def test_an_overlong_cookie_is_neither_looked_up_nor_cached() -> None:
+    async def find(text: str) -> str | None:
+        raise AssertionError("looked up")
+
+    known = credentials.Cookies(find)
+    for number in range(100):
+        assert await known.key_of(f"{number}" + "x" * 10_000) is None
+    assert not known._cached
+
+
+# ---------------------------------------------------------------- permissions
 
 
 async def test_a_viewer_sees_everything_and_changes_nothing(still_site: Site, keys: dict[str, str]) -> None:
@@ -215,7 +223,7 @@ async def test_a_viewer_sees_everything_and_changes_nothing(still_site: Site, ke
     assert (await still_site.app.get(job.id)).status == "PENDING"
 
 
-async def test_a_user_sees_its_own_jobs_and_nothing_of_others(still_site: Site, keys: dict[str, str]) -> None:
+async def test_a_user_sees_its_own_jobs_only(still_site: Site, keys: dict[str, str]) -> None:
     own = await still_site.app.submit("echo", user_id="ada")
     foreign = await still_site.app.submit("echo", user_id="bob")
     batch = await still_site.app.submit_batch([{"feature_name": "echo"}], user_id="bob")
@@ -236,22 +244,23 @@ async def test_a_user_sees_its_own_jobs_and_nothing_of_others(still_site: Site, 
 # ---------------------------------------------------------------- pages
 
 
-async def test_the_page_runs_nothing_but_its_own_and_is_kept_until_it_changes(still_site: Site) -> None:
-    page = await still_site.client.get("/")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_a_page_has_a_strict_policy_and_an_etag(still_site: Site, path: str) -> None:
+    page = await still_site.client.get(path)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers.get_list("content-security-policy") == [pages.POLICY]
     assert "'unsafe" not in pages.POLICY
     assert page.headers["x-content-type-options"] == "nosniff"
     assert page.headers["referrer-policy"] == "no-referrer"
     assert page.headers["content-encoding"] == "gzip"
-    again = await still_site.client.get("/", headers={"If-None-Match": page.headers["etag"]})
+    again = await still_site.client.get(path, headers={"If-None-Match": page.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    plain = await still_site.client.get("/", headers={"Accept-Encoding": "identity"})
+    plain = await still_site.client.get(path, headers={"Accept-Encoding": "identity"})
     assert "content-encoding" not in plain.headers
     assert plain.content == page.content
 
 
-async def test_every_file_is_served_and_nothing_beside_them(still_site: Site) -> None:
+async def test_every_file_is_served_and_nothing_else(still_site: Site) -> None:
     for path, asset in pages.assets().items():
         answer = await still_site.client.get(f"/static/{path}")
         assert (answer.status_code, answer.content) == (200, asset.body)
@@ -267,7 +276,7 @@ async def test_the_page_needs_no_key_but_what_it_shows_does(still_site: Site, ke
 
 def test_a_cookie_is_found_among_others() -> None:
     found: list[Any] = [
-        cookies.cookie_in({b"cookie": text})
+        credentials.cookie_in({b"cookie": text})
         for text in (b"a=1; fairlead_session=x; b=2", b"fairlead_session=", b"other_fairlead_session=x", b"")
     ]
     assert found == ["x", "", None, None]

@@ -1,4 +1,4 @@
-"""The line as several processes, on PostgreSQL and Redis: one thing each. All of them at once is tests/chaos/."""
+"""Several processes on PostgreSQL and Redis, one aspect per test. All of them at once is tests/chaos/."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ONE_OF_EACH: dict[str, Any] = {"apis": 1, "workers": ((),), "managers": 1, "pipe
 
 @pytest.fixture
 async def make(tmp_path: Path, database: str) -> AsyncIterator[Make]:
-    """`await make(apis=1, ...)`: a cluster that runs, with a Redis of its own; its logs are shown when a test fails."""
+    """`await make(apis=1, ...)`: a running cluster with its own Redis; its logs are shown when a test fails."""
     async with AsyncExitStack() as stack:
 
         async def made(*, url: str = database, redis: bool = True, start: bool = True, **shape: Any) -> Cluster:
-            wanted = Shape(**{**ONE_OF_EACH, "limits": {"gpu": 1}, **shape})
-            cluster = Cluster(tmp_path, wanted, database_url=url, redis=RedisServer(tmp_path) if redis else None)
+            chosen = Shape(**{**ONE_OF_EACH, "limits": {"gpu": 1}, **shape})
+            cluster = Cluster(tmp_path, chosen, database_url=url, redis=RedisServer(tmp_path) if redis else None)
             stack.push_async_callback(cluster.close)
             stack.callback(lambda: print(cluster.tails()))
             if start:
@@ -53,7 +53,7 @@ async def gateway() -> AsyncIterator[Callable[..., Gateway]]:
 
 
 async def until_seen(cluster: Cluster, what: str, look: Callable[[Seen], object]) -> Seen:
-    """The services' counters, once they show it."""
+    """The counters of the services, once they satisfy the condition."""
 
     async def looked() -> Seen | None:
         seen = await cluster.services.seen()
@@ -66,12 +66,12 @@ async def until_seen(cluster: Cluster, what: str, look: Callable[[Seen], object]
 
 def term(cluster: Cluster) -> int:
     assert cluster.redis is not None
-    said = cluster.redis.leader()
-    assert said is not None
-    return int(said.split()[0])
+    leader = cluster.redis.leader()
+    assert leader is not None
+    return int(leader.split()[0])
 
 
-# ---------------------------------------------------------------- who leads
+# ---------------------------------------------------------------- leadership
 
 
 async def test_the_standby_takes_over_when_the_leader_is_killed(make: Make) -> None:
@@ -83,8 +83,8 @@ async def test_the_standby_takes_over_when_the_leader_is_killed(make: Make) -> N
     assert term(cluster) > first
 
 
-async def test_a_leader_that_leaves_makes_room_at_once(make: Make) -> None:
-    """Its lease would last far longer than anybody's patience here."""
+async def test_a_leader_that_stops_resigns_at_once(make: Make) -> None:
+    """Its lease would last far longer than the test waits."""
     cluster = await make(apis=0, workers=(), managers=2, leader_ttl=300.0)
     leader = await cluster.until_leader()
     first = term(cluster)
@@ -97,7 +97,7 @@ async def test_a_leader_that_leaves_makes_room_at_once(make: Make) -> None:
 # ---------------------------------------------------------------- slots
 
 
-async def test_a_killed_workers_call_keeps_its_slot_while_its_job_is_taken_up_again(
+async def test_a_killed_workers_call_keeps_its_slot_while_its_job_is_retried(
     make: Make, gateway: Callable[..., Gateway]
 ) -> None:
     cluster = await make(limits={"gpu": 2}, timeout=300.0, lease_ttl=2.0)
@@ -115,14 +115,14 @@ async def test_a_killed_workers_call_keeps_its_slot_while_its_job_is_taken_up_ag
     done = await api.until(job, "COMPLETED")
     assert [attempt["error"]["code"] for attempt in done["attempts"]] == ["WORKER_DIED"]
     await api.until(other, "COMPLETED")
-    # The endpoint would have told nobody that it is done: the slot stays taken until the call's deadline.
+    # The endpoint reports its end to no process: the slot stays taken until the call's deadline.
     assert (await api.slots("gpu"))["held"] == 1
     seen = await cluster.services.seen()
     assert seen.maximum("gpu") == 2
     assert seen.calls_of(job) == {f"{job}:0:0": 2}
 
 
-async def test_a_flushed_redis_gives_no_slot_twice_and_ends_no_call(
+async def test_a_flushed_redis_grants_no_slot_twice_and_ends_no_call(
     make: Make, gateway: Callable[..., Gateway]
 ) -> None:
     cluster = await make(timeout=300.0)
@@ -132,12 +132,12 @@ async def test_a_flushed_redis_gives_no_slot_twice_and_ends_no_call(
     long = await api.submit("gpu", {"gate": "g"})
     await until_seen(cluster, "the call is open", lambda seen: seen.services["gpu"]["in_flight"] == 1)
     waiting = await api.submit("gpu", {"plain": True})
-    await until_true("it is in line", lambda: redis.sizes("entries") == 1)
+    await until_true("it is queued", lambda: redis.sizes("entries") == 1)
     redis.ask("FLUSHALL")
     await until_true("lease and line are back", lambda: (redis.sizes("leases"), redis.sizes("entries")) == (1, 1))
-    # Whoever is granted something from now on is granted it by the rebuilt line.
+    # From now on, every grant comes from the rebuilt queue.
     later = await api.submit("gpu", {"plain": True})
-    await until_true("it is in line, too", lambda: redis.sizes("entries") == 2)
+    await until_true("it is queued, too", lambda: redis.sizes("entries") == 2)
     await cluster.services.open_gate("g")
     done = [await api.until(job, "COMPLETED") for job in (long, waiting, later)]
     assert [job["attempts"] for job in done] == [[], [], []]
@@ -169,7 +169,7 @@ async def test_a_cancel_at_one_gateway_stops_the_call_elsewhere_and_is_seen_at_a
     await here.until(await there.submit("gpu", {"plain": True}), "COMPLETED")
 
 
-async def test_what_a_worker_does_is_seen_at_every_gateway(make: Make, gateway: Callable[..., Gateway]) -> None:
+async def test_every_gateway_sees_what_a_worker_does(make: Make, gateway: Callable[..., Gateway]) -> None:
     cluster = await make(apis=2, timeout=300.0, pipelines={"twice": ["gpu", "gpu"]})
     here, there = gateway(cluster, "api0"), gateway(cluster, "api1")
     job = await here.submit("twice", {"gate": "g"})
@@ -178,8 +178,8 @@ async def test_what_a_worker_does_is_seen_at_every_gateway(make: Make, gateway: 
         assert [(await anext(events))["type"] for events in (one, other)] == ["SNAPSHOT", "SNAPSHOT"]
         await cluster.services.open_gate("g")
         for events in (one, other):
-            heard = [event["type"] async for event in events]
-            assert [kind for kind in heard if kind not in ("POSITION", "WAITING")] == [
+            types = [event["type"] async for event in events]
+            assert [kind for kind in types if kind not in ("POSITION", "WAITING")] == [
                 "STEP_COMPLETE",
                 "STEP_START",
                 "STEP_COMPLETE",
@@ -187,10 +187,10 @@ async def test_what_a_worker_does_is_seen_at_every_gateway(make: Make, gateway: 
             ]
 
 
-# ---------------------------------------------------------------- a store is away
+# ---------------------------------------------------------------- outages
 
 
-async def test_without_postgres_gateways_say_503_and_a_result_is_kept_until_it_is_back(
+async def test_without_postgres_gateways_return_503_and_a_result_is_kept_until_it_is_back(
     make: Make, gateway: Callable[..., Gateway]
 ) -> None:
     postgres = servers.own_postgres()
@@ -215,7 +215,7 @@ async def test_without_postgres_gateways_say_503_and_a_result_is_kept_until_it_i
         postgres.remove()
 
 
-async def test_without_redis_jobs_are_accepted_and_flow_when_it_is_back(
+async def test_jobs_are_accepted_during_a_redis_outage_and_run_after_it(
     make: Make, gateway: Callable[..., Gateway]
 ) -> None:
     cluster = await make(limits={"gpu": 2})
@@ -239,7 +239,7 @@ async def test_without_redis_jobs_are_accepted_and_flow_when_it_is_back(
 # ---------------------------------------------------------------- PostgreSQL alone
 
 
-async def test_one_process_without_redis_holds_the_line_alone_and_gateways_may_stand_beside_it(
+async def test_without_redis_one_process_dispatches_and_gateways_may_run_beside_it(
     make: Make, gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     cluster = await make(redis=False, start=False, apis=0, workers=(), managers=0)

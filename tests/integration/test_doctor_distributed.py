@@ -1,5 +1,5 @@
-"""The doctor on PostgreSQL and Redis: gateways, workers and managers of their own, in one event loop. What takes
-minutes in life is aged in the database by hand; nothing else is pretended."""
+"""The doctor on PostgreSQL and Redis: gateways, workers and managers in one event loop. Where a finding needs minutes,
+the test changes times in the database; nothing else is faked."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ import pytest
 
 from fairlead import Call, Config, Fairlead, JobStatus
 from fairlead.config import Settings
-from fairlead.runtime import doctor
-from fairlead.runtime.clock import SystemClock
-from fairlead.runtime.doctor import gather
-from fairlead.runtime.doctor import redis as redis_checks
-from fairlead.runtime.roles import Roles
+from fairlead.engine.clock import SystemClock
+from fairlead.engine.roles import Roles
+from fairlead.observe import doctor
+from fairlead.observe.doctor import facts
+from fairlead.observe.doctor import servers as redis_checks
 from tests import redis_servers, servers
 from tests.integration import cli_process
-from tests.integration.clinic import API, MANAGER, WORKER, Hands, ill, named, provokes, redis_cli, well
-from tests.integration.regional import world_of
+from tests.integration.doctor_site import (
+    API,
+    MANAGER,
+    WORKER,
+    Operator,
+    command_in,
+    provokes,
+    redis_cli,
+    until_found,
+    until_gone,
+)
+from tests.integration.region_endpoints import open_endpoints
 
 Make = Callable[..., Fairlead]
 WAITS_FOR_EVER = """
@@ -44,7 +54,7 @@ AGED = "UPDATE fairlead.process SET seen_at = seen_at - 60000000 WHERE name LIKE
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[redis_servers.Server]:
-    """This module's own: tests change its settings."""
+    """A server of this module: its tests change the settings."""
     server = redis_servers.Server().start()
     yield server
     server.kill()
@@ -73,10 +83,10 @@ async def make(emptied_database: str, redis_server: redis_servers.Server) -> Mak
 
 
 @pytest.fixture
-async def hands(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hands]:
-    hands = Hands(monkeypatch)
-    yield hands
-    await hands.close()
+async def operator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operator]:
+    operator = Operator(monkeypatch)
+    yield operator
+    await operator.close()
 
 
 @pytest.fixture
@@ -86,7 +96,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 async def execute(url: str, *statements: str) -> None:
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(servers.direct(url))
     try:
         for statement in statements:
             await connection.execute(statement)
@@ -94,12 +104,12 @@ async def execute(url: str, *statements: str) -> None:
         await connection.close()
 
 
-# ---------------------------------------------------------------- processes that are missing
+# ---------------------------------------------------------------- missing processes
 
 
 @provokes("no-manager", "rebuilding", "promotion-late", "timers-late", "outbox-late", "no-worker")
-async def test_what_is_missing_is_started_as_the_doctor_says(
-    make: Make, hands: Hands, stack: AsyncExitStack, emptied_database: str
+async def test_missing_processes_are_started_as_the_doctor_advises(
+    make: Make, operator: Operator, stack: AsyncExitStack, emptied_database: str
 ) -> None:
     async with make().running(API) as gateway:
         await gateway.submit("gpu", priority="low")
@@ -111,42 +121,42 @@ async def test_what_is_missing_is_started_as_the_doctor_says(
             "UPDATE fairlead.outbox SET written_at = written_at - 60000000",
         )
         ills = ("no-manager", "rebuilding", "promotion-late", "timers-late", "outbox-late")
-        seen = await ill(gateway, *ills, "no-worker")
-        await stack.enter_async_context(hands.started(make(), named(seen["no-manager"], "fairlead", "manager")))
-        await well(gateway, *ills)
-        seen = await ill(gateway, "no-worker")
-        await stack.enter_async_context(hands.started(make(), named(seen["no-worker"], "fairlead", "worker")))
-        await well(gateway, "no-worker")
+        seen = await until_found(gateway, *ills, "no-worker")
+        await stack.enter_async_context(operator.started(make(), command_in(seen["no-manager"], "fairlead", "manager")))
+        await until_gone(gateway, *ills)
+        seen = await until_found(gateway, "no-worker")
+        await stack.enter_async_context(operator.started(make(), command_in(seen["no-worker"], "fairlead", "worker")))
+        await until_gone(gateway, "no-worker")
 
 
 @provokes("no-worker-for-band")
-async def test_a_band_that_no_worker_takes(make: Make, hands: Hands, stack: AsyncExitStack) -> None:
+async def test_a_band_that_no_worker_serves(make: Make, operator: Operator, stack: AsyncExitStack) -> None:
     for roles in (MANAGER, Roles(api=False, manager=False, bands=frozenset({1, 2}))):
         await stack.enter_async_context(make().running(roles))
     async with make().running(API) as gateway:
-        seen = await ill(gateway, "no-worker-for-band")
+        seen = await until_found(gateway, "no-worker-for-band")
         assert seen["no-worker-for-band"].about == "gpu low"
-        command = named(seen["no-worker-for-band"], "fairlead", "worker")
-        await stack.enter_async_context(hands.started(make(), command))
-        await well(gateway, "no-worker-for-band")
+        command = command_in(seen["no-worker-for-band"], "fairlead", "worker")
+        await stack.enter_async_context(operator.started(make(), command))
+        await until_gone(gateway, "no-worker-for-band")
 
 
 @provokes("no-worker-for-region")
-async def test_a_region_that_no_worker_takes(make: Make, hands: Hands, stack: AsyncExitStack) -> None:
-    async with world_of("eu", "us") as world:
+async def test_a_region_that_no_worker_serves(make: Make, operator: Operator, stack: AsyncExitStack) -> None:
+    async with open_endpoints("eu", "us") as world:
         services = {"services": {"inference": world.config()["services"]["gpu"]}}
         for roles in (MANAGER, Roles(api=False, manager=False, regions=frozenset({"us"}))):
             await stack.enter_async_context(make(**services).running(roles))
         async with make(**services).running(API) as gateway:
             job = await gateway.submit("inference", allowed_regions=["eu"])
-            seen = await ill(gateway, "no-worker-for-region")
+            seen = await until_found(gateway, "no-worker-for-region")
             finding = seen["no-worker-for-region"]
             assert (finding.about, finding.evidence["waiting"]) == ("inference eu", 1)
             assert "waiting-while-free" not in seen
-            command = named(finding, "fairlead", "worker")
-            await stack.enter_async_context(hands.started(make(**services), command))
+            command = command_in(finding, "fairlead", "worker")
+            await stack.enter_async_context(operator.started(make(**services), command))
             assert await job.result(30) == {"region": "eu"}
-            await well(gateway, "no-worker-for-region")
+            await until_gone(gateway, "no-worker-for-region")
         await stack.aclose()
 
 
@@ -156,25 +166,24 @@ async def test_processes_with_different_redis_servers(make: Make, stack: AsyncEx
     stack.callback(other.kill)
     async with make().running(API) as gateway:
         async with make(redis_url=other.url).running(MANAGER):
-            await ill(gateway, "manager-not-leading", "another-redis")
+            await until_found(gateway, "manager-not-leading", "another-redis")
         async with make().running(MANAGER):
-            await well(gateway, "manager-not-leading", "another-redis")
+            await until_gone(gateway, "manager-not-leading", "another-redis")
 
 
 async def knows_the_line(gateway: Fairlead) -> bool:
-    """It can put jobs in line by itself, and hears of no problem that others had before the line was built."""
-    assert gateway._store is not None
-    assert gateway._process is not None
-    problems = [process.details.get("problem") for process in await gateway._store.processes()]
-    (line,) = gateway._process.lines.values()
+    """Wait until it can offer jobs itself, and no longer reports a problem of before the queue was built."""
+    assert gateway._runtime.node is not None
+    problems = [process.details.get("problem") for process in await gateway._runtime.store.processes()]
+    (line,) = gateway._runtime.node.shards.values()
     return line.configured == line.rules.version and not any(problems)
 
 
 @provokes("worker-gone", "waiting-while-free")
-async def test_a_worker_that_is_stopped_and_then_killed(
-    make: Make, hands: Hands, stack: AsyncExitStack, tmp_path: Path, emptied_database: str, redis_server: Any
+async def test_a_worker_that_is_suspended_and_then_killed(
+    make: Make, operator: Operator, stack: AsyncExitStack, tmp_path: Path, emptied_database: str, redis_server: Any
 ) -> None:
-    """Stopped, it looks alive and claims nothing; killed, it leaves its lease behind."""
+    """Suspended, it looks alive and claims nothing; killed, it leaves its lease behind."""
     env = {"DATABASE_URL": emptied_database, "REDIS_URL": redis_server.url}
     (tmp_path / "mine.py").write_text(WAITS_FOR_EVER, encoding="utf-8")
 
@@ -197,42 +206,46 @@ async def test_a_worker_that_is_stopped_and_then_killed(
                         await asyncio.sleep(0.02)
                     while not await knows_the_line(gateway):
                         await asyncio.sleep(0.02)
-            # Without a manager from here on: nobody mends what the doctor is to see.
+            # From here on there is no manager, which would repair what the doctor should find.
             worker.signal(signal.SIGSTOP)
             await gateway.submit("gate")
-            seen = await ill(gateway, "waiting-while-free")
+            seen = await until_found(gateway, "waiting-while-free")
             assert seen["waiting-while-free"].evidence["waiting"] == 1
             worker.signal(signal.SIGKILL)
             worker.ended()
-        # After ten seconds of silence it is taken for dead.
+        # After ten seconds of silence it counts as dead.
         await execute(emptied_database, AGED.format(pid=worker.process.pid))
-        seen = await ill(gateway, "worker-gone", "no-worker", "no-manager")
+        seen = await until_found(gateway, "worker-gone", "no-worker", "no-manager")
         for code, process in (("no-worker", "worker"), ("no-manager", "manager")):
-            await stack.enter_async_context(hands.started(project(), named(seen[code], "fairlead", process)))
-        await well(gateway, "worker-gone", "waiting-while-free", "no-worker")
+            await stack.enter_async_context(operator.started(project(), command_in(seen[code], "fairlead", process)))
+        await until_gone(gateway, "worker-gone", "waiting-while-free", "no-worker")
 
 
 @provokes("waiting-while-free")
-async def test_a_line_that_lost_a_part_of_itself(
-    make: Make, hands: Hands, stack: AsyncExitStack, redis_server: redis_servers.Server
+async def test_a_queue_that_lost_a_part_of_its_data(
+    make: Make, operator: Operator, stack: AsyncExitStack, redis_server: redis_servers.Server
 ) -> None:
-    """Whoever deletes keys by hand, or a Redis that evicts, takes a step out of its order and leaves the step."""
+    """An operator edits a key by hand, and removes a step from its order. (A key that is lost as a whole is
+    noticed.)"""
     await stack.enter_async_context(make().running(Roles(api=False)))
     async with make().running(API) as gateway:
-        await well(gateway, "rebuilding")
-        await hands.serve(gateway)
+        await until_gone(gateway, "rebuilding")
+        await operator.serve(gateway)
         await gateway.pause("gpu")
-        job = await gateway.submit("gpu")
+        await gateway.submit("gpu", user_id="ann")
+        job = await gateway.submit("gpu", user_id="bob")
         client = redis_server.client
         async with asyncio.timeout(30):
-            while not client.zcard("fairlead:{service:gpu}:s:gpu:line"):
+            while client.zcard("fairlead:{service:gpu}:s:gpu:line") != 2:
                 await asyncio.sleep(0.02)
-        client.delete("fairlead:{service:gpu}:s:gpu:line", "fairlead:{service:gpu}:s:gpu:heads")
+        for key in ("fairlead:{service:gpu}:s:gpu:line", "fairlead:{service:gpu}:s:gpu:heads"):
+            (member,) = (member for member in client.zrange(key, 0, -1) if b"bob" in member)
+            client.zrem(key, member)
         await gateway.unpause("gpu")
-        seen = await ill(gateway, "waiting-while-free")
-        await hands.fairlead(named(seen["waiting-while-free"], "fairlead", "rebuild"))
+        seen = await until_found(gateway, "waiting-while-free")
+        await operator.fairlead(command_in(seen["waiting-while-free"], "fairlead", "rebuild"))
         assert (await gateway.wait(job.id, 30)).status is JobStatus.COMPLETED
-        await well(gateway, "waiting-while-free")
+        await until_gone(gateway, "waiting-while-free")
 
 
 @provokes("worker-cannot-claim")
@@ -246,13 +259,13 @@ async def test_a_worker_that_redis_refuses(
     url = redis_server.url.replace("//", "//worker:pw@")
     await stack.enter_async_context(make(redis_url=url).running(WORKER))
     async with make().running(API) as gateway:
-        await well(gateway, "worker-cannot-claim", "rebuilding")
+        await until_gone(gateway, "worker-cannot-claim", "rebuilding")
         client.execute_command("ACL", "SETUSER", "worker", "-@scripting")
-        seen = await ill(gateway, "worker-cannot-claim")
-        # All of it, not only what anybody may be told: the connection was closed, or the user may not run scripts.
-        assert "Redis cannot be used now: " in seen["worker-cannot-claim"].evidence["reason"]
+        seen = await until_found(gateway, "worker-cannot-claim")
+        # The full text, not only the public part: the connection was closed, or the user may not run scripts.
+        assert "Redis is unavailable: " in seen["worker-cannot-claim"].evidence["reason"]
         client.execute_command("ACL", "SETUSER", "worker", "+@scripting")
-        await well(gateway, "worker-cannot-claim")
+        await until_gone(gateway, "worker-cannot-claim")
 
 
 # ---------------------------------------------------------------- events and clocks
@@ -263,15 +276,15 @@ async def test_events_that_redis_does_not_let_through(
     make: Make, redis_server: redis_servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = redis_server.client
-    monkeypatch.setattr(gather, "HEARD_WITHIN", 0.5)
+    monkeypatch.setattr(facts, "HEARD_WITHIN", 0.5)
     async with make().running(API) as gateway:
-        await well(gateway, "events-not-arriving")
+        await until_gone(gateway, "events-not-arriving")
         client.execute_command("ACL", "SETUSER", "default", "resetchannels")
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        seen = await ill(gateway, "events-not-arriving")
-        command = named(seen["events-not-arriving"], "redis-cli")
+        seen = await until_found(gateway, "events-not-arriving")
+        command = command_in(seen["events-not-arriving"], "redis-cli")
         await redis_cli(client, command, NAME="default")
-        await well(gateway, "events-not-arriving")
+        await until_gone(gateway, "events-not-arriving")
 
 
 class Ahead(SystemClock):
@@ -283,10 +296,10 @@ class Ahead(SystemClock):
 async def test_a_clock_that_is_an_hour_ahead(make: Make) -> None:
     async with make().running(API) as gateway:
         async with make(clock=Ahead()).running(WORKER):
-            seen = await ill(gateway, "clock-skew")
+            seen = await until_found(gateway, "clock-skew")
             assert round(seen["clock-skew"].evidence["skew"], -2) == 3600
         async with make().running(WORKER):
-            await well(gateway, "clock-skew")
+            await until_gone(gateway, "clock-skew")
 
 
 # ---------------------------------------------------------------- Redis itself
@@ -299,26 +312,26 @@ async def test_a_redis_without_memory_that_evicts(make: Make, redis_server: redi
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.2))
         client.config_set("maxmemory-policy", "volatile-lru")
         try:
-            seen = await ill(gateway, "redis-evicts", "redis-memory")
+            seen = await until_found(gateway, "redis-evicts", "redis-memory")
             for code in ("redis-evicts", "redis-memory"):
-                await redis_cli(client, named(seen[code], "redis-cli"))
-            await well(gateway, "redis-evicts", "redis-memory")
+                await redis_cli(client, command_in(seen[code], "redis-cli"))
+            await until_gone(gateway, "redis-evicts", "redis-memory")
         finally:
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
 
 
 @provokes("redis-old")
-async def test_an_old_redis_is_told_by_its_version(make: Make, redis_server: redis_servers.Server) -> None:
-    """An upgrade cannot be shown here: there is one server. tests/unit/test_doctor.py has what others are told."""
+async def test_an_old_redis_is_reported_with_its_version(make: Make, redis_server: redis_servers.Server) -> None:
+    """An upgrade cannot be tested with one server. tests/unit/test_doctor.py has the other versions."""
     info = redis_server.client.info("server")
     version = info.get("valkey_version") or info["redis_version"]
     floors = redis_checks.VALKEY_SAFE if "valkey_version" in info else redis_checks.REDIS_SAFE
     async with make().running(API) as gateway:
         if redis_checks._is_safe(redis_checks._numbers(version), floors):
-            await well(gateway, "redis-old")
+            await until_gone(gateway, "redis-old")
         else:
-            seen = await ill(gateway, "redis-old")
+            seen = await until_found(gateway, "redis-old")
             assert seen["redis-old"].evidence["version"] == version
 
 
@@ -331,10 +344,10 @@ async def test_a_redis_on_the_network_without_a_password(make: Make, stack: Asyn
     stack.callback(server.kill)
     url = server.url.replace("127.0.0.1", address)
     async with make(redis_url=url).running(API) as gateway:
-        seen = await ill(gateway, "redis-no-password")
-    await redis_cli(server.client, named(seen["redis-no-password"], "redis-cli"), SECRET="pw")
+        seen = await until_found(gateway, "redis-no-password")
+    await redis_cli(server.client, command_in(seen["redis-no-password"], "redis-cli"), SECRET="pw")
     async with make(redis_url=url.replace("//", "//:pw@")).running(API) as gateway:
-        await well(gateway, "redis-no-password", "redis-unreachable")
+        await until_gone(gateway, "redis-no-password", "redis-unreachable")
 
 
 def _own_address() -> str | None:
@@ -349,22 +362,22 @@ def _own_address() -> str | None:
 
 
 @provokes("redis-unreachable")
-async def test_a_redis_that_is_away(make: Make) -> None:
+async def test_an_unreachable_redis(make: Make) -> None:
     server = redis_servers.Server().start()
     async with make(redis_url=server.url).running(API) as gateway:
-        await well(gateway, "redis-unreachable")
+        await until_gone(gateway, "redis-unreachable")
         server.kill()
-        seen = await ill(gateway, "redis-unreachable")
+        seen = await until_found(gateway, "redis-unreachable")
         assert seen["redis-unreachable"].about == "main"
         server.start()
-        await well(gateway, "redis-unreachable")
+        await until_gone(gateway, "redis-unreachable")
         server.kill()
 
 
 # ---------------------------------------------------------------- without a gateway
 
 
-async def test_the_command_line_sees_who_leads_without_a_gateway(
+async def test_the_command_line_finds_the_leader_without_a_gateway(
     make: Make, monkeypatch: pytest.MonkeyPatch, emptied_database: str, redis_server: Any, tmp_path: Path
 ) -> None:
     from tests.integration.test_doctor import codes_of, looked

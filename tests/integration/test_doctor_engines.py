@@ -1,4 +1,4 @@
-"""The doctor and PostgreSQL: what pins, bloats or endangers it."""
+"""The doctor and PostgreSQL: what blocks vacuum, bloats tables or endangers data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from fairlead import Call, Config, Fairlead, Submission
-from fairlead.runtime import doctor
-from fairlead.runtime.doctor import database as checks
+from fairlead.observe import doctor
+from fairlead.observe.doctor import database as checks
 from tests import servers
 from tests.chaos.waiting import until
-from tests.integration.clinic import API, ill, named, provokes, psql, well
+from tests.integration.doctor_site import API, command_in, provokes, psql, until_found, until_gone
 
 
 @pytest.fixture(autouse=True)
@@ -39,57 +39,57 @@ async def own_server() -> AsyncIterator[servers.Postgres]:
 
 
 @provokes("vacuum-pinned")
-async def test_a_transaction_that_pins_vacuum(emptied_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_transaction_that_blocks_vacuum(emptied_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "OLD_TRANSACTION", 0.2)
     async with made(emptied_database) as app:
-        forgotten = await asyncpg.connect(emptied_database)
+        forgotten = await asyncpg.connect(servers.direct(emptied_database))
         await forgotten.execute("BEGIN")
         await forgotten.execute("SELECT 1")
-        seen = await ill(app, "vacuum-pinned")
+        seen = await until_found(app, "vacuum-pinned")
         pid = await forgotten.fetchval("SELECT pg_backend_pid()")
-        command = named(seen["vacuum-pinned"], "psql")
+        command = command_in(seen["vacuum-pinned"], "psql")
         assert str(pid) in command[2]
         await psql(emptied_database, command)
-        await well(app, "vacuum-pinned")
+        await until_gone(app, "vacuum-pinned")
         with contextlib.suppress(asyncpg.PostgresError, OSError):
             await forgotten.close()
 
 
 @provokes("database-bloated")
-async def test_dead_rows_that_pile_up(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_dead_rows(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MANY_DEAD", 10)
     async with made(database).running() as app:
         for job in await app.submit_many([Submission("echo")] * 50):
             await app.wait(job.id, 30)
         # The server's statistics follow within a second or two.
-        seen = await ill(app, "database-bloated")
+        seen = await until_found(app, "database-bloated")
 
         async def vacuumed() -> bool:
-            await psql(database, named(seen["database-bloated"], "psql"))
+            await psql(database, command_in(seen["database-bloated"], "psql"))
             return "database-bloated" not in {finding.code for finding in await app.doctor()}
 
         await until("the dead rows are gone", vacuumed, patience=30)
 
 
 @provokes("commit-not-durable")
-async def test_a_database_whose_commits_do_not_wait(database: str) -> None:
+async def test_a_database_with_asynchronous_commits(database: str) -> None:
     name = database.rpartition("/")[2]
     await psql(database, ["psql", "-c", f"ALTER DATABASE {name} SET synchronous_commit = off"])
     async with made(database) as app:
-        seen = await ill(app, "commit-not-durable")
-    await psql(database, named(seen["commit-not-durable"], "psql"), {"NAME": name})
+        seen = await until_found(app, "commit-not-durable")
+    await psql(database, command_in(seen["commit-not-durable"], "psql"), {"NAME": name})
     async with made(database) as app:
-        await well(app, "commit-not-durable")
+        await until_gone(app, "commit-not-durable")
 
 
 @provokes("database-newer")
 async def test_a_database_that_was_migrated_by_a_newer_release(database: str) -> None:
     async with made(database) as app:
         await psql(database, ["psql", "-c", "UPDATE fairlead.schema_version SET number = 99"])
-        await ill(app, "database-newer")
-        # An upgrade cannot be shown; this is what it would find.
+        await until_found(app, "database-newer")
+        # An upgrade cannot be tested; this is what it would find.
         await psql(database, ["psql", "-c", f"UPDATE fairlead.schema_version SET number = {_known()}"])
-        await well(app, "database-newer")
+        await until_gone(app, "database-newer")
 
 
 def _known() -> int:
@@ -99,26 +99,26 @@ def _known() -> int:
 
 
 @provokes("fsync-off", "autovacuum-off", "connections-short", "database-unreachable")
-async def test_a_server_that_is_not_safe_has_no_connections_left_and_goes_away(
+async def test_a_server_that_is_unsafe_has_no_connections_left_and_stops(
     own_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "FULL_SHARE", 0.6)  # what is left is for the doctor itself
+    monkeypatch.setattr(checks, "FULL_SHARE", 0.6)  # the rest is for the doctor itself
     url = own_server.url
     async with made(url).running(API) as app:
         await psql(url, ["psql", "-c", "ALTER SYSTEM SET fsync = off", "-c", "ALTER SYSTEM SET autovacuum = off"])
         await psql(url, ["psql", "-c", "SELECT pg_reload_conf()"])
-        seen = await ill(app, "fsync-off", "autovacuum-off")
+        seen = await until_found(app, "fsync-off", "autovacuum-off")
         for code in ("fsync-off", "autovacuum-off"):
-            await psql(url, named(seen[code], "psql"))
-        await well(app, "fsync-off", "autovacuum-off")
+            await psql(url, command_in(seen[code], "psql"))
+        await until_gone(app, "fsync-off", "autovacuum-off")
 
-        taken = [await asyncpg.connect(url) for _ in range(24)]
-        await ill(app, "connections-short")
+        taken = [await asyncpg.connect(servers.direct(url)) for _ in range(24)]
+        await until_found(app, "connections-short")
         for connection in taken:
             await connection.close()
-        await well(app, "connections-short")
+        await until_gone(app, "connections-short")
 
         own_server.stop()
-        await ill(app, "database-unreachable")
+        await until_found(app, "database-unreachable")
         own_server.start()
-        await well(app, "database-unreachable")
+        await until_gone(app, "database-unreachable")

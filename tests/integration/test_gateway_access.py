@@ -1,13 +1,12 @@
-"""Every route, taken from the router itself, with every kind of caller.
-
-A new route needs a line in `RULES` (gateway/access.py), or the first test fails; with it, all others hold for the route
-without a further word here.
-"""
+"""Access of every kind of caller to every route of the router."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -16,13 +15,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.websockets import WebSocket
 
-from fairlead.app import Fairlead
+from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.gateway.access import RULES, Access, all_routes, caller_of, only_looks, rule_of
 from fairlead.gateway.app import create_gateway
-from tests.integration.asking import ask
+from fairlead.gateway.permissions import RULES, Access, all_routes, caller_of, is_read_only, rule_of
 from tests.integration.gateway_site import Site
+from tests.integration.http_client import ask, asking
 
 MakeSite = Callable[..., Awaitable[Site]]
 UNKNOWN_JOB = "01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f"
@@ -42,14 +41,14 @@ def each(routes: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
 
 
 @dataclass
-class Door:
-    """A gateway with a key for each kind of caller. Jobs and turns are ada's."""
+class AccessSite:
+    """A gateway with a key for each kind of caller. Jobs and turns belong to ada."""
 
     site: Site
     keys: dict[str, str]
 
     async def ask(self, method: str, path: str, caller: str) -> int:
-        """The status of the answer, each time about a job (and a key) of its own: some routes leave none behind."""
+        """Return the status of a request. Each uses a new job (and key), since some routes delete them."""
         filled = await self.filled(path)
         answer = await ask(self.site.gateway, method, filled, self.keys.get(caller), json={})
         return answer.status
@@ -58,6 +57,10 @@ class Door:
         if "{job_id}" in path:
             job = await self.site.app.submit("echo", user_id="ada")
             path = path.replace("{job_id}", job.id)
+        if "{batch_id}" in path:
+            batch = await self.site.app.submit_batch([{"feature_name": "echo"}], user_id="ada")
+            path = path.replace("{batch_id}", batch.id).replace("{item}", "0")
+        path = path.replace("{index}", "0")
         if "{turn_id}" in path:
             turn = await self.site.app.turns.open("slot", "ada")
             path = path.replace("{turn_id}", turn.turn_id)
@@ -68,7 +71,7 @@ class Door:
 
 
 @pytest.fixture
-async def door(site: Site) -> Door:
+async def access(site: Site) -> AccessSite:
     app = site.app
     await app.pause("echo")  # jobs stay where they are
     keys = {
@@ -78,16 +81,16 @@ async def door(site: Site) -> Door:
         "ada": (await app.create_key("user", user_id="ada")).text,
         "bob": (await app.create_key("user", user_id="bob")).text,
     }
-    return Door(site, keys)
+    return AccessSite(site, keys)
 
 
 @each(ROUTES)
 def test_every_route_has_a_rule(method: str, path: str) -> None:
-    assert rule_of(method, path) is not None, f"add ({method!r}, {path!r}) to RULES in gateway/access.py"
+    assert rule_of(method, path) is not None, f"add ({method!r}, {path!r}) to RULES in gateway/permissions.py"
 
 
 @each(RULES)
-def test_operators_routes_are_not_for_users(method: str, path: str) -> None:
+def test_users_may_not_use_operator_routes(method: str, path: str) -> None:
     if path.startswith("/admin"):
         assert RULES[method, path] is Access.ADMIN
     if path.startswith(("/queue", "/metrics")):
@@ -95,72 +98,135 @@ def test_operators_routes_are_not_for_users(method: str, path: str) -> None:
 
 
 @each(RULES)
-def test_what_changes_something_is_not_for_viewers(method: str, path: str) -> None:
-    """Beside reading, they may ask for what opens a stream to read, and sign out."""
+def test_viewers_may_not_change_anything(method: str, path: str) -> None:
+    """Viewers may read, request a ticket for a stream, and sign out."""
     harmless = {("POST", "/api/v1/tickets"), ("DELETE", "/session")}
-    assert only_looks(method, path) == (method in ("GET", "WS") or (method, path) in harmless)
+    assert is_read_only(method, path) == (method in ("GET", "WS") or (method, path) in harmless)
 
 
 @each(ROUTES)
-async def test_a_route_is_open_to_whom_its_rule_says(door: Door, method: str, path: str) -> None:
+async def test_a_route_admits_the_roles_of_its_rule(access: AccessSite, method: str, path: str) -> None:
     rule = rule_of(method, path)
     assert rule is not None
-    said = {caller: await door.ask(method, path, caller) for caller in ("nobody", *door.keys)}
+    statuses = {caller: await access.ask(method, path, caller) for caller in ("keyless", *access.keys)}
     if rule is Access.OPEN:
-        # Whoever signs in is asked for a key by the route itself, and here says none.
-        assert set(said.values()) == {422 if method == "POST" else 200}
+        # The route of a sign-in checks the key itself, and this body has none.
+        assert set(statuses.values()) == {422 if method == "POST" else 200}
         return
-    assert said.pop("nobody") == 401
-    whose = re.search(r"\{(job|turn)_id\}", path)
+    assert statuses.pop("keyless") == 401
+    whose = re.search(r"\{(job|turn|batch)_id\}", path)
     if whose and rule is Access.ANY:
-        assert said.pop("bob") == 404, f"the {whose[1]} is ada's"
-    refused = {caller for caller, status in said.items() if status == 403}
+        assert statuses.pop("bob") == 404, f"the {whose[1]} is ada's"
+    refused = {caller for caller, status in statuses.items() if status == 403}
     admitted = {
         Access.ANY: {"ada", "bob", "service", "admin"},
         Access.SERVICE: {"service", "admin"},
         Access.ADMIN: {"admin"},
     }[rule]
-    if only_looks(method, path):
+    if is_read_only(method, path):
         admitted = {"viewer", *admitted}
-    assert refused == said.keys() - admitted
+    assert refused == statuses.keys() - admitted
     if whose:
-        assert [said[caller] for caller in admitted & said.keys() if said[caller] in (401, 403, 404)] == []
+        assert [statuses[caller] for caller in admitted & statuses.keys() if statuses[caller] in (401, 403, 404)] == []
 
 
-async def test_a_wrong_key_is_nobody_s(door: Door) -> None:
+async def test_a_wrong_key_is_refused(access: AccessSite) -> None:
     for method, path in ROUTES:
         if rule_of(method, path) is not Access.OPEN:
-            for wrong in ("secret", door.keys["admin"][:-1], "FAIRLEAD_ADMIN_KEY", ""):
-                answer = await ask(door.site.gateway, method, await door.filled(path), wrong, json={})
+            for wrong in ("secret", access.keys["admin"][:-1], "FAIRLEAD_ADMIN_KEY", ""):
+                answer = await ask(access.site.gateway, method, await access.filled(path), wrong, json={})
                 assert answer.status == 401, (method, path)
 
 
+@pytest.mark.parametrize("place", ["query", "encoded", "path"])
+async def test_a_key_in_a_url_is_refused_on_every_route(make_site: MakeSite, place: str) -> None:
+    """Also on open routes, since proxies and browsers store URLs."""
+    environment = "the-environment-s-own-key"
+    site = await make_site(admin_key=environment)
+    access = AccessSite(site, {})
+    for method, path in ROUTES:
+        for key in ((await site.app.create_key("user", user_id="ada")).text, environment):
+            filled, query = await access.filled(path), ""
+            if place == "path":
+                filled += f"/{key}"
+            else:
+                query = "key=" + (key if place == "query" else "".join(f"%{ord(each):02x}" for each in key))
+            answer = await ask(site.gateway, method, filled, environment, query=query, json={})
+            assert (answer.status, answer.code) == (401, "unauthorized"), (method, path)
+            assert "URL" in answer.json["detail"]
+
+
 @each(JOB_ROUTES)
-async def test_somebody_else_s_job_looks_like_none(door: Door, method: str, path: str) -> None:
+async def test_a_job_of_another_user_is_not_found(access: AccessSite, method: str, path: str) -> None:
     for written in (str, str.upper, lambda job_id: job_id.replace("-", "")):
-        job = await door.site.app.submit("echo", user_id="ada")
+        job = await access.site.app.submit("echo", user_id="ada")
         foreign, missing = [
-            await ask(door.site.gateway, method, path.replace("{job_id}", written(job_id)), door.keys["bob"], json={})
+            await ask(
+                access.site.gateway, method, path.replace("{job_id}", written(job_id)), access.keys["bob"], json={}
+            )
             for job_id in (job.id, UNKNOWN_JOB)
         ]
         assert (foreign.status, foreign.code) == (missing.status, missing.code) == (404, "not_found")
         assert foreign.json["detail"].replace(job.id, UNKNOWN_JOB) == missing.json["detail"]
-        assert (await door.site.app.get(job.id)).status == "PENDING", "and nothing happened to it"
+        assert (await access.site.app.get(job.id)).status == "PENDING", "it is unchanged"
 
 
 @each(route for route in JOB_ROUTES if route[0] != "WS")
-async def test_a_job_id_that_cannot_be_one_is_told_to_a_user_as_to_all_others(
-    door: Door, method: str, path: str
-) -> None:
+async def test_an_invalid_job_id_is_422_for_users_too(access: AccessSite, method: str, path: str) -> None:
     for strange in ("nonsense", "01938f1c-6f5e-7a30-9d2c", "%00", "..", "urn:x"):
-        said = [
-            await ask(door.site.gateway, method, path.replace("{job_id}", strange), door.keys[caller], json={})
+        answers = [
+            await ask(access.site.gateway, method, path.replace("{job_id}", strange), access.keys[caller], json={})
             for caller in ("bob", "service")
         ]
-        assert said[0].status == said[1].status == 422
+        assert answers[0].status == answers[1].status == 422
 
 
-# ---------------------------------------------------------------- what the rest rests on
+# ---------------------------------------------------------------- reads without side effects
+
+KEPT = (
+    *("job", "job_input", "job_note", "idempotency", "step_result", "attempt", "hold", "rules", "service_override"),
+    *("api_key", "ticket", "audit", "job_batch", "batch_item", "adaptive_limit", "dashboard_session"),
+    "rebuild_request",
+)
+"""Tables of jobs and queues, without those that processes update about themselves."""
+
+
+def kept(site: Site) -> dict[str, list[tuple[object, ...]]]:
+    path = site.app.settings.database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        return {table: sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in KEPT}
+
+
+@each(route for route in ROUTES if route[0] in ("GET", "HEAD", "WS"))
+async def test_reading_as_a_viewer_changes_nothing(access: AccessSite, method: str, path: str) -> None:
+    """Even with `Prefer: wait`: a free slot is for the caller of the turn, not for a viewer."""
+    filled = await access.filled(path)
+    before = kept(access.site)
+    options: dict[str, str] = {} if method == "WS" else {"prefer": "wait=1"}
+    async with asking(access.site.gateway, method, filled, access.keys["viewer"], **options) as exchange:
+        assert exchange.status in (101, 200, 422, 404)
+        assert kept(access.site) == before
+        if "{turn_id}" in path:
+            assert exchange.status == 200
+            second = await access.site.app.turns.open("slot", "bob")
+            assert (await access.site.app.turns.wait(second.turn_id, 20)).status == "RUNNING"
+            assert (await access.site.app.turns.get(filled.split("/")[4])).started_at is None, "it never had the slot"
+
+
+async def test_a_viewer_that_waits_for_a_turn_sees_who_gets_it(access: AccessSite) -> None:
+    turn = await access.site.app.turns.open("slot", "ada")
+    path = f"/api/v1/turns/{turn.turn_id}"
+    async with asking(access.site.gateway, "GET", f"{path}/events", access.keys["viewer"]) as watched:
+        looking = asyncio.create_task(ask(access.site.gateway, "GET", path, access.keys["viewer"], prefer="wait=20"))
+        taken = await ask(access.site.gateway, "GET", path, access.keys["ada"], prefer="wait=20")
+        assert taken.json["status"] == "RUNNING"
+        assert (await looking).json["status"] == "RUNNING"
+        async with asyncio.timeout(20):
+            while b"TURN_GRANTED" not in watched.body:
+                await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- routes without rules
 
 
 async def hello(websocket: WebSocket) -> None:
@@ -173,8 +239,8 @@ async def anything(request: object) -> PlainTextResponse:
     return PlainTextResponse("anything")
 
 
-async def test_a_route_without_a_rule_is_refused_to_everybody(door: Door) -> None:
-    gateway = create_gateway(door.site.app)
+async def test_a_route_without_a_rule_is_always_refused(access: AccessSite) -> None:
+    gateway = create_gateway(access.site.app)
     gateway.add_api_route("/api/v1/forgotten", anything)
     gateway.add_api_route("/api/v1/forgotten/{which}", anything)
     gateway.add_api_websocket_route("/forgotten", hello)
@@ -183,26 +249,26 @@ async def test_a_route_without_a_rule_is_refused_to_everybody(door: Door) -> Non
     for method, path in forgotten:
         assert rule_of(method, path) is None
         assert (await ask(gateway, method, path)).status == 401
-        for key in door.keys.values():
+        for key in access.keys.values():
             assert (await ask(gateway, method, path, key)).status == 403
 
 
-def test_what_is_mounted_past_the_rules_keeps_the_gateway_from_starting() -> None:
+def test_a_mount_without_rules_prevents_the_start() -> None:
     gateway = create_gateway(Fairlead(Settings(Config())))
     gateway.routes.append(Mount("/elsewhere", app=PlainTextResponse("anything")))
-    with pytest.raises(TypeError, match="no rule"):
+    with pytest.raises(TypeError, match="cannot check it"):
         gateway.build_middleware_stack()
 
 
-async def test_a_probe_with_a_wrong_method_hears_of_that_and_not_of_keys(door: Door) -> None:
-    assert (await ask(door.site.gateway, "POST", "/livez")).status == 405
-    assert (await ask(door.site.gateway, "TRACE", "/readyz")).status == 405
+async def test_a_probe_with_a_wrong_method_is_405_not_401(access: AccessSite) -> None:
+    assert (await ask(access.site.gateway, "POST", "/livez")).status == 405
+    assert (await ask(access.site.gateway, "TRACE", "/readyz")).status == 405
 
 
-async def test_a_route_that_is_not_there_is_told_to_whoever_has_a_key(door: Door) -> None:
-    assert (await ask(door.site.gateway, "GET", "/nowhere")).status == 401
-    for key in door.keys.values():
-        nowhere = await ask(door.site.gateway, "GET", "/nowhere", key)
+async def test_an_unknown_route_is_404_with_a_key_only(access: AccessSite) -> None:
+    assert (await ask(access.site.gateway, "GET", "/nowhere")).status == 401
+    for key in access.keys.values():
+        nowhere = await ask(access.site.gateway, "GET", "/nowhere", key)
         assert (nowhere.status, nowhere.code) == (404, "no_such_route")
-        wrong = await ask(door.site.gateway, "PATCH", "/admin/keys", key)
+        wrong = await ask(access.site.gateway, "PATCH", "/admin/keys", key)
         assert (wrong.status, wrong.headers["allow"]) == (405, "GET, POST")

@@ -1,4 +1,4 @@
-"""Whatever is wrong gets its own typed error, and nothing is stored."""
+"""Every invalid request gets its own typed error, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import httpx2
 import orjson
 import pytest
 
-from fairlead.gateway.access import CALLER, KEYLESS
-from fairlead.gateway.express import Express
-from fairlead.gateway.frame import Frame
-from fairlead.gateway.limits import BodyLimit
+from fairlead.gateway.app import FastPath
+from fairlead.gateway.permissions import CALLER, KEYLESS
+from fairlead.gateway.problems import BodyTimeout
+from fairlead.gateway.request_middleware import BodyLimit, RequestMiddleware
 from tests.integration.gateway_site import Site
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -23,7 +23,7 @@ GOOD = {"user_id": "ada", "feature_name": "echo", "input_data": {"n": 1}}
 
 
 async def refused(site: Site, response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    """It is this problem, complete, and the store is as empty as before."""
+    """Check that the response is this problem, and that nothing was stored."""
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = dict(response.json())
@@ -51,7 +51,8 @@ async def refused(site: Site, response: httpx2.Response, status: int, code: str)
         ({"user_id": "ada\u202ebob"}, "/user_id"),
         ({"user_id": "ada\u200b"}, "/user_id"),
         ({"user_id": "\ufeffada"}, "/user_id"),
-        ({"user_id": 7}, "/user_id"),
+        ({"user_id": 7.0}, "/user_id"),
+        ({"user_id": True}, "/user_id"),
         ({"user_id": None}, "/user_id"),
         ({"feature_name": ["echo"]}, "/feature_name"),
         ({"feature_name": "e" * 1024}, "/feature_name"),
@@ -85,6 +86,10 @@ async def refused(site: Site, response: httpx2.Response, status: int, code: str)
         ({"cost": "much"}, "/cost"),
         ({"colour": "red"}, "/colour"),
         ({"region": 7}, "/region"),
+        ({"region": "eu\x00"}, "/region"),
+        ({"region": "e" * 64}, "/region"),
+        ({"allowed_regions": ["eu\x00"]}, "/allowed_regions"),
+        ({"allowed_regions": ["e" * 64]}, "/allowed_regions"),
         ({"allowed_regions": "eu"}, "/allowed_regions"),
         ({"allowed_regions": []}, "/allowed_regions"),
         ({"a/b~c": 1}, "/a~1b~0c"),
@@ -133,7 +138,7 @@ async def test_an_unknown_pipeline_has_an_error_of_its_own_that_lists_the_known_
         b'{"user_id": "ada", "feature_name": "echo", "cost": 1e999}',
     ],
 )
-async def test_what_is_no_json_is_refused(still_site: Site, body: bytes) -> None:
+async def test_invalid_json_is_refused(still_site: Site, body: bytes) -> None:
     response = await still_site.client.post("/api/v1/jobs", content=body, headers=JSON)
     await refused(still_site, response, 400, "bad_json")
 
@@ -147,14 +152,14 @@ async def test_nan_and_infinity_are_refused_by_name(still_site: Site, number: by
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"text"', b"7"])
-async def test_json_that_is_no_object_is_refused(still_site: Site, body: bytes) -> None:
+async def test_json_other_than_an_object_is_refused(still_site: Site, body: bytes) -> None:
     response = await still_site.client.post("/api/v1/jobs", content=body, headers=JSON)
     await refused(still_site, response, 422, "invalid_input")
 
 
 @pytest.mark.parametrize("depth", [101, 500, 1000])
 @pytest.mark.parametrize("field", ["input_data", "metadata", "priority", "delay", "user_id"])
-async def test_what_is_nested_beyond_measure_is_refused(still_site: Site, field: str, depth: int) -> None:
+async def test_deeply_nested_json_is_refused(still_site: Site, field: str, depth: int) -> None:
     fields = {name: f'"{name}": "echo"' for name in ("user_id", "feature_name")}
     fields[field] = f'"{field}": ' + '{"a":' * depth + "1" + "}" * depth
     body = f"{{{', '.join(fields.values())}}}"
@@ -168,7 +173,7 @@ async def test_what_is_nested_beyond_measure_is_refused(still_site: Site, field:
     assert problem["pointer"] == f"/jobs/0/{field}"
 
 
-async def test_input_as_deep_as_allowed_is_shown_again(site: Site) -> None:
+async def test_input_of_the_maximum_depth_is_returned(site: Site) -> None:
     deep: Any = 1
     for _ in range(100):
         deep = {"a": deep}
@@ -204,7 +209,7 @@ async def test_long_numbers_that_fit_and_digits_in_text_are_kept(still_site: Sit
     assert (await still_site.client.get(f"/api/v1/jobs/{job_id}")).json()["input_data"] == sent
 
 
-async def test_texts_say_what_json_says(still_site: Site) -> None:
+async def test_escapes_in_texts_are_decoded(still_site: Site) -> None:
     for fields, text in (
         ({"user_id": None}, "user_id must be text, not null"),
         ({"priority": 1}, "priority must be high, medium or low, not a number"),
@@ -224,13 +229,13 @@ async def test_another_content_type_is_refused(still_site: Site, content_type: s
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/ld+json"])
-async def test_json_may_be_called_by_its_other_names(still_site: Site, content_type: str) -> None:
+async def test_other_json_media_types_are_accepted(still_site: Site, content_type: str) -> None:
     content = b'{"user_id": "ada", "feature_name": "echo"}'
     response = await still_site.client.post("/api/v1/jobs", content=content, headers={"Content-Type": content_type})
     assert response.status_code == 202
 
 
-async def test_a_body_over_the_limit_is_refused_whether_it_says_its_size_or_not(make_site: MakeSite) -> None:
+async def test_a_body_over_the_limit_is_refused_with_or_without_content_length(make_site: MakeSite) -> None:
     site = await make_site(running=False, max_body=2048)
     body = b'{"user_id": "ada", "feature_name": "echo", "input_data": {"x": "' + b"x" * 4096 + b'"}}'
 
@@ -246,8 +251,8 @@ async def test_a_body_over_the_limit_is_refused_whether_it_says_its_size_or_not(
             assert response.headers["connection"] == "close"
 
 
-async def test_a_body_that_stops_coming_is_given_up(still_site: Site) -> None:
-    app = BodyLimit(Express(still_site.gateway), max_body=1000, patience=0.05)
+async def test_a_stalled_body_times_out(still_site: Site) -> None:
+    app = BodyLimit(FastPath(still_site.gateway), max_body=1000, patience=0.05)
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -267,7 +272,7 @@ async def test_a_body_that_stops_coming_is_given_up(still_site: Site) -> None:
             "headers": [(b"content-type", b"application/json"), *length],
             "app": still_site.gateway,
         }
-        await Frame(app)(scope, receive, send)
+        await RequestMiddleware(app)(scope, receive, send)
         start, body = sent
         assert start["status"] == 408
         assert (b"connection", b"close") in start["headers"]
@@ -275,8 +280,8 @@ async def test_a_body_that_stops_coming_is_given_up(still_site: Site) -> None:
         sent.clear()
 
 
-async def test_a_body_may_come_in_pieces_and_with_pauses(still_site: Site) -> None:
-    app = BodyLimit(Express(still_site.gateway), max_body=1000)
+async def test_a_body_may_arrive_in_chunks_with_pauses(still_site: Site) -> None:
+    app = BodyLimit(FastPath(still_site.gateway), max_body=1000)
     whole = orjson.dumps(GOOD)
     pieces = [whole[:10], b"", whole[10:30], whole[30:]]
     sent: list[Any] = []
@@ -291,12 +296,27 @@ async def test_a_body_may_come_in_pieces_and_with_pauses(still_site: Site) -> No
 
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     scope = {"type": "http", "method": "POST", "path": "/api/v1/jobs", "headers": headers, "app": still_site.gateway}
-    await Frame(app)({**scope, CALLER: KEYLESS}, receive, send)
+    await RequestMiddleware(app)({**scope, CALLER: KEYLESS}, receive, send)
     assert sent[0]["status"] == 202
     assert await still_site.job_ids() == [orjson.loads(sent[1]["body"])["job_id"]]
 
 
-async def test_who_waits_for_a_body_can_be_stopped() -> None:
+async def test_a_body_that_trickles_times_out() -> None:
+    async def receive() -> Any:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            await receive()
+
+    limited = BodyLimit(app, max_body=1000, patience=0.2)
+    async with asyncio.timeout(20):
+        with pytest.raises(BodyTimeout, match="less than 1024 bytes per second"):
+            await limited({"type": "http", "path": "/", "headers": []}, receive, receive)
+
+
+async def test_waiting_for_a_body_can_be_cancelled() -> None:
     waits, stopped = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Any:
@@ -318,7 +338,7 @@ async def test_who_waits_for_a_body_can_be_stopped() -> None:
     assert stopped.is_set()
 
 
-async def test_after_the_body_a_client_may_be_silent_as_long_as_it_likes() -> None:
+async def test_waiting_for_a_disconnect_has_no_timeout() -> None:
     silent = asyncio.Event()
 
     async def receive() -> Any:
@@ -329,15 +349,15 @@ async def test_after_the_body_a_client_may_be_silent_as_long_as_it_likes() -> No
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        heard.extend([(await receive())["type"] for _ in range(2)])
+        types.extend([(await receive())["type"] for _ in range(2)])
 
-    heard: list[str] = []
+    types: list[str] = []
     await BodyLimit(app, max_body=1000, patience=0.01)({"type": "http", "path": "/", "headers": []}, receive, receive)
-    assert heard == ["http.request", "http.disconnect"]
+    assert types == ["http.request", "http.disconnect"]
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "9" * 5000, "abc"])
-async def test_a_length_that_is_no_length_is_refused(still_site: Site, length: str) -> None:
+async def test_an_invalid_content_length_is_refused(still_site: Site, length: str) -> None:
     headers = {**JSON, "Content-Length": length}
     response = await still_site.client.post("/api/v1/jobs", content=b"{}", headers=headers)
     await refused(still_site, response, 413, "too_large")
@@ -351,7 +371,7 @@ async def test_an_idempotency_key_is_1_to_255_printable_characters(still_site: S
     assert problem["pointer"] == "/Idempotency-Key"
 
 
-async def test_two_idempotency_keys_are_one_too_many(still_site: Site) -> None:
+async def test_two_idempotency_keys_are_refused(still_site: Site) -> None:
     headers = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]
     response = await still_site.client.post("/api/v1/jobs", json=GOOD, headers=headers)
     problem = await refused(still_site, response, 422, "invalid_input")
@@ -359,7 +379,7 @@ async def test_two_idempotency_keys_are_one_too_many(still_site: Site) -> None:
 
 
 @pytest.mark.parametrize("job_id", ["17", "no-id", "' OR 1=1 --", "0190d0c5-7b5a-7cc0-b1f0", "%00", "a%0Ab"])
-async def test_a_job_id_that_is_no_id_is_refused_everywhere(still_site: Site, job_id: str) -> None:
+async def test_an_invalid_job_id_is_refused_on_every_route(still_site: Site, job_id: str) -> None:
     url = f"/api/v1/jobs/{job_id}"
     for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/resume"), ("DELETE", "")):
         response = await still_site.client.request(method, url + path)
@@ -396,7 +416,7 @@ async def test_a_wrong_query_is_named(still_site: Site, query: str, pointer: str
 @pytest.mark.parametrize(
     "query", ["/admin/queue-dead?service=", "/admin/queue-dead?error_code=", "/admin/audit?action="]
 )
-async def test_a_filter_of_nothing_is_refused(still_site: Site, query: str) -> None:
+async def test_an_empty_filter_is_refused(still_site: Site, query: str) -> None:
     problem = await refused(still_site, await still_site.client.get(query), 422, "invalid_input")
     assert problem["pointer"] == f"/{query.partition('?')[2].rstrip('=')}"
 
@@ -428,27 +448,27 @@ async def test_a_cursor_of_another_list_is_refused(still_site: Site) -> None:
         ([], ""),
     ],
 )
-async def test_a_wrong_choice_of_dead_letters_is_named(still_site: Site, body: Any, pointer: str) -> None:
+async def test_an_invalid_selection_of_dead_letters_is_named(still_site: Site, body: Any, pointer: str) -> None:
     for action in ("purge", "requeue"):
         response = await still_site.client.post(f"/admin/queue-dead/{action}", json=body)
         problem = await refused(still_site, response, 422, "invalid_input")
         assert problem["pointer"] == pointer
 
 
-async def test_dead_letters_must_be_chosen_and_the_error_says_how(still_site: Site) -> None:
+async def test_dead_letters_must_be_selected_and_the_error_explains_how(still_site: Site) -> None:
     for content in (b"", b"{}"):
         response = await still_site.client.post("/admin/queue-dead/purge", content=content, headers=JSON)
         problem = await refused(still_site, response, 422, "invalid_input")
-        assert problem["detail"].startswith("say which: either job_ids")
+        assert problem["detail"].startswith("select jobs by job_ids")
 
 
-async def test_a_very_long_wrong_value_does_not_come_back_whole(still_site: Site) -> None:
+async def test_a_long_invalid_value_is_shortened_in_the_error(still_site: Site) -> None:
     response = await still_site.client.post("/api/v1/jobs", json={**GOOD, "priority": "x" * 100_000})
     await refused(still_site, response, 422, "invalid_input")
     assert len(response.content) < 5000
 
 
-async def test_routes_and_methods_that_are_not_there_are_problems_too(still_site: Site) -> None:
+async def test_unknown_routes_and_methods_are_problems_too(still_site: Site) -> None:
     await refused(still_site, await still_site.client.get("/api/v2/jobs"), 404, "no_such_route")
     await refused(still_site, await still_site.client.get("/api/v1/jobs/"), 404, "no_such_route")
     response = await still_site.client.put("/api/v1/jobs", json={})

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairlead import operators
+from fairlead.app import service_admin
 from fairlead.errors import Unavailable
-from fairlead.gateway import models, models_runtime
-from fairlead.gateway import models_operations as shapes
-from fairlead.runtime import status
+from fairlead.gateway import models, models_admin, models_runtime
+from fairlead.observe import status
 from tests.integration.gateway_site import Site, client_of
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -47,7 +46,7 @@ async def test_dead_letters_show_every_attempt_and_come_in_pages(site: Site) -> 
 async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Site) -> None:
     ids = await make_dead(site, 3)
     dry = await site.client.post("/admin/queue-dead/purge", json={"all": True, "dry_run": True})
-    preview = shapes.Purged.model_validate(dry.json())
+    preview = models_admin.Purged.model_validate(dry.json())
     assert (preview.purged, preview.dry_run) == (3, True)
     assert [job.job_id for job in preview.sample or []] == ids[::-1]
     assert len(await dead_ids(site)) == 3
@@ -63,21 +62,21 @@ async def test_a_purge_removes_what_it_names_and_a_dry_run_only_counts(site: Sit
 
 
 @pytest.mark.parametrize("verb", ["requeue", "purge"])
-async def test_named_jobs_that_are_no_dead_letters_are_told(site: Site, verb: str) -> None:
+async def test_ids_that_are_not_dead_letters_are_reported(site: Site, verb: str) -> None:
     (dead,) = await make_dead(site, 1)
-    open_job, nobody = await site.submit(delay=3600), models.JOB_ID
+    open_job, unknown = await site.submit(delay=3600), models.JOB_ID
     for dry_run in (True, False):
-        body = {"job_ids": [open_job, dead, nobody, open_job], "dry_run": dry_run}
+        body = {"job_ids": [open_job, dead, unknown, open_job], "dry_run": dry_run}
         answer = (await site.client.post(f"/admin/queue-dead/{verb}", json=body)).json()
-        assert (answer[f"{verb}d"], answer["missing"]) == (1, [open_job, nobody])
+        assert (answer[f"{verb}d"], answer["missing"]) == (1, [open_job, unknown])
 
 
-async def test_a_requeue_takes_dead_letters_up_again(site: Site) -> None:
+async def test_a_requeue_runs_dead_letters_again(site: Site) -> None:
     ids = await make_dead(site, 2, feature_name="flaky")
     others = await make_dead(site, 1)
     site.gate.opened.set()
     dry = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "dry_run": True})
-    preview = shapes.Requeued.model_validate(dry.json())
+    preview = models_admin.Requeued.model_validate(dry.json())
     assert (preview.requeued, preview.dry_run) == (2, True)
     assert [(job.job_id, job.service) for job in preview.sample or []] == [(job_id, "flaky") for job_id in ids[::-1]]
     response = await site.client.post("/admin/queue-dead/requeue", json={"feature_name": "flaky", "from_start": True})
@@ -94,7 +93,7 @@ async def test_the_queue_status_shows_slots_waiting_and_who_holds_them(site: Sit
     running = await site.submit(feature_name="gated")
     await site.gate.entered.wait()
     await site.submit(feature_name="gated", priority="low")
-    status = shapes.QueueStatus.model_validate((await site.client.get("/queue/status")).json())
+    status = models_runtime.QueueStatus.model_validate((await site.client.get("/queue/status")).json())
     gated = next(service for service in status.services if service.service == "gated")
     assert (gated.limit, gated.in_use, gated.paused) == (1, 1, False)
     assert gated.waiting == {"retry": 0, "high": 0, "medium": 0, "low": 1}
@@ -120,24 +119,22 @@ async def test_a_running_app_is_alive_and_becomes_ready(site: Site) -> None:
     assert (await site.client.get("/livez")).json() == {"status": "ok"}
     response = await site.client.get("/readyz")
     assert response.status_code == 200, response.text
-    assert shapes.Readiness.model_validate(response.json()).ready
+    assert models_runtime.Readiness.model_validate(response.json()).ready
     assert (await site.client.head("/readyz")).status_code == 200
 
 
-async def test_a_process_that_runs_no_line_is_ready_to_accept_and_says_who_dispatches(still_site: Site) -> None:
+async def test_a_process_without_a_dispatcher_is_ready_to_accept(still_site: Site) -> None:
     response = await still_site.client.get("/readyz")
     assert response.status_code == 200, response.text
     assert response.json()["checks"] == {"store": "ok", "dispatcher": "in another process"}
 
 
-async def test_a_process_that_cannot_do_its_work_says_which_part_is_missing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_readiness_names_the_failing_component(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away() -> None:
         raise Unavailable("the disk is full")
 
     await site.app.wait(await site.submit(), 10)
-    monkeypatch.setattr(site.app._store, "ping", away)
+    monkeypatch.setattr(site.app._runtime.store, "ping", away)
     response = await site.client.get("/readyz")
     assert (response.status_code, response.json()["code"]) == (503, "not_ready")
     assert response.headers["content-type"] == "application/problem+json"
@@ -147,7 +144,9 @@ async def test_a_process_that_cannot_do_its_work_says_which_part_is_missing(
     assert (await site.client.get("/livez")).status_code == 200
 
 
-async def test_a_part_that_hangs_is_told_in_time_and_asked_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_component_is_reported_in_time_and_checked_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     released = asyncio.Event()
 
@@ -156,22 +155,22 @@ async def test_a_part_that_hangs_is_told_in_time_and_asked_once(site: Site, monk
         await released.wait()
 
     await site.app.wait(await site.submit(), 10)
-    assert site.app._process is not None
-    (line,) = site.app._process.lines.values()
+    assert site.app._runtime.node is not None
+    (line,) = site.app._runtime.node.shards.values()
     for seconds in ("STORE_WITHIN", "DISPATCHER_WITHIN"):
         monkeypatch.setattr(status, seconds, 0.01)
     with monkeypatch.context() as frozen:
-        frozen.setattr(site.app._store, "ping", hang)
+        frozen.setattr(site.app._runtime.store, "ping", hang)
         frozen.setattr(line.dispatcher, "states", hang)
         for _ in range(3):
             checks = (await site.client.get("/readyz")).json()["checks"]
             assert checks["store"] == checks["dispatcher"] == "does not answer within 0.01 s"
             assert checks["worker"] == "ok"
-    assert len(asked) == 2, "one that hangs is not asked again"
+    assert len(asked) == 2, "a check that hangs is not repeated"
     released.set()
 
 
-async def test_a_change_that_is_in_the_truth_does_not_wait_for_a_dispatcher_that_hangs(
+async def test_a_committed_change_does_not_wait_for_a_hanging_dispatcher(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.app.wait(await site.submit(), 10)
@@ -181,15 +180,15 @@ async def test_a_change_that_is_in_the_truth_does_not_wait_for_a_dispatcher_that
         await released.wait()
         applied.set()
 
-    monkeypatch.setattr(operators, "APPLIED_WITHIN", 0.01)
-    monkeypatch.setattr(site.app._process, "apply", hang)
+    monkeypatch.setattr(service_admin, "APPLIED_WITHIN", 0.01)
+    monkeypatch.setattr(site.app._runtime.node, "apply", hang)
     assert (await site.client.post("/admin/services/echo/pause")).json()["paused"] is True
     assert (await site.client.put("/admin/services/echo/limit", json={"limit": 3})).json()["limit"] == 3
     released.set()
     await asyncio.wait_for(applied.wait(), 20)
 
 
-async def test_an_app_that_is_not_open_answers_503_and_when_to_try_again(make_site: MakeSite) -> None:
+async def test_a_closed_app_responds_with_503_and_retry_after(make_site: MakeSite) -> None:
     site = await make_site(running=False)
     await site.app.close()
     async with client_of(site.gateway) as client:
@@ -202,9 +201,7 @@ async def test_an_app_that_is_not_open_answers_503_and_when_to_try_again(make_si
             assert response.headers["retry-after"] == "1"
 
 
-async def test_a_full_disk_is_a_503_that_says_when_to_try_again(
-    still_site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_a_503_with_retry_after(still_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object, **__: object) -> None:
         raise Unavailable("the disk is full", retry_after=2.3)
 

@@ -1,4 +1,4 @@
-"""What runs, over HTTP: the stats of all of it, the workers, and draining one."""
+"""Runtime statistics, workers and draining over HTTP."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import pytest
 from fairlead.dispatch.port import Lease
 from fairlead.domain.job import Hold
 from fairlead.domain.processes import DEAD_AFTER
-from fairlead.gateway import models_operations
-from fairlead.gateway import models_runtime as shapes
-from fairlead.runtime import registry
-from fairlead.runtime.roles import Roles
-from fairlead.store.port import Announce
+from fairlead.engine import registry
+from fairlead.engine.roles import Roles
+from fairlead.gateway import models_runtime
+from fairlead.store.port import RegisterProcess
 from tests.integration.gateway_site import Site
 
 MakeSite = Callable[..., Awaitable[Site]]
 PATIENCE = 30.0
 
 
-async def stats_of(site: Site) -> shapes.RuntimeStats:
+async def stats_of(site: Site) -> models_runtime.RuntimeStats:
     response = await site.client.get("/admin/runtime/stats")
     assert response.status_code == 200, response.text
-    return shapes.RuntimeStats.model_validate(response.json())
+    return models_runtime.RuntimeStats.model_validate(response.json())
 
 
-async def workers_of(site: Site) -> list[shapes.WorkerShape]:
+async def workers_of(site: Site) -> list[models_runtime.WorkerShape]:
     response = await site.client.get("/admin/workers")
     assert response.status_code == 200, response.text
-    return shapes.Workers.model_validate(response.json()).data
+    return models_runtime.Workers.model_validate(response.json()).data
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
@@ -50,11 +49,11 @@ async def announced(
     ago: float = 0.0,
     running: int = 0,
 ) -> None:
-    store: Any = site.app._store
+    store: Any = site.app._runtime.store
     clock = store._clock
     store._clock = lambda: clock() - ago
-    record = registry.introduction(name, roles, site.app.config, ["echo"], 0.0)
-    await store.commit([Announce(replace(record, running=running))])
+    record = registry.describe_process(name, roles, site.app.config, ["echo"], 0.0)
+    await store.commit([RegisterProcess(replace(record, running=running))])
     store._clock = clock
 
 
@@ -69,8 +68,8 @@ async def test_the_stats_show_a_service_by_band_and_who_runs_its_calls(site: Sit
     assert (stats.queues.main, stats.queues.running) == (1, 1)
     gated = next(service for service in stats.services if service.service == "gated")
     assert (gated.limit, gated.in_use, gated.held, gated.override) == (1, 1, 0, None)
-    assert gated.bands["high"] == shapes.BandStats(waiting=0, in_use=1, held=0)
-    assert gated.bands["low"] == shapes.BandStats(waiting=1, in_use=0, held=0)
+    assert gated.bands["high"] == models_runtime.BandStats(waiting=0, in_use=1, held=0)
+    assert gated.bands["low"] == models_runtime.BandStats(waiting=1, in_use=0, held=0)
     (worker,) = stats.workers
     assert worker.name == stats.worker
     assert worker.alive
@@ -89,9 +88,8 @@ async def test_the_stats_show_each_scope_with_its_epoch_and_leader(site: Site) -
 
 
 async def test_held_slots_count_as_in_use_in_their_band_and_region(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    process: Any = site.app._process
-    snapshots = await process.snapshots()
-    (echo,) = [each for each in snapshots["main"] if each.service == "echo"]
+    process: Any = site.app._runtime.node
+    (echo,) = await process.shards["main"].dispatcher.snapshot(["echo"])
     lease = Lease("1:1", "j1", 0, 0, "echo", "ada", "somewhere:1:ab", 0.0, 9.0, region="eu", band=1)
     hold = Hold("j2", "echo", "eu", 9.0, "h", band=3)
     values = {name: getattr(echo, name) for name in echo.__slots__}
@@ -102,31 +100,31 @@ async def test_held_slots_count_as_in_use_in_their_band_and_region(site: Site, m
 
     rules = process.rules.services["echo"]
     object.__setattr__(rules, "regions", {"eu": 5, "us": 7})
-    monkeypatch.setattr(process.lines["main"].dispatcher, "snapshot", seen)
+    monkeypatch.setattr(process.shards["main"].dispatcher, "snapshot", seen)
     stats = await stats_of(site)
     service = next(service for service in stats.services if service.service == "echo")
-    assert service.bands["high"] == shapes.BandStats(waiting=0, in_use=1, held=0)
-    assert service.bands["low"] == shapes.BandStats(waiting=0, in_use=1, held=1)
+    assert service.bands["high"] == models_runtime.BandStats(waiting=0, in_use=1, held=0)
+    assert service.bands["low"] == models_runtime.BandStats(waiting=0, in_use=1, held=1)
     assert service.regions == {
-        "eu": shapes.RegionStats(limit=5, in_use=2, held=1),
-        "us": shapes.RegionStats(limit=7, in_use=0, held=0),
+        "eu": models_runtime.RegionStats(limit=5, in_use=2, held=1),
+        "us": models_runtime.RegionStats(limit=7, in_use=0, held=0),
     }
-    # Nobody has announced the worker that this lease names.
+    # The worker of this lease has not registered.
     stranger = next(worker for worker in stats.workers if worker.name == "somewhere:1:ab")
     assert (stranger.alive, stranger.last_seen, len(stranger.calls)) == (False, None, 1)
 
 
-async def test_what_operators_changed_is_shown_as_an_override(site: Site) -> None:
+async def test_changes_of_operators_are_shown_as_overrides(site: Site) -> None:
     await site.app.set_limit("echo", 3)
     await site.app.pause("gated")
     for path, shape in (
-        ("/queue/status", models_operations.QueueStatus),
-        ("/admin/runtime/stats", shapes.RuntimeStats),
+        ("/queue/status", models_runtime.QueueStatus),
+        ("/admin/runtime/stats", models_runtime.RuntimeStats),
     ):
         answer: Any = shape.model_validate((await site.client.get(path)).json())
         overrides = {service.service: service.override for service in answer.services}
-        assert overrides["echo"] == models_operations.Override(limit=3, paused=None)
-        assert overrides["gated"] == models_operations.Override(limit=None, paused=True)
+        assert overrides["echo"] == models_runtime.Override(limit=3, paused=None)
+        assert overrides["gated"] == models_runtime.Override(limit=None, paused=True)
         assert overrides["shout"] is None
     await site.app.set_limit("echo", None)
     await site.app.unpause("gated")
@@ -134,7 +132,7 @@ async def test_what_operators_changed_is_shown_as_an_override(site: Site) -> Non
     assert {service.override for service in answer.services} == {None}
 
 
-async def test_the_stats_tell_of_changes_that_nobody_has_relayed(still_site: Site) -> None:
+async def test_the_stats_show_changes_that_are_not_relayed(still_site: Site) -> None:
     await still_site.submit()
     await still_site.submit()
     stats = await stats_of(still_site)
@@ -147,22 +145,22 @@ async def test_the_stats_tell_of_changes_that_nobody_has_relayed(still_site: Sit
 # ---------------------------------------------------------------- workers
 
 
-async def test_workers_that_are_silent_for_long_are_gone_and_gateways_are_no_workers(site: Site) -> None:
+async def test_silent_workers_are_gone_and_gateways_are_not_workers(site: Site) -> None:
     await announced(site, "old", ago=DEAD_AFTER + 5, running=2)
     await announced(site, "gateway", Roles(worker=False, manager=False))
     found = {worker.name: worker for worker in await workers_of(site)}
-    assert set(found) == {"old", site.app._process.name}  # type: ignore[union-attr]
+    assert set(found) == {"old", site.app._runtime.node.name}  # type: ignore[union-attr]
     old = found.pop("old")
-    assert (old.alive, old.running) == (False, 0), "its calls were taken back long ago"
+    assert (old.alive, old.running) == (False, 0), "its calls were recovered long ago"
     assert all(worker.alive for worker in found.values())
 
 
-async def test_a_worker_is_drained_and_told_to_claim_again(site: Site) -> None:
+async def test_a_worker_is_drained_and_claims_again(site: Site) -> None:
     (worker,) = await workers_of(site)
     path = f"/admin/workers/{quote(worker.name, safe='')}/drain"
     response = await site.client.post(path, json={"on": True})
     assert response.status_code == 200, response.text
-    assert shapes.WorkerShape.model_validate(response.json()).drain_asked
+    assert models_runtime.WorkerShape.model_validate(response.json()).drain_asked
 
     async def drained() -> bool:
         return bool((await workers_of(site))[0].draining)
@@ -172,18 +170,18 @@ async def test_a_worker_is_drained_and_told_to_claim_again(site: Site) -> None:
     assert (await site.client.get("/readyz")).status_code == 200
     assert (await site.client.post(path, json={"on": False})).json()["drain_asked"] is False
     assert (await site.app.wait(job_id, PATIENCE)).status == "COMPLETED"
-    records = await site.app._store.audit(limit=9)  # type: ignore[union-attr]
+    records = await site.app._runtime.store.audit(limit=9)
     assert [(record.action, record.target) for record in records] == [
         ("worker.undrain", worker.name),
         ("worker.drain", worker.name),
     ]
 
 
-async def test_what_cannot_be_drained_is_said_and_not_asked(site: Site) -> None:
+async def test_draining_an_invalid_worker_is_refused(site: Site) -> None:
     await announced(site, "old", ago=DEAD_AFTER + 5)
     await announced(site, "gateway", Roles(worker=False, manager=False))
     for name, status, code in (
-        ("nobody", 404, "not_found"),
+        ("unknown", 404, "not_found"),
         ("old", 409, "wrong_state"),
         ("gateway", 409, "wrong_state"),
     ):

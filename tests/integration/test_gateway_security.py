@@ -1,4 +1,4 @@
-"""Who may ask, what pages may do, what the log and the answers give away."""
+"""Authentication, origins, and what logs and responses reveal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from fairlead.errors import Unavailable
 from tests.integration.gateway_site import Site, client_of
+from tests.integration.http_client import ask
 
 MakeSite = Callable[..., Awaitable[Site]]
 
@@ -53,7 +54,7 @@ async def test_the_right_key_opens_everything_from_any_host(make_site: MakeSite)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8123", "[::1]:8000", "LOCALHOST"])
-async def test_without_a_key_the_own_host_names_are_served(still_site: Site, host: str) -> None:
+async def test_without_a_key_our_own_host_names_are_served(still_site: Site, host: str) -> None:
     for _ in range(2):
         assert (await still_site.client.get("/api/v1/jobs", headers={"Host": host})).status_code == 200
 
@@ -84,7 +85,7 @@ async def test_the_configured_host_is_served(make_site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://localhost.evil"])
-async def test_a_page_from_elsewhere_cannot_post(still_site: Site, origin: str) -> None:
+async def test_a_page_of_another_origin_cannot_post(still_site: Site, origin: str) -> None:
     job_id = await still_site.submit()
     for path in ("/api/v1/jobs", f"/api/v1/jobs/{job_id}/cancel", "/admin/queue-dead/purge"):
         response = await still_site.client.post(path, headers={"Origin": origin})
@@ -97,10 +98,69 @@ async def test_a_page_of_this_server_may_post(still_site: Site) -> None:
     assert (await still_site.client.post("/api/v1/jobs", json=BODY, headers=headers)).status_code == 202
 
 
+async def test_without_a_key_a_wildcard_admits_no_page(make_site: MakeSite) -> None:
+    """Otherwise any page that the user opens could do everything."""
+    site = await make_site(running=False, allowed_origins=["*", "https://app.example"])
+    foreign = {"Origin": "https://evil.example"}
+    for method, path in (("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs"), ("POST", "/admin/keys")):
+        refused = await site.client.request(method, path, json=BODY, headers=foreign)
+        assert (refused.status_code, refused.json()["code"]) == (403, "cross_site")
+    assert (await ask(site.gateway, "WS", "/ws", origin="https://evil.example")).status == 403
+    allowed = {"Origin": "https://app.example"}
+    assert (await site.client.post("/api/v1/jobs", json=BODY, headers=allowed)).status_code == 202
+    key = (await site.app.create_key("admin")).text
+    await site.gateway.state.guard.key_cache.reread()
+    with_key = {**foreign, "Authorization": f"Bearer {key}"}
+    assert (await site.client.get("/api/v1/jobs", headers=with_key)).status_code == 200
+
+
+PROXIED = {
+    "Forwarded": "for=192.0.2.7",
+    "Via": "1.1 proxy.example",
+    "X-Forwarded-For": "192.0.2.7",
+    "X-Forwarded-Host": "fairlead.example",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Anything": "",
+    "X-Real-IP": "192.0.2.7",
+    "CF-Connecting-IP": "192.0.2.7",
+}
+
+
+@pytest.mark.parametrize("header", PROXIED)
+async def test_without_a_key_a_request_through_a_proxy_is_refused(still_site: Site, header: str) -> None:
+    """Also after a direct request, and if the proxy sends `Host: localhost`."""
+    assert (await still_site.client.get("/api/v1/jobs")).status_code == 200
+    for method, path in (("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs"), ("GET", "/"), ("GET", "/livez")):
+        response = await still_site.client.request(method, path, json=BODY, headers={header: PROXIED[header]})
+        assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
+        assert header.lower() in response.json()["detail"]
+        assert "fairlead keys create --role admin" in response.json()["detail"]
+    assert await still_site.job_ids() == []
+
+
+async def test_with_a_key_requests_may_come_through_a_proxy(make_site: MakeSite) -> None:
+    site = await make_site(running=False, admin_key="secret")
+    headers = {"Authorization": "Bearer secret", **PROXIED}
+    assert (await site.client.get("/api/v1/jobs", headers=headers)).status_code == 200
+    assert (await site.client.get("/", headers=PROXIED)).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_without_a_key_another_origin_cannot_embed_an_address(still_site: Site, site: str) -> None:
+    """Images and frames are requested without an Origin; browsers send Sec-Fetch-Site."""
+    for mode, dest in (("no-cors", "image"), ("navigate", "iframe")):
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        response = await still_site.client.get("/api/v1/jobs", headers=headers)
+        assert (response.status_code, response.json()["code"]) == (403, "cross_site")
+    followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for headers in (followed, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+        assert (await still_site.client.get("/api/v1/jobs", headers=headers)).status_code == 200
+
+
 # ---------------------------------------------------------------- CORS
 
 
-async def test_an_allowed_origin_may_ask_and_read_even_errors(make_site: MakeSite) -> None:
+async def test_an_allowed_origin_may_read_responses_and_errors(make_site: MakeSite) -> None:
     site = await make_site(running=False, allowed_origins=["https://app.example"])
     origin = {"Origin": "https://app.example"}
     preflight = await site.client.options(
@@ -144,7 +204,7 @@ async def test_without_allowed_origins_there_are_no_cors_headers(still_site: Sit
 # ---------------------------------------------------------------- headers and the log
 
 
-async def test_every_answer_is_marked_as_data_that_nobody_keeps(still_site: Site) -> None:
+async def test_every_response_has_the_security_headers(still_site: Site) -> None:
     for path in ("/api/v1/jobs", "/livez", "/nowhere", "/openapi.json"):
         response = await still_site.client.get(path)
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -152,7 +212,7 @@ async def test_every_answer_is_marked_as_data_that_nobody_keeps(still_site: Site
         assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
-async def test_a_harmless_request_id_is_kept_and_any_other_replaced(still_site: Site) -> None:
+async def test_a_safe_request_id_is_kept_and_any_other_replaced(still_site: Site) -> None:
     kept = await still_site.client.get("/livez", headers={"X-Request-ID": "abc-123"})
     assert kept.headers["x-request-id"] == "abc-123"
     for strange in ("a b", "x" * 65, "<script>", ""):
@@ -160,7 +220,7 @@ async def test_a_harmless_request_id_is_kept_and_any_other_replaced(still_site: 
         assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
 
 
-async def test_probes_are_not_logged_whatever_they_hear(
+async def test_probes_are_not_logged(
     still_site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away() -> None:
@@ -169,15 +229,13 @@ async def test_probes_are_not_logged_whatever_they_hear(
     caplog.set_level(logging.INFO, "fairlead.gateway")
     assert (await still_site.client.get("/livez")).status_code == 200
     assert (await still_site.client.get("/readyz")).status_code == 200
-    monkeypatch.setattr(still_site.app._store, "ping", away)
+    monkeypatch.setattr(still_site.app._runtime.store, "ping", away)
     assert (await still_site.client.get("/readyz")).status_code == 503
     assert [record for record in caplog.records if record.name == "fairlead.gateway"] == []
 
 
-async def test_a_request_is_one_log_line_without_what_the_user_said(
-    still_site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fairlead.gateway")
+async def test_a_request_is_one_log_line_without_user_data(still_site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "fairlead.gateway")
     body = {**BODY, "user_id": "private-name", "input_data": {"prompt": "a secret wish"}}
     response = await still_site.client.post("/api/v1/jobs", json=body)
     await still_site.client.get("/api/v1/jobs?user_id=private-name")
@@ -189,10 +247,25 @@ async def test_a_request_is_one_log_line_without_what_the_user_said(
     assert "secret" not in caplog.text
 
 
+async def test_a_key_in_a_url_is_not_logged(make_site: MakeSite, caplog: pytest.LogCaptureFixture) -> None:
+    environment = "the-environment-s-own-key"
+    site = await make_site(running=False, admin_key=environment)
+    key = (await site.app.create_key("service")).text
+    caplog.set_level(logging.DEBUG)
+    for secret in (environment, key):
+        for method, path, query in (("GET", f"/{secret}", ""), ("GET", "/", f"key={secret}"), ("WS", "/ws", secret)):
+            assert (await ask(site.gateway, method, path, query=query)).status == 401
+    lines = [record.getMessage() for record in caplog.records if record.name == "fairlead.gateway"]
+    assert len(lines) == 6
+    assert "GET (a URL with a key) 401" in caplog.text
+    assert environment not in caplog.text
+    assert key.split("_")[2] not in caplog.text
+
+
 async def test_control_characters_in_a_path_never_reach_the_log(
     still_site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "fairlead.gateway")
+    caplog.set_level(logging.DEBUG, "fairlead.gateway")
     await still_site.client.get("/api/v1/jobs/a%0AERROR%20forged%1b[31m%C2%85")
     lines = [record.getMessage() for record in caplog.records if record.name == "fairlead.gateway"]
     assert len(lines) == 1
@@ -201,7 +274,7 @@ async def test_control_characters_in_a_path_never_reach_the_log(
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/jobs"), ("GET", "/api/v1/jobs")])
-async def test_an_unexpected_exception_is_a_500_that_says_nothing_and_a_log_entry_that_says_all(
+async def test_an_unexpected_exception_is_a_bare_500_with_details_in_the_log(
     still_site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
     async def explode(*_: object, **__: object) -> None:
@@ -218,7 +291,7 @@ async def test_an_unexpected_exception_is_a_500_that_says_nothing_and_a_log_entr
     assert "hunter2" in str(entry.exc_info)
 
 
-async def test_the_hot_route_and_fastapi_answer_errors_alike(still_site: Site) -> None:
+async def test_the_fast_path_and_fastapi_return_the_same_errors(still_site: Site) -> None:
     hot = (await still_site.client.post("/api/v1/jobs", json=[])).json()
     usual = (await still_site.client.get("/api/v1/jobs?limit=0")).json()
     assert hot.keys() == usual.keys()

@@ -1,4 +1,4 @@
-"""Turns over HTTP: who waits there is there while it asks, and who has the slot while it renews."""
+"""Turns over HTTP: a waiting caller is alive while it sends requests, a holder while it renews."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx2
 import orjson
 import pytest
 
-from fairlead.gateway import turn_callers
+from fairlead.gateway import turn_events
 from tests.integration.gateway_site import Site, served
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -21,7 +21,7 @@ UNKNOWN = "01938f1c-8b21-8c42-9f5e-7da05e3f4061"
 
 @pytest.fixture
 async def http(site: Site) -> AsyncIterator[httpx2.AsyncClient]:
-    """Over a real connection: whether a caller has gone is seen by its connection."""
+    """A client over a real connection, whose end shows that a caller is gone."""
     async with (
         served(site.gateway) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
@@ -45,8 +45,8 @@ async def looked(http: httpx2.AsyncClient, turn: dict[str, Any]) -> dict[str, An
     return dict((await http.get(turn["links"]["status_url"])).json())
 
 
-async def finished(http: httpx2.AsyncClient, turn: dict[str, Any], **said: Any) -> httpx2.Response:
-    return await http.post(turn["links"]["finish_url"], json=said)
+async def finished(http: httpx2.AsyncClient, turn: dict[str, Any], **body: Any) -> httpx2.Response:
+    return await http.post(turn["links"]["finish_url"], json=body)
 
 
 @asynccontextmanager
@@ -69,10 +69,16 @@ async def until_status(http: httpx2.AsyncClient, turn: dict[str, Any], status: s
     return found
 
 
-# ---------------------------------------------------------------- from the line to the slot, and out
+async def until_absent(http: httpx2.AsyncClient, turn: dict[str, Any]) -> None:
+    async with asyncio.timeout(30):
+        while (await looked(http, turn))["kept_until"] is None:
+            await asyncio.sleep(0.02)
 
 
-async def test_a_turn_from_the_line_to_its_result(http: httpx2.AsyncClient) -> None:
+# ---------------------------------------------------------------- from the queue to the slot, and out
+
+
+async def test_a_turn_from_the_queue_to_its_result(http: httpx2.AsyncClient) -> None:
     first = await opened(http, "ada")
     assert (await waited(http, first))["status"] == "RUNNING"
     second = await opened(http, "bob")
@@ -88,13 +94,13 @@ async def test_a_turn_from_the_line_to_its_result(http: httpx2.AsyncClient) -> N
     assert (await waiting)["status"] == "RUNNING"
 
 
-async def test_a_long_poll_that_is_over_too_soon_says_how_it_is(http: httpx2.AsyncClient) -> None:
+async def test_a_long_poll_that_times_out_returns_the_turn(http: httpx2.AsyncClient) -> None:
     await waited(http, await opened(http, "ada"))
     turn = await waited(http, await opened(http, "bob"), seconds=1)
     assert (turn["status"], turn["position"]) == ("PENDING", 1)
 
 
-async def test_the_stream_tells_the_place_the_slot_and_the_end(http: httpx2.AsyncClient) -> None:
+async def test_the_stream_has_position_slot_and_end(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada")
     await waited(http, holder)
     turn = await opened(http, "bob")
@@ -102,19 +108,19 @@ async def test_the_stream_tells_the_place_the_slot_and_the_end(http: httpx2.Asyn
         snapshot = await anext(events)
         assert (snapshot["type"], snapshot["turn"]["status"]) == ("SNAPSHOT", "PENDING")
         await finished(http, holder)
-        heard = []
+        received = []
         async for event in events:
-            heard.append(event)
+            received.append(event)
             if event["type"] == "TURN_GRANTED":
                 await finished(http, turn, result={"n": 1})
-    assert {event["turn_id"] for event in heard} == {turn["turn_id"]}
-    assert [event["type"] for event in heard if event["type"] != "POSITION"] == ["TURN_GRANTED", "TURN_ENDED"]
-    granted = next(event for event in heard if event["type"] == "TURN_GRANTED")
+    assert {event["turn_id"] for event in received} == {turn["turn_id"]}
+    assert [event["type"] for event in received if event["type"] != "POSITION"] == ["TURN_GRANTED", "TURN_ENDED"]
+    granted = next(event for event in received if event["type"] == "TURN_GRANTED")
     assert granted["turn"]["status"] == "RUNNING"
-    assert heard[-1]["turn"]["status"] == "COMPLETED"
+    assert received[-1]["turn"]["status"] == "COMPLETED"
 
 
-async def test_what_went_wrong_is_kept(http: httpx2.AsyncClient) -> None:
+async def test_the_error_of_a_turn_is_stored(http: httpx2.AsyncClient) -> None:
     turn = await opened(http, "ada", metadata={"prompt": "a cat"})
     await waited(http, turn)
     ended = (await finished(http, turn, error="out of memory")).json()
@@ -125,7 +131,7 @@ async def test_what_went_wrong_is_kept(http: httpx2.AsyncClient) -> None:
     )
 
 
-async def test_who_leaves_the_line_lets_the_next_one_up(http: httpx2.AsyncClient) -> None:
+async def test_cancelling_a_turn_moves_the_next_one_up(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada")
     await waited(http, holder)
     second, third = await opened(http, "bob"), await opened(http, "cleo")
@@ -136,20 +142,26 @@ async def test_who_leaves_the_line_lets_the_next_one_up(http: httpx2.AsyncClient
     assert (await waiting)["status"] == "RUNNING"
 
 
-# ---------------------------------------------------------------- those who are not there
+# ---------------------------------------------------------------- absent callers
 
 
-async def test_who_is_not_there_when_its_turn_comes_is_passed_over(http: httpx2.AsyncClient) -> None:
+async def test_an_absent_caller_is_skipped(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada")
     await waited(http, holder)
     absent, there = await opened(http, "bob"), await opened(http, "cleo")
     waiting = asyncio.create_task(waited(http, there))
     await finished(http, holder)
     assert (await waiting)["status"] == "RUNNING"
-    assert (await looked(http, absent))["error"]["code"] == "NOT_TAKEN"
+    skipped = await looked(http, absent)
+    assert (skipped["status"], skipped["position"]) == ("PENDING", None)
+    assert skipped["kept_until"] is not None
+    behind = await opened(http, "dora")
+    returned = await waited(http, absent, seconds=1)
+    assert (returned["status"], returned["position"], returned["kept_until"]) == ("PENDING", 1, None)
+    assert (await looked(http, behind))["position"] == 2
 
 
-async def test_who_comes_back_soon_enough_has_not_missed_it(http: httpx2.AsyncClient) -> None:
+async def test_a_caller_that_returns_in_time_gets_the_slot(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada")
     await waited(http, holder)
     turn = await waited(http, await opened(http, "bob"), seconds=1)
@@ -157,35 +169,40 @@ async def test_who_comes_back_soon_enough_has_not_missed_it(http: httpx2.AsyncCl
     assert (await waited(http, turn))["status"] == "RUNNING"
 
 
-async def test_a_waiting_caller_that_is_not_heard_of_leaves_the_line(
+async def test_a_silent_waiting_caller_leaves_the_queue_and_keeps_its_place(
     http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(turn_events, "HEARTBEAT", 0.2)
     await waited(http, await opened(http, "ada"))
     turn = await opened(http, "bob")
-    assert (await until_status(http, turn, "FAILED"))["error"]["code"] == "WAITER_GONE"
+    await until_absent(http, turn)
+    monkeypatch.undo()
+    behind = await opened(http, "cleo")
+    renewed = (await http.post(turn["links"]["renew_url"])).json()
+    assert (renewed["status"], renewed["kept_until"]) == ("PENDING", None)
+    assert [(await looked(http, each))["position"] for each in (turn, behind)] == [1, 2]
 
 
-async def test_a_caller_is_there_as_long_as_its_stream_is_open(
+async def test_a_caller_is_alive_while_its_stream_is_open(
     http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(turn_events, "HEARTBEAT", 0.2)
     await waited(http, await opened(http, "ada"))
     turn, gone = await opened(http, "bob"), await opened(http, "cleo")
     async with listening(http, turn) as events:
         await anext(events)
-        await until_status(http, gone, "FAILED")  # who opened after it, and was silent
-        assert (await looked(http, turn))["status"] == "PENDING"
-    await until_status(http, turn, "FAILED")
+        await until_absent(http, gone)  # opened later, and silent
+        assert (await looked(http, turn))["position"] == 1
+    await until_absent(http, turn)
 
 
-async def test_looking_on_is_not_being_there(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_callers, "HEARTBEAT", 0.3)
+async def test_reading_a_turn_does_not_keep_it_alive(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_events, "HEARTBEAT", 0.3)
     turn = await opened(http, "ada")
-    await until_status(http, turn, "FAILED")
+    await until_absent(http, turn)
 
 
-async def test_a_holder_that_does_not_renew_has_lost_the_slot(http: httpx2.AsyncClient) -> None:
+async def test_a_holder_that_does_not_renew_loses_the_slot(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada", service="short")
     await waited(http, holder)
     turn = await opened(http, "bob", service="short")
@@ -198,21 +215,21 @@ async def test_a_holder_that_does_not_renew_has_lost_the_slot(http: httpx2.Async
 async def test_a_holder_that_renews_keeps_the_slot(http: httpx2.AsyncClient) -> None:
     holder = await opened(http, "ada", service="short")
     held = await waited(http, holder)
-    for _ in range(6):  # twice as long as it would outlive us
+    for _ in range(6):  # twice the lease
         await asyncio.sleep(held["lease_ttl"] / 3)
         renewed = await http.post(holder["links"]["renew_url"])
         assert renewed.json()["status"] == "RUNNING"
     assert (await finished(http, holder)).status_code == 200
 
 
-# ---------------------------------------------------------------- what is asked wrongly
+# ---------------------------------------------------------------- invalid requests
 
 
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [
         ({"user_id": "ada"}, "/service"),
-        ({"service": "slot", "user_id": 42}, "/user_id"),
+        ({"service": "slot", "user_id": True}, "/user_id"),
         ({"service": "slot", "user_id": ""}, "/user_id"),
         ({"service": "nowhere", "user_id": "ada"}, "/service"),
         ({"service": "slot", "user_id": "ada", "priority": "urgent"}, "/priority"),
@@ -223,7 +240,9 @@ async def test_a_holder_that_renews_keeps_the_slot(http: httpx2.AsyncClient) -> 
         ({"service": "echo_then_shout", "user_id": "ada"}, "/service"),
     ],
 )
-async def test_a_bad_request_names_its_field_and_leaves_nothing(site: Site, body: dict[str, Any], pointer: str) -> None:
+async def test_an_invalid_request_names_its_field_and_stores_nothing(
+    site: Site, body: dict[str, Any], pointer: str
+) -> None:
     answer = await site.client.post(TURNS, json=body)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
@@ -231,7 +250,7 @@ async def test_a_bad_request_names_its_field_and_leaves_nothing(site: Site, body
     assert await site.job_ids() == []
 
 
-async def test_a_job_is_no_turn(site: Site) -> None:
+async def test_a_job_is_not_a_turn(site: Site) -> None:
     job_id = await site.submit()
     for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/renew"), ("POST", "/finish"), ("POST", "/cancel")):
         for unknown in (job_id, UNKNOWN):
@@ -239,13 +258,13 @@ async def test_a_job_is_no_turn(site: Site) -> None:
             assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, path)
 
 
-async def test_a_body_that_is_no_object_is_refused_in_words_of_the_caller(http: httpx2.AsyncClient) -> None:
+async def test_a_body_other_than_an_object_is_refused(http: httpx2.AsyncClient) -> None:
     turn = await opened(http, "ada")
     refused = await http.post(turn["links"]["finish_url"], json=[])
     assert (refused.status_code, refused.json()["detail"]) == (422, "must be a JSON object")
 
 
-async def test_finishing_before_the_slot_is_there_is_refused(http: httpx2.AsyncClient) -> None:
+async def test_finishing_without_a_slot_is_refused(http: httpx2.AsyncClient) -> None:
     await waited(http, await opened(http, "ada"))
     turn = await opened(http, "bob")
     answer = await finished(http, turn)
@@ -261,18 +280,18 @@ async def test_a_result_or_an_error_but_not_both(http: httpx2.AsyncClient) -> No
     assert (await looked(http, turn))["status"] == "RUNNING"
 
 
-async def test_the_same_key_is_the_same_turn(http: httpx2.AsyncClient) -> None:
-    said = {"json": {"service": "slot", "user_id": "ada"}, "headers": {"Idempotency-Key": "once"}}
-    first, again = await http.post(TURNS, **said), await http.post(TURNS, **said)  # type: ignore[arg-type]
+async def test_the_same_key_returns_the_same_turn(http: httpx2.AsyncClient) -> None:
+    request = {"json": {"service": "slot", "user_id": "ada"}, "headers": {"Idempotency-Key": "once"}}
+    first, again = await http.post(TURNS, **request), await http.post(TURNS, **request)  # type: ignore[arg-type]
     assert first.json()["turn_id"] == again.json()["turn_id"]
     assert again.headers["idempotent-replayed"] == "true"
     other = await http.post(
-        TURNS, json={"service": "slot", "user_id": "ada", "wait_timeout": 9}, headers=said["headers"]
+        TURNS, json={"service": "slot", "user_id": "ada", "wait_timeout": 9}, headers=request["headers"]
     )
     assert other.json()["code"] == "idempotency_mismatch"
 
 
-async def test_a_user_s_key_has_its_own_turns_and_no_others(make_site: MakeSite) -> None:
+async def test_a_user_s_key_sees_its_own_turns_only(make_site: MakeSite) -> None:
     site = await make_site(admin_key="an-admin-key-of-some-length")
     ada, bob = [
         {"Authorization": f"Bearer {(await site.app.create_key('user', user_id=user)).text}"} for user in ("ada", "bob")

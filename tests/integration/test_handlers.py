@@ -1,4 +1,4 @@
-"""Handlers that behave oddly: whatever they do, the job ends, the slot comes back, and the process lives."""
+"""Misbehaving handlers: in every case the job ends, the slot is freed, and the process survives."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fairlead import Call, Config, Fairlead, JobFailed, JobStatus
-from fairlead.runtime import worker
-from fairlead.runtime.conclusions import Conclusions
+from fairlead.engine import worker
+from fairlead.engine.step_run import OutcomeMapper
 
 PATIENCE = 30.0
 
@@ -49,7 +49,7 @@ def make_app(tmp_path: Path) -> Callable[..., Fairlead]:
 
 
 async def free_slots(app: Fairlead) -> int:
-    """After the slot of an ended job has gone back, which the next exchange does."""
+    """Wait until the slot of an ended job is returned, which the next exchange does."""
     async with asyncio.timeout(PATIENCE):
         while (service := (await app.status())["services"][0])["in_use"]:
             await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ async def free_slots(app: Fairlead) -> int:
 
 @pytest.mark.parametrize("kind", RAISED)
 @pytest.mark.parametrize("where", ["loop", "thread"])
-async def test_whatever_a_handler_raises_fails_its_job_and_frees_its_slot(
+async def test_any_exception_of_a_handler_fails_its_job_and_frees_its_slot(
     make_app: Callable[..., Fairlead], kind: str, where: str
 ) -> None:
     app = make_app()
@@ -81,7 +81,7 @@ async def test_whatever_a_handler_raises_fails_its_job_and_frees_its_slot(
         assert await free_slots(app) == 1
 
 
-async def test_a_handler_that_ignores_being_stopped_does_not_hold_up_its_job(
+async def test_a_handler_that_ignores_its_cancellation_does_not_delay_its_job(
     make_app: Callable[..., Fairlead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "STUBBORN_AFTER", 0.1)
@@ -102,23 +102,23 @@ async def test_a_handler_that_ignores_being_stopped_does_not_hold_up_its_job(
         with pytest.raises(JobFailed) as caught:
             await job.result(timeout=PATIENCE)
         assert caught.value.error["code"] == "TIMEOUT"
-        assert (await app.status())["services"][0]["in_use"] == 1, "it still computes"
+        assert (await app.status())["services"][0]["in_use"] == 1, "it is still running"
         gate.set()
         assert await free_slots(app) == 1
 
 
-async def test_a_step_that_we_fail_to_carry_out_is_left_to_recovery(
+async def test_an_internal_error_during_a_step_is_left_to_recovery(
     make_app: Callable[..., Fairlead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, failing = make_app(), [True]
-    really = Conclusions.move_of
+    really = OutcomeMapper.move_of
 
-    def move_of(self: Conclusions, *about: Any) -> Any:
+    def move_of(self: OutcomeMapper, *about: Any) -> Any:
         if failing and failing.pop():
             raise RuntimeError("ours")
         return really(self, *about)
 
-    monkeypatch.setattr(Conclusions, "move_of", move_of)
+    monkeypatch.setattr(OutcomeMapper, "move_of", move_of)
 
     @app.service(limit=1, max_attempts=2, lease_ttl=1.0)
     async def one(call: Call) -> int:
@@ -126,12 +126,12 @@ async def test_a_step_that_we_fail_to_carry_out_is_left_to_recovery(
 
     async with app.running():
         job = await app.submit("one")
-        assert await job.result(timeout=PATIENCE) == 2, "its lease expired, and it was tried again"
+        assert await job.result(timeout=PATIENCE) == 2, "its lease expired, and it was retried"
         await app.drain()
         assert await free_slots(app) == 1
 
 
-async def test_a_call_in_a_process_is_really_stopped(make_app: Callable[..., Fairlead], tmp_path: Path) -> None:
+async def test_a_call_in_a_process_is_stopped(make_app: Callable[..., Fairlead], tmp_path: Path) -> None:
     service = {"limit": 1, "function": "tests.integration.handlers:endless", "run_in": "process", "timeout": 600}
     app = make_app(services={"endless": service})
     async with app.running():
@@ -156,7 +156,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "code"), [("exit", "EXCEPTION"), ("die", "WORKER_DIED"), ("set", "BAD_RESULT")])
-async def test_what_goes_wrong_in_a_process_is_told(make_app: Callable[..., Fairlead], kind: str, code: str) -> None:
+async def test_errors_in_a_process_are_reported(make_app: Callable[..., Fairlead], kind: str, code: str) -> None:
     service = {
         "limit": 1,
         "function": "tests.integration.handlers:odd",
@@ -170,7 +170,7 @@ async def test_what_goes_wrong_in_a_process_is_told(make_app: Callable[..., Fair
         assert await (await app.submit("odd", {"kind": "fine"})).result(timeout=PATIENCE) == "fine"
 
 
-async def test_a_raised_limit_is_used_by_plain_functions_too(make_app: Callable[..., Fairlead]) -> None:
+async def test_a_raised_limit_applies_to_plain_functions_too(make_app: Callable[..., Fairlead]) -> None:
     app = make_app()
     inside, all_in = threading.Semaphore(0), threading.Event()
 
@@ -190,7 +190,9 @@ async def test_a_raised_limit_is_used_by_plain_functions_too(make_app: Callable[
             assert await job.result(timeout=PATIENCE) == "ok"
 
 
-async def test_what_another_process_does_reaches_the_running_line(make_app: Callable[..., Fairlead]) -> None:
+async def test_submits_and_cancels_of_another_process_reach_the_running_queue(
+    make_app: Callable[..., Fairlead],
+) -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
 
     def build() -> Fairlead:
@@ -217,7 +219,7 @@ async def test_what_another_process_does_reaches_the_running_line(make_app: Call
                 await asyncio.sleep(0.05)
 
 
-async def test_a_job_of_a_service_that_is_gone_waits_until_it_is_back(
+async def test_a_job_of_a_removed_service_waits_until_the_service_is_back(
     make_app: Callable[..., Fairlead], caplog: pytest.LogCaptureFixture
 ) -> None:
     def build(*names: str) -> Fairlead:
@@ -234,13 +236,16 @@ async def test_a_job_of_a_service_that_is_gone_waits_until_it_is_back(
         job = await app.submit("gone")
     async with build("kept").running() as app:
         await (await app.submit("kept")).result(timeout=PATIENCE)
+        # Its queue is built at the next tick, once the relay has offered the job.
+        async with asyncio.timeout(PATIENCE):
+            while "jobs wait for the service gone" not in caplog.text:
+                await asyncio.sleep(0.05)
         assert (await app.get(job.id)).status is JobStatus.PENDING
-    assert "jobs wait for the service gone" in caplog.text
     async with build("kept", "gone").running() as app:
         assert (await app.wait(job.id, PATIENCE)).result == "gone"
 
 
-def test_a_script_with_the_synchronous_front_ends_quietly(tmp_path: Path) -> None:
+def test_a_script_with_the_synchronous_facade_exits_cleanly(tmp_path: Path) -> None:
     script = """
         from fairlead import Fairlead
         app = Fairlead()
@@ -255,7 +260,7 @@ def test_a_script_with_the_synchronous_front_ends_quietly(tmp_path: Path) -> Non
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_a_thread_that_never_ends_does_not_block_the_exit(tmp_path: Path) -> None:
     script = """
         import asyncio, threading
         from fairlead import Fairlead

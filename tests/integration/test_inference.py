@@ -1,4 +1,4 @@
-"""`POST /inference`: a model's result in the answer, or where to look."""
+"""`POST /inference`: the result of a model in the response, or a link to the job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fairlead import AsyncClient, Client, JobCancelled, JobFailed, JobStatus, Re
 from fairlead.client import Inference
 from fairlead.gateway import models
 from fairlead.gateway.app import create_gateway
-from fairlead.gateway.inference import LONGEST_TIMEOUT
+from fairlead.gateway.inference import MAX_TIMEOUT
 from tests.integration.gateway_site import Site, client_of, served
-from tests.integration.regional import world_of
+from tests.integration.region_endpoints import open_endpoints
 
 ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
 
@@ -24,29 +24,29 @@ async def infer(site: Site, headers: dict[str, str] | None = None, **fields: Any
     return await site.client.post("/inference", json={"model": "echo", **fields}, headers=headers or {})
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- responses
 
 
-async def test_the_answer_is_the_result(site: Site) -> None:
+async def test_the_response_is_the_result(site: Site) -> None:
     response = await infer(site, input_data={"n": 7}, user_id="ada", priority="high")
     assert response.status_code == 200
-    said = response.json()
-    models.Inference.model_validate(said)
-    assert (said["status"], said["model"], said["result"]) == ("COMPLETED", "echo", {"echo": {"n": 7}})
-    assert said["region"] is None
-    assert said["latency_ms"] >= said["metrics"]["execution_time_ms"] > 0
-    job = await site.app.get(said["job_id"])
+    body = response.json()
+    models.Inference.model_validate(body)
+    assert (body["status"], body["model"], body["result"]) == ("COMPLETED", "echo", {"echo": {"n": 7}})
+    assert body["region"] is None
+    assert body["latency_ms"] >= body["metrics"]["execution_time_ms"] > 0
+    job = await site.app.get(body["job_id"])
     assert (job.user_id, job.priority, job.feature_name) == ("ada", "high", "echo")
-    assert response.headers["location"] == f"/api/v1/jobs/{said['job_id']}"
+    assert response.headers["location"] == f"/api/v1/jobs/{body['job_id']}"
 
 
 async def test_a_pipeline_is_a_model_too(site: Site) -> None:
-    said = (await infer(site, model="echo_then_shout", input_data={"n": 1})).json()
-    assert said["result"] == {"shout": {"n": 1}}
-    assert (await site.app.get(said["job_id"])).user_id == "anonymous"
+    body = (await infer(site, model="echo_then_shout", input_data={"n": 1})).json()
+    assert body["result"] == {"shout": {"n": 1}}
+    assert (await site.app.get(body["job_id"])).user_id == "anonymous"
     nulls = dict.fromkeys(("user_id", "priority", "region", "allowed_regions", "timeout", "input_data"))
-    said = (await infer(site, **nulls)).json()
-    assert (await site.app.get(said["job_id"])).user_id == "anonymous"
+    body = (await infer(site, **nulls)).json()
+    assert (await site.app.get(body["job_id"])).user_id == "anonymous"
 
 
 async def test_a_failure_is_a_problem_that_names_the_job_and_its_error(site: Site) -> None:
@@ -61,7 +61,7 @@ async def test_a_failure_is_a_problem_that_names_the_job_and_its_error(site: Sit
     assert details["status_url"] == f"/api/v1/jobs/{job.job_id}"
 
 
-async def test_after_the_timeout_it_is_202_and_the_job_goes_on(site: Site) -> None:
+async def test_after_the_timeout_it_is_202_and_the_job_continues(site: Site) -> None:
     response = await infer(site, model="gated", timeout=0.05)
     assert response.status_code == 202
     models.Receipt.model_validate(response.json())
@@ -71,7 +71,7 @@ async def test_after_the_timeout_it_is_202_and_the_job_goes_on(site: Site) -> No
     assert (await site.app.wait(job_id, 30)).result == {"through": True}
 
 
-async def test_whoever_goes_away_cancels_nothing(site: Site) -> None:
+async def test_a_disconnect_does_not_cancel_the_job(site: Site) -> None:
     async with served(site.gateway) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b'{"model": "gated"}'
@@ -86,7 +86,7 @@ async def test_whoever_goes_away_cancels_nothing(site: Site) -> None:
         assert (await site.app.wait(job_id, 30)).status is JobStatus.COMPLETED
 
 
-async def test_a_job_that_is_cancelled_meanwhile_is_a_conflict(site: Site) -> None:
+async def test_a_cancelled_job_is_409(site: Site) -> None:
     asked = asyncio.create_task(infer(site, model="gated"))
     async with asyncio.timeout(30):
         await site.gate.entered.wait()
@@ -97,7 +97,7 @@ async def test_a_job_that_is_cancelled_meanwhile_is_a_conflict(site: Site) -> No
     assert response.json()["details"]["job_id"] == job_id
 
 
-async def test_the_same_key_gives_the_same_job_and_waits_for_it_again(site: Site) -> None:
+async def test_the_same_key_waits_for_the_same_job(site: Site) -> None:
     headers = {"Idempotency-Key": "once"}
     first = await infer(site, headers, model="gated", timeout=0)
     site.gate.opened.set()
@@ -109,14 +109,14 @@ async def test_the_same_key_gives_the_same_job_and_waits_for_it_again(site: Site
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_the_answer_says_in_which_region_the_model_ran(tmp_path: Path) -> None:
-    async with world_of("eu", "us") as world:
+async def test_the_response_has_the_region_of_the_model(tmp_path: Path) -> None:
+    async with open_endpoints("eu", "us") as world:
         world.switch("us", "fails")
         app = world.app({"database_url": f"sqlite:///{tmp_path}/fairlead.db"})
         async with app.running(), client_of(create_gateway(app)) as client:
             wanted = {"model": "gpu", "input_data": {"name": "x"}}
-            said = (await client.post("/inference", json={**wanted, "region": "eu"})).json()
-            assert (said["region"], said["result"]) == ("eu", {"region": "eu"})
+            body = (await client.post("/inference", json={**wanted, "region": "eu"})).json()
+            assert (body["region"], body["result"]) == ("eu", {"region": "eu"})
             moved = (await client.post("/inference", json={**wanted, "region": "us"})).json()
             assert moved["region"] == "eu"
             nowhere = await client.post("/inference", json={**wanted, "region": "mars"})
@@ -125,17 +125,17 @@ async def test_the_answer_says_in_which_region_the_model_ran(tmp_path: Path) -> 
             assert (bound.status_code, bound.json()["details"]["error"]["code"]) == (502, "HTTP_503")
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("body", "where"),
     [
         ({}, "/model"),
-        ({"model": "nobody"}, "/model"),
+        ({"model": "unknown"}, "/model"),
         ({"model": 7}, "/model"),
         ({"model": "echo", "timeout": -1}, "/timeout"),
-        ({"model": "echo", "timeout": LONGEST_TIMEOUT + 1}, "/timeout"),
+        ({"model": "echo", "timeout": MAX_TIMEOUT + 1}, "/timeout"),
         ({"model": "echo", "timeout": True}, "/timeout"),
         ({"model": "echo", "timeout": "30"}, "/timeout"),
         ({"model": "echo", "input_data": [1]}, "/input_data"),
@@ -147,7 +147,7 @@ async def test_the_answer_says_in_which_region_the_model_ran(tmp_path: Path) -> 
         ([], ""),
     ],
 )
-async def test_bad_input_is_named_and_leaves_nothing_behind(site: Site, body: Any, where: str) -> None:
+async def test_invalid_input_is_named_and_nothing_is_stored(site: Site, body: Any, where: str) -> None:
     response = await site.client.post("/inference", json=body)
     assert response.status_code == 422
     assert response.json()["pointer"] == where
@@ -159,10 +159,10 @@ async def test_a_user_s_key_calls_as_that_user(make_site: Callable[..., Awaitabl
     site = await make_site(admin_key=ADMIN)
     key = (await site.app.create_key("user", user_id="ada")).text
     mine = {"Authorization": f"Bearer {key}"}
-    said = (await infer(site, mine)).json()
-    assert (await site.app.get(said["job_id"])).user_id == "ada"
-    said = (await infer(site, mine, user_id=None)).json()
-    assert (await site.app.get(said["job_id"])).user_id == "ada"
+    body = (await infer(site, mine)).json()
+    assert (await site.app.get(body["job_id"])).user_id == "ada"
+    body = (await infer(site, mine, user_id=None)).json()
+    assert (await site.app.get(body["job_id"])).user_id == "ada"
     other = await infer(site, mine, user_id="bob")
     assert (other.status_code, other.json()["pointer"]) == (403, "/user_id")
     assert (await infer(site)).status_code == 401
@@ -214,7 +214,7 @@ async def test_the_client_waits_longer_than_one_request_may(
         asked = asyncio.create_task(client.infer("gated", timeout=30))
         async with asyncio.timeout(30):
             await site.gate.entered.wait()
-        await asyncio.sleep(0.1)  # past what one request waits for
+        await asyncio.sleep(0.1)  # longer than one request waits
         site.gate.opened.set()
         found = await asked
         assert (found.result, found.model) == ({"through": True}, "gated")

@@ -14,10 +14,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead import Config, Fairlead
+from fairlead.engine.roles import Roles
 from fairlead.errors import Unavailable
 from fairlead.gateway import metrics
 from fairlead.gateway.app import create_gateway
-from fairlead.runtime.roles import Roles
 from tests.integration.cli_process import DEADLINE_S, running, up
 from tests.integration.gateway_site import Site, client_of
 from tests.redis_servers import port_of, start_server
@@ -32,7 +32,7 @@ class Scrape:
         self.families: dict[str, Metric] = {family.name: family for family in text_string_to_metric_families(text)}
 
     def value(self, name: str, **labels: str) -> float | None:
-        """None: there is no such sample."""
+        """None if there is no such sample."""
         found = [
             sample.value
             for family in self.families.values()
@@ -56,7 +56,7 @@ async def scraped(client: httpx2.AsyncClient) -> Scrape:
 
 
 async def busy(site: Site) -> None:
-    """Something of everything: jobs that end well and badly, one that runs and two that wait."""
+    """Jobs in all states: some have ended well or badly, one runs and two wait."""
     ended = [
         await site.submit(feature_name=feature, user_id="secret-user")
         for feature in ("echo", "broken", "echo_then_shout", "flaky")
@@ -69,7 +69,7 @@ async def busy(site: Site) -> None:
         await site.submit(feature_name="gated", priority="low")
 
 
-async def test_the_numbers_are_those_of_what_happened(site: Site) -> None:
+async def test_the_numbers_match_what_happened(site: Site) -> None:
     await busy(site)
     scrape = await scraped(site.client)
     value = scrape.value
@@ -99,7 +99,7 @@ async def test_the_numbers_are_those_of_what_happened(site: Site) -> None:
     assert value("process_open_fds") is not None
 
 
-async def test_every_family_is_known_with_exactly_its_labels_and_none_is_about_a_user(site: Site) -> None:
+async def test_every_family_is_known_with_its_labels_and_none_names_a_user(site: Site) -> None:
     await busy(site)
     scrape = await scraped(site.client)
     ours = {name: family for name, family in scrape.families.items() if name.startswith("fairlead_")}
@@ -114,14 +114,14 @@ async def test_every_family_is_known_with_exactly_its_labels_and_none_is_about_a
     assert "secret-user" not in scrape.text
 
 
-async def test_a_scrape_sees_what_came_after_the_one_before(site: Site) -> None:
+async def test_a_scrape_includes_changes_since_the_last_one(site: Site) -> None:
     for n in (1, 2):
         await site.app.wait(await site.submit(), PATIENCE)
         scrape = await scraped(site.client)
         assert scrape.value("fairlead_jobs_accepted_total", feature="echo", band="medium") == n
 
 
-async def test_a_submit_that_is_replayed_is_not_counted_twice(site: Site) -> None:
+async def test_a_replayed_submit_is_not_counted_twice(site: Site) -> None:
     for _ in range(2):
         body = {"user_id": "ada", "feature_name": "echo"}
         await site.client.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
@@ -129,8 +129,8 @@ async def test_a_submit_that_is_replayed_is_not_counted_twice(site: Site) -> Non
     assert scrape.value("fairlead_jobs_accepted_total", feature="echo", band="medium") == 1
 
 
-async def test_how_good_the_estimates_were_is_told_per_service(site: Site) -> None:
-    process = site.app._process
+async def test_the_accuracy_of_estimates_is_exported_per_service(site: Site) -> None:
+    process = site.app._runtime.node
     assert process is not None
     await site.submit(feature_name="gated")
     await site.gate.entered.wait()
@@ -143,25 +143,28 @@ async def test_how_good_the_estimates_were_is_told_per_service(site: Site) -> No
     assert (scrape.value("fairlead_estimates_median_error", service="gated") or 0) > 0
 
 
-async def test_however_many_scrape_the_line_is_asked_once(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_scrapes_share_one_query_to_the_dispatcher(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "KEEP_S", 3600.0)
     site = await make_site()
-    process = site.app._process
+    process = site.app._runtime.node
     assert process is not None
-    asked = 0
-    snapshots = process.snapshots
+    dispatcher = process.shards["main"].dispatcher
+    questions = 0
+    snapshot = dispatcher.snapshot
 
-    async def counted() -> Any:
-        nonlocal asked
-        asked += 1
-        return await snapshots()
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal questions
+        questions += 1
+        return await snapshot(*args, **options)
 
-    monkeypatch.setattr(process, "snapshots", counted)
+    monkeypatch.setattr(dispatcher, "snapshot", counted)
     await asyncio.gather(*(scraped(site.client) for _ in range(20)))
-    assert asked == 1
+    assert questions == 1
 
 
-async def test_prometheus_may_have_it_as_openmetrics(site: Site) -> None:
+async def test_openmetrics_is_available_on_request(site: Site) -> None:
     await busy(site)
     answer = await site.client.get(
         "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
@@ -173,22 +176,23 @@ async def test_prometheus_may_have_it_as_openmetrics(site: Site) -> None:
 @pytest.mark.parametrize(
     "accept", ["", "nonsense", "application/openmetrics-text;version=x", "text/plain;version=y;escaping="]
 )
-async def test_no_wish_for_a_format_is_an_error(site: Site, accept: str) -> None:
+async def test_no_accept_header_is_an_error(site: Site, accept: str) -> None:
     answer = await site.client.get("/metrics", headers={"Accept": accept})
     assert answer.status_code == 200
 
 
-async def test_what_is_out_of_reach_is_said_and_the_rest_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_component_is_reported_and_the_rest_exported(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await site.app.wait(await site.submit(), PATIENCE)
-    assert site.app._store is not None
-    assert site.app._process is not None
+    assert site.app._runtime.node is not None
 
     async def away(*_: Any, **__: Any) -> Any:
         raise Unavailable("it is away")
 
     for name in ("facts", "oldest_waiting"):
-        monkeypatch.setattr(site.app._store, name, away)
-    monkeypatch.setattr(site.app._process.lines["main"].dispatcher, "snapshot", away)
+        monkeypatch.setattr(site.app._runtime.store, name, away)
+    monkeypatch.setattr(site.app._runtime.node.shards["main"].dispatcher, "snapshot", away)
     scrape = await scraped(site.client)
     assert scrape.value("fairlead_reachable", part="store") == 0
     assert scrape.value("fairlead_reachable", part="dispatcher main") == 0
@@ -197,7 +201,7 @@ async def test_what_is_out_of_reach_is_said_and_the_rest_is_told(site: Site, mon
     assert scrape.value("fairlead_jobs_ended_total", feature="echo", status="COMPLETED") == 1
 
 
-async def test_two_apps_in_one_process_do_not_share_their_numbers(site: Site, tmp_path: Path) -> None:
+async def test_two_apps_in_one_process_have_separate_numbers(site: Site, tmp_path: Path) -> None:
     await site.submit()
     config = Config.model_validate({"services": {"gpu": {"url": "http://127.0.0.1:9/", "limit": 1}}})
     other = Fairlead(config, database_url=f"sqlite:///{tmp_path}/other.db")
@@ -205,7 +209,7 @@ async def test_two_apps_in_one_process_do_not_share_their_numbers(site: Site, tm
         assert "echo" not in (await scraped(client)).text
 
 
-async def test_a_gateway_beside_the_process_that_dispatches_tells_what_the_truth_says(still_site: Site) -> None:
+async def test_a_gateway_beside_the_dispatching_process_exports_the_database_figures(still_site: Site) -> None:
     await still_site.submit(priority="high")
     scrape = await scraped(still_site.client)
     assert (scrape.value("fairlead_oldest_waiting_seconds", band="high") or 0) > 0
@@ -213,21 +217,21 @@ async def test_a_gateway_beside_the_process_that_dispatches_tells_what_the_truth
     assert scrape.value("fairlead_waiting", service="echo", band="high") is None
 
 
-async def test_with_a_key_it_needs_the_key(make_site: MakeSite) -> None:
+async def test_with_a_key_metrics_need_it(make_site: MakeSite) -> None:
     site = await make_site(admin_key="s3cret-key")
     assert (await site.client.get("/metrics")).status_code == 401
     answer = await site.client.get("/metrics", headers={"Authorization": "Bearer s3cret-key"})
     assert answer.status_code == 200
 
 
-# ---------------------------------------------------------------- a port of its own
+# ---------------------------------------------------------------- a separate port
 
 
 def got(url: str, path: str = "") -> httpx2.Response:
     return httpx2.get(url + path, trust_env=False, timeout=DEADLINE_S)
 
 
-def test_up_tells_on_a_port_of_its_own_without_a_key(tmp_path: Path) -> None:
+def test_up_serves_metrics_on_a_separate_port_without_a_key(tmp_path: Path) -> None:
     with up(tmp_path, "project:app", "--metrics-port", "0", env={"FAIRLEAD_ADMIN_KEY": "k" * 20}) as server:
         url = server.banner["metrics"]
         assert url.startswith("http://127.0.0.1:")
@@ -238,8 +242,8 @@ def test_up_tells_on_a_port_of_its_own_without_a_key(tmp_path: Path) -> None:
         assert got(url.removesuffix("/metrics"), "/api/v1/jobs").status_code == 404
 
 
-async def test_roles_tell_what_is_theirs(database: str) -> None:
-    """A worker tells of itself alone; a manager of the line too, and of its term."""
+async def test_each_role_exports_its_own_metrics(database: str) -> None:
+    """A worker exports its own metrics only; a manager also those of the queue and its term."""
     client = start_server()
     client.close()
     config = Config.model_validate({"services": {"gpu": {"url": "http://127.0.0.1:9/", "limit": 3}}})
@@ -247,26 +251,26 @@ async def test_roles_tell_what_is_theirs(database: str) -> None:
     def app() -> Fairlead:
         return Fairlead(config, database_url=database, redis_url=f"redis://127.0.0.1:{port_of(client)}/0")
 
-    async def told(of: Fairlead) -> Scrape:
-        return Scrape(bytes((await metrics.Metrics(of).answer("")).body).decode())
+    async def scrape_of(of: Fairlead) -> Scrape:
+        return Scrape(bytes((await metrics.Metrics(of).response("")).body).decode())
 
     async with (
         app().running(Roles(api=False, worker=False)) as manager,
         app().running(Roles(api=False, manager=False)) as worker,
     ):
         async with asyncio.timeout(PATIENCE):
-            while not (scrape := await told(manager)).value("fairlead_leader_term", shard="main"):
+            while not (scrape := await scrape_of(manager)).value("fairlead_leader_term", shard="main"):
                 await asyncio.sleep(0.05)
         assert scrape.value("fairlead_leading", shard="main") == 1
         assert scrape.value("fairlead_slots_limit", service="gpu") == 3
         assert scrape.value("fairlead_calls_running", shard="main") is None
-        of_worker = await told(worker)
+        of_worker = await scrape_of(worker)
         assert of_worker.value("fairlead_calls_running", shard="main") == 0
         assert of_worker.value("fairlead_slots_limit", service="gpu") is None
         assert of_worker.value("fairlead_leading", shard="main") is None
 
 
-def test_a_worker_has_a_port_for_metrics_if_told(tmp_path: Path, database: str) -> None:
+def test_a_worker_serves_metrics_on_request(tmp_path: Path, database: str) -> None:
     client = start_server()
     client.close()
     engines = {"DATABASE_URL": database, "REDIS_URL": f"redis://127.0.0.1:{port_of(client)}/0"}

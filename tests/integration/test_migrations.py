@@ -1,5 +1,5 @@
-"""A database of the first release, with everything in it that a later migration touches, is brought up to date; and the
-processes of that release, which may still run, go on."""
+"""A database of the first release, with rows for everything that a later migration touches, is migrated; and processes
+of that release, which may still run, continue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Hold, Job, JobStatus, Priority
-from fairlead.domain.limits import Lanes, Rules, ServiceRules
+from fairlead.domain.rules import Lanes, Rules, ServiceRules
 from fairlead.domain.transitions import Start
-from fairlead.store.migrate import migrations
-from fairlead.store.port import Busy, DeclareServices, Done, Epoch, RaiseEpoch, RingTimers, Started, Store
+from fairlead.store.port import Busy, DeclareServices, Done, Epoch, FireTimers, RaiseEpoch, Started, Store
 from fairlead.store.postgres import PostgresStore, schema
+from fairlead.store.sql_files import migrations
 from fairlead.store.sqlite import SqliteStore, connect
 from tests import servers
 
@@ -30,8 +30,8 @@ DECLARED = (
     '{"pools":{},"services":[{"cost":null,"lease_ttl":15.0,"limit":4,"order":"fair","paused":false,"pool":null,'
     '"regions":{},"retries_first":false,"service":"draw","user_limit":null}]}'
 )
-# What the first release wrote: a waiting job, a running one, a due one, one that was recovered from a dead worker (with
-# its hold), an epoch, an outbox row of each, and what was declared. `@` is where PostgreSQL has its schema.
+# Rows of the first release: a waiting job, a running one, a due one, one that was recovered from a dead worker (with
+# its hold), an epoch, an outbox row of each, and the declared rules. `@` is replaced by PostgreSQL's schema.
 ROWS = """
 INSERT INTO @job (id, user_id, feature_name, status, priority, run, created_at, queued_at, timer_at, spec{input})
 VALUES ('waiting', 'ann', 'image', 1, 2, 0, 5, 5, NULL, '[["draw"],2,null,1.0,null,null]'{value}),
@@ -45,7 +45,7 @@ UPDATE @rules SET version = 7, declared = '{declared}';
 OUTBOX = "INSERT INTO @outbox ({id}job_id, origin, written_at) VALUES ({number}'{job}', 'the release before', 5)"
 
 
-# ---------------------------------------------------------------- each engine, as the first release left it
+# ---------------------------------------------------------------- databases of the first release
 
 
 def old_sqlite(path: Path) -> None:
@@ -79,7 +79,7 @@ def old_row(job: str) -> str:
 
 @asynccontextmanager
 async def raw_postgres(url: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(servers.direct(url))
     try:
         yield connection
     finally:
@@ -107,7 +107,7 @@ async def upgraded(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 # ---------------------------------------------------------------- after the upgrade
 
 
-async def test_jobs_rules_and_epochs_are_as_they_were(upgraded: Store) -> None:
+async def test_jobs_rules_and_epochs_are_unchanged(upgraded: Store) -> None:
     jobs = await upgraded.get_jobs(["waiting", "running", "due", "recovered"])
     assert [job.status for job in jobs.values()] == [
         JobStatus.PENDING,
@@ -122,9 +122,9 @@ async def test_jobs_rules_and_epochs_are_as_they_were(upgraded: Store) -> None:
     assert await upgraded.epochs() == {"service:draw": Epoch(4, "redis-1")}
 
 
-async def test_the_same_declaration_is_still_the_same(upgraded: Store) -> None:
-    """Else the first process of this release would raise the version, and those of the release before could not read
-    what it declared."""
+async def test_the_same_declaration_is_recognised(upgraded: Store) -> None:
+    """Otherwise the first process of this release would raise the version, and those of the previous release could not
+    read what it declared."""
     (outcome,) = (await upgraded.commit([DeclareServices((ServiceRules("draw", 4),), {})])).outcomes
     assert isinstance(outcome, Done)
     assert outcome.value.version == 7
@@ -137,16 +137,16 @@ async def test_a_hold_has_the_band_of_its_job(upgraded: Store) -> None:
     ]
 
 
-async def test_outbox_rows_of_before_are_found_by_the_shard_that_the_job_is_on(upgraded: Store) -> None:
+async def test_old_outbox_rows_are_found_by_the_shard_of_their_job(upgraded: Store) -> None:
     for lanes in (THERE, Lanes(frozenset({("draw", 3)}))):
         rows = await upgraded.outbox(older_than=0, limit=9, lanes=lanes)
         assert "recovered" in [row.job_id for row in rows]
     assert [row.job_id for row in await upgraded.outbox(older_than=0, limit=9)] == ["waiting", "recovered"]
 
 
-async def test_jobs_of_before_live_on(upgraded: Store) -> None:
+async def test_old_jobs_continue(upgraded: Store) -> None:
     now = time.time()
-    batch = [Start("waiting", 0, 0, "3:1", "service:draw", "w1", 30.0), RingTimers(now, 9, {})]
+    batch = [Start("waiting", 0, 0, "3:1", "service:draw", "w1", 30.0), FireTimers(now, 9, {})]
     started, rung = (await upgraded.commit(batch)).outcomes
     assert isinstance(started, Started)
     assert isinstance(rung, Done)
@@ -158,10 +158,10 @@ async def test_jobs_of_before_live_on(upgraded: Store) -> None:
     assert hold.id in {one.id for one in await upgraded.holds()}
 
 
-# ---------------------------------------------------------------- a process of the release before
+# ---------------------------------------------------------------- a process of the previous release
 
 
-async def test_rows_that_an_old_process_writes_are_found_by_every_shard_of_postgres(database: str) -> None:
+async def test_rows_written_by_an_old_process_are_found_by_every_shard_of_postgres(database: str) -> None:
     await old_postgres(database)
     store = PostgresStore(database)
     await store.open()
@@ -189,7 +189,7 @@ async def test_rows_that_an_old_process_writes_are_found_by_every_shard_of_postg
         await store.close()
 
 
-async def test_an_old_process_goes_on_with_the_new_file_of_sqlite(tmp_path: Path) -> None:
+async def test_an_old_process_continues_with_the_migrated_sqlite_file(tmp_path: Path) -> None:
     old_sqlite(tmp_path / "old.db")
     with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as old:
         assert old.execute("SELECT count(*) FROM job").fetchone() == (4,)
@@ -210,10 +210,10 @@ async def test_an_old_process_goes_on_with_the_new_file_of_sqlite(tmp_path: Path
             await store.close()
 
 
-async def test_an_upgrade_lets_the_commits_of_running_processes_through(
+async def test_a_migration_lets_the_commits_of_running_processes_through(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives up its place in the queue for a table's lock now and then, or everybody would wait behind it."""
+    """It leaves the lock queue of a table from time to time; otherwise all commits would wait behind it."""
     monkeypatch.setattr(schema, "LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(schema, "TRIES", 10_000)
     await old_postgres(database)
@@ -223,14 +223,14 @@ async def test_an_upgrade_lets_the_commits_of_running_processes_through(
             await slow.execute("LOCK TABLE fairlead.hold IN ROW EXCLUSIVE MODE")
             opening = asyncio.ensure_future(store.open())
             await _blocked(database)
-            await old.execute(old_row("due"))  # it waits for no more than one try
+            await old.execute(old_row("due"))  # it waits for one try at most
             assert not opening.done()
         await opening
     assert len(await store.outbox(older_than=0, limit=9)) == 3
     await store.close()
 
 
-async def test_an_upgrade_that_gets_no_lock_says_so_and_leaves_all_as_it_was(
+async def test_a_migration_that_gets_no_lock_fails_and_changes_nothing(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "LOCK_TIMEOUT_MS", 20)
@@ -245,7 +245,7 @@ async def test_an_upgrade_that_gets_no_lock_says_so_and_leaves_all_as_it_was(
 
 
 async def _blocked(url: str) -> None:
-    """Returns when somebody in this database waits for a lock."""
+    """Wait until a session of this database waits for a lock."""
     async with raw_postgres(url) as connection:
         sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         while not await connection.fetchval(sql):

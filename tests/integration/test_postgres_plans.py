@@ -1,4 +1,4 @@
-"""Which plans PostgreSQL makes for the hot statements, at a size where it matters."""
+"""The plans of PostgreSQL for the hot statements, at a realistic size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from fairlead.domain.job import Job
-from fairlead.domain.limits import EVERYTHING, Lanes
+from fairlead.domain.rules import EVERYTHING, Lanes
 from fairlead.domain.transitions import Start, submit
 from fairlead.store.postgres import PostgresStore, encode
 from fairlead.store.postgres.queries import READS, WRITES
@@ -23,7 +23,7 @@ from tests import servers
 
 @asynccontextmanager
 async def raw(url: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(servers.direct(url))
     try:
         yield connection
     finally:
@@ -91,6 +91,8 @@ USED = {
     "waiting of lanes": (of("waiting", SOME), r"job_open\w*"),
     "count_waiting": (of("count_waiting", EVERYTHING), r"job_open\w*"),
     "count_waiting of lanes": (of("count_waiting", SOME), r"job_open\w*"),
+    "count_waiting_by_service": (of("count_waiting_by_service", EVERYTHING), r"job_open\w*"),
+    "count_waiting_by_service of lanes": (of("count_waiting_by_service", SOME), r"job_open\w*"),
     "running": (of("running", EVERYTHING), r"job_open\w*"),
     "running of lanes": (of("running", SOME), r"job_open\w*"),
     "waiting_jobs": (of("waiting_jobs", EVERYTHING, []), "job_by_seq"),
@@ -113,7 +115,7 @@ USED = {
     "start": (WRITES["start"], "job_id_unique"),
     "complete": (WRITES["complete"], "job_id_unique"),
     "move": (WRITES["move"], "job_id_unique"),
-    "move_and_tell": (WRITES["move_and_tell"], "job_id_unique"),
+    "move_with_outbox": (WRITES["move_with_outbox"], "job_id_unique"),
     "progress": (WRITES["progress"], "job_id_unique"),
     "delete": (WRITES["delete"], "job_id_unique"),
     "relayed": (WRITES["relayed"], "outbox_pkey"),
@@ -136,12 +138,12 @@ async def test_every_hot_statement_uses_its_index_and_scans_no_table(grown: str,
     assert re.search(rf"\b{index}\b", plan), plan
     assert not re.search(r"Seq Scan on (job|outbox|step_result|attempt|job_batch|batch_item)\b", plan), plan
     if name in ("due", "promotable"):
-        assert "Sort" not in plan, "it would read all that is due for each batch"
+        assert "Sort" not in plan, "it would read all due jobs for each batch"
 
 
 async def test_most_starts_touch_no_index(emptied_database: str) -> None:
-    """They are HOT updates: the new version is on the same page, and no index hears of it. Here all jobs of a page
-    start at once; in life there is even more room."""
+    """They are HOT updates: the new version is on the same page, and no index changes. Here all jobs of a page start at
+    once; in production there is even more room."""
     store = PostgresStore(emptied_database)
     await store.open()
     ids = sorted(f"hot-{n}" for n in range(200))

@@ -1,4 +1,5 @@
-"""The priority service, asked for real: what is sent, what each answer leads to, and that no user's id leads astray."""
+"""The priority service, called for real: its requests, the result of each response, and that no user id changes the
+target of a request."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ import pytest
 from aiohttp import web
 
 from fairlead import Config, Fairlead
+from fairlead.app.priority.service import MAX_ANSWER
+from fairlead.domain.submission import Submission
 from fairlead.gateway.app import create_gateway
-from fairlead.runtime.priority.service import MAX_ANSWER
-from fairlead.runtime.submission import Submission
+from tests import servers
 from tests.integration.gateway_site import client_of
 
 PATIENCE = 30.0
@@ -24,7 +26,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Service:
-    """A real server on a free port. Remembers what it was asked."""
+    """A real server on a free port. Records its requests."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -34,7 +36,7 @@ class Service:
         self.closing = asyncio.Event()
 
     async def high(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"priority": "high", "user_id": "whoever", "since": 2021})
+        return web.json_response({"priority": "high", "user_id": "someone", "since": 2021})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.raw_path)
@@ -62,12 +64,12 @@ Make = Callable[..., Fairlead]
 
 @pytest.fixture
 def make_app(tmp_path: Path, service: Service) -> Make:
-    def make(priority: dict[str, Any] | None = None, database_url: str | None = None, **said: Any) -> Fairlead:
+    def make(priority: dict[str, Any] | None = None, database_url: str | None = None, **sections: Any) -> Fairlead:
         config = Config.model_validate(
             {
                 "services": {"gpu": {"url": "http://127.0.0.1:9/never", "limit": 1}},
                 "priority": {"url": service.url, "timeout": PATIENCE, **(priority or {})},
-                **said,
+                **sections,
             }
         )
         return Fairlead(config, database_url=database_url or f"sqlite:///{tmp_path}/fairlead.db")
@@ -75,16 +77,18 @@ def make_app(tmp_path: Path, service: Service) -> Make:
     return make
 
 
-async def decided(app: Fairlead, user_id: str = "ada", **said: Any) -> tuple[str, str | None]:
-    job = await (await app.submit("gpu", user_id=user_id, **said)).get()
+async def decided(app: Fairlead, user_id: str = "ada", **options: Any) -> tuple[str, str | None]:
+    job = await (await app.submit("gpu", user_id=user_id, **options)).get()
     assert job.original_priority is job.priority
     return job.priority.value, job.priority_source
 
 
-# ---------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------- requests
 
 
-async def test_it_is_asked_as_the_seed_asks_it_and_the_job_says_that_it_was(make_app: Make, service: Service) -> None:
+async def test_the_service_gets_the_expected_request_and_the_job_records_its_source(
+    make_app: Make, service: Service
+) -> None:
     async with make_app() as app:
         assert await decided(app) == ("high", "service")
         assert await decided(app) == ("high", "service")
@@ -103,13 +107,13 @@ async def test_it_is_asked_as_the_seed_asks_it_and_the_job_says_that_it_was(make
         ("{}/{{user_id}}?again={{user_id}}", "/ada?again=ada"),
     ],
 )
-async def test_the_url_may_be_a_base_or_a_whole_template(make_app: Make, service: Service, url: str, path: str) -> None:
+async def test_the_url_can_be_a_base_or_a_template(make_app: Make, service: Service, url: str, path: str) -> None:
     async with make_app({"url": url.format(service.url)}) as app:
         assert await decided(app) == ("high", "service")
     assert service.paths == [path]
 
 
-async def test_a_credential_goes_along(make_app: Make, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_credential_is_sent(make_app: Make, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIORITY_TOKEN", "Bearer s3cret")
     async with make_app({"headers": {"Authorization": "env:PRIORITY_TOKEN"}}) as app:
         await decided(app)
@@ -126,14 +130,16 @@ ASTRAY = [
 
 
 @pytest.mark.parametrize("template", ["{}", "{}/x/{{user_id}}/y", "{}/x?user={{user_id}}"])
-async def test_no_user_id_changes_where_the_request_goes(make_app: Make, service: Service, template: str) -> None:
+async def test_no_user_id_changes_the_target_of_the_request(make_app: Make, service: Service, template: str) -> None:
     asked: dict[str, str] = {}
     async with make_app({"url": template.format(service.url)}) as app:
         for user_id in ASTRAY:
             before = len(service.paths)
             await decided(app, user_id)
             asked |= dict.fromkeys([user_id], *service.paths[before:]) if len(service.paths) > before else {}
-    assert asked.keys() == {*ASTRAY} - {".", ".."}, "a step within a path is no user, however it is written"
+    assert asked.keys() == {*ASTRAY} - {".", ".."}, (
+        "a dot segment of a path is not sent as a user, however it is encoded"
+    )
     before, after = {
         "{}": ("/users/", "/priority"),
         "{}/x/{{user_id}}/y": ("/x/", "/y"),
@@ -148,14 +154,14 @@ async def test_no_user_id_changes_where_the_request_goes(make_app: Make, service
         assert sent not in (".", "..")
 
 
-async def test_a_user_called_like_a_step_in_a_path_is_not_asked_about(make_app: Make, service: Service) -> None:
+async def test_a_user_named_like_a_dot_segment_is_not_looked_up(make_app: Make, service: Service) -> None:
     async with make_app({"breaker_after": 1}) as app:
         assert await decided(app, "..") == ("medium", "fallback")
         assert await decided(app, "ada") == ("high", "service")
     assert service.paths == ["/users/ada/priority"]
 
 
-async def test_no_proxy_of_the_environment_is_used(
+async def test_proxies_of_the_environment_are_not_used(
     make_app: Make, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -165,11 +171,11 @@ async def test_no_proxy_of_the_environment_is_used(
         assert await decided(app) == ("high", "service")
 
 
-# ---------------------------------------------------------------- what it answers
+# ---------------------------------------------------------------- responses
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("body", "expected"),
     [
         ({"priority": "low"}, ("low", 1.0, "service")),
         ("low", ("low", 1.0, "service")),
@@ -179,16 +185,16 @@ async def test_no_proxy_of_the_environment_is_used(
         ({"weight": 3}, ("medium", 3.0, "default")),
     ],
 )
-async def test_it_may_name_a_weight_or_a_plan_too(
-    make_app: Make, service: Service, said: Any, expected: tuple[Any, ...]
+async def test_a_response_can_have_a_weight_or_a_plan(
+    make_app: Make, service: Service, body: Any, expected: tuple[Any, ...]
 ) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.json_response(said)
+        return web.json_response(body)
 
     service.answer = answer
     async with make_app(plans={"enterprise": {"priority": "high", "weight": 4}}) as app:
         handle = await app.submit("gpu", user_id="ada")
-        record = await app._store.get(handle.id)  # type: ignore[union-attr]
+        record = await app._runtime.store.get(handle.id)
         assert record is not None
         assert (record.job.priority, record.job.weight, record.job.priority_source) == expected
 
@@ -201,7 +207,7 @@ def answering(*, status: int = 200, body: bytes = b"", **headers: str) -> Answer
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
-    """Stops only when the other side hangs up."""
+    """Stops only when the client disconnects."""
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b'{"priority": "high", "more": "')
@@ -228,28 +234,30 @@ BAD_ANSWERS = {
     "a weight out of range": answering(body=b'{"priority": "high", "weight": 1e9}'),
     "too large": answering(body=b'{"priority": "high", "more": "' + b"x" * MAX_ANSWER + b'"}'),
     "endless": endless,
-    "said to be compressed": answering(body=b'\x1f\x8b{"priority": "high"}', **{"Content-Encoding": "gzip"}),
+    "declared as compressed": answering(body=b'\x1f\x8b{"priority": "high"}', **{"Content-Encoding": "gzip"}),
     "a redirect to itself": answering(status=302, Location="/users/bob/priority"),
     "a redirect elsewhere": answering(status=307, Location="http://127.0.0.1:9/"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
-async def test_a_bad_answer_means_medium_and_the_job_says_so(make_app: Make, service: Service, name: str) -> None:
+async def test_after_a_bad_response_the_job_gets_medium_and_records_that(
+    make_app: Make, service: Service, name: str
+) -> None:
     service.answer = BAD_ANSWERS[name]
     async with make_app() as app:
         assert await decided(app) == ("medium", "fallback")
     assert service.paths == ["/users/ada/priority"]
 
 
-async def test_a_service_that_is_down_means_medium(make_app: Make) -> None:
+async def test_an_unreachable_service_means_medium(make_app: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with make_app({"url": f"http://127.0.0.1:{port}"}) as app:
         assert await decided(app) == ("medium", "fallback")
 
 
-async def test_a_service_that_is_slow_means_medium_and_is_then_left_alone(make_app: Make, service: Service) -> None:
+async def test_a_slow_service_means_medium_and_then_rests(make_app: Make, service: Service) -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
         await service.closing.wait()
         return await service.high(request)
@@ -262,9 +270,7 @@ async def test_a_service_that_is_slow_means_medium_and_is_then_left_alone(make_a
 
 
 @pytest.mark.parametrize(("name", "rests"), [("500", True), ("401", True), ("404", False), ("another value", False)])
-async def test_what_is_wrong_with_one_user_costs_no_other_their_priority(
-    make_app: Make, service: Service, name: str, rests: bool
-) -> None:
+async def test_an_error_for_one_user_affects_no_other(make_app: Make, service: Service, name: str, rests: bool) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await (service.high(request) if request.path == "/users/ada/priority" else BAD_ANSWERS[name](request))
 
@@ -275,7 +281,7 @@ async def test_what_is_wrong_with_one_user_costs_no_other_their_priority(
         assert await decided(app, "ada") == (("medium", "fallback") if rests else ("high", "service"))
 
 
-async def test_many_jobs_of_one_user_are_one_question(make_app: Make, service: Service) -> None:
+async def test_many_jobs_of_one_user_share_one_request(make_app: Make, service: Service) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(request: web.Request) -> web.StreamResponse:
@@ -301,7 +307,7 @@ async def test_a_bulk_asks_once_per_user(make_app: Make, service: Service) -> No
     assert sorted(service.paths) == sorted(f"/users/u{n}/priority" for n in range(10))
 
 
-async def test_bad_input_is_refused_before_anybody_is_asked(make_app: Make, service: Service) -> None:
+async def test_bad_input_is_refused_before_the_service_is_called(make_app: Make, service: Service) -> None:
     async with make_app() as app:
         for user_id in ("", "a\nb", "\0", "x" * 256):
             with pytest.raises(Exception, match="user_id"):
@@ -309,10 +315,10 @@ async def test_bad_input_is_refused_before_anybody_is_asked(make_app: Make, serv
     assert service.paths == []
 
 
-# ---------------------------------------------------------------- where else it counts
+# ---------------------------------------------------------------- other parts that use the priority
 
 
-async def test_the_gateway_shows_where_the_priority_came_from(make_app: Make, service: Service) -> None:
+async def test_the_gateway_shows_the_source_of_the_priority(make_app: Make, service: Service) -> None:
     async with make_app() as app, client_of(create_gateway(app)) as client:
         accepted = await client.post("/api/v1/jobs", json={"user_id": "ada", "feature_name": "gpu"})
         assert accepted.json()["priority"] == "high"
@@ -320,11 +326,11 @@ async def test_the_gateway_shows_where_the_priority_came_from(make_app: Make, se
         assert (job["priority"], job["priority_source"]) == ("high", "service")
 
 
-async def test_a_job_in_the_callers_own_transaction_gets_its_priority_too(
+async def test_a_job_in_the_callers_transaction_gets_its_priority_too(
     make_app: Make, service: Service, emptied_database: str
 ) -> None:
     async with make_app(database_url=emptied_database) as app:
-        connection = await asyncpg.connect(emptied_database)
+        connection = await asyncpg.connect(servers.direct(emptied_database))
         try:
             async with connection.transaction():
                 handle = await app.submit("gpu", user_id="ada", connection=connection)
@@ -334,18 +340,18 @@ async def test_a_job_in_the_callers_own_transaction_gets_its_priority_too(
         assert (job.priority, job.priority_source) == ("high", "service")
 
 
-async def test_the_weight_reaches_the_line(tmp_path: Path) -> None:
+async def test_the_weight_reaches_the_dispatcher(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"services": {"gpu": {"url": "http://127.0.0.1:9/never", "limit": 1}}, "users": {"ada": {"weight": 5}}}
     )
     async with Fairlead(config, database_url=f"sqlite:///{tmp_path}/fairlead.db").running() as app:
         await app.pause("gpu")
         handle = await app.submit("gpu", user_id="ada")
-        [jobs] = [jobs async for jobs in app._store.waiting(10)]  # type: ignore[union-attr]
+        [jobs] = [jobs async for jobs in app._runtime.store.waiting(10)]
         assert [(job.id, job.weight) for job in jobs] == [(handle.id, 5.0)]
 
 
-async def test_the_apps_hook_goes_before_the_service(make_app: Make, service: Service) -> None:
+async def test_the_apps_hook_precedes_the_service(make_app: Make, service: Service) -> None:
     app = make_app()
 
     @app.priority
@@ -356,5 +362,5 @@ async def test_the_apps_hook_goes_before_the_service(make_app: Make, service: Se
         assert await decided(app, "ada") == ("low", "hook")
         assert await decided(app, "bob") == ("high", "service")
     assert service.paths == ["/users/bob/priority"]
-    async with app:  # opened again, it begins anew
+    async with app:  # reopened, it starts with empty caches
         assert await decided(app, "bob") == ("high", "service")

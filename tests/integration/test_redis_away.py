@@ -1,4 +1,4 @@
-"""Redis refuses, hangs, comes back: what the dispatcher says then, and how soon."""
+"""The dispatcher while Redis refuses connections, hangs, or comes back."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from redis.asyncio.connection import AbstractConnection
 
 from fairlead.dispatch.port import Claim
-from fairlead.dispatch.redis import RedisBus, RedisDispatcher, RedisLeadership, clients, connection, subscriber
-from fairlead.dispatch.redis.connection import Connection
-from fairlead.domain.limits import Rules, ServiceRules
+from fairlead.dispatch.redis import RedisDispatcher, RedisLeadership, RedisPubSub, client, errors, pubsub, servers
+from fairlead.dispatch.redis.client import ScriptClient
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import Unavailable
-from tests.integration.test_redis_identity import SCOPE, operations
+from tests.integration.test_redis_server_identity import SCOPE, operations
 from tests.redis_servers import Server
 
 RULES = Rules({"s": ServiceRules("s", limit=1)}, version=1)
 SOON_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation connects at once. test_redis_reconnects.py tests the pauses between attempts."""
+    monkeypatch.setattr(errors.Pause, "begin", lambda self, cause, lengths: None)
 
 
 @pytest.fixture
@@ -34,8 +39,8 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> float:
     timeout = 0.3
-    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", timeout)
-    monkeypatch.setattr(clients, "SOCKET_TIMEOUT_S", timeout)
+    monkeypatch.setattr(client, "SOCKET_TIMEOUT_S", timeout)
+    monkeypatch.setattr(servers, "SOCKET_TIMEOUT_S", timeout)
     return timeout
 
 
@@ -66,7 +71,7 @@ async def test_a_server_that_refuses_connections_is_unavailable_at_once(server: 
     await all_fail(dispatcher, SOON_S)
     server.start()
     await opened(dispatcher)
-    assert (await dispatcher.states([SCOPE]))[SCOPE].open, "and as soon as it is there, all is well"
+    assert (await dispatcher.states([SCOPE]))[SCOPE].open, "and everything works as soon as it is there"
     server.kill()
     await all_fail(dispatcher, SOON_S)
     await dispatcher.close()
@@ -84,7 +89,7 @@ async def test_a_server_that_hangs_is_unavailable_after_the_timeout(server: Serv
     await dispatcher.close()
 
 
-async def test_starting_and_closing_wait_for_nobody(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_start_and_close_do_not_wait_for_the_server(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = dispatcher_on(server)
     began = time.monotonic()
     await dispatcher.start()
@@ -96,29 +101,29 @@ async def test_closing_does_not_wait_for_a_server_that_hangs(server: Server) -> 
     server.start()
     dispatcher = dispatcher_on(server)
     await dispatcher.start()
-    await asyncio.wait_for(dispatcher._wakes.listening.wait(), 10)
+    await asyncio.wait_for(dispatcher._wakeups.subscribed.wait(), 10)
     await opened(dispatcher)
-    await dispatcher.exchange(Claim("w", 1, frozenset({"s"})))  # this process waits now, and says so no more at its end
+    await dispatcher.exchange(Claim("w", 1, frozenset({"s"})))  # registers this process as waiting; close() removes it
     server.freeze()
     began = time.monotonic()
     await dispatcher.close()
     assert time.monotonic() - began < SOON_S
 
 
-async def test_wakes_are_heard_once_the_server_is_there_and_again_after_it_was_away(
+async def test_wakeups_arrive_once_the_server_is_up_and_again_after_an_outage(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriber, "_RETRY_S", 0.01)
+    monkeypatch.setattr(pubsub, "_RETRY_S", 0.01)
     tried = asyncio.Queue[None]()
-    connect = Connection.connect
+    connect = ScriptClient.connect
 
-    async def counted(self: Connection) -> object:
+    async def counted(self: ScriptClient) -> object:
         tried.put_nowait(None)
         return await connect(self)
 
-    monkeypatch.setattr(Connection, "connect", counted)
+    monkeypatch.setattr(ScriptClient, "connect", counted)
     dispatcher = dispatcher_on(server)
-    listening = dispatcher._wakes.listening
+    listening = dispatcher._wakeups.subscribed
     with caplog.at_level(logging.WARNING):
         await dispatcher.start()
         for _ in range(5):
@@ -126,10 +131,10 @@ async def test_wakes_are_heard_once_the_server_is_there_and_again_after_it_was_a
         assert len(caplog.records) == 1, "once, not at every attempt"
         server.start()
         await asyncio.wait_for(listening.wait(), 10)
-        woken: asyncio.Queue[frozenset[str]] = asyncio.Queue()
-        dispatcher.on_wake(woken.put_nowait)
+        wakeups: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+        dispatcher.on_wake(wakeups.put_nowait)
         server.client.publish(f"{dispatcher._scopes.prefix}:wake:{dispatcher._scopes.process}", "s")
-        assert await asyncio.wait_for(woken.get(), 10) == {"s"}
+        assert await asyncio.wait_for(wakeups.get(), 10) == {"s"}
         await opened(dispatcher)
         server.kill()
         while tried.qsize():
@@ -139,14 +144,14 @@ async def test_wakes_are_heard_once_the_server_is_there_and_again_after_it_was_a
         assert len(caplog.records) == 2
         server.start()
         await asyncio.wait_for(listening.wait(), 10)
-        while not woken.empty():  # what may have been missed
-            assert await woken.get() == {"s"}
+        while not wakeups.empty():  # drop the wakeup for all services
+            assert await wakeups.get() == {"s"}
         server.client.publish(f"{dispatcher._scopes.prefix}:wake:{dispatcher._scopes.process}", "other")
-        assert await asyncio.wait_for(woken.get(), 10) == {"other"}
+        assert await asyncio.wait_for(wakeups.get(), 10) == {"other"}
     await dispatcher.close()
 
 
-async def test_rules_that_could_not_be_told_are_told_later(server: Server) -> None:
+async def test_rules_that_could_not_be_sent_are_sent_later(server: Server) -> None:
     dispatcher = dispatcher_on(server)
     with pytest.raises(Unavailable):
         await dispatcher.configure(RULES)
@@ -157,7 +162,7 @@ async def test_rules_that_could_not_be_told_are_told_later(server: Server) -> No
     await dispatcher.close()
 
 
-async def test_a_service_that_could_not_be_made_known_is_made_known_later(server: Server) -> None:
+async def test_a_service_that_could_not_be_registered_is_registered_later(server: Server) -> None:
     server.start()
     dispatcher, another = dispatcher_on(server), RedisDispatcher(server.url, prefix="same")
     dispatcher._scopes.prefix = "same"
@@ -172,15 +177,15 @@ async def test_a_service_that_could_not_be_made_known_is_made_known_later(server
         await each.close()
 
 
-async def test_leadership_and_bus_are_unavailable_too(server: Server) -> None:
+async def test_leadership_and_pubsub_are_unavailable_too(server: Server) -> None:
     leadership = RedisLeadership(server.url, prefix="p", holder="a")
     for operation in (leadership.acquire(1), leadership.renew(), leadership.resign(), leadership.leader()):
         with pytest.raises(Unavailable):
             await operation
-    bus = RedisBus(server.url)
+    bus = RedisPubSub(server.url)
     await bus.start(["c"], lambda channel, message: None)
     with pytest.raises(Unavailable):
-        await bus.listened("*")
+        await bus.active_channels("*")
     bus.send("c", b"lost")
     began = time.monotonic()
     await leadership.close()
@@ -188,12 +193,12 @@ async def test_leadership_and_bus_are_unavailable_too(server: Server) -> None:
     assert time.monotonic() - began < SOON_S
 
 
-async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(
+async def test_a_cancelled_call_leaves_no_reply_for_the_next_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.start()
-    monkeypatch.setattr(connection, "MOST_AT_ONCE", 4)
-    shared = Connection(server.url)
+    monkeypatch.setattr(client, "MAX_CONNECTIONS", 4)
+    shared = ScriptClient(server.url)
     chance = random.Random(7)
     answered = 0
 
@@ -219,12 +224,6 @@ async def test_many_calls_at_once_share_few_connections(server: Server) -> None:
     dispatcher = dispatcher_on(server)
     await opened(dispatcher)
     before = server.client.info("stats")["total_connections_received"]
-    await asyncio.gather(*(dispatcher.places(["job"]) for _ in range(500)))
-    assert server.client.info("stats")["total_connections_received"] - before <= connection.MOST_AT_ONCE
+    await asyncio.gather(*(dispatcher.positions(["job"]) for _ in range(500)))
+    assert server.client.info("stats")["total_connections_received"] - before <= client.MAX_CONNECTIONS
     await dispatcher.close()
-
-
-def test_the_parser_written_in_c_is_used() -> None:
-    client = clients.async_client(clients.parse("redis://127.0.0.1:1"))
-    made: AbstractConnection = client.connection_pool.make_connection()
-    assert type(made._parser).__name__ == "_AsyncHiredisParser"

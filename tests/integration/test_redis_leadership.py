@@ -1,4 +1,4 @@
-"""Who leads, on a server, behind Sentinels and on a Cluster."""
+"""Leader election on a server, behind Sentinels and on a Cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_one_leads_until_it_resigns(candidate: Candidate) -> None:
     assert await b.leader() == ("a host:1", 1)
     assert await a.renew()
     assert not await b.renew()
-    await b.resign()  # of what it does not have
+    await b.resign()  # has no effect: it is not the leader
     assert await b.leader() == ("a host:1", 1)
     await a.resign()
     assert await b.leader() is None
@@ -57,20 +57,20 @@ async def test_one_leads_until_it_resigns(candidate: Candidate) -> None:
     assert await a.leader() == ("b host:2", 2)
 
 
-async def test_who_leads_may_take_a_new_term(candidate: Candidate) -> None:
+async def test_the_leader_can_take_a_new_term(candidate: Candidate) -> None:
     leader = candidate("a")
     assert await leader.acquire(1)
     assert await leader.acquire(7)
     assert await leader.leader() == ("a", 7)
 
 
-async def test_of_many_only_one_leads(candidate: Candidate) -> None:
+async def test_only_one_of_many_leads(candidate: Candidate) -> None:
     candidates = [candidate(str(number)) for number in range(8)]
     assert sum(await asyncio.gather(*(each.acquire(1) for each in candidates))) == 1
 
 
-async def test_who_does_not_renew_leads_no_more() -> None:
-    """The server's own clock says when."""
+async def test_a_leader_that_does_not_renew_loses_the_lease() -> None:
+    """The server's clock decides."""
     prefix = f"test-{secrets.token_hex(6)}"
     dead = RedisLeadership(server_url(), prefix=prefix, holder="dead", ttl=0.05)
     heir = RedisLeadership(server_url(), prefix=prefix, holder="heir", ttl=30)
@@ -78,7 +78,7 @@ async def test_who_does_not_renew_leads_no_more() -> None:
     async with asyncio.timeout(10):
         while not await heir.acquire(2):
             await asyncio.sleep(0.01)
-    assert not await dead.renew(), "it is ours no more, even if we come back"
+    assert not await dead.renew(), "the lease is no longer ours, even if we return"
     assert not await dead.acquire(1)
     await dead.resign()
     assert await heir.leader() == ("heir", 2)
@@ -86,7 +86,7 @@ async def test_who_does_not_renew_leads_no_more() -> None:
         await each.close()
 
 
-async def test_taking_and_renewing_each_give_it_the_whole_time() -> None:
+async def test_acquire_and_renew_each_start_a_full_ttl() -> None:
     prefix = f"test-{secrets.token_hex(6)}"
     leader = RedisLeadership(server_url(), prefix=prefix, holder="a", ttl=30)
     server = redis.Redis.from_url(server_url())

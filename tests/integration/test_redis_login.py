@@ -1,4 +1,4 @@
-"""Users with few rights, passwords with odd characters, and TLS: all by the URL."""
+"""Logins given by the URL: users with few permissions, passwords with special characters, and TLS."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import pytest
 import uvloop
 
 from fairlead.dispatch.port import Renewal
-from fairlead.dispatch.redis import RedisBus, RedisDispatcher, RedisLeadership
-from fairlead.dispatch.redis.clients import parse
-from fairlead.domain.limits import Rules, ServiceRules
+from fairlead.dispatch.redis import RedisDispatcher, RedisLeadership, RedisPubSub
+from fairlead.dispatch.redis.client import ScriptClient
+from fairlead.dispatch.redis.servers import parse
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import Unavailable
-from tests.contract.dispatchers import FakeClock, Line
+from tests.contract.dispatchers import FakeClock, QueueHarness
 from tests.redis_servers import Server
 
 PASSWORD = "p@ss/w:rd%41?#&"
@@ -37,26 +38,26 @@ def server() -> Iterator[Server]:
 async def everything_works(url: str) -> None:
     dispatcher = RedisDispatcher(url, prefix=f"test-{secrets.token_hex(6)}", admit=lambda server: True)
     await dispatcher.start()
-    await asyncio.wait_for(dispatcher._wakes.listening.wait(), 10)
-    line = Line(dispatcher, FakeClock())
-    await line.open(ServiceRules("s", limit=1))
-    await line.offer("a")
-    lease = await line.take(worker="w")
+    await asyncio.wait_for(dispatcher._wakeups.subscribed.wait(), 10)
+    queue = QueueHarness(dispatcher, FakeClock())
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.offer("a")
+    lease = await queue.take(worker="w")
     assert await asyncio.to_thread(dispatcher.renew, "w", [lease.name]) == Renewal()
     assert (await dispatcher.states([lease.scope]))[lease.scope].open
-    await line.end(lease)
+    await queue.end(lease)
     await dispatcher.close()
     leadership = RedisLeadership(url, prefix="p", holder="a")
     assert await leadership.acquire(1)
     await leadership.resign()
     await leadership.close()
-    heard = asyncio.Queue[bytes]()
-    bus = RedisBus(url)
-    await bus.start(["ws:1"], lambda channel, message: heard.put_nowait(message))
-    await asyncio.wait_for(bus.listening.wait(), 10)
-    assert await bus.listened("ws:*") == {"ws:1"}
+    messages = asyncio.Queue[bytes]()
+    bus = RedisPubSub(url)
+    await bus.start(["ws:1"], lambda channel, message: messages.put_nowait(message))
+    await asyncio.wait_for(bus.subscribed.wait(), 10)
+    assert await bus.active_channels("ws:*") == {"ws:1"}
     bus.send("ws:1", b"x")
-    assert await asyncio.wait_for(heard.get(), 10) == b"x"
+    assert await asyncio.wait_for(messages.get(), 10) == b"x"
     await bus.close()
 
 
@@ -72,7 +73,22 @@ async def nothing_works(url: str) -> Unavailable:
     return refused.value
 
 
-async def test_a_user_needs_no_rights_over_the_server_but_to_ask_who_it_is(server: Server) -> None:
+async def test_a_database_a_client_name_and_keepalive_are_set_by_the_url(server: Server) -> None:
+    client = ScriptClient(f"redis://127.0.0.1:{server.port}/3?client_name=fair&socket_keepalive=yes")
+    fields = dict(field.split("=", 1) for field in (await client.command("CLIENT", "LIST")).decode().split())
+    await client.close()
+    assert (fields["name"], fields["db"]) == ("fair", "3")
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    server = Server("--unixsocket", str(path)).start()
+    await everything_works(f"unix://{path}?db=1")
+    server.kill()
+    assert "cannot connect to" in str(await nothing_works(f"unix://{tmp_path / 'absent.sock'}"))
+
+
+async def test_the_redis_user_needs_no_dangerous_command_but_info(server: Server) -> None:
     server.client.execute_command(
         "ACL", "SETUSER", "the@line", "on", f">{PASSWORD}", "~*", "&*", "+@all", "-@dangerous", "-@admin", "+info"
     )
@@ -100,12 +116,12 @@ def test_login_tls_and_options_are_part_of_every_kind_of_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://host", "redis+other://host", "http+cluster://host"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="not a URL for Redis"):
+def test_an_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="invalid Redis URL"):
         RedisDispatcher(url)
 
 
-# -- TLS: Redis itself is often built without it, so it stands behind a front that has it ------------------------------
+# -- TLS: Redis itself is often built without it, so it runs behind a TLS proxy ------------------------
 
 
 class TlsFront:
@@ -143,7 +159,7 @@ class TlsFront:
 
 
 def _passed(source: socket.socket, sink: socket.socket) -> bool:
-    """Whether the source is still there."""
+    """Whether the source is still readable."""
     try:
         data = source.recv(65536)
     except TimeoutError:
@@ -165,16 +181,16 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-async def test_tls_with_a_certificate_of_ones_own(server: Server, certificate: tuple[Path, Path]) -> None:
+async def test_tls_with_a_client_certificate(server: Server, certificate: tuple[Path, Path]) -> None:
     front = TlsFront(server, *certificate)
     url = f"rediss://127.0.0.1:{front.port}/0"
     await everything_works(f"{url}?ssl_ca_certs={quote(str(certificate[0]))}")
     await everything_works(f"{url}?ssl_cert_reqs=none&ssl_check_hostname=false")
-    await nothing_works(url)  # nobody vouches for it
+    await nothing_works(url)  # the certificate is not trusted
     front.close()
 
 
-def test_tls_and_plain_on_the_event_loop_that_servers_use(server: Server, certificate: tuple[Path, Path]) -> None:
+def test_tls_and_plain_connections_on_uvloop(server: Server, certificate: tuple[Path, Path]) -> None:
     front = TlsFront(server, *certificate)
     for url in (server.url, f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={quote(str(certificate[0]))}"):
         uvloop.run(everything_works(url))

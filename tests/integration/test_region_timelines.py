@@ -9,28 +9,29 @@ from pathlib import Path
 import pytest
 
 from fairlead import Config, Fairlead
+from fairlead.app import event_stream
 from fairlead.config import Settings
 from fairlead.domain.retry import TIMEOUT
+from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry, shard_runtime
+from fairlead.engine.loops import sync_rules, timers
 from fairlead.executors import http
 from fairlead.executors.port import Call, Success
-from fairlead.runtime import line, lookout
-from fairlead.runtime.loops import kin, outbox, rules, scopes, scores, timers
 from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat, in_virtual_time
 
 TIMEOUT_S, CALL_S, REST_S = 120.0, 10.0, 300.0
 
 
 class Regions:
-    """What the endpoints see: when a call began, and where. `us` hangs until it is mended."""
+    """What the endpoints see: the time and region of each call. `us` hangs until `repaired` is set."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[float, str]] = []
-        self.mended = False
+        self.repaired = False
 
     async def execute(self, call: Call) -> Success:
         assert call.region is not None
         self.calls.append((asyncio.get_running_loop().time(), call.region))
-        await asyncio.sleep(CALL_S if call.region != "us" or self.mended else 10 * TIMEOUT_S)
+        await asyncio.sleep(CALL_S if call.region != "us" or self.repaired else 10 * TIMEOUT_S)
         return Success("{}")
 
     def of(self, region: str) -> list[float]:
@@ -41,11 +42,12 @@ class Regions:
 def regions(monkeypatch: pytest.MonkeyPatch) -> Regions:
     seen = Regions()
     monkeypatch.setattr(http.HttpExecutor, "execute", lambda self, call: seen.execute(call))
-    monkeypatch.setattr(line, "Heartbeat", VirtualHeartbeat)
-    # These look again and again for what other processes did, of which there are none.
+    monkeypatch.setattr(shard_runtime, "Heartbeat", VirtualHeartbeat)
+    # These loops poll for the work of other processes, of which there are none.
     monkeypatch.setattr(timers, "LOOK_EVERY", 60.0)
-    monkeypatch.setattr(lookout, "EVERY", 1e9)
-    for loop in (kin, outbox, rules, scopes, scores):
+    monkeypatch.setattr(event_stream, "POLL_EVERY", 1e9)
+    monkeypatch.setattr(registry, "NEIGHBOURS_EVERY", 60.0)
+    for loop in (outbox_relay, sync_rules, rebuild, estimate_accuracy):
         monkeypatch.setattr(loop, "EVERY", 60.0)
     return seen
 
@@ -72,28 +74,28 @@ async def test_a_hung_region_costs_one_timeout_and_the_others_nothing(tmp_path: 
         began = regions.of("eu")
         shown = await hung.get()
 
-    # One after the other without a gap, also while the hung call's job is backing off.
+    # One after the other without a gap, even while the job of the hung call is backing off.
     assert [round(later - earlier, 3) for earlier, later in pairwise(began)] == [CALL_S] * 20
     assert len(regions.of("us")) == 1
     assert shown.attempts is not None
     assert [each["error"]["code"] for each in shown.attempts] == [TIMEOUT]
     # Its retry went first, to the slot that was free first after the timeout and the backoff of 2 s.
     assert shown.finished_at is not None
-    assert round(shown.finished_at - EPOCH - regions.of("us")[0]) in (140, 141)
+    assert round(shown.finished_at.timestamp() - EPOCH - regions.of("us")[0]) in (140, 141)
 
 
 @in_virtual_time
-async def test_a_region_that_comes_back_is_tried_by_one_call_after_its_rest(tmp_path: Path, regions: Regions) -> None:
+async def test_a_region_that_recovers_is_probed_by_one_call_after_its_rest(tmp_path: Path, regions: Regions) -> None:
     async with app_in(tmp_path).running() as app:
         first = await app.submit("gpu", region="us")
         await first.result(10_000)
-        regions.mended = True
+        regions.repaired = True
         strict = [await app.submit("gpu", allowed_regions=["us"]) for _ in range(3)]
         for job in strict:
             await job.result(10_000)
         hung, *later = regions.of("us")
 
-    # A worker asks once a second whatever it was told.
+    # A worker claims once a second even without a wakeup.
     rested = later[0] - hung - TIMEOUT_S
     assert REST_S <= rested <= REST_S + 1.1
     assert [round(at - later[0], 3) for at in later] == [0, CALL_S, 2 * CALL_S]

@@ -1,4 +1,4 @@
-"""A user's retry of one step: the whole way, on both engines, and over HTTP and the command line's route."""
+"""Rerunning one step of a job: from the request to its end, on both engines, and over HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PATIENCE = 30.0
 ADMIN = "fl_admin_0123456789abcdef0123456789abcdef"
 
 
-class Shop:
-    """A pipeline of three; each step says how often it was called,
-    `broken` are those that fail, `stuck` those that hang."""
+class PipelineApp:
+    """A pipeline of three steps; each returns how often it was called. Steps in `broken` fail, those in `stuck`
+    hang."""
 
     def __init__(self, engines: dict[str, str]) -> None:
         self.app = Fairlead(Config(), **engines)
@@ -58,98 +58,100 @@ def data_of(job: JobView) -> list[Any]:
     return [step["data"] for step in job.context.values()]
 
 
-async def test_one_step_is_run_again_and_no_other(engines: dict[str, str]) -> None:
-    shop = Shop(engines)
-    async with shop.app.running() as app:
+async def test_one_step_is_rerun_and_no_other(engines: dict[str, str]) -> None:
+    pipeline = PipelineApp(engines)
+    async with pipeline.app.running() as app:
         job = await app.submit("survey", user_id="ada")
-        await shop.ended(job.id)
+        await pipeline.ended(job.id)
         again = await job.retry_step(1)
         assert again.status in (JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETED)
-        done = await shop.ended(job.id)
+        done = await pipeline.ended(job.id)
         assert (done.status, done.result, done.current_step_index) == (JobStatus.COMPLETED, "sum_up 1", 3)
         assert data_of(done) == ["ask 1", "judge 2", "sum_up 1"]
         assert done.history is not None
         assert [(each["step"], each["round"], each["data"]) for each in done.history] == [(1, 0, "judge 1")]
         await app.retry_step(job.id, 2)
-        done = await shop.ended(job.id)
-        assert (done.result, [name for name, _ in shop.calls]) == (
+        done = await pipeline.ended(job.id)
+        assert (done.result, [name for name, _ in pipeline.calls]) == (
             "sum_up 2",
             ["ask", "judge", "sum_up", "judge", "sum_up"],
         )
-        # Each round is another call for the endpoint.
-        assert [key for _, key in shop.calls[3:]] == [f"{job.id}:1:1", f"{job.id}:2:2"]
+        # Each round is a new call for the endpoint.
+        assert [key for _, key in pipeline.calls[3:]] == [f"{job.id}:1:1", f"{job.id}:2:2"]
 
 
-async def test_a_failed_job_s_step_goes_on_and_its_earlier_ones_leave_it_failed(engines: dict[str, str]) -> None:
-    shop = Shop(engines)
-    shop.broken = {"judge"}
-    async with shop.app.running() as app:
+async def test_a_rerun_of_the_failed_step_continues_and_that_of_an_earlier_one_leaves_the_job_failed(
+    engines: dict[str, str],
+) -> None:
+    pipeline = PipelineApp(engines)
+    pipeline.broken = {"judge"}
+    async with pipeline.app.running() as app:
         job = await app.submit("survey", user_id="ada")
-        failed = await shop.ended(job.id)
+        failed = await pipeline.ended(job.id)
         assert (failed.status, failed.current_step_index) == (JobStatus.FAILED, 1)
         await app.retry_step(job.id, 0)
-        still = await shop.ended(job.id)
+        still = await pipeline.ended(job.id)
         assert (still.status, still.current_step_index, still.error) == (JobStatus.FAILED, 1, failed.error)
         assert data_of(still) == ["ask 2"]
         with pytest.raises(WrongState, match="has not run"):
             await app.retry_step(job.id, 2)
-        shop.broken = set()
+        pipeline.broken = set()
         await app.retry_step(job.id, 1)
-        done = await shop.ended(job.id)
+        done = await pipeline.ended(job.id)
         assert (done.status, data_of(done)) == (JobStatus.COMPLETED, ["ask 2", "judge 2", "sum_up 1"])
 
 
-async def test_a_cancelled_re_run_leaves_the_line_and_the_job_as_it_was(engines: dict[str, str]) -> None:
-    """Of a step that waits, and of one that runs: the services of the other steps hear nothing of it."""
-    shop = Shop(engines)
-    async with shop.app.running() as app:
+async def test_a_cancelled_rerun_leaves_the_queue_and_the_job_unchanged(engines: dict[str, str]) -> None:
+    """For a waiting and for a running step: the services of the other steps are not called."""
+    pipeline = PipelineApp(engines)
+    async with pipeline.app.running() as app:
         job = await app.submit("survey", user_id="ada")
-        before = await shop.ended(job.id)
+        before = await pipeline.ended(job.id)
         await app.pause("ask")
         await job.retry_step(0)
         cancelled = await job.cancel()
         assert (cancelled.status, cancelled.result) == (JobStatus.COMPLETED, before.result)
         async with asyncio.timeout(PATIENCE):
-            while await app.places([job.id]):  # the line of that step hears of it, too
+            while await app.places([job.id]):  # the queue of that step is updated too
                 await asyncio.sleep(0.01)
         await app.unpause("ask")
-        shop.stuck = {"judge"}
+        pipeline.stuck = {"judge"}
         await job.retry_step(1)
         async with asyncio.timeout(PATIENCE):
-            await shop.entered.wait()
+            await pipeline.entered.wait()
         cancelled = await job.cancel()
         assert (cancelled.status, cancelled.result) == (JobStatus.COMPLETED, before.result)
         async with asyncio.timeout(PATIENCE):
-            await shop.stopped.wait()
+            await pipeline.stopped.wait()
         assert (data_of(cancelled), cancelled.history) == (["ask 1", "judge 1", "sum_up 1"], [])
         another = await app.submit("survey", user_id="ada")
-        shop.stuck = set()
-        await shop.ended(another.id)
-        # The re-run that was cancelled before it began was never called.
-        assert [name for name, _ in shop.calls] == ["ask", "judge", "sum_up", "judge", "ask", "judge", "sum_up"]
+        pipeline.stuck = set()
+        await pipeline.ended(another.id)
+        # The rerun that was cancelled before its start was never called.
+        assert [name for name, _ in pipeline.calls] == ["ask", "judge", "sum_up", "judge", "ask", "judge", "sum_up"]
         with pytest.raises(WrongState):
             await job.cancel()
 
 
-async def test_its_events_are_told(engines: dict[str, str]) -> None:
-    shop = Shop(engines)
-    async with shop.app.running() as app:
+async def test_a_rerun_has_its_events(engines: dict[str, str]) -> None:
+    pipeline = PipelineApp(engines)
+    async with pipeline.app.running() as app:
         job = await app.submit("survey", user_id="ada")
-        await shop.ended(job.id)
+        await pipeline.ended(job.id)
         with app.hub.subscribe(job.id) as subscription:
             await app.retry_step(job.id, 1)
-            told = []
+            types = []
             async with asyncio.timeout(PATIENCE):
-                while not told or told[-1] != "JOB_COMPLETE":
-                    told.append((await subscription.next()).type)
-        # That the job has ended before may be heard late from another process.
-        kinds = [kind for kind in told if kind not in ("POSITION", "PROGRESS", "ENDED")]
+                while not types or types[-1] != "JOB_COMPLETE":
+                    types.append((await subscription.next()).type)
+        # The event of the earlier end may arrive late from another process.
+        kinds = [kind for kind in types if kind not in ("POSITION", "PROGRESS", "ENDED")]
         assert kinds == ["WAITING", "STEP_START", "STEP_COMPLETE", "JOB_COMPLETE"]
 
 
-async def test_only_finished_jobs_and_steps_that_there_are(engines: dict[str, str]) -> None:
-    shop = Shop(engines)
-    async with shop.app.running() as app:
+async def test_only_finished_jobs_and_existing_steps_can_be_rerun(engines: dict[str, str]) -> None:
+    pipeline = PipelineApp(engines)
+    async with pipeline.app.running() as app:
         waiting = await app.submit("survey", user_id="ada", delay=3600)
         with pytest.raises(WrongState):
             await app.retry_step(waiting.id, 0)
@@ -164,7 +166,7 @@ async def test_only_finished_jobs_and_steps_that_there_are(engines: dict[str, st
 # ---------------------------------------------------------------- over HTTP
 
 
-async def test_the_route_answers_with_the_job_and_refuses_with_a_problem(site: Site) -> None:
+async def test_the_route_returns_the_job_or_a_problem(site: Site) -> None:
     job_id = await site.submit(feature_name="echo_then_shout")
     await site.app.wait(job_id, PATIENCE)
     url = f"/api/v1/jobs/{job_id}/steps"

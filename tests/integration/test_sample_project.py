@@ -1,4 +1,4 @@
-"""`make run`'s sample project: 13 users at once, and the services' own counts of what reached them."""
+"""The sample project of `make run`: 13 users at once, and the services' own counts."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def sample(tmp_path: Path) -> Iterator[Up]:
             running.wait_for("Ctrl-C stops everything")
             yield running
         finally:
-            # Its child has a session of its own: only a signal, never a kill, ends both.
+            # Its child has its own session: only a signal, never a kill, ends both.
             if running.process.poll() is None:
                 running.signal(signal.SIGTERM)
                 running.ended()
 
 
 def stats_urls(sample: Up) -> dict[str, str]:
-    return dict(re.findall(r"^  (\w+)\s+(http\S+/stats)$", "".join(sample.heard), re.M))
+    return dict(re.findall(r"^  (\w+)\s+(http\S+/stats)$", "".join(sample.output), re.M))
 
 
 def mix() -> list[dict[str, Any]]:
-    """Each user submits a pipeline of their own kind and priority, and a few short ones."""
+    """Each user submits pipelines of one kind and priority, and a few short ones."""
     priorities = ("high", "medium", "low")
     return [
         {
@@ -63,7 +63,7 @@ def mix() -> list[dict[str, Any]]:
     ]
 
 
-def test_limits_hold_as_the_services_count_them_and_every_job_ends_well(sample: Up) -> None:
+def test_limits_hold_as_the_services_count_them_and_every_job_completes(sample: Up) -> None:
     jobs = mix()
     with httpx2.Client(base_url=sample.url, trust_env=False, timeout=DEADLINE_S) as client:
         answer = client.post("/api/v1/jobs/bulk", json={"jobs": jobs}).raise_for_status()
@@ -75,7 +75,7 @@ def test_limits_hold_as_the_services_count_them_and_every_job_ends_well(sample: 
     assert {job["status"] for job in ended} == {"COMPLETED"}
     assert {name: each["limit"] for name, each in stats.items()} == LIMITS
     assert {name: each["violations"] for name, each in stats.items()} == dict.fromkeys(LIMITS, 0)
-    # Not above the limit, and not below it either: with so many waiting, every slot must have been used.
+    # Exactly the limit: with so many waiting, every slot must have been used.
     assert {name: each["highest_in_flight"] for name, each in stats.items()} == LIMITS
     full = sum(job["feature_name"] == "full_pipeline" for job in jobs)
     calls = {"prompt_enhancer": len(jobs), "fast_chat_llm": len(jobs), "image_gen": full, "model_3d_gen": full}
@@ -83,20 +83,25 @@ def test_limits_hold_as_the_services_count_them_and_every_job_ends_well(sample: 
 
 
 def _ended(client: httpx2.Client, job_id: str) -> dict[str, Any]:
-    """The events' stream ends when the job has."""
+    """The stream of events ends with the job."""
     with client.stream("GET", f"/api/v1/jobs/{job_id}/events", timeout=LONGEST_WAIT_S) as stream:
         for _ in stream.iter_lines():
             pass
     return dict(client.get(f"/api/v1/jobs/{job_id}").json())
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with started((sys.executable, str(RUN)), cwd=tmp_path, env={"PORT": port}) as running:
             running.wait_for(f"port {port} is in use")
             assert running.ended() == 1
-            assert f"PORT={port} make run" not in "".join(running.heard)
+            assert f"PORT={port} make run" not in "".join(running.output)
+
+
+def test_it_prints_what_the_command_line_needs(sample: Up) -> None:
+    (line,) = re.findall(r"^  export (FAIRLEAD_URL=\S+)$", "".join(sample.output), re.M)
+    assert line == f"FAIRLEAD_URL={sample.url}"
 
 
 def test_ctrl_c_stops_everything(sample: Up) -> None:
@@ -104,9 +109,9 @@ def test_ctrl_c_stops_everything(sample: Up) -> None:
     assert gateway.status_code == 200
     os.kill(sample.process.pid, signal.SIGINT)
     assert sample.ended() == 0
-    said = "".join(sample.heard)
-    assert "SIGINT: draining" in said
-    assert "/readyz" not in said, "its own poll is no news"
+    output = "".join(sample.output)
+    assert "SIGINT: draining" in output
+    assert "/readyz" not in output, "its own probes are not logged"
     for url in (sample.url, *stats_urls(sample).values()):
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(url, trust_env=False)

@@ -1,8 +1,5 @@
-"""The served OpenAPI document is true: schemathesis makes requests of it, good and bad, and every answer is one that
-the document names. Its phases: the document's examples, the edges of every schema, what chance brings, and chains of
-requests in which one uses what another answered.
-
-`FUZZ_EXAMPLES` is how many requests chance makes per operation; `make fuzz` makes many.
+"""The served OpenAPI document is correct: schemathesis generates valid and invalid requests from it, and checks that
+the document lists every response.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from schemathesis.engine.recorder import ScenarioRecorder
 
-from fairlead.app import Fairlead
+from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.gateway import bodies
+from fairlead.gateway import request_parsing
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import TURNS, Gate, declare_services, served
 
@@ -48,7 +45,7 @@ MUST_SUCCEED = {
 
 @schemathesis.serializer("application/x-ndjson")
 def lines(context: Any, value: Any) -> bytes:
-    """A body of JSON Lines is text to the document."""
+    """A body of JSON Lines is text in the document."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 
@@ -56,22 +53,20 @@ def lines(context: Any, value: Any) -> bytes:
 @pytest.mark.timeout(240 + 10 * EXAMPLES)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @pytest.mark.parametrize("key", [None, ADMIN_KEY], ids=["without keys", "with an admin key"])
-def test_every_answer_is_one_that_the_document_names(
-    tmp_path: Path, key: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "LONGEST_WAIT", 1)
+def test_every_response_matches_the_document(tmp_path: Path, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_parsing, "MAX_WAIT", 1)
     with serving(tmp_path, key) as url:
         run = Run(url, key)
         run.execute()
     assert not run.failures, "\n\n".join(run.failures.values())
     assert run.phases == PHASES
-    assert run.answers.keys() == run.operations, "some operations were never asked"
+    assert run.answers.keys() == run.operations, "some operations were never called"
     succeeded = {operation for operation, statuses in run.answers.items() if any(s < 300 for s in statuses)}
-    assert succeeded >= MUST_SUCCEED, "all that was asked there was refused: that shows little"
+    assert succeeded >= MUST_SUCCEED, "all requests were refused there, which proves little"
 
 
 class Run:
-    """All phases against one server, and what they found: one failure of each kind per operation."""
+    """All phases against one server, and their findings: one failure of each kind per operation."""
 
     def __init__(self, url: str, key: str | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -79,21 +74,21 @@ class Run:
             {
                 "seed": random.randrange(1 << 32),
                 "headers": headers,
-                # A job's events end with the job, which may be never.
+                # The events of a job end with the job, which may never happen.
                 "max-stream-events": 1,
                 "request-timeout": 30,
                 "generation": {"max-examples": EXAMPLES, "database": "none"},
                 "checks": {
-                    # A schema cannot say which cursors, features and Idempotency-Keys there are.
+                    # A schema cannot express which cursors, features and Idempotency-Keys exist.
                     "positive_data_acceptance": {"enabled": False},
-                    # 413 is one of them: chance makes bodies of megabytes.
+                    # 413 is one of them: some generated bodies have megabytes.
                     "negative_data_rejection": {"expected-statuses": ["4xx"]},
                 },
             }
         )
         self._schema = schemathesis.openapi.from_url(f"{url}/openapi.json", config=config, headers=headers)
         if key is None:
-            # With the first key it would be a server without keys no more.
+            # The first key would end keyless access.
             self._schema = self._schema.exclude(path="/admin/keys", method="POST")
         self._schema.hook(map_body)
         self._schema.hook(map_path_parameters)
@@ -128,7 +123,7 @@ class Run:
 
 
 def map_body(context: Any, body: Any) -> Any:
-    """Most features that chance makes up become ones that there are: else hardly a job would be accepted."""
+    """Replace most random features by existing ones; otherwise hardly any job would be accepted."""
     jobs = body.get("jobs", [body]) if isinstance(body, dict) else []
     for job in jobs if isinstance(jobs, list) else []:
         name = job.get("feature_name") if isinstance(job, dict) else None
@@ -141,7 +136,7 @@ def map_body(context: Any, body: Any) -> Any:
 
 
 def map_path_parameters(context: Any, parameters: Any) -> Any:
-    """The same for services; those that may be paused without a submit having to wait for them."""
+    """Replace most random services by ones that may be paused without blocking submits."""
     name = parameters.get("service") if isinstance(parameters, dict) else None
     if isinstance(name, str) and sum(map(ord, name)) % 4:
         parameters["service"] = ("gated", "shout")[len(name) % 2]

@@ -1,4 +1,4 @@
-"""A service split over two Redis servers by priority: each with its own slots, its own leader, its own relay."""
+"""A service split over two Redis servers by priority: each with its own slots, leader and relay."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ PATIENCE = 60.0
 
 
 class Shards:
-    """The main Redis and one for critical work, both this test's own."""
+    """The main Redis and one for critical work, both of this test."""
 
     def __init__(self) -> None:
         self.main, self.high = redis_servers.start_server(), redis_servers.start_server()
@@ -27,7 +27,7 @@ class Shards:
         return f"redis://127.0.0.1:{redis_servers.port_of(server)}/0"
 
     def waiting(self, server: redis.Redis) -> int:
-        """Steps in line there, as the server itself has them."""
+        """The steps queued there, read from the server."""
         return sum(int(server.hlen(key)) for key in server.scan_iter("fairlead*:entries"))  # type: ignore[arg-type]
 
 
@@ -36,7 +36,7 @@ async def shards() -> AsyncIterator[Shards]:
     shards = Shards()
     yield shards
     for server in (shards.main, shards.high):
-        # It ends without an answer, and is not to be asked again and again whether it has.
+        # It ends without a reply, so the client must not wait for one repeatedly.
         server.set_retry(Retry(NoBackoff(), 0))
         with contextlib.suppress(redis.ConnectionError):
             server.shutdown(nosave=True)
@@ -94,7 +94,7 @@ async def test_each_band_has_the_slots_of_its_shard(make_app: Callable[..., Fair
         assert (shown["limit"], shown["in_use"], shown["shards"]) == (3, 3, ["high_redis", "main"])
         assert shown["waiting"] == {"retry": 0, "high": 4, "medium": 0, "low": 3}
         position = (await jobs[4].get()).position
-        assert position == 3  # the low ones wait behind one another, and behind nobody else
+        assert position == 3  # the low jobs wait behind one another, and behind no other job
         with pytest.raises(InvalidInput, match="per shard"):
             await app.set_limit("send", 5)
         gate.set()
@@ -124,7 +124,7 @@ async def test_a_promotion_moves_a_job_to_the_shard_of_its_new_band(
             assert await job.result(timeout=PATIENCE) == "sent"
 
 
-async def test_critical_work_goes_on_when_the_bulk_redis_is_gone(
+async def test_critical_work_continues_when_the_bulk_redis_is_gone(
     make_app: Callable[..., Fairlead], shards: Shards
 ) -> None:
     app = make_app()
@@ -140,12 +140,12 @@ async def test_critical_work_goes_on_when_the_bulk_redis_is_gone(
         for _ in range(5):
             job = await app.submit("send", priority="high")
             assert await job.result(timeout=PATIENCE) == "sent"
-        late = await app.submit("send", priority="high", delay=0.1)  # its release is the high shard's leader's work
+        late = await app.submit("send", priority="high", delay=0.1)  # the leader of the high shard releases it
         assert await late.result(timeout=PATIENCE) == "sent"
         assert {(await job.get()).status for job in bulk} == {JobStatus.PENDING}
 
 
-async def test_another_priority_moves_a_waiting_job_to_its_shard_and_is_refused_to_a_call_elsewhere(
+async def test_a_changed_priority_moves_a_waiting_job_to_its_shard_and_is_refused_for_a_running_one(
     make_app: Callable[..., Fairlead], shards: Shards
 ) -> None:
     app = make_app()

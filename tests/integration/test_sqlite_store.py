@@ -1,4 +1,4 @@
-"""SQLite as it is in life: files that are not ours, other processes, a full disk, and the time a commit takes."""
+"""SQLite in production: foreign files, other processes, a full disk, and the cost of a commit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.backends import store_of
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Submit, submit
 from fairlead.errors import AlreadyDispatching, StoreError, Unavailable
-from fairlead.store.journal import Journal
+from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Accepted, Busy, EndHolds, JobFilter, RaiseEpoch, Relayed
-from fairlead.store.sqlite import SqliteStore, connect
-from fairlead.store.sqlite.queries import load
+from fairlead.store.sql_files import load
+from fairlead.store.sqlite import SqliteStore, connect, gil
 
 ALL = JobFilter()
 
@@ -52,7 +53,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def untouched(folder: Path) -> Iterator[None]:
-    """Every file in the folder has the same bytes afterwards, and there is no new one."""
+    """Every file in the folder keeps its bytes, and there is no new one."""
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     yield
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
@@ -139,14 +140,14 @@ def make_garbled(path: Path) -> None:
         (make_garbled, "corrupt"),
     ],
 )
-async def test_a_file_that_cannot_be_used_is_refused_untouched(tmp_path: Path, make: object, why: str) -> None:
+async def test_an_unusable_file_is_refused_untouched(tmp_path: Path, make: object, why: str) -> None:
     path = tmp_path / "x.db"
     make(path)  # type: ignore[operator]
     with untouched(tmp_path), pytest.raises(StoreError, match=why):
         await SqliteStore(str(path)).open()
 
 
-async def test_a_store_that_failed_to_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+async def test_a_failed_open_leaves_no_thread(tmp_path: Path) -> None:
     make_text(tmp_path / "x.db")
     before = threading.active_count()
     with pytest.raises(StoreError):
@@ -165,7 +166,7 @@ async def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         await SqliteStore(str(tmp_path / "x.db")).open()
 
 
-async def test_a_path_with_odd_characters_works(tmp_path: Path) -> None:
+async def test_a_path_with_special_characters_works(tmp_path: Path) -> None:
     async with opened(tmp_path / "my jobs? 100% #1.db") as store:
         await store.commit([job("j1")])
         assert await store.count(ALL) == 1
@@ -206,7 +207,7 @@ async def test_processes_that_open_a_new_database_at_once_migrate_it_once(tmp_pa
         assert await store.count(ALL) == 20
 
 
-async def test_another_processs_submits_are_found_in_the_outbox_at_once(tmp_path: Path) -> None:
+async def test_submits_of_another_process_are_found_in_the_outbox_at_once(tmp_path: Path) -> None:
     path = tmp_path / "shared.db"
     async with opened(path) as store:
         store.relays()
@@ -232,7 +233,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_process_that_dispatches_is_named_and_its_death_frees_the_lock(tmp_path: Path) -> None:
+async def test_the_dispatching_process_is_named_and_its_death_frees_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     child = python(LOCK_AND_WAIT, str(path))
     assert child.stdout is not None
@@ -246,25 +247,25 @@ async def test_the_process_that_dispatches_is_named_and_its_death_frees_the_lock
         await store.lock_dispatch()
 
 
-# ---------------------------------------------------------------- places where there can be no database
+# ---------------------------------------------------------------- unusable paths
 
 
-async def test_a_place_where_there_can_be_no_database_is_told(tmp_path: Path) -> None:
+async def test_an_unusable_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     for place, why in (
-        ("folder", "is a folder"),
-        ("nowhere/x.db", "there is no folder"),
-        ("file/x.db", "there is no folder"),
+        ("folder", "is a directory"),
+        ("nowhere/x.db", "does not exist; create it first"),
+        ("file/x.db", "does not exist; create it first"),
     ):
         with pytest.raises(StoreError, match=why):
             await SqliteStore(str(tmp_path / place)).open()
 
 
-async def test_a_place_that_may_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tests may run as root, who may do anything.
+async def test_a_path_without_write_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, which has every permission.
     monkeypatch.setattr(connect.os, "access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(StoreError, match="may not write in the folder"):
+    with pytest.raises(StoreError, match="may not write to the directory"):
         await SqliteStore(str(tmp_path / "x.db")).open()
     (tmp_path / "x.db").touch()
     monkeypatch.setattr(connect.os, "access", lambda path, mode: Path(path) == tmp_path)
@@ -272,7 +273,7 @@ async def test_a_place_that_may_not_be_written_is_told(tmp_path: Path, monkeypat
         await SqliteStore(str(tmp_path / "x.db")).open()
 
 
-async def test_a_lock_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+async def test_a_lock_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").mkdir()
     async with opened(tmp_path / "x.db") as store:
         with pytest.raises(StoreError, match=r"x\.db\.lock cannot be opened"):
@@ -282,7 +283,7 @@ async def test_a_lock_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a full disk, a locked file
 
 
-async def test_a_full_disk_is_unavailable_loses_nothing_and_passes(tmp_path: Path) -> None:
+async def test_a_full_disk_is_unavailable_loses_nothing_and_recovers(tmp_path: Path) -> None:
     async with opened(tmp_path / "x.db") as store:
         await store.commit([job("before")])
         assert store._writer is not None
@@ -299,21 +300,21 @@ async def test_a_full_disk_is_unavailable_loses_nothing_and_passes(tmp_path: Pat
         assert await store.count(ALL) == 21
 
 
-async def test_through_the_journal_a_full_disk_is_told_and_later_writes_work(tmp_path: Path) -> None:
+async def test_the_group_commit_reports_a_full_disk_and_later_writes_succeed(tmp_path: Path) -> None:
     async with opened(tmp_path / "x.db") as store:
-        journal = Journal(store, on_commit=lambda changes: None)
-        journal.start()
+        group_commit = GroupCommit(store)
+        group_commit.start()
         assert store._writer is not None
         (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
         store._writer.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(Unavailable, match="disk is full"):
-            await journal.write(job("large", f'"{"x" * 100_000}"'))
+            await group_commit.write(job("large", f'"{"x" * 100_000}"'))
         store._writer.execute("PRAGMA max_page_count = 1000000")
-        assert isinstance(await journal.write(job("large", f'"{"x" * 100_000}"')), Accepted)
-        await journal.close()
+        assert isinstance(await group_commit.write(job("large", f'"{"x" * 100_000}"')), Accepted)
+        await group_commit.close()
 
 
-async def test_a_database_locked_by_another_is_busy_and_the_journal_gets_through(
+async def test_a_database_locked_by_another_is_busy_and_the_group_commit_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect, "BUSY_TIMEOUT", 0.01)
@@ -323,8 +324,8 @@ async def test_a_database_locked_by_another_is_busy_and_the_journal_gets_through
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(Busy):
                 await store.commit([job("j1")])
-            journal = Journal(store, on_commit=lambda changes: None, retry_delays=[0.01] * 500)
-            journal.start()
+            group_commit = GroupCommit(store, retry_delays=[0.01] * 500)
+            group_commit.start()
             tried = asyncio.Event()
             apply = store._apply
 
@@ -337,15 +338,15 @@ async def test_a_database_locked_by_another_is_busy_and_the_journal_gets_through
 
             loop = asyncio.get_running_loop()
             monkeypatch.setattr(store, "_apply", apply_and_tell)
-            writing = asyncio.ensure_future(journal.write(job("j1")))
+            writing = asyncio.ensure_future(group_commit.write(job("j1")))
             await tried.wait()
             assert not writing.done()
             other.execute("ROLLBACK")
             assert isinstance(await writing, Accepted)
-            await journal.close()
+            await group_commit.close()
 
 
-async def test_ping_says_that_writing_failed_until_it_works_again(tmp_path: Path) -> None:
+async def test_ping_fails_after_a_failed_write_until_one_succeeds(tmp_path: Path) -> None:
     async with opened(tmp_path / "x.db") as store:
         assert store._writer is not None
         await store.ping()
@@ -360,7 +361,7 @@ async def test_ping_says_that_writing_failed_until_it_works_again(tmp_path: Path
         await store.ping()
 
 
-async def test_ping_does_not_mind_a_lock_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ping_does_not_wait_for_another_processs_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "BUSY_TIMEOUT", 0.01)
     path = tmp_path / "x.db"
     async with opened(path) as store:
@@ -371,7 +372,7 @@ async def test_ping_does_not_mind_a_lock_of_another(tmp_path: Path, monkeypatch:
             await store.ping()
 
 
-async def test_ping_says_that_the_file_is_gone_or_another_one(tmp_path: Path) -> None:
+async def test_ping_fails_when_the_file_is_gone_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     async with opened(path) as store:
         await store.commit([job("j1")])
@@ -386,7 +387,7 @@ async def test_ping_says_that_the_file_is_gone_or_another_one(tmp_path: Path) ->
         await store.ping()
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- cost
 
 
 @pytest.mark.parametrize(
@@ -403,14 +404,19 @@ async def test_ping_says_that_the_file_is_gone_or_another_one(tmp_path: Path) ->
 async def test_the_managers_reads_use_their_index(tmp_path: Path, name: str, index: str) -> None:
     async with opened(tmp_path / "x.db"):
         with closing(sqlite3.connect(tmp_path / "x.db")) as raw:
-            sql = re.sub(r"^--.*$", "", load("queries.sql")[name].replace("{lanes}", "TRUE"), flags=re.MULTILINE)
+            sql = re.sub(
+                r"^--.*$",
+                "",
+                load("fairlead.store.sqlite", "queries.sql")[name].replace("{lanes}", "TRUE"),
+                flags=re.MULTILINE,
+            )
             plan = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {sql}", [0] * sql.count("?"))]
     assert any(index in step for step in plan), plan
     assert not any(step.startswith("SCAN job") and index not in step for step in plan), plan
 
 
 class Counted:
-    """A connection that counts how often it is called."""
+    """A connection that counts its calls."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -424,9 +430,9 @@ class Counted:
         return self.connection.execute(sql, parameters)
 
 
-async def test_a_commit_calls_sqlite_twice_whatever_is_in_it(tmp_path: Path) -> None:
-    """Each return of SQLite to Python waits for the interpreter's lock, and a busy event loop makes that wait long: row
-    by row, or statement by statement, commits would take many times as long then. bench/store.py has the figures."""
+async def test_a_commit_calls_sqlite_twice_whatever_its_size(tmp_path: Path) -> None:
+    """Each return from SQLite to Python waits for the interpreter's lock, for long if the event loop is busy: row by
+    row, or statement by statement, commits would then take many times as long. bench/store.py has the figures."""
     async with opened(tmp_path / "x.db", synchronous="OFF") as store:
         assert store._writer is not None
         counted = Counted(store._writer)
@@ -436,8 +442,24 @@ async def test_a_commit_calls_sqlite_twice_whatever_is_in_it(tmp_path: Path) -> 
         assert counted.calls == 4
 
 
-async def test_the_switch_interval_is_as_before_when_no_commit_is_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("enabled", [False, True])
+async def test_the_switch_interval_is_changed_during_commits_only_and_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    monkeypatch.setattr(gil, "_enabled", enabled)
     usual = sys.getswitchinterval()
+    changes: list[float] = []
+    setter = sys.setswitchinterval
+    monkeypatch.setattr(sys, "setswitchinterval", lambda interval: (changes.append(interval), setter(interval)))
     async with opened(tmp_path / "x.db") as store:
         await asyncio.gather(store.commit([job("a")]), store.get("a"), store.commit([job("b")]))
         assert sys.getswitchinterval() == usual
+    assert bool(changes) is enabled
+
+
+def test_the_database_url_can_set_a_short_switch_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gil, "_enabled", False)
+    store_of(f"sqlite:///{tmp_path}/x.db", time.time)
+    assert not gil._enabled
+    store_of(f"sqlite:///{tmp_path}/x.db?switch_interval=short", time.time)
+    assert gil._enabled

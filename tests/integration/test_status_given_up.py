@@ -1,4 +1,4 @@
-"""A question about the line that whoever asked it no longer wants answered."""
+"""A status query that its caller cancels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STEPS = 12
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
-async def test_a_look_at_the_line_can_be_given_up_at_any_step(embedded: dict[str, str], steps: int) -> None:
-    """A dashboard that is closed at that moment does so. What was not asked yet is not left behind half made."""
+async def test_a_status_query_can_be_cancelled_at_any_step(embedded: dict[str, str], steps: int) -> None:
+    """As when a dashboard is closed. No coroutine is left unawaited."""
     app = Fairlead(Settings(Config()), **embedded)  # type: ignore[arg-type]
     app.service("echo", limit=1)(lambda call: None)
     async with app.running():
@@ -25,5 +25,5 @@ async def test_a_look_at_the_line_can_be_given_up_at_any_step(embedded: dict[str
             await asyncio.sleep(0)
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
-        # A question that was made and never asked is a warning, and so an error.
+        # A coroutine that was never awaited is a warning, and so an error.
         gc.collect()

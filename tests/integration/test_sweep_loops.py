@@ -1,4 +1,4 @@
-"""The loops of what time alone does: what they move, whom they tell, what they count, and when they come back."""
+"""The sweep loops: what they move, what they publish and count, and when they run again."""
 
 from __future__ import annotations
 
@@ -11,26 +11,39 @@ from typing import Any
 import pytest
 
 from fairlead.domain.config import PromotionConfig
+from fairlead.domain.events import Event
 from fairlead.domain.job import Job, JobStatus, Priority
+from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.transitions import Start, submit
+from fairlead.engine.clock import SystemClock
+from fairlead.engine.loop_runner import LoopRunner
+from fairlead.engine.loops import timers as timers_module
+from fairlead.engine.loops.timers import PromoteLoop, TimersLoop
+from fairlead.engine.parts import RulesRef, RunningNode
+from fairlead.engine.transition_writer import TransitionWriter
 from fairlead.errors import Unavailable
-from fairlead.runtime.clock import SystemClock
-from fairlead.runtime.events import Event
-from fairlead.runtime.loops import promote as promote_module
-from fairlead.runtime.loops import timers as timers_module
-from fairlead.runtime.loops.promote import PromoteLoop
-from fairlead.runtime.loops.timers import TimersLoop
-from fairlead.runtime.manager import Manager
-from fairlead.runtime.record import Recorder
-from fairlead.store.journal import Journal
+from fairlead.store.group_commit import GroupCommit
 from fairlead.store.sqlite import SqliteStore
 
 NOW = 1_700_000_000.0
-WAITS = {"draw": 40.0}
+RULES = RulesRef(Rules({"draw": ServiceRules("draw", limit=1, wait_timeout=40.0)}))
 
 
-class Heard:
-    """A hub where every job is watched."""
+class RecordedSignals(RunningNode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[float] = []
+        self.stopped: list[tuple[str, int]] = []
+
+    def timer_set(self, moment: float) -> None:
+        self.timers.append(moment)
+
+    def step_stopped(self, job_id: str, run: int) -> None:
+        self.stopped.append((job_id, run))
+
+
+class RecordingHub:
+    """A hub in which every job is watched."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -45,9 +58,10 @@ class Heard:
 @dataclass
 class Site:
     store: SqliteStore
-    heard: Heard
-    recorder: Recorder
-    commits: list[int] = field(default_factory=list)  # how many transitions each had
+    hub: RecordingHub
+    recorder: TransitionWriter
+    signals: RecordedSignals
+    commits: list[int] = field(default_factory=list)  # the number of transitions in each commit
 
     async def submitted(self, *jobs: Job, now: float = NOW, **given: Any) -> None:
         await self.store.commit([submit(job, "{}", now=now, waits={}, **given) for job in jobs])
@@ -58,12 +72,12 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    store = SqliteStore(str(tmp_path / "x.db"), clock=lambda: NOW, synchronous="OFF")
+    store = SqliteStore(str(tmp_path / "x.db"), clock=lambda: NOW + 9000, synchronous="OFF")
     await store.open()
-    journal = Journal(store, on_commit=lambda changes: None, retry_delays=[])
-    journal.start()
-    heard = Heard()
-    site = Site(store, heard, Recorder(journal, heard))  # type: ignore[arg-type]
+    group_commit = GroupCommit(store, retry_delays=[])
+    group_commit.start()
+    hub, signals = RecordingHub(), RecordedSignals()
+    site = Site(store, hub, TransitionWriter(group_commit, hub, signals), signals)  # type: ignore[arg-type]
     commit = store.commit
 
     async def counted(batch: Any, **options: Any) -> Any:
@@ -72,7 +86,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
     monkeypatch.setattr(store, "commit", counted)
     yield site
-    await journal.close()
+    await group_commit.close()
     await store.close()
 
 
@@ -84,75 +98,68 @@ def counters(loop: TimersLoop | PromoteLoop) -> tuple[int, int]:
     return loop.scanned, loop.queued
 
 
-async def test_timers_that_rang_move_their_jobs_and_the_loop_comes_back_for_the_next(site: Site) -> None:
+async def test_fired_timers_move_their_jobs_and_the_loop_returns_for_the_next(site: Site) -> None:
     await site.submitted(job("a"), job("b"), due_at=NOW + 1)
     await site.submitted(job("c"), due_at=NOW + 10.1)
-    loop = TimersLoop(site.store, site.recorder, lambda: WAITS)
-    told: list[float] = []
-    site.recorder.on_timer = told.append
+    loop = TimersLoop(site.store, site.recorder, RULES)
     assert await loop.tick(NOW + 10) == NOW + 10.1
     assert {(await site.job(name)).status for name in "ab"} == {JobStatus.PENDING}
-    assert told == [NOW + 50, NOW + 50]  # the waits that begin now end then
+    assert site.signals.timers == [NOW + 50, NOW + 50]  # the waits that begin now end then
     assert counters(loop) == (2, 2)
 
 
-async def test_watchers_hear_of_what_a_sweep_moved_and_workers_of_what_they_must_stop(site: Site) -> None:
-    stopped: list[tuple[str, int]] = []
-    site.recorder.on_stopped = lambda *job: stopped.append(job)
+async def test_watchers_receive_the_moves_of_a_sweep_and_workers_the_stops(site: Site) -> None:
     await site.submitted(job("low", priority=Priority.LOW), job("late", deadline_at=NOW + 60))
     await site.store.commit([Start("late", 0, 0, "0:1", "service:draw", "w1", 300.0)])
-    await TimersLoop(site.store, site.recorder, lambda: {}).tick(NOW + 60)
-    await PromoteLoop(site.store, site.recorder, PromotionConfig(), lambda: {}).tick(NOW + 1800)
-    failed, promoted = site.heard.events
-    assert (failed.type, failed.job_id, stopped) == ("JOB_FAILED", "late", [("late", 1)])
+    await TimersLoop(site.store, site.recorder, RulesRef()).tick(NOW + 60)
+    await PromoteLoop(site.store, site.recorder, PromotionConfig(), RulesRef()).tick(NOW + 1800)
+    failed, promoted = site.hub.events
+    assert (failed.type, failed.job_id, site.signals.stopped) == ("JOB_FAILED", "late", [("late", 1)])
     assert (promoted.type, promoted.details) == ("JOB_PROMOTED", {"old": "low", "new": "medium"})
 
 
-async def test_as_long_as_nothing_is_due_nothing_is_written(site: Site) -> None:
+async def test_nothing_is_written_while_nothing_is_due(site: Site) -> None:
     await site.submitted(job("a", priority=Priority.LOW), due_at=NOW + 5)
     await site.submitted(job("b", priority=Priority.LOW))
     site.commits.clear()
-    timers = TimersLoop(site.store, site.recorder, lambda: {})
-    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), lambda: {})
+    timers = TimersLoop(site.store, site.recorder, RulesRef())
+    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), RulesRef())
     assert await timers.tick(NOW) == NOW + timers_module.LOOK_EVERY
-    assert await promotion.tick(NOW) == NOW + 1800
+    assert await promotion.tick(NOW) == NOW + timers_module.PROMOTE_EVERY
     assert site.commits == []
     assert counters(timers) == counters(promotion) == (0, 0)
 
 
-async def test_a_full_batch_means_again_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_batch_is_followed_by_another_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers_module, "BATCH", 2)
-    monkeypatch.setattr(promote_module, "BATCH", 2)
     await site.submitted(*(job(f"due-{n}") for n in range(3)), due_at=NOW + 1)
-    timers = TimersLoop(site.store, site.recorder, lambda: {})
+    timers = TimersLoop(site.store, site.recorder, RulesRef())
     assert await timers.tick(NOW + 2) == NOW + 2
     assert counters(timers) == (2, 2)
     assert await timers.tick(NOW + 2) == NOW + 2 + timers_module.LOOK_EVERY
     assert counters(timers) == (3, 3)
-    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), lambda: {})
+    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), RulesRef())
     later = NOW + 4000
     assert await promotion.tick(later) == later
-    assert await promotion.tick(later) == later + 1800
+    assert await promotion.tick(later) == later + timers_module.PROMOTE_EVERY
     assert counters(promotion) == (3, 3)
 
 
-async def test_what_another_process_is_moving_is_looked_at_again_soon_and_not_at_once(
+async def test_jobs_locked_by_another_process_are_retried_soon_but_not_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would commit over and over until the other is done."""
+    """Otherwise it would commit repeatedly until the other process is done."""
 
     async def next_timer() -> float:
         return NOW - 1
 
     monkeypatch.setattr(site.store, "next_timer", next_timer)
-    loop = TimersLoop(site.store, site.recorder, lambda: {})
+    loop = TimersLoop(site.store, site.recorder, RulesRef())
     assert await loop.tick(NOW) == NOW + timers_module.LOOK_AGAIN
     assert counters(loop) == (0, 0)
 
 
-async def test_sweeps_that_could_not_be_written_are_counted_and_told(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_sweeps_are_counted_and_logged(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     await site.submitted(job("a", priority=Priority.LOW), due_at=NOW + 1)
     await site.submitted(job("b", priority=Priority.LOW))
 
@@ -160,9 +167,9 @@ async def test_sweeps_that_could_not_be_written_are_counted_and_told(
         raise Unavailable("the disk is full")
 
     monkeypatch.setattr(site.store, "commit", full)
-    timers = TimersLoop(site.store, site.recorder, lambda: {})
-    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), lambda: {})
-    manager = Manager([timers, promotion], LateClock())
+    timers = TimersLoop(site.store, site.recorder, RulesRef())
+    promotion = PromoteLoop(site.store, site.recorder, PromotionConfig(), RulesRef())
+    manager = LoopRunner([timers, promotion], LateClock())
     driving = asyncio.create_task(manager.run())
     async with asyncio.timeout(30):
         while not all(counts["failed"] for counts in manager.counts().values()):
@@ -173,7 +180,7 @@ async def test_sweeps_that_could_not_be_written_are_counted_and_told(
 
 
 class LateClock(SystemClock):
-    """By which all of it is due."""
+    """A clock by which everything is due."""
 
     def now(self) -> float:
         return NOW + 9000

@@ -18,7 +18,7 @@ import pytest
 
 from fairlead import Fairlead, JobView
 from tests.chaos.waiting import until, until_true
-from tests.integration.turns_contender import SERVICE, app_of
+from tests.integration.turn_contenders import SERVICE, app_of
 
 PATIENCE_S = 90.0
 BUSY_S = 4.0
@@ -28,7 +28,7 @@ Line = dict[str, Any]
 
 
 class Contest:
-    """The slot is ours until all are in line; then it is theirs."""
+    """Holds the slot until all callers are queued, then releases it to them."""
 
     def __init__(self, app: Fairlead, engines: dict[str, str], folder: Path, lease_ttl: float) -> None:
         self.app = app
@@ -42,7 +42,7 @@ class Contest:
     async def start(self, processes: int, tasks: int, hold: float) -> None:
         arguments = (self._folder, json.dumps(self._engines), self._lease_ttl, tasks, hold)
         self._nursery = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.integration.turns_contender", str(processes), *map(str, arguments)),
+            *(sys.executable, "-m", "tests.integration.turn_contenders", str(processes), *map(str, arguments)),
             cwd=Path(__file__).parents[2],
         )
 
@@ -50,7 +50,7 @@ class Contest:
             [service] = (await self.app.status())["services"]
             return bool(sum(service["waiting"].values()) == processes * tasks)
 
-        await until("all are in line", all_wait, patience=PATIENCE_S)
+        await until("all are queued", all_wait, patience=PATIENCE_S)
         self.arrivals = [job.user_id for job in reversed(await self._jobs()) if job.user_id.startswith("user-")]
 
     async def _jobs(self) -> list[JobView]:
@@ -108,26 +108,26 @@ async def test_two_hundred_callers_in_ten_processes_get_one_slot_in_the_order_of
         async with found.app.turn(SERVICE, user_id="first"):
             await found.start(10, 20, hold=0.01)
             places = {user: place for place, user in enumerate(found.arrivals, 1)}
-            await until_true("all know their place", lambda: known(found) == places, patience=PATIENCE_S)
-            before = len(found.book("told"))
+            await until_true("all know their place", lambda: last_positions(found) == places, patience=PATIENCE_S)
+            before = len(found.book("position"))
         await found.ended()
     assert found.book("two") == []
     assert [line["user"] for line in found.book("enter")] == found.arrivals
     assert len(found.arrivals) == len(found.book("leave")) == 200
-    moved = found.book("told")[before:]
+    moved = found.book("position")[before:]
     for line in moved:
-        assert line["position"] < places[line["user"]], "in line one only ever moves up"
+        assert line["position"] < places[line["user"]], "a position only ever decreases"
         places[line["user"]] = line["position"]
     assert len({line["user"] for line in moved}) > 20, "those at the back have seen it move"
 
 
-def known(found: Contest) -> dict[str, int]:
-    """What each was told last."""
-    return {line["user"]: line["position"] for line in found.book("told")}
+def last_positions(found: Contest) -> dict[str, int]:
+    """The last position that each user received."""
+    return {line["user"]: line["position"] for line in found.book("position")}
 
 
 @pytest.mark.slow
-async def test_nobody_is_stuck_behind_callers_that_were_killed(distributed: dict[str, str], tmp_path: Path) -> None:
+async def test_killed_callers_do_not_block_the_queue(distributed: dict[str, str], tmp_path: Path) -> None:
     lease_ttl = 3.0
     async with contest(distributed, tmp_path, lease_ttl) as found:
         async with found.app.turn(SERVICE, user_id="first"):
@@ -145,11 +145,11 @@ async def test_nobody_is_stuck_behind_callers_that_were_killed(distributed: dict
     assert {user for user in found.arrivals if _process_of(user) not in dead} <= set(entered), "all had their turns"
     moments = [line["at"] for line in found.book() if line["what"] in ("enter", "leave")]
     longest = max(later - earlier for earlier, later in pairwise(moments))
-    assert longest < lease_ttl + BUSY_S, "somebody was stuck"
+    assert longest < lease_ttl + BUSY_S, "a caller was stuck"
 
 
 async def killed_with_the_slot(found: Contest) -> int:
-    """Whichever process has the slot now."""
+    """The process that holds the slot now."""
     seen = len(found.book())
     async with asyncio.timeout(PATIENCE_S):
         while True:

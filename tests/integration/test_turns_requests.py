@@ -1,15 +1,18 @@
-"""ImageQueue's own examples, by its own names: requests that are put in line, and started when they are first."""
+"""ImageQueue's own examples, with its own names: requests that are queued, and started when they are first."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from fairlead import Fairlead, JobStatus, NotFound, TurnLost, WrongState
 from fairlead.dispatch.port import Lease
 from fairlead.errors import InvalidInput, UnknownFeature
-from tests.integration.turning import MODELS, line_of, position_is, until
+from tests.integration.turn_apps import MODELS, position_is, running_app, until
 
 
 async def add(app: Fairlead, *prompts: str, model: str = "flux") -> list[str]:
@@ -24,8 +27,8 @@ async def status(app: Fairlead, request: str) -> JobStatus:
     return (await app.turns.get(request)).status
 
 
-async def test_a_request_is_put_in_line_as_it_was_given(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_a_request_is_queued_with_its_prompt_and_user(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         (cat,) = await add(app, "cat")
         request = await app.get_next_pending("flux")
         assert request is not None
@@ -36,19 +39,19 @@ async def test_a_request_is_put_in_line_as_it_was_given(engines: dict[str, str])
 
 async def test_only_the_first_pending_can_start_and_only_once(engines: dict[str, str]) -> None:
     """Queue: [A-PENDING, B-PENDING]."""
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         a, b = await add(app, "a", "b")
         assert await app.try_start_processing(b, "flux") is False
         assert await app.try_start_processing(a, "flux") is True
         assert await status(app, a) is JobStatus.RUNNING
-        assert await app.try_start_processing(a, "flux") is False, "it is started already"
+        assert await app.try_start_processing(a, "flux") is False, "it was started before"
         assert await app.try_start_processing(b, "flux") is False, "no slot is free"
-        assert await app.try_start_processing(b, "sdxl") is False, "it is not that model's"
+        assert await app.try_start_processing(b, "sdxl") is False, "it belongs to another model"
 
 
 async def test_positions_count_the_pending_only(engines: dict[str, str]) -> None:
     """Queue: [A-PROCESSING, B-PENDING, C-PENDING, D-COMPLETED]."""
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         d, a, b, c = await add(app, "d", "a", "b", "c")
         assert await positions(app, d, a, b, c) == [1, 2, 3, 4]
         assert await app.try_start_processing(d, "flux")
@@ -61,7 +64,7 @@ async def test_positions_count_the_pending_only(engines: dict[str, str]) -> None
 
 async def test_four_requests_run_in_the_order_of_their_arrival(engines: dict[str, str]) -> None:
     """The seed's timeline, t=0 to t=45."""
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         requests = await add(app, "a", "b", "c", "d")
         assert await positions(app, *requests) == [1, 2, 3, 4]
         for number, request in enumerate(requests):
@@ -74,7 +77,7 @@ async def test_four_requests_run_in_the_order_of_their_arrival(engines: dict[str
 
 
 async def test_both_models_run_at_once_and_do_not_wait_for_each_other(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         (a,) = await add(app, "cat")
         (b,) = await add(app, "dog", model="sdxl")
         (c,) = await add(app, "bird")
@@ -82,13 +85,13 @@ async def test_both_models_run_at_once_and_do_not_wait_for_each_other(engines: d
         assert await app.try_start_processing(b, "sdxl")
         assert await app.try_start_processing(c, "flux") is False
         await app.mark_completed(b, "dog.png")
-        assert await app.try_start_processing(c, "flux") is False, "it waits for A, whatever becomes of B"
-        await app.mark_failed(a, "the model said no")
+        assert await app.try_start_processing(c, "flux") is False, "it waits for A, whatever happens to B"
+        await app.mark_failed(a, "the model refused")
         assert await app.try_start_processing(c, "flux") is True
 
 
-async def test_a_failure_is_kept_and_frees_the_slot(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_a_failure_is_stored_and_frees_the_slot(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         a, b = await add(app, "a", "b")
         assert await app.try_start_processing(a, "flux")
         await app.mark_failed(a, "out of memory")
@@ -97,11 +100,11 @@ async def test_a_failure_is_kept_and_frees_the_slot(engines: dict[str, str]) -> 
         assert await app.try_start_processing(b, "flux") is True
         await app.mark_failed(a, "again")
         await app.mark_completed(a, "late.png")
-        assert (await app.turns.get(a)).error == failed.error, "what has ended stays as it is"
+        assert (await app.turns.get(a)).error == failed.error, "an ended request does not change"
 
 
-async def test_a_request_that_waits_can_fail_and_not_be_completed(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_a_waiting_request_can_fail_but_not_complete(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         a, b = await add(app, "a", "b")
         with pytest.raises(WrongState, match="no slot yet"):
             await app.mark_completed(a, "never.png")
@@ -109,8 +112,8 @@ async def test_a_request_that_waits_can_fail_and_not_be_completed(engines: dict[
         assert await positions(app, a, b) == [None, 1]
 
 
-async def test_cleanup_removes_a_request_whatever_its_state(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_cleanup_removes_a_request_in_any_state(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         done, running, waiting, last = await add(app, "done", "running", "waiting", "last")
         assert await app.try_start_processing(done, "flux")
         await app.mark_completed(done, "done.png")
@@ -125,13 +128,13 @@ async def test_cleanup_removes_a_request_whatever_its_state(engines: dict[str, s
 
 
 async def test_wait_for_turn_returns_when_the_request_is_started(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         a, b = await add(app, "a", "b")
         assert await app.try_start_processing(a, "flux")
-        told: list[int] = []
-        waiting = asyncio.create_task(app.wait_for_turn(b, "flux", told.append))
-        await until(lambda: told)
-        assert told == [1]
+        positions: list[int] = []
+        waiting = asyncio.create_task(app.wait_for_turn(b, "flux", positions.append))
+        await until(lambda: positions)
+        assert positions == [1]
         assert not waiting.done()
         await app.mark_completed(a, "a.png")
         await waiting
@@ -139,25 +142,30 @@ async def test_wait_for_turn_returns_when_the_request_is_started(engines: dict[s
         await app.mark_completed(b, "b.png")
 
 
-async def test_many_who_try_at_once_start_one(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_of_many_concurrent_starts_one_succeeds(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         requests = await add(app, *map(str, range(10)))
         tries = [app.try_start_processing(request, "flux") for request in requests for _ in range(3)]
         started = await asyncio.gather(*tries)
         assert sum(started) == 1
-        assert any(started[:3]), "and that is the first"
+        assert any(started[:3]), "and it is the first"
 
 
-async def test_a_request_that_nobody_starts_does_not_hold_up_those_who_wait(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
-        (idle,) = await add(app, "nobody asks")
+async def test_a_request_that_is_not_started_does_not_block_waiters(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
+        (idle,) = await add(app, "never started")
         async with app.turn("flux", user_id="behind"):
             left = await app.turns.get(idle)
-        assert (left.status, (left.error or {})["code"]) == (JobStatus.FAILED, "NOT_TAKEN")
+            assert left.kept_until is not None
+            assert left.kept_until > left.created_at
+            behind = await app.add_request("flux", "behind", 2)
+            assert await app.try_start_processing(idle, "flux") is False
+        assert await app.try_start_processing(behind, "flux") is False
+        assert await app.try_start_processing(idle, "flux") is True, "it has kept its place"
 
 
-async def test_who_is_offered_the_slot_may_still_take_it_for_a_moment(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_a_caller_can_take_an_offered_slot_for_a_short_time(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         (first,) = await add(app, "asks when somebody else does")
         behind = asyncio.create_task(app.wait_for_turn(*await add(app, "behind"), "flux"))
         await position_is(app, first, None)
@@ -167,14 +175,14 @@ async def test_who_is_offered_the_slot_may_still_take_it_for_a_moment(engines: d
         await behind
 
 
-async def test_an_offer_of_a_line_that_is_no_more_does_not_stand_in_the_way(embedded: dict[str, str]) -> None:
-    async with line_of(MODELS, embedded) as app:
+async def test_an_offer_from_before_a_rebuild_does_not_block_the_turn(embedded: dict[str, str]) -> None:
+    async with running_app(MODELS, embedded) as app:
         (first,) = await add(app, "cat")
-        process = app.turns.process
-        assert process is not None
-        ticket = app._tickets.get(first)
-        assert ticket is not None
-        process.ushers[0].offer(ticket, Lease("7:1", first, 0, 0, "flux", "123456", "w", 0.0, 0.0))
+        node = app._runtime.node
+        assert node is not None
+        waiter = app._runtime.waiters.get(first)
+        assert waiter is not None
+        node.slot_brokers[0].offer(waiter, Lease("7:1", first, 0, 0, "flux", "123456", "w", 0.0, 0.0))
         behind = asyncio.create_task(app.wait_for_turn(*await add(app, "behind"), "flux"))
         await position_is(app, first, None)
         assert await app.try_start_processing(first, "flux") is True
@@ -182,11 +190,11 @@ async def test_an_offer_of_a_line_that_is_no_more_does_not_stand_in_the_way(embe
         await behind
 
 
-async def test_requests_that_cannot_be_are_refused(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_invalid_requests_are_refused(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         with pytest.raises(UnknownFeature, match="no service is called 'dalle'"):
             await app.add_request("dalle", "cat", 1)
-        with pytest.raises(UnknownFeature):
+        with pytest.raises(UnknownFeature, match=r"no service is called 'dalle'; known are: .*flux"):
             await app.try_start_processing("img_a1b2c3d4", "dalle")
         with pytest.raises(InvalidInput, match="user_id"):
             await app.add_request("flux", "cat", "")
@@ -201,8 +209,8 @@ async def test_requests_that_cannot_be_are_refused(engines: dict[str, str]) -> N
         assert (await app.list_jobs()).data == []
 
 
-async def test_a_block_whose_turn_is_removed_has_left_before_the_next_has_the_slot(engines: dict[str, str]) -> None:
-    async with line_of(MODELS, engines) as app:
+async def test_a_block_whose_turn_is_removed_ends_before_the_next_gets_the_slot(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
         seen: list[str] = []
         holds: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -228,3 +236,61 @@ async def test_a_block_whose_turn_is_removed_has_left_before_the_next_has_the_sl
         assert seen == ["left", "next"]
         with pytest.raises(NotFound):
             await app.turns.get(request)
+
+
+CALLS: dict[str, Callable[[Fairlead, str], Awaitable[object]]] = {
+    "try_start_processing": lambda app, request: app.try_start_processing(request, "flux"),
+    "get_queue_position": lambda app, request: app.get_queue_position(request, "flux"),
+    "get_next_pending": lambda app, request: app.get_next_pending("flux"),
+    "mark_completed": lambda app, request: app.mark_completed(request, "x.png"),
+    "mark_failed": lambda app, request: app.mark_failed(request, "no"),
+    "cleanup_request": lambda app, request: app.cleanup_request(request),
+}
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["ends", "is_deleted"])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_request_may_end_between_any_two_reads_of_a_call(
+    call: str, deleted: bool, embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call returns False, None or nothing, as promised for a request that has ended; it never raises."""
+    async with running_app(MODELS, embedded) as app:
+        store = app._runtime.store
+        reads = {name: getattr(store, name) for name in ("get_jobs", "get")}
+        results: list[object] = []
+        left = ends_after = 0
+        while left <= 0:  # until the call makes fewer reads
+            ends_after += 1
+            (request,) = await add(app, "cat")
+            if call == "mark_completed":
+                await app.wait_for_turn(request, "flux")
+            else:
+                waiter = app._runtime.waiters.get(request)
+                assert waiter is not None
+                app._runtime.waiters.forget(waiter)  # as in a process that has not seen the request yet
+            left = ends_after
+            with monkeypatch.context() as patch:
+
+                async def interfere(request: str, read: Callable[..., Awaitable[object]], *args: object) -> object:
+                    nonlocal left
+                    found, left = await read(*args), left - 1
+                    if left == 0:
+                        patch.undo()
+                        await _end(app, request, deleted=deleted)
+                    return found
+
+                for name, read in reads.items():
+                    patch.setattr(store, name, partial(interfere, request, read))
+                results.append(await CALLS[call](app, request))
+            await app.cleanup_request(request)
+        assert ends_after > 1
+        if call not in ("get_queue_position", "get_next_pending"):  # these may have read all they need
+            assert not any(results[:-1])
+
+
+async def _end(app: Fairlead, request: str, *, deleted: bool) -> None:
+    with suppress(WrongState, NotFound):
+        await app.turns.cancel(request)
+    if deleted:
+        with suppress(NotFound):
+            await app.delete(request)

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fairlead import Fairlead, FairleadError, JobStatus, TurnLost, TurnTimeout
-from tests.integration.turning import MODELS, config_of, line_of, stands
+from tests.integration.turn_apps import MODELS, config_of, running_app, until_ready
 
 
-async def test_threads_have_the_slot_one_at_a_time(engines: dict[str, str]) -> None:
+async def test_threads_get_the_slot_one_at_a_time(engines: dict[str, str]) -> None:
     at_once, most, lock = 0, 0, threading.Lock()
 
     def work(app: Fairlead, number: int) -> str:
@@ -26,38 +26,38 @@ async def test_threads_have_the_slot_one_at_a_time(engines: dict[str, str]) -> N
                 at_once -= 1
         return turn.id
 
-    async with line_of(MODELS, engines) as app:
+    async with running_app(MODELS, engines) as app:
         ids = await asyncio.gather(*(asyncio.to_thread(work, app, number) for number in range(8)))
         assert most == 1
         turns = [await app.get(turn_id) for turn_id in ids]
         assert [turn.result for turn in turns] == [{"number": number} for number in range(8)]
 
 
-async def test_a_thread_is_told_its_position_in_itself(embedded: dict[str, str]) -> None:
-    told: list[tuple[int, int]] = []
-    heard = threading.Event()
+async def test_a_thread_receives_its_position_in_its_own_thread(embedded: dict[str, str]) -> None:
+    positions: list[tuple[int, int]] = []
+    notified = threading.Event()
 
     def tell(position: int) -> None:
-        told.append((position, threading.get_ident()))
-        heard.set()
+        positions.append((position, threading.get_ident()))
+        notified.set()
 
     def waits(app: Fairlead) -> int:
         with app.turn_sync("flux", user_id="ann", on_position=tell):
             return threading.get_ident()
 
-    async with line_of(MODELS, embedded) as app:
+    async with running_app(MODELS, embedded) as app:
         async with app.turn("flux", "holder"):
             thread = asyncio.create_task(asyncio.to_thread(waits, app))
-            await asyncio.to_thread(heard.wait, 20)
-        assert told == [(1, await thread)]
+            await asyncio.to_thread(notified.wait, 20)
+        assert positions == [(1, await thread)]
 
 
-async def test_a_thread_whose_callback_fails_leaves_the_line(embedded: dict[str, str]) -> None:
+async def test_a_thread_whose_callback_fails_leaves_the_queue(embedded: dict[str, str]) -> None:
     def fails(app: Fairlead) -> None:
         with app.turn_sync("flux", user_id="ann", on_position=lambda position: 1 // 0):
             pass
 
-    async with line_of(MODELS, embedded) as app:
+    async with running_app(MODELS, embedded) as app:
         async with app.turn("flux", "holder"):
             with pytest.raises(ZeroDivisionError):
                 await asyncio.to_thread(fails, app)
@@ -81,7 +81,7 @@ async def test_exceptions_timeouts_and_losses_reach_the_thread(embedded: dict[st
                 threading.Event().wait(0.01)
         return True
 
-    async with line_of(config_of(flux={"timeout": 1.0}), embedded) as app:
+    async with running_app(config_of(flux={"timeout": 1.0}), embedded) as app:
         with pytest.raises(ValueError, match="no"):
             await asyncio.to_thread(raises, app)
         async with app.turn("flux", "holder"):
@@ -93,8 +93,8 @@ async def test_exceptions_timeouts_and_losses_reach_the_thread(embedded: dict[st
         assert codes == ["EXCEPTION", None, "RESOURCE_EXHAUSTED", "TIMEOUT"]
 
 
-async def test_the_loops_own_thread_is_sent_to_the_other_form(embedded: dict[str, str]) -> None:
-    async with line_of(MODELS, embedded) as app:
+async def test_the_loops_own_thread_must_use_the_asynchronous_form(embedded: dict[str, str]) -> None:
+    async with running_app(MODELS, embedded) as app:
         with pytest.raises(FairleadError, match="use `async with app"), app.turn_sync("flux"):
             pass
 
@@ -112,7 +112,7 @@ def test_a_program_without_an_event_loop_takes_turns(embedded: dict[str, str]) -
     assert sorted(order) == [0, 1, 2, 3]
 
 
-async def test_a_program_without_an_event_loop_calls_into_a_line_elsewhere(distributed: dict[str, str]) -> None:
+async def test_a_program_without_an_event_loop_uses_a_queue_of_other_processes(distributed: dict[str, str]) -> None:
     def work() -> str:
         caller = Fairlead(MODELS, **distributed)
         try:
@@ -123,5 +123,5 @@ async def test_a_program_without_an_event_loop_calls_into_a_line_elsewhere(distr
 
     app = Fairlead(MODELS, **distributed)
     async with app.running():
-        await stands(app)
+        await until_ready(app)
         assert (await app.get(await asyncio.to_thread(work))).status is JobStatus.COMPLETED

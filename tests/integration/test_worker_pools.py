@@ -1,4 +1,4 @@
-"""Several workers in one process: each takes its own bands, services and regions, and has room of its own."""
+"""Several workers in one process: each has its own bands, services, regions and budget."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from fairlead import Call, Config, Fairlead, JobStatus
+from fairlead.dispatch.port import Lease
 from fairlead.domain.processes import process_of
-from fairlead.runtime import registry
-from fairlead.runtime import worker as workers
-from fairlead.runtime.roles import Roles
-from tests.integration.regional import world_of
+from fairlead.engine import registry
+from fairlead.engine import worker as workers
+from fairlead.engine.roles import Roles
+from tests.integration.region_endpoints import open_endpoints
 
 PATIENCE = 30.0
 SEED = {
@@ -30,8 +31,8 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EVERY", 0.05)
 
 
-class Shop:
-    """Calls of `infer` and `paint` go on until the gate is opened; `open_calls` counts those under way by input."""
+class GatedApp:
+    """Calls of `infer` and `paint` run until the gate is opened; `open_calls` counts the running ones by input."""
 
     def __init__(self, engines: dict[str, str], *, pool: int | None = None, **sections: Any) -> None:
         pools = {} if pool is None else {"pools": {"gpu": pool}}
@@ -71,11 +72,11 @@ class Shop:
         ]
         return [handle.id for handle in handles]
 
-    async def until_open(self, **wanted: int) -> None:
-        """These calls are under way."""
+    async def until_open(self, **counts: int) -> None:
+        """Wait until these calls are running."""
 
         async def are_open() -> bool:
-            return all(self.open_calls[kind] >= count for kind, count in wanted.items())
+            return all(self.open_calls[kind] >= count for kind, count in counts.items())
 
         await until(are_open)
 
@@ -94,68 +95,69 @@ async def all_are(app: Fairlead, job_ids: list[str], status: JobStatus) -> None:
 
 
 async def test_the_seeds_thirteen_workers_never_take_another_bands_work(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        jobs = [job for band in ("low", "medium", "high") for job in await shop.submit(8, band)]
-        await shop.until_open(high=5, medium=5, low=3)
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        jobs = [job for band in ("low", "medium", "high") for job in await gated.submit(8, band)]
+        await gated.until_open(high=5, medium=5, low=3)
         # Slots are free, and every pool has more waiting than it may run: a while later nothing has changed.
-        shop.changed.clear()
+        gated.changed.clear()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.6):
-                await shop.changed.wait()
-        leases = [lease for found in (await app._process.snapshots()).values() for s in found for lease in s.leases]  # type: ignore[union-attr]
+                await gated.changed.wait()
+        leases = await _leases(app)
         taken = Counter((lease.worker.partition("/")[2], lease.band) for lease in leases)
         assert taken == {("high", 1): 5, ("medium", 2): 5, ("low", 3): 3}
-        shop.gate.set()
+        gated.gate.set()
         await all_are(app, jobs, JobStatus.COMPLETED)
-        assert shop.most == {"high": 5, "medium": 5, "low": 3}
+        assert gated.most == {"high": 5, "medium": 5, "low": 3}
 
 
-async def test_a_pool_at_its_concurrency_does_not_keep_another_from_its_work(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open():
-        await shop.submit(9, "low")
-        await shop.until_open(low=3)
-        await shop.submit(1, "high")
-        await shop.until_open(high=1, low=3)
-        await shop.submit(2, "medium")
-        await shop.until_open(high=1, medium=2, low=3)
-        assert shop.most["low"] == 3
+async def test_a_full_pool_does_not_block_another(engines: dict[str, str]) -> None:
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open():
+        await gated.submit(9, "low")
+        await gated.until_open(low=3)
+        await gated.submit(1, "high")
+        await gated.until_open(high=1, low=3)
+        await gated.submit(2, "medium")
+        await gated.until_open(high=1, medium=2, low=3)
+        assert gated.most["low"] == 3
 
 
-async def test_work_for_a_pool_with_room_is_taken_at_once_though_others_work_waits(
+async def test_work_for_a_pool_with_budget_is_taken_at_once_while_other_work_waits(
     engines: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lane is runnable all the time, for low work that nobody has room for: no wake tells of the rest."""
+    """The lane is always runnable because of low work that no worker has budget for, so no wakeup follows for other
+    work."""
     monkeypatch.setattr(workers, "SWEEP_PARTIAL_EVERY", 3600.0)
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        await shop.submit(5, "low")
-        await shop.until_open(low=3)
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        await gated.submit(5, "low")
+        await gated.until_open(low=3)
         for count in (1, 2, 3):
-            await shop.submit(1, "high")
-            await shop.until_open(high=count)
+            await gated.submit(1, "high")
+            await gated.until_open(high=count)
         assert await _waiting(app, 2)
 
 
 async def test_pools_may_be_bound_to_services(engines: dict[str, str]) -> None:
     pools = {"text": {"services": ["infer"], "concurrency": 1}, "images": {"services": ["paint"], "concurrency": 2}}
-    shop = Shop(engines, worker_pools=pools)
-    async with shop.open() as app:
-        await shop.submit(3, "medium", "infer")
-        await shop.submit(3, "high", "paint")
-        await shop.until_open(medium=1, high=2)
+    gated = GatedApp(engines, worker_pools=pools)
+    async with gated.open() as app:
+        await gated.submit(3, "medium", "infer")
+        await gated.submit(3, "high", "paint")
+        await gated.until_open(medium=1, high=2)
         (worker,) = await app.workers()
         assert worker["concurrency"] == 3
         assert [(pool["name"], pool["services"]) for pool in worker["pools"]] == [
             ("text", ["infer"]),
             ("images", ["paint"]),
         ]
-        assert shop.most == {"medium": 1, "high": 2}
+        assert gated.most == {"medium": 1, "high": 2}
 
 
 async def test_a_pool_bound_to_a_region_takes_that_region_s_slots_only(engines: dict[str, str]) -> None:
-    async with world_of("eu", "us") as world:
+    async with open_endpoints("eu", "us") as world:
         config = {**world.config(limit=2), "worker_pools": {"us": {"regions": ["us"], "concurrency": 4}}}
         app = Fairlead(Config.model_validate(config), **engines)
         async with app.running():
@@ -173,91 +175,93 @@ async def test_a_pool_bound_to_a_region_takes_that_region_s_slots_only(engines: 
             assert (await app.wait(away.id, PATIENCE)).result == {"region": "eu"}
 
 
-async def test_a_slot_of_a_gpu_budget_is_left_to_the_pool_whose_work_is_more_urgent(engines: dict[str, str]) -> None:
-    """One process's workers are rivals for it as those of several processes are."""
-    shop = Shop(engines, pool=2, worker_pools={"low": {"bands": ["low"]}, "rest": {"bands": ["high", "medium"]}})
-    async with shop.open():
-        jobs = await shop.submit(4, "low", "infer")
-        await shop.until_open(low=2)
-        jobs += await shop.submit(2, "high", "paint")
-        await until(lambda: _waiting(shop.app, 4))
-        shop.gate.set()
-        await all_are(shop.app, jobs, JobStatus.COMPLETED)
-    assert shop.begun == ["low", "low", "high", "high", "low", "low"]
+async def test_a_slot_of_a_shared_budget_is_reserved_for_the_pool_with_more_urgent_work(
+    engines: dict[str, str],
+) -> None:
+    """The workers of one process compete for it as those of several processes do."""
+    gated = GatedApp(engines, pool=2, worker_pools={"low": {"bands": ["low"]}, "rest": {"bands": ["high", "medium"]}})
+    async with gated.open():
+        jobs = await gated.submit(4, "low", "infer")
+        await gated.until_open(low=2)
+        jobs += await gated.submit(2, "high", "paint")
+        await until(lambda: _waiting(gated.app, 4))
+        gated.gate.set()
+        await all_are(gated.app, jobs, JobStatus.COMPLETED)
+    assert gated.begun == ["low", "low", "high", "high", "low", "low"]
 
 
 async def _waiting(app: Fairlead, count: int) -> bool:
     return sum(sum(each["waiting"].values()) for each in (await app.status())["services"]) == count
 
 
-async def test_one_pool_alone_can_be_started_and_what_roles_say_wins(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open(Roles(pool="low")) as app:
-        await shop.submit(1, "high")
-        await shop.submit(4, "low")
-        await shop.until_open(low=3)
+async def test_one_pool_alone_can_be_started_and_roles_override_its_section(engines: dict[str, str]) -> None:
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open(Roles(pool="low")) as app:
+        await gated.submit(1, "high")
+        await gated.submit(4, "low")
+        await gated.until_open(low=3)
         (worker,) = await app.workers()
         assert (worker["bands"], worker["concurrency"]) == (["low"], 3)
-        assert not shop.open_calls["high"]
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open(Roles(bands=frozenset({1}))) as app:
-        await shop.until_open(high=1)
+        assert not gated.open_calls["high"]
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open(Roles(bands=frozenset({1}))) as app:
+        await gated.until_open(high=1)
         (worker,) = [each for each in await app.workers() if each["alive"]]
         assert (worker["pools"], worker["bands"], worker["concurrency"]) == ([], ["high"], 1000)
 
 
 async def test_workers_are_shown_with_what_each_pool_runs(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        (job,) = await shop.submit(1, "high")
-        await shop.until_open(high=1)
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        (job,) = await gated.submit(1, "high")
+        await gated.until_open(high=1)
 
-        async def told() -> bool:
+        async def announced() -> bool:
             (worker,) = await app.workers()
             return [pool["running"] for pool in worker["pools"]] == [1, 0, 0]
 
-        await until(told)
+        await until(announced)
         (worker,) = await app.workers()
         assert (worker["concurrency"], worker["bands"]) == (13, ["high", "medium", "low"])
         assert [call["job_id"] for call in worker["calls"]] == [job]
         assert {finding.code for finding in await app.doctor()} & {"worker-gone", "no-worker-for-band"} == set()
 
 
-async def test_the_worker_of_a_pool_is_not_gone_while_its_process_lives(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        (running,) = await shop.submit(1, "high")
-        await shop.until_open(high=1)
+async def test_the_worker_of_a_pool_is_alive_while_its_process_is(engines: dict[str, str]) -> None:
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        (running,) = await gated.submit(1, "high")
+        await gated.until_open(high=1)
         assert [reason.code for reason in (await app.why(running)).reasons] == ["running"]
 
 
-async def test_why_a_job_waits_is_told_of_the_pool_that_would_take_it(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        jobs = await shop.submit(4, "low")
-        await shop.until_open(low=3)
+async def test_why_reports_the_pool_that_would_take_the_job(engines: dict[str, str]) -> None:
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        jobs = await gated.submit(4, "low")
+        await gated.until_open(low=3)
 
-        async def told() -> bool:
+        async def announced() -> bool:
             waiting = [job for job in jobs if (await app.get(job)).status is JobStatus.PENDING]
             return [reason.code for reason in (await app.why(waiting[0])).reasons][:1] == ["workers_full"]
 
-        await until(told)
+        await until(announced)
 
 
-async def test_draining_drains_all_pools_and_undone_they_all_claim_again(engines: dict[str, str]) -> None:
-    shop = Shop(engines, worker_pools=SEED)
-    async with shop.open() as app:
-        begun = await shop.submit(1, "high") + await shop.submit(1, "low")
-        await shop.until_open(high=1, low=1)
+async def test_draining_applies_to_all_pools_and_so_does_resuming(engines: dict[str, str]) -> None:
+    gated = GatedApp(engines, worker_pools=SEED)
+    async with gated.open() as app:
+        begun = await gated.submit(1, "high") + await gated.submit(1, "low")
+        await gated.until_open(high=1, low=1)
         (worker,) = await app.workers()
         await app.drain_worker(worker["name"])
 
         async def draining() -> bool:
-            return all(each.draining for each in app._process.workers)  # type: ignore[union-attr]
+            return all(each.draining for each in app._runtime.node.workers)  # type: ignore[union-attr]
 
         await until(draining)
-        waiting = [job for band in ("high", "medium", "low") for job in await shop.submit(1, band)]
-        shop.gate.set()
+        waiting = [job for band in ("high", "medium", "low") for job in await gated.submit(1, band)]
+        gated.gate.set()
         await all_are(app, begun, JobStatus.COMPLETED)
         await all_are(app, waiting, JobStatus.PENDING)
         await app.undrain_worker(worker["name"])
@@ -266,20 +270,25 @@ async def test_draining_drains_all_pools_and_undone_they_all_claim_again(engines
 
 async def test_the_heartbeat_renews_the_leases_of_every_pool(engines: dict[str, str]) -> None:
     services = {name: {"limit": 100, "lease_ttl": 1} for name in ("infer", "paint")}
-    shop = Shop(engines, worker_pools=SEED, services=services)
-    async with shop.open() as app:
-        jobs = [job for band in ("high", "medium", "low") for job in await shop.submit(1, band)]
-        await shop.until_open(high=1, medium=1, low=1)
+    gated = GatedApp(engines, worker_pools=SEED, services=services)
+    async with gated.open() as app:
+        jobs = [job for band in ("high", "medium", "low") for job in await gated.submit(1, band)]
+        await gated.until_open(high=1, medium=1, low=1)
         first = await _expiries(app)
         await until(lambda: _all_later(app, {name: at + 1.0 for name, at in first.items()}))
-        shop.gate.set()
+        gated.gate.set()
         await all_are(app, jobs, JobStatus.COMPLETED)
-        assert shop.most == {"high": 1, "medium": 1, "low": 1}
+        assert gated.most == {"high": 1, "medium": 1, "low": 1}
 
 
 async def _expiries(app: Fairlead) -> dict[str, float]:
-    snapshots = await app._process.snapshots()  # type: ignore[union-attr]
-    return {lease.name: lease.expires_at for found in snapshots.values() for s in found for lease in s.leases}
+    return {lease.name: lease.expires_at for lease in await _leases(app)}
+
+
+async def _leases(app: Fairlead) -> list[Lease]:
+    assert app._runtime.node is not None
+    snapshots = [await shard.dispatcher.snapshot() for shard in app._runtime.node.shards.values()]
+    return [lease for services in snapshots for service in services for lease in service.leases]
 
 
 async def _all_later(app: Fairlead, than: dict[str, float]) -> bool:
@@ -287,5 +296,5 @@ async def _all_later(app: Fairlead, than: dict[str, float]) -> bool:
     return now.keys() == than.keys() and all(now[name] >= at for name, at in than.items())
 
 
-def test_a_leases_worker_tells_its_process() -> None:
+def test_a_leases_worker_names_its_process() -> None:
     assert process_of("host:17:ab12cd34/high") == "host:17:ab12cd34" == process_of("host:17:ab12cd34")

@@ -1,6 +1,6 @@
-"""The rules of the line, written down as plainly as possible: lists, scanned whole; what can be counted is not kept.
+"""The rules of the queue in their simplest form: lists that are scanned, and counts that are computed, not kept.
 
-What a dispatcher does with care for speed must come out the same as this.
+The optimised dispatchers must return the same results.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fairlead.dispatch.port import Lease, Offer
+from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.limits import Order, ServiceRules
-from fairlead.domain.order import DEFAULT_COST, averaged, charge, micros, smoothed
+from fairlead.domain.rules import Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
 
@@ -52,9 +52,10 @@ class Turns:
 
 @dataclass
 class Band(Turns):
-    """The same among the users of a band, where newcomers go first: who enters without debt, until its first grant.
+    """Fair queueing among the users of a band. Users that enter without debt go first, until their first grant.
 
-    The virtual time is where the last who was no newcomer started, be that later or earlier than the one before.
+    The virtual time is the start tag of the last grant to a user that was not new, whether later or earlier than the
+    one before.
     """
 
     newcomers: list[str] = field(default_factory=list)
@@ -112,7 +113,7 @@ class ReferenceService:
         return sum(map(self.rules.in_pool, taken))
 
     def load(self, region: str) -> float:
-        """What regions with weights are chosen by."""
+        """The load by which regions with weights are chosen."""
         weights = self.rules.region_weights
         return (self.in_use(region) + 1) / weights.get(region, 1.0) if weights else 0.0
 
@@ -130,13 +131,13 @@ class ReferenceService:
     def users(self) -> set[str]:
         return {offer.user_id for offer in self.waiting}
 
-    # -- the line
+    # -- the queue
 
     def waits(self, user: str, band: int) -> bool:
         return any(offer.user_id == user and self.band(offer) == band for offer in self.waiting)
 
     def put(self, offer: Offer) -> None:
-        """In line, in place of what was there of the same job."""
+        """Queue a step, replacing an older one of the same job."""
         if not self.waits(offer.user_id, self.band(offer)):
             self.bands[self.band(offer)].enter(offer.user_id)
         self.drop(offer.job_id)
@@ -148,7 +149,7 @@ class ReferenceService:
         self.waiting = [offer for offer in self.waiting if offer.job_id != job]
 
     def forget(self) -> None:
-        """Records of users with nothing waiting or running and no debt."""
+        """Drop the records of users with nothing waiting or running and no debt."""
         for user in {user for turns in self.bands for user in turns.tags} | set(self.means):
             busy = user in self.users() or self.running(user)
             if not busy and (self.fifo or all(turns.tag(user) <= turns.virtual_time for turns in self.bands)):
@@ -160,7 +161,7 @@ class ReferenceService:
     # -- the next
 
     def head(self, bands: frozenset[int], regions: frozenset[str] | None = None, *, dry: bool = False) -> Head | None:
-        """What the next free slot goes to. `dry`: the pool has none."""
+        """The step that gets the next free slot. `dry`: the pool is full."""
         if not self.open or self.rules.paused or self.in_use() >= self.rules.limit:
             return None
         if dry and self.rules.pooled_regions is None:
@@ -205,7 +206,7 @@ class ReferenceService:
         return DEFAULT_COST
 
     def grant(self, head: Head, lease: Lease) -> int:
-        """The charge. The estimate is kept for the end."""
+        """Charge a grant; the estimate is kept for the settlement."""
         user, estimate = head.offer.user_id, self.estimate(head.offer)
         charged = 0 if self.fifo else charge(estimate, self.weights[user])
         self.drop(head.offer.job_id)
@@ -216,7 +217,7 @@ class ReferenceService:
         return charged
 
     def release(self, name: str, now: float, *, refund: bool) -> tuple[Lease, int, int | None]:
-        """The lease, the estimate and the slot time really used."""
+        """The lease, the estimate and the slot time actually used."""
         lease, estimate = next(entry for entry in self.leases if entry[0].name == name)
         was_parked = self.parked(lease.user_id)
         self.leases = [entry for entry in self.leases if entry[0].name != name]
@@ -247,7 +248,8 @@ class ReferenceService:
                 self.unpark(user)
 
     def rebuild(self, now: float) -> tuple[list[Lease], list[Hold], list[Offer]]:
-        """Forget everything; what the truth knows of it is returned, and the leases and holds are put back."""
+        """Forget everything but the leases and holds, which are restored; returns the steps recorded in the
+        database."""
         leases = [lease for lease, _ in self.leases]
         offers = self.waiting
         self.epoch += 1

@@ -1,4 +1,4 @@
-"""Fair lanes are fair: places come true, newcomers are served soon, and slot time is shared by weight."""
+"""Fair lanes are fair: positions come true, newcomers are served soon, and slot time is shared by weight."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.dispatch.port import Claim, Lease, Offer, Release
-from fairlead.domain.limits import Order, ServiceRules
-from tests.contract.dispatchers import ENGINES, FakeClock, Line
+from fairlead.domain.rules import Order, ServiceRules
+from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness
 
 pytestmark = pytest.mark.parametrize("engine", sorted(ENGINES))
 
@@ -28,12 +28,12 @@ USER = st.fixed_dictionaries({"seconds": SECONDS, "weight": WEIGHTS, "bands": st
 
 
 @asynccontextmanager
-async def open_line(engine: str, rules: ServiceRules) -> AsyncIterator[Line]:
+async def open_queue(engine: str, rules: ServiceRules) -> AsyncIterator[QueueHarness]:
     clock = FakeClock()
-    line = Line(await ENGINES[engine](clock), clock)
-    await line.open(rules)
-    yield line
-    await line.dispatcher.close()
+    queue = QueueHarness(await ENGINES[engine](clock), clock)
+    await queue.open(rules)
+    yield queue
+    await queue.dispatcher.close()
 
 
 def few(engine: str) -> settings:
@@ -42,31 +42,31 @@ def few(engine: str) -> settings:
 
 
 @pytest.mark.parametrize("order", Order)
-def test_places_are_the_order_then_served(engine: str, order: Order) -> None:
-    """When nothing more arrives and everything lasts as long as estimated."""
+def test_positions_are_the_order_of_service(engine: str, order: Order) -> None:
+    """Nothing more arrives, and every step takes as long as estimated."""
 
     async def serve(users: list[dict[str, object]]) -> None:
-        async with open_line(engine, ServiceRules("s", limit=1, order=order)) as line:
-            await check(line, users)
+        async with open_queue(engine, ServiceRules("s", limit=1, order=order)) as queue:
+            await check(queue, users)
 
-    async def check(line: Line, users: list[dict[str, object]]) -> None:
+    async def check(queue: QueueHarness, users: list[dict[str, object]]) -> None:
         jobs = []
         for number, user in enumerate(users):
             for band in user["bands"]:  # type: ignore[attr-defined]
                 jobs.append(f"job {len(jobs)}")
-                await line.offer(jobs[-1], f"user {number}", band=band, weight=user["weight"])
-            # One step each, so that every user's mean is known; in the other bands they stay newcomers.
-            await line.run_first(f"user {number}", user["seconds"], band=1, seq=-1 - number)  # type: ignore[arg-type]
-        places = await line.dispatcher.places(jobs)
+                await queue.offer(jobs[-1], f"user {number}", band=band, weight=user["weight"])
+            # Run one step of each user to set its mean; in the other bands the users stay newcomers.
+            await queue.run_first(f"user {number}", user["seconds"], band=1, seq=-1 - number)  # type: ignore[arg-type]
+        positions = await queue.dispatcher.positions(jobs)
         work = 0.0
-        for position, job in enumerate(sorted(jobs, key=lambda job: places[job].position), start=1):
-            assert places[job].position == position
+        for position, job in enumerate(sorted(jobs, key=lambda job: positions[job].position), start=1):
+            assert positions[job].position == position
             if order is Order.FAIR:
-                assert places[job].work_ahead == pytest.approx(work)
-            lease = await line.take()
+                assert positions[job].work_ahead == pytest.approx(work)
+            lease = await queue.take()
             assert lease.job_id == job
             seconds = users[int(lease.user_id.removeprefix("user "))]["seconds"]
-            await line.end(lease, after=seconds)  # type: ignore[arg-type]
+            await queue.end(lease, after=seconds)  # type: ignore[arg-type]
             work += seconds  # type: ignore[operator]
 
     @few(engine)
@@ -78,22 +78,22 @@ def test_places_are_the_order_then_served(engine: str, order: Order) -> None:
 
 
 def test_a_newcomers_first_job_waits_for_at_most_one_grant_per_active_user(engine: str) -> None:
-    async def check(line: Line, backlogs: list[tuple[int, float]], before: int, slots: int, name: str) -> None:
+    async def check(queue: QueueHarness, backlogs: list[tuple[int, float]], before: int, slots: int, name: str) -> None:
         for number, (waiting, weight) in enumerate(backlogs):
-            await line.offer_all([f"{number} {i}" for i in range(waiting)], f"user {number}", weight=weight)
-        running = await line.claim(slots)
+            await queue.offer_all([f"{number} {i}" for i in range(waiting)], f"user {number}", weight=weight)
+        running = await queue.claim(slots)
         for _ in range(before):
-            await serve_next(line, running)
-        await line.offer("new", name)
+            await serve_next(queue, running)
+        await queue.offer("new", name)
         granted: Counter[str] = Counter()
         while granted[name] == 0:
-            for lease in await serve_next(line, running):
+            for lease in await serve_next(queue, running):
                 granted[lease.user_id] += 1
         assert max(granted.values()) == 1
 
     async def serve(backlogs: list[tuple[int, float]], before: int, slots: int, name: str) -> None:
-        async with open_line(engine, ServiceRules("s", limit=slots)) as line:
-            await check(line, backlogs, before, slots, name)
+        async with open_queue(engine, ServiceRules("s", limit=slots)) as queue:
+            await check(queue, backlogs, before, slots, name)
 
     @few(engine)
     @given(
@@ -111,40 +111,40 @@ def test_a_newcomers_first_job_waits_for_at_most_one_grant_per_active_user(engin
 DURATIONS = st.sampled_from([0.001, 0.01, 0.1, 1.0, 10.0, 1000.0])
 COSTS = st.sampled_from([None, None, 0.001, 1.0, 1000.0])
 BULK = st.tuples(st.integers(1, 40), WEIGHTS, DURATIONS, COSTS)
-"""How many jobs a user has, its weight, how long its calls really take, and how long it says that they do."""
+"""A user's number of jobs, weight, real call duration and declared duration."""
 
 
 def test_a_newcomer_waits_for_one_grant_per_active_user_whatever_was_estimated(engine: str) -> None:
     """Estimates of any kind (default, declared, measured), and calls up to a million times as short or long as those.
 
-    Newcomers come one after the other. Grants that run when one comes are not counted; those after it are, and only
-    users that were active then may have any: nobody who comes later goes before it.
+    New users arrive one after the other. Grants that are running when one arrives are not counted. Later grants are
+    counted, and only users that were active then may have any: a user that arrives later never goes first.
     """
 
     async def check(
-        line: Line, warm: list[float], bulks: list[Bulk], before: int, newcomers: list[Newcomer], at_once: int
+        queue: QueueHarness, warm: list[float], bulks: list[Bulk], before: int, newcomers: list[Newcomer], at_once: int
     ) -> None:
         seconds: dict[str, float] = {}
         running: list[tuple[float, int, Lease]] = []
         for number, duration in enumerate(warm):
-            await line.offer(f"warm {number}", f"warm {number}")
-            await line.end(await line.take(), after=duration)
+            await queue.offer(f"warm {number}", f"warm {number}")
+            await queue.end(await queue.take(), after=duration)
         for number, (jobs, weight, duration, cost) in enumerate(bulks):
             seconds[f"user {number}"] = duration
-            await line.offer_all([f"{number} {i}" for i in range(jobs)], f"user {number}", weight=weight, cost=cost)
+            await queue.offer_all([f"{number} {i}" for i in range(jobs)], f"user {number}", weight=weight, cost=cost)
         for _ in range(before):
-            await go_on(line, running, seconds, at_once)
+            await go_on(queue, running, seconds, at_once)
         waits: dict[str, Counter[str]] = {}
         active: dict[str, set[str]] = {}
         for number, (gap, user, duration, cost) in enumerate(newcomers):
             name = f"{user} {number}"
             seconds[name], waits[name] = duration, Counter()
-            active[name] = {user.user_id for user in (await line.see()).users if user.waiting or user.running}
-            await line.offer_all([f"{name} {i}" for i in range(3)], name, cost=cost)
+            active[name] = {user.user_id for user in (await queue.see()).users if user.waiting or user.running}
+            await queue.offer_all([f"{name} {i}" for i in range(3)], name, cost=cost)
             for _ in range(gap):
-                count(waits, active, await go_on(line, running, seconds, at_once))
+                count(waits, active, await go_on(queue, running, seconds, at_once))
         while waits:
-            granted = await go_on(line, running, seconds, at_once)
+            granted = await go_on(queue, running, seconds, at_once)
             assert granted or running
             count(waits, active, granted)
 
@@ -154,24 +154,24 @@ def test_a_newcomer_waits_for_one_grant_per_active_user_whatever_was_estimated(e
             for name, ahead in waits.items():
                 ahead[lease.user_id] += 1
                 assert ahead[lease.user_id] == 1, f"{lease.user_id} twice before {name}"
-                assert lease.user_id in active[name], f"{lease.user_id} came after {name}"
+                assert lease.user_id in active[name], f"{lease.user_id} arrived after {name}"
 
     async def go_on(
-        line: Line, running: list[tuple[float, int, Lease]], seconds: dict[str, float], at_once: int
+        queue: QueueHarness, running: list[tuple[float, int, Lease]], seconds: dict[str, float], at_once: int
     ) -> list[Lease]:
-        """The first calls end, some at once, and as many others are taken."""
+        """End the first calls, some at once, and claim as many others."""
         ended = [heappop(running) for _ in range(min(at_once, len(running)))]
-        line.clock.now = max([line.clock.now, *(end for end, _, _ in ended)])
+        queue.clock.now = max([queue.clock.now, *(end for end, _, _ in ended)])
         releases = [Release(lease.name, "s") for _, _, lease in ended]
-        granted = await line.dispatcher.exchange(Claim("w", 9, frozenset({"s"})), releases)
+        granted = await queue.dispatcher.exchange(Claim("w", 9, frozenset({"s"})), releases)
         for lease in granted:
-            line.seq += 1
-            heappush(running, (line.clock.now + seconds[lease.user_id], line.seq, lease))
+            queue.seq += 1
+            heappush(running, (queue.clock.now + seconds[lease.user_id], queue.seq, lease))
         return granted
 
     async def serve(slots: int, user_limit: int | None, *more: Any) -> None:
-        async with open_line(engine, ServiceRules("s", limit=slots, user_limit=user_limit)) as line:
-            await check(line, *more)
+        async with open_queue(engine, ServiceRules("s", limit=slots, user_limit=user_limit)) as queue:
+            await check(queue, *more)
 
     @few(engine)
     @given(
@@ -201,32 +201,36 @@ def test_a_newcomer_waits_for_one_grant_per_active_user_whatever_was_estimated(e
     examples()
 
 
-def test_who_leaves_and_comes_back_is_served_no_more_than_its_share(engine: str) -> None:
-    """One user always has jobs waiting; another brings a few whenever it has none in line, or none at all any more."""
+def test_a_user_that_leaves_and_returns_gets_no_more_than_its_share(engine: str) -> None:
+    """One user always has jobs waiting; another brings a few whenever it has none queued, or leaves for good."""
 
-    async def check(line: Line, slots: int, batch: int, seconds: dict[str, float], cost: float, idle: bool) -> None:
+    async def check(
+        queue: QueueHarness, slots: int, batch: int, seconds: dict[str, float], cost: float, idle: bool
+    ) -> None:
         rounds = 400 if engine == "memory" else 150
-        await line.dispatcher.offer([Offer(f"b{i}", i, "s", "stays", 2, 2, 0, 1, cost=cost) for i in range(9 * rounds)])
+        await queue.dispatcher.offer(
+            [Offer(f"b{i}", i, "s", "stays", 2, 2, 0, 1, cost=cost) for i in range(9 * rounds)]
+        )
         running: list[tuple[float, int, Lease]] = []
         used = dict.fromkeys(seconds, 0.0)
         releases: list[Release] = []
         for number in range(rounds):
-            for lease in await line.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
-                line.seq += 1
-                heappush(running, (line.clock.now + seconds[lease.user_id], line.seq, lease))
-            returns = await line.user("returns")
+            for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
+                queue.seq += 1
+                heappush(running, (queue.clock.now + seconds[lease.user_id], queue.seq, lease))
+            returns = await queue.user("returns")
             if returns is None or not (returns.waiting or (idle and returns.running)):
-                await line.offer_all([f"r{number} {i}" for i in range(batch)], "returns", cost=cost)
-            line.clock.now, _, lease = heappop(running)
+                await queue.offer_all([f"r{number} {i}" for i in range(batch)], "returns", cost=cost)
+            queue.clock.now, _, lease = heappop(running)
             releases = [Release(lease.name, "s")]
             used[lease.user_id] += seconds[lease.user_id]
-        # Estimates were settled long ago, but for those of the first round of slots.
+        # Only the first round of grants was charged by estimates.
         most = 2 * slots * max(cost, *seconds.values())
         assert used["returns"] <= used["stays"] + most, used
 
     async def serve(slots: int, *more: Any) -> None:
-        async with open_line(engine, ServiceRules("s", limit=slots)) as line:
-            await check(line, slots, *more)
+        async with open_queue(engine, ServiceRules("s", limit=slots)) as queue:
+            await check(queue, slots, *more)
 
     @few(engine)
     @given(
@@ -242,42 +246,44 @@ def test_who_leaves_and_comes_back_is_served_no_more_than_its_share(engine: str)
     examples()
 
 
-async def serve_next(line: Line, running: list[Lease]) -> list[Lease]:
-    """The first of the running steps ends, a second after it began, and the next one is taken."""
+async def serve_next(queue: QueueHarness, running: list[Lease]) -> list[Lease]:
+    """End the first running step a second after its start, and claim the next."""
     releases = []
     if running:
         first = running.pop(0)
-        line.clock.now = first.granted_at + 1.0
+        queue.clock.now = first.granted_at + 1.0
         releases = [Release(first.name, "s")]
-    taken = await line.dispatcher.exchange(Claim("w", 1, frozenset({"s"})), releases)
+    taken = await queue.dispatcher.exchange(Claim("w", 1, frozenset({"s"})), releases)
     running += taken
     return taken
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_slot_time_is_shared_by_weight_whatever_the_durations_and_backlogs(engine: str, slots: int) -> None:
-    """Short steps, long steps, and steps of any length: what counts is the slot time they take together."""
-    async with open_line(engine, ServiceRules("s", limit=slots)) as line:
-        await share_slot_time(line, slots, 9_000 if engine == "memory" else 3_000)
+    """Short steps, long steps and steps of random length: the total slot time is shared."""
+    async with open_queue(engine, ServiceRules("s", limit=slots)) as queue:
+        await share_slot_time(queue, slots, 9_000 if engine == "memory" else 3_000)
 
 
-async def share_slot_time(line: Line, slots: int, seconds: float) -> None:
+async def share_slot_time(queue: QueueHarness, slots: int, seconds: float) -> None:
     chance = random.Random(7)
     weights = {"short": 1.0, "long": 1.0, "any": 1.0, "twice": 2.0, "half": 0.5}
     durations = {"short": (0.1, 0.1), "long": (9, 11), "any": (0.1, 8), "twice": (1, 2), "half": (1, 5)}
     backlogs = {"short": 18_000, "long": 200, "any": 800, "twice": 2_600, "half": 500}
     for user, waiting in backlogs.items():
         jobs = [f"{user} {i}" for i in range(waiting)]
-        await line.dispatcher.offer([Offer(job, i, "s", user, 2, 2, 0, 1, weights[user]) for i, job in enumerate(jobs)])
+        await queue.dispatcher.offer(
+            [Offer(job, i, "s", user, 2, 2, 0, 1, weights[user]) for i, job in enumerate(jobs)]
+        )
     used: Counter[str] = Counter()
     ends: list[tuple[float, str, Lease]] = []
-    began, releases = line.clock.now, []
-    while line.clock.now - began < seconds / slots:
-        room = slots - len(ends)
-        for lease in await line.dispatcher.exchange(Claim("w", room, frozenset({"s"})), releases):
-            heappush(ends, (line.clock.now + chance.uniform(*durations[lease.user_id]), lease.name, lease))
-        line.clock.now, _, lease = heappop(ends)
-        used[lease.user_id] += line.clock.now - lease.granted_at  # type: ignore[assignment]
+    began, releases = queue.clock.now, []
+    while queue.clock.now - began < seconds / slots:
+        budget = slots - len(ends)
+        for lease in await queue.dispatcher.exchange(Claim("w", budget, frozenset({"s"})), releases):
+            heappush(ends, (queue.clock.now + chance.uniform(*durations[lease.user_id]), lease.name, lease))
+        queue.clock.now, _, lease = heappop(ends)
+        used[lease.user_id] += queue.clock.now - lease.granted_at  # type: ignore[assignment]
         releases = [Release(lease.name, "s")]
     share = {user: seconds / weights[user] for user, seconds in used.items()}
     mean = sum(used.values()) / sum(weights.values())

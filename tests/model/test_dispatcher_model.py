@@ -1,4 +1,4 @@
-"""A dispatcher under random operations does what the plain rules of `reference` say, and keeps every limit."""
+"""A dispatcher under random operations agrees with `reference` and keeps every limit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fairlead.dispatch.memory.pool import WORKER_MEMORY_S
+from fairlead.dispatch.memory.claim_sources import WORKER_MEMORY_S
 from fairlead.dispatch.port import Claim, Lease, Offer, Promotion, Release, Withdrawal
+from fairlead.domain.fair_share import charge
 from fairlead.domain.job import Hold
-from fairlead.domain.limits import Order, Rules, ServiceRules
-from fairlead.domain.order import charge
+from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
 from tests.model.reference import BANDS, Head, ReferenceService, Turns
 
@@ -49,7 +49,7 @@ SUBMITS = {
     "region": st.sampled_from([None, None, "eu", "us", "eu+us"]),
 }
 PICK = st.integers(0, 10**6)
-"""Any one of a list that is known only later."""
+"""An index into a list that is known only later."""
 SIXTYFOURTHS = st.integers(0, 640)
 """Times are multiples of 1/64 s, so that they add up exactly."""
 
@@ -67,16 +67,16 @@ class DispatcherModel(RuleBasedStateMachine):
         self.pool_turns = [Turns() for _ in BANDS]
         self.beside: set[str] = set()
         self.spare: dict[str, tuple[int, float]] = {}
-        """By worker, what its last claim left of its room, and when."""
+        """By worker, the unused budget of its last claim, and its time."""
         self.wakes: list[frozenset[str]] = []
         self.dispatcher.on_wake(self.wakes.append)
         self.runnable: set[str] = set()
         self.version = 0
         self.seq = 0
         self.runs: dict[str, int] = {}
-        """The newest run of every job that ever was in line."""
+        """The newest run of every job ever queued."""
         self.done: list[str] = []
-        """Jobs neither in line nor on lease."""
+        """Jobs that are neither queued nor leased."""
 
     def run(self, operation: Coroutine[Any, Any, T] | Any) -> T:
         return self.loop.run_until_complete(operation)  # type: ignore[no-any-return]
@@ -100,7 +100,7 @@ class DispatcherModel(RuleBasedStateMachine):
         rules = {name: service.rules for name, service in self.services.items()}
         self.run(self.dispatcher.configure(Rules(rules, {"gpu": self.pool_limit}, self.version)))
 
-    # -- what the reference says
+    # -- the reference's view
 
     @property
     def waiting(self) -> list[Offer]:
@@ -118,7 +118,7 @@ class DispatcherModel(RuleBasedStateMachine):
         return self.services[name].head(claim.bands, claim.regions, dry=dry)
 
     def turn(self, name: str, head: Head) -> tuple[int, bool, int, str]:
-        """What services of a pool compare by."""
+        """The sort key among services of a pool."""
         turns = self.pool_turns[head.band]
         again = name in self.beside and not SERVICES[name].in_pool(head.region)
         return (head.band, again, max(turns.tag(name), turns.virtual_time), name)
@@ -129,7 +129,7 @@ class DispatcherModel(RuleBasedStateMachine):
             service.holds = [hold for hold in service.holds if hold.until > now]
         return before - sum(len(service.holds) for service in self.services.values())
 
-    # -- the line
+    # -- the queue
 
     @rule(submits=st.lists(st.fixed_dictionaries(SUBMITS), min_size=1, max_size=8))
     def submit(self, submits: list[dict[str, Any]]) -> None:
@@ -146,7 +146,7 @@ class DispatcherModel(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting or self.done)
     @rule(pick=PICK, **SUBMITS)
     def offer_a_newer_run(self, pick: int, **changes: Any) -> None:
-        """A next step, a retry, a job that changed while it waited: it moves, or comes back."""
+        """Offer a newer run: a next step, a retry, or a job that changed while it waited."""
         present = {offer.job_id: offer for offer in self.waiting}
         jobs = sorted([*present, *self.done])
         job = jobs[pick % len(jobs)]
@@ -198,32 +198,32 @@ class DispatcherModel(RuleBasedStateMachine):
 
     # -- slots
 
-    @rule(room=st.integers(1, 6))
-    def claim_everything(self, room: int) -> None:
-        self.exchange(Claim("all", room, frozenset(SERVICES)), [])
+    @rule(budget=st.integers(1, 6))
+    def claim_everything(self, budget: int) -> None:
+        self.exchange(Claim("all", budget, frozenset(SERVICES)), [])
 
     @rule(
-        room=st.integers(1, 3),
+        budget=st.integers(1, 3),
         services=st.frozensets(SUBMITS["service"], min_size=1),
         bands=st.frozensets(st.integers(1, 3), min_size=1),
         regions=st.sampled_from([None, None, frozenset({"us"})]),
     )
     def claim_some(
-        self, room: int, services: frozenset[str], bands: frozenset[int], regions: frozenset[str] | None
+        self, budget: int, services: frozenset[str], bands: frozenset[int], regions: frozenset[str] | None
     ) -> None:
-        self.exchange(Claim("some", room, services, bands, regions), [])
+        self.exchange(Claim("some", budget, services, bands, regions), [])
 
     @precondition(lambda self: self.leases)
     @rule(
-        picks=st.lists(PICK, min_size=1, max_size=3), ticks=SIXTYFOURTHS, room=st.integers(0, 2), refund=st.booleans()
+        picks=st.lists(PICK, min_size=1, max_size=3), ticks=SIXTYFOURTHS, budget=st.integers(0, 2), refund=st.booleans()
     )
-    def give_back_and_take(self, picks: list[int], ticks: int, room: int, refund: bool) -> None:
+    def give_back_and_take(self, picks: list[int], ticks: int, budget: int, refund: bool) -> None:
         self.clock.advance(ticks / 64)
         chosen = {(lease := self.leases[pick % len(self.leases)]).name: lease for pick in picks}
         releases = [Release(lease.name, lease.service, refund) for lease in chosen.values()]
         for release in releases:
             self.release(release)
-        self.exchange(Claim("all", room, frozenset(SERVICES)), [*releases, *releases])
+        self.exchange(Claim("all", budget, frozenset(SERVICES)), [*releases, *releases])
 
     def release(self, release: Release) -> None:
         service = self.services[release.service]
@@ -236,24 +236,24 @@ class DispatcherModel(RuleBasedStateMachine):
             self.done.append(lease.job_id)
 
     def exchange(self, claim: Claim, releases: list[Release]) -> None:
-        """The releases were told to the reference already; every grant must be the one that it would make."""
+        """The reference has applied the releases already; every grant must be its own choice."""
         self.end_holds(self.clock.now)
         granted = self.run(self.dispatcher.exchange(claim, releases))
-        assert len(granted) <= claim.room
+        assert len(granted) <= claim.budget
         for lease in granted:
             self.check_grant(claim, lease)
-        self.spare[claim.worker] = claim.room - len(granted), self.clock.now
-        if len(granted) < claim.room:
-            self.check_nothing_was_left(claim)
+        self.spare[claim.worker] = claim.budget - len(granted), self.clock.now
+        if len(granted) < claim.budget:
+            self.check_nothing_is_left(claim)
 
     def check_grant(self, claim: Claim, lease: Lease) -> None:
         head = self.head(lease.service, claim)
         dry = lease.service in POOLED and not self.is_first(lease, claim, dry=False)
         if dry:
             assert self.others_wait(claim.worker), f"{lease} was granted out of turn"
-            # A slot of the pool was left to another worker; what needs none was not.
+            # A slot of the pool was reserved for another worker, but steps outside the pool are still granted.
             head = self.head(lease.service, claim, dry=True)
-        assert head is not None, f"{lease} was not to be granted at all"
+        assert head is not None, f"{lease} should not have been granted"
         offer, service = head.offer, self.services[lease.service]
         assert (lease.job_id, lease.step, lease.run) == (offer.job_id, offer.step, offer.run)
         assert (lease.user_id, lease.region, lease.worker) == (offer.user_id, head.region, claim.worker)
@@ -264,11 +264,11 @@ class DispatcherModel(RuleBasedStateMachine):
             assert self.is_first(lease, claim, dry=dry)
             self.note_turn(lease.service, head)
         assert lease.band == head.band
-        # A copy, as `renew` moves the expiry of the dispatcher's own.
+        # A copy, because `renew` changes the dispatcher's lease.
         assert lease.charged == service.grant(head, replace(lease))
 
     def is_first(self, lease: Lease, claim: Claim, *, dry: bool) -> bool:
-        """Of all that the pool's services could give to this claim."""
+        """The best step that the pool's services could grant to this claim."""
         head = self.head(lease.service, claim, dry=dry)
         if head is None or head.offer.job_id != lease.job_id:
             return False
@@ -277,7 +277,7 @@ class DispatcherModel(RuleBasedStateMachine):
         return all(rival is None or turn <= self.turn(other, rival) for other, rival in rivals.items())
 
     def others_wait(self, worker: str) -> bool:
-        """Another worker was left with room of late."""
+        """Whether another worker recently had unused budget."""
         return any(
             spare > 0 and self.clock.now - at <= WORKER_MEMORY_S
             for other, (spare, at) in self.spare.items()
@@ -293,8 +293,8 @@ class DispatcherModel(RuleBasedStateMachine):
         turns.enter(name)
         turns.grant(name, charge(service.estimate(head.offer), 1.0))
 
-    def check_nothing_was_left(self, claim: Claim) -> None:
-        """A worker with room left was given all it may have; but a pool's slots may have been left to another."""
+    def check_nothing_is_left(self, claim: Claim) -> None:
+        """A worker with unused budget got every step it may have, except for slots of a pool reserved for others."""
         for name in claim.services:
             if name in POOLED:
                 assert self.head(name, claim, dry=True) is None, name
@@ -341,7 +341,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @rule(ticks=SIXTYFOURTHS)
     def holds_end(self, ticks: int) -> None:
-        self.end_holds(self.clock.now)  # those are over by the clock, whoever counts them
+        self.end_holds(self.clock.now)  # holds end by the clock
         self.run(self.dispatcher.snapshot())
         now = self.clock.now + ticks / 64
         assert self.run(self.dispatcher.end_holds(now)) == self.end_holds(now)
@@ -394,15 +394,15 @@ class DispatcherModel(RuleBasedStateMachine):
             service.open = True
 
     def overtaken(self, scope: str, epoch: int) -> None:
-        """A leader that was stopped in the middle of an earlier rebuild goes on with it."""
+        """A leader that was interrupted during an earlier rebuild continues it."""
         assert not self.run(self.dispatcher.close_scope(scope, epoch))
         assert not self.run(self.dispatcher.restore(scope, epoch, [], [Hold("late", "fair", None, 10**9)]))
         assert not self.run(self.dispatcher.open_scope(scope, epoch))
 
-    # -- what holds at all times
+    # -- invariants
 
     @invariant()
-    def what_is_seen_is_what_there_is(self) -> None:
+    def snapshots_match_the_reference(self) -> None:
         self.end_holds(self.clock.now)
         for seen in self.run(self.dispatcher.snapshot()):
             service = self.services[seen.service]
@@ -413,9 +413,9 @@ class DispatcherModel(RuleBasedStateMachine):
                 assert all(time == service.bands[band].virtual_time for band, time in seen.virtual_time.items())
 
     @invariant()
-    def no_worker_misses_what_turned_runnable(self) -> None:
+    def no_worker_misses_a_runnable_lane(self) -> None:
         self.end_holds(self.clock.now)
-        self.run(self.dispatcher.snapshot())  # a hold that ended by the clock is noticed when somebody asks
+        self.run(self.dispatcher.snapshot())  # a snapshot ends expired holds
         claim = Claim("any", 1, frozenset(SERVICES))
         runnable = {name for name in SERVICES if self.head(name, claim) is not None}
         assert runnable - self.runnable <= frozenset().union(*self.wakes)
@@ -423,19 +423,21 @@ class DispatcherModel(RuleBasedStateMachine):
         self.wakes.clear()
 
     @invariant()
-    def places_are_an_order(self) -> None:
-        """Whoever is asked about, the places of a service without regions are 1, 2, 3..., and 1 is who goes next."""
+    def positions_are_an_order(self) -> None:
+        """The positions of a service without regions are 1, 2, 3..., and the step at 1 is granted next."""
         for service in self.services.values():
             if service.rules.regions or not service.waiting:
                 continue
-            places = self.run(self.dispatcher.places([offer.job_id for offer in service.waiting]))
-            assert sorted(place.position for place in places.values()) == list(range(1, len(service.waiting) + 1))
+            positions = self.run(self.dispatcher.positions([offer.job_id for offer in service.waiting]))
+            assert sorted(position.position for position in positions.values()) == list(
+                range(1, len(service.waiting) + 1)
+            )
             head = service.head(ALL)
             if head is not None and not any(service.parked(user) for user in service.users()):
-                assert places[head.offer.job_id].position == 1
+                assert positions[head.offer.job_id].position == 1
 
     def serve_everything(self) -> None:
-        """At the end every job in line is granted, once: none was lost, and none was there twice."""
+        """At the end every queued job is granted exactly once."""
         for service in self.services.values():
             service.configure(replace(service.rules, limit=10**6, user_limit=None, paused=False))
             if service.rules.regions:
@@ -447,7 +449,7 @@ class DispatcherModel(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_a_dispatcher_does_what_the_rules_say(engine: str) -> None:
+def test_a_dispatcher_agrees_with_the_reference(engine: str) -> None:
     class Model(DispatcherModel):
         pass
 

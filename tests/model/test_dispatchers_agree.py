@@ -1,4 +1,4 @@
-"""Two dispatchers under the same random operations give the same answers, step by step.
+"""Two dispatchers under the same random operations return the same results, step by step.
 
 Only the names of leases may differ: each engine counts for itself.
 """
@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, UserLine, Withdrawal
+from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, UserQueue, Withdrawal
 from fairlead.domain.job import Hold
-from fairlead.domain.limits import Order, Rules, ServiceRules
+from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
 
 SERVICES = {
@@ -39,7 +39,7 @@ SERVICES = {
 }
 SCOPES = sorted({rules.scope for rules in SERVICES.values()})
 SERVICE = st.sampled_from(sorted(SERVICES))
-REGION = st.sampled_from([None, None, "eu", "us", "eu+us", "ap+us", "elsewhere"])
+REGION = st.sampled_from([None, None, "eu", "us", "eu+us", "ap+us", "elsewhere", "us>", "eu>ap+eu"])
 JOB = st.integers(1, 40).map(
     lambda number: f"job-{number}" if number % 3 else f"00000000-0000-8000-8000-{number:012}"  # every third is a turn
 )
@@ -66,13 +66,14 @@ ENDS = st.sampled_from([None, False, True, True])
 CLAIM = st.builds(
     Claim,
     worker=st.sampled_from(["v", "w"]),
-    room=st.integers(0, 6),
+    budget=st.integers(0, 6),
     services=st.one_of(st.just(frozenset(SERVICES)), st.frozensets(SERVICE, min_size=1)),
     bands=st.sampled_from([frozenset({1, 2, 3})] * 3 + [frozenset({1}), frozenset({2, 3})]),
     regions=st.sampled_from([None, None, frozenset({"us"})]),
     turns=st.sampled_from([False, False, True]),
     only=st.one_of(st.none(), st.none(), st.none(), JOB),
     waits=st.sampled_from([True, True, False]),
+    unserved=st.sampled_from([frozenset(), frozenset({("regions", "us"), ("pool-z", "us"), ("pool-part", "eu")})]),
 )
 
 
@@ -87,7 +88,7 @@ class BothEngines(RuleBasedStateMachine):
         self.version = 0
         self.epoch = 1
         self.pairs: list[tuple[Lease, Lease]] = []
-        """The same lease as either engine names it. Some have ended: saying so again must change nothing."""
+        """The same lease under the name of each engine. Some have ended; ending them again must change nothing."""
 
     def run(self, operation: Awaitable[Any]) -> Any:
         return self.loop.run_until_complete(operation)  # type: ignore[arg-type]
@@ -101,11 +102,11 @@ class BothEngines(RuleBasedStateMachine):
         assert memory == redis
 
     def name(self, engine: int, lease: str) -> str:
-        """A lease by the name that the engine in memory gave it."""
+        """A lease by its name in the memory engine."""
         return next((pair[engine].name for pair in reversed(self.pairs) if pair[0].name == lease), lease)
 
     def seen(self, engine: int, leases: Sequence[Lease]) -> list[dict[str, Any]]:
-        """Leases by what they are, under the name that memory gave them."""
+        """The contents of leases, under their names in the memory engine."""
         known = {pair[engine].name: pair[0].name for pair in self.pairs}
         return [asdict(lease) | {"name": known[lease.name]} for lease in leases]
 
@@ -126,7 +127,7 @@ class BothEngines(RuleBasedStateMachine):
         rules = Rules(dict(self.rules), {"gpu": self.pool_limit}, self.version)
         self.both(lambda engine, _: engine.configure(rules))
 
-    # -- the line
+    # -- the queue
 
     @rule(offers=st.lists(OFFER, min_size=1, max_size=12))
     def offer(self, offers: list[Offer]) -> None:
@@ -155,7 +156,7 @@ class BothEngines(RuleBasedStateMachine):
 
         async def ask(engine: Dispatcher, number: int) -> list[Lease]:
             releases = [Release(pair[number].name, pair[number].service, refund, failed=failed) for pair in chosen]
-            # Copies: memory's own leases are renewed in place.
+            # Copies, because the memory engine renews its leases in place.
             return [replace(lease) for lease in await engine.exchange(claim, releases)]
 
         memory, redis = self.both(ask)
@@ -198,7 +199,7 @@ class BothEngines(RuleBasedStateMachine):
 
     @rule(ticks=TICKS)
     def end_holds(self, ticks: int) -> None:
-        self.both(lambda engine, _: engine.snapshot())  # those are over by the clock, whoever counts them
+        self.both(lambda engine, _: engine.snapshot())  # holds end by the clock
         self.agree(lambda engine, _: engine.end_holds(self.clock.now + ticks / 64))
 
     # -- rules and rebuilds
@@ -228,7 +229,7 @@ class BothEngines(RuleBasedStateMachine):
 
     @rule(scope=st.sampled_from(SCOPES), picks=PICKS)
     def rebuild(self, scope: str, picks: list[int]) -> None:
-        """Of the leases, those that the truth knows are put back."""
+        """Restore those leases that the database has."""
         self.epoch += 1
         self.agree(lambda engine, _: engine.close_scope(scope, self.epoch))
         assert all(engine.renew("w", ["0:0"]).rebuilding for engine in self.engines)
@@ -252,7 +253,7 @@ class BothEngines(RuleBasedStateMachine):
         ),
     )
     def parts_of_rebuilds(self, scope: str, picks: list[int], parts: list[tuple[str, int]]) -> None:
-        """By leaders that overtake each other, in any order, or that never finish."""
+        """Rebuild steps of leaders that overtake each other, in any order, or never finish."""
         for part, ahead in parts:
             epoch = max(1, self.epoch + ahead)
             self.epoch = max(self.epoch, epoch)
@@ -270,7 +271,7 @@ class BothEngines(RuleBasedStateMachine):
             scope: (state.epoch, state.open) for scope, state in redis.items()
         }
 
-    # -- what is seen at all times
+    # -- invariants
 
     @invariant()
     def both_show_the_same(self) -> None:
@@ -284,15 +285,15 @@ class BothEngines(RuleBasedStateMachine):
         plain["users"] = [replace(user, arrival=self.arrived(user, service.users)) for user in service.users]
         return plain
 
-    def arrived(self, user: UserLine, users: Sequence[UserLine]) -> int:
-        """Its place among the newcomers of its band: engines count on from where they like."""
+    def arrived(self, user: UserQueue, users: Sequence[UserQueue]) -> int:
+        """The position among the newcomers of the band; the numbers themselves differ between engines."""
         return user.arrival and 1 + sum(0 < each.arrival < user.arrival for each in users if each.band == user.band)
 
     @invariant()
-    def all_places_are_the_same(self) -> None:
-        self.agree(lambda engine, _: engine.places([f"job-{number}" for number in range(1, 41)]))
+    def all_positions_are_the_same(self) -> None:
+        self.agree(lambda engine, _: engine.positions([f"job-{number}" for number in range(1, 41)]))
 
 
-@pytest.mark.timeout(600)  # for finding the shortest failure; to find none takes seconds
+@pytest.mark.timeout(600)  # shrinking a failure takes minutes, a run without failures seconds
 def test_memory_and_redis_agree_step_by_step() -> None:
     run_state_machine_as_test(BothEngines, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))

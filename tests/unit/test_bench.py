@@ -1,4 +1,4 @@
-"""The benchmark's own parts: what it asks for, and what it says of what it found."""
+"""The parts of the benchmark: how many jobs it asks for, and what its report contains."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 from bench import __main__ as program
-from bench import install, remarks, report, stage
+from bench import footnotes, install, report, system_run
 from bench.results import Results
 from bench.scenarios import visit
 from bench.sizes import FULL, QUICK
-from bench.stage import Stage
+from bench.system_run import Stage
 from bench.systems import ROOT
 
 
 class _Fast:
-    """A system that takes in all that it is asked to, at once."""
+    """A system that accepts every job at once."""
 
     def __init__(self) -> None:
         self.about = {"bulk": True}
@@ -33,25 +33,25 @@ class _Fast:
         return {"count": count, "seconds": 0.1}
 
 
-def test_a_system_that_is_quick_one_by_one_has_many_jobs_left_for_its_bulk() -> None:
+def test_a_fast_system_has_enough_jobs_left_for_its_bulk_measurement() -> None:
     for sizes in (QUICK, FULL):
         fast = _Fast()
         waiting = visit.fill(cast(Stage, fast), sizes, {"enqueue"}, lambda *figure: None)
         assert waiting <= sizes.jobs * 2.25
         command, count = fast.asked[-1]
         assert command == "fill"
-        assert count >= 5 * 1000  # five calls of its bulk
+        assert count >= 5 * 1000  # five bulk calls
 
 
 def test_a_run_of_zero_rounds_is_refused() -> None:
     assert "at least 1" in _refused("--rounds", "0")
 
 
-def test_a_system_that_does_not_take_part_is_named_instead_of_measuring_nothing() -> None:
+def test_a_system_that_does_not_run_a_scenario_is_refused() -> None:
     assert "rq does not take part in sleepers" in _refused("--system", "rq", "--scenario", "sleepers")
 
 
-def test_a_report_without_a_run_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_without_results_names_the_command_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(program, "LAST", tmp_path / "results.json")
     with pytest.raises(SystemExit, match="make bench"):
         program.write_again()
@@ -65,7 +65,7 @@ def test_two_runs_at_once_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
         pass
 
 
-def test_what_did_not_install_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_installation_is_repeated(tmp_path: Path) -> None:
     wanted = install.HERE / "peers" / "requirements.txt"
     worked = iter([False, True])
     tries = []
@@ -80,7 +80,7 @@ def test_what_did_not_install_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("output", "why"),
     [
         (
             "Traceback:\n  File\nModuleNotFoundError: No module named 'saq'\n",
@@ -88,53 +88,65 @@ def test_what_did_not_install_is_tried_again(tmp_path: Path) -> None:
         ),
         ("throw\nError: Cannot find module 'bullmq'\n  at x\nNode.js v20.20.2\n", "Error: Cannot find module 'bullmq'"),
         ("Killed\n", "Killed"),
-        ("", "it says nothing"),
+        ("", "no output"),
     ],
 )
-def test_why_a_system_is_missing_is_its_error_not_its_version(said: str, why: str) -> None:
-    assert stage._why(said) == why
+def test_the_reason_of_a_missing_system_is_its_error_and_not_its_version(output: str, why: str) -> None:
+    assert system_run._why(output) == why
 
 
 def test_a_missing_system_is_named_before_the_figures() -> None:
     results = Results()
     results.missing["saq"] = "no module"
     results.keep("drain", "huey", "jobs/s", 1.0)
-    said = report.text(results)
-    assert said.index("**saq is missing**: no module") < said.index("## Drain")
+    output = report.text(results)
+    assert output.index("**saq is missing**: no module") < output.index("## Drain")
 
 
-def test_a_part_of_a_run_shows_no_picture_and_no_target_of_another() -> None:
+def test_a_partial_report_has_no_picture_and_no_target_of_another_run() -> None:
     results = Results()
     results.keep("drain", "huey", "jobs/s", 1.0)
-    said = report.text(results, whole=False)
-    assert "| huey | 1 |" in said
-    assert ".png" not in said
-    assert "not measured" not in said
+    output = report.text(results, whole=False)
+    assert "| huey | 1 |" in output
+    assert ".png" not in output
+    assert "not measured" not in output
     assert "not measured" in report.text(results)
 
 
-def test_a_drain_of_other_jobs_than_the_rest_is_told() -> None:
+def test_a_drain_with_another_number_of_jobs_is_reported() -> None:
     results = Results()
     for name, jobs in (("huey", 20_000), ("rq", 3_000)):
         results.about[name] = {"bulk": True}
         results.keep("drain", name, "jobs", jobs)
-    assert remarks.remark(results, "drain", "jobs/s") == "Of 20,000 jobs, but rq of 3,000: as many as had gone in.\n\n"
+    assert (
+        footnotes.remark(results, "drain", "jobs/s")
+        == "Of 20,000 jobs, but rq of 3,000, as many as were enqueued in time.\n\n"
+    )
 
 
-def test_whose_workers_are_killed_is_told_as_it_is() -> None:
+def test_the_report_names_the_systems_whose_workers_are_killed() -> None:
     results = Results()
     assert "fairlead, fairlead-embedded, pgqueuer, dbos; all in `make bench-full`" in report.text(results)
     results.run["sizes"] = "full"
     assert "defaults | all |" in report.text(results)
 
 
-def test_every_remark_is_about_a_table_of_the_report() -> None:
-    assert remarks._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
+def test_every_remark_belongs_to_a_table_of_the_report() -> None:
+    assert footnotes._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
 
 
 def _refused(*arguments: str) -> str:
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "bench", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert said.returncode == 2
-    return said.stderr
+    assert done.returncode == 2
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_smoke_run_of_ours_works() -> None:
+    command = [sys.executable, "-m", "bench", "--smoke", "--rounds", "1"]
+    chosen = ["--system", "fairlead-embedded", "--scenario", "enqueue"]
+    done = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "**fairlead-embedded**" in done.stdout

@@ -1,4 +1,4 @@
-"""What is said to whoever configures a Celery task as a service, and what is made of what Celery says."""
+"""Configuration errors of Celery services, and the mapping of Celery's results to outcomes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fairlead.cli.redact import shown_settings
 from fairlead.config import Settings, load
 from fairlead.domain.retry import Failure
 from fairlead.errors import ConfigError
-from fairlead.executors.celery import lookout
-from fairlead.executors.celery.answers import outcome_of
-from fairlead.executors.celery.lookout import Sighting, Silence
+from fairlead.executors.celery import celery_client
+from fairlead.executors.celery.celery_client import Silence, Survey
+from fairlead.executors.celery.results import _read, outcome_of
 from fairlead.executors.port import Success
 
 TASK = {"celery": "app.tasks.generate", "limit": 1}
@@ -26,14 +26,14 @@ def problems(**celery: Any) -> str:
     return "\n".join(app.check())
 
 
-def test_a_broker_in_redis_is_enough_and_one_elsewhere_needs_a_result_backend() -> None:
+def test_a_redis_broker_suffices_and_any_other_needs_a_result_backend() -> None:
     assert problems(broker_url="redis://localhost:1/0") == ""
     assert "set result_backend" in problems(broker_url="amqp://localhost:1")
     assert problems(broker_url="amqp://localhost:1", result_backend="redis://localhost:1") == ""
 
 
 @pytest.mark.parametrize(
-    ("celery", "said"),
+    ("celery", "problem"),
     [
         ({}, "celery.app"),
         ({"app": "no.such.module:app"}, "cannot be imported"),
@@ -42,23 +42,23 @@ def test_a_broker_in_redis_is_enough_and_one_elsewhere_needs_a_result_backend() 
         ({"broker_url": "redis://h", "result_backend": "nosuch://h"}, "cannot be used"),
     ],
 )
-def test_what_cannot_work_is_told_before_anything_is_sent(celery: dict[str, Any], said: str) -> None:
-    assert said in problems(**celery)
+def test_a_configuration_that_cannot_work_is_refused_at_startup(celery: dict[str, Any], problem: str) -> None:
+    assert problem in problems(**celery)
 
 
-def test_an_app_whose_results_are_pickled_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_with_pickled_results_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pickling_team.py").write_text(
         "from celery import Celery\n"
         "app = Celery('t', broker='redis://h', backend='redis://h', set_as_current=False)\n"
         "app.conf.result_serializer = 'pickle'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert "nothing is unpickled" in problems(app="pickling_team:app")
+    assert "only json is supported" in problems(app="pickling_team:app")
     sys.modules.pop("pickling_team")
 
 
-def test_a_service_is_one_thing_only() -> None:
-    with pytest.raises(ConfigError, match="url and celery are given"):
+def test_a_service_has_one_executor() -> None:
+    with pytest.raises(ConfigError, match="url and celery are both set"):
         load_text('[services.generate]\nlimit = 1\ncelery = "a.b"\nurl = "http://h/"\n')
 
 
@@ -71,19 +71,19 @@ def load_text(text: str, environ: dict[str, str] | None = None, file: str = "fai
         return load(path, environ or {}).config
 
 
-def test_the_environment_of_celery_is_understood() -> None:
+def test_celerys_environment_variables_are_read() -> None:
     config = load_text("", {"CELERY_BROKER_URL": "redis://b/1", "CELERY_RESULT_BACKEND": "redis://r/2"})
     assert (config.celery.broker_url, config.celery.result_backend) == ("redis://b/1", "redis://r/2")
 
 
-def test_passwords_of_the_broker_are_not_shown() -> None:
-    said = {"broker_url": "amqp://ada:secret@h//", "result_backend": "redis://:secret@h/0"}
-    shown = shown_settings(Settings(Config.model_validate({"celery": said})))
+def test_the_brokers_passwords_are_hidden() -> None:
+    celery = {"broker_url": "amqp://ada:secret@h//", "result_backend": "redis://:secret@h/0"}
+    shown = shown_settings(Settings(Config.model_validate({"celery": celery})))
     assert "secret" not in str(shown["celery"])
     assert "ada" in shown["celery"]["broker_url"]
 
 
-def test_an_endpoint_has_the_envelope_and_a_task_its_own_arguments() -> None:
+def test_an_endpoint_receives_the_envelope_and_a_task_its_own_arguments() -> None:
     services = Config.model_validate(
         {
             "services": {
@@ -94,10 +94,10 @@ def test_an_endpoint_has_the_envelope_and_a_task_its_own_arguments() -> None:
         }
     ).services
     assert (services["task"].raw, services["endpoint"].raw, services["both"].raw) == (True, False, False)
-    assert services["task"].remote, "it computes on when our worker dies"
+    assert services["task"].remote, "the task keeps running when our worker dies"
 
 
-# ---------------------------------------------------------------- what Celery says
+# ---------------------------------------------------------------- results
 
 
 def ended(status: str, result: Any) -> Success | Failure:
@@ -124,29 +124,29 @@ def exception(name: str, module: str, *message: Any) -> dict[str, Any]:
         (None, "EXCEPTION", True),
     ],
 )
-def test_each_failure_of_a_task_has_its_meaning(error: Any, code: str, retryable: bool) -> None:
+def test_each_task_failure_has_its_outcome(error: Any, code: str, retryable: bool) -> None:
     outcome = ended("FAILURE", error)
     assert isinstance(outcome, Failure)
     assert (outcome.code, outcome.retryable) == (code, retryable)
 
 
-def test_what_was_revoked_is_final_and_what_expired_passes() -> None:
-    by_somebody = ended("REVOKED", exception("TaskRevokedError", "celery.exceptions", "terminated"))
+def test_a_revoked_task_fails_for_good_and_an_expired_one_is_retried() -> None:
+    revoked = ended("REVOKED", exception("TaskRevokedError", "celery.exceptions", "terminated"))
     expired = ended("REVOKED", exception("TaskRevokedError", "celery.exceptions", "expired"))
-    assert isinstance(by_somebody, Failure)
+    assert isinstance(revoked, Failure)
     assert isinstance(expired, Failure)
-    assert (by_somebody.code, by_somebody.retryable) == ("PERMANENT", False)
+    assert (revoked.code, revoked.retryable) == ("PERMANENT", False)
     assert (expired.code, expired.retryable) == ("TIMEOUT", True)
 
 
-def test_a_result_is_what_it_returned_if_that_is_not_too_large() -> None:
+def test_a_result_is_the_returned_value_unless_it_is_too_large() -> None:
     assert ended("SUCCESS", {"a": [1, None]}) == Success('{"a":[1,null]}')
     large = ended("SUCCESS", "x" * 200)
     assert isinstance(large, Failure)
     assert large.code == "BAD_RESULT"
 
 
-# ---------------------------------------------------------------- who is silent
+# ---------------------------------------------------------------- lost tasks
 
 
 class Clock:
@@ -160,28 +160,28 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(lookout, "time", clock)
+    monkeypatch.setattr(celery_client, "time", clock)
     return clock
 
 
-HERE = Sighting(frozenset({"w1"}), {"t1": ("w1", "active")})
-OTHERS = Sighting(frozenset({"w2"}))
+HERE = Survey(frozenset({"w1"}), {"t1": ("w1", "active")})
+OTHERS = Survey(frozenset({"w2"}))
 
 
-def lost(silence: Silence, sighting: Sighting, *tasks: str) -> list[str]:
+def lost(silence: Silence, sighting: Survey, *tasks: str) -> list[str]:
     return [task_id for task_id, _ in silence.lost(sighting, tasks)]
 
 
-def test_a_task_is_lost_when_it_was_seen_and_no_worker_has_it_any_more(clock: Clock) -> None:
+def test_a_task_is_lost_when_a_worker_had_it_and_no_worker_has_it_now(clock: Clock) -> None:
     silence = Silence(10)
     assert lost(silence, HERE, "t1", "queued") == []
     clock.now += 9
     assert lost(silence, OTHERS, "t1", "queued") == []
     clock.now += 1
-    assert lost(silence, OTHERS, "t1", "queued") == ["t1"], "what waits in the broker has no worker yet"
+    assert lost(silence, OTHERS, "t1", "queued") == ["t1"], "a task that waits in the broker has no worker yet"
 
 
-def test_a_task_that_is_seen_again_was_never_lost(clock: Clock) -> None:
+def test_a_task_that_is_seen_again_is_not_lost(clock: Clock) -> None:
     silence = Silence(10)
     for _ in range(5):
         assert lost(silence, HERE, "t1") == []
@@ -190,18 +190,43 @@ def test_a_task_that_is_seen_again_was_never_lost(clock: Clock) -> None:
         clock.now += 3
 
 
-def test_when_nobody_answers_all_is_lost(clock: Clock) -> None:
+def test_all_tasks_are_lost_when_no_worker_answers(clock: Clock) -> None:
     silence = Silence(10)
     silence.begin()
     clock.now += 5
-    assert lost(silence, Sighting(), "t1", "t2") == []
+    assert lost(silence, Survey(), "t1", "t2") == []
     clock.now += 5
-    assert lost(silence, Sighting(), "t1", "t2") == ["t1", "t2"]
+    assert lost(silence, Survey(), "t1", "t2") == ["t1", "t2"]
 
 
-def test_silence_does_not_count_while_nobody_was_asked(clock: Clock) -> None:
+def test_silence_counts_only_after_a_question(clock: Clock) -> None:
     silence = Silence(10)
     assert lost(silence, HERE, "t1") == []
     clock.now += 1000
     silence.begin()
-    assert lost(silence, Sighting(), "t1") == []
+    assert lost(silence, Survey(), "t1") == []
+
+
+def test_an_integer_beyond_64_bits_in_a_result_is_refused_and_not_rounded() -> None:
+    meta = _read(f'{{"status": "SUCCESS", "result": {10**30}}}'.encode())
+    failure = outcome_of(meta, raw=True, max_result=100)
+    assert isinstance(failure, Failure)
+    assert "an integer beyond 64 bits" in failure.message
+
+
+def test_a_query_of_the_workers_finds_the_tasks_of_every_worker() -> None:
+    class Control:
+        def broadcast(self, *_: object, **__: object) -> list[dict[str, object]]:
+            return [
+                {"one@host": {"a": ["active", {}]}},
+                {"two@host": {"b": ["reserved", {}]}},
+                {"three@host": {"error": "query_task failed"}},
+                {"four@host": {}},
+            ]
+
+    class App:
+        control = Control()
+
+    survey = celery_client.look(App(), ["a", "b"])
+    assert survey.workers == {"one@host", "two@host", "three@host", "four@host"}
+    assert survey.tasks == {"a": ("one@host", "active"), "b": ("two@host", "reserved")}

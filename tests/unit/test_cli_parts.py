@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+import typer
+from rich.console import Console
 
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.follow import JobLine, end_of
 from fairlead.cli.logs import OneLine
-from fairlead.cli.output import clean, safe, seconds
+from fairlead.cli.options import FOREVER, duration, future, moment, past, seconds_in
+from fairlead.cli.output import clean, passing, safe, seconds, table
 from fairlead.cli.redact import without_secrets
 from fairlead.cli.status import _override
-from fairlead.cli.submit import FOREVER, with_wait_value
+from fairlead.cli.submit import with_wait_value
+from fairlead.cli.turn import options_first
 
 # ---------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text", "shown"),
     [
         ("plain", "plain"),
         ("blåbær 船", "blåbær 船"),
@@ -34,8 +40,8 @@ from fairlead.cli.submit import FOREVER, with_wait_value
         ("\ud800", r"\ud800"),
     ],
 )
-def test_what_cannot_be_seen_is_shown_as_its_escape(said: str, shown: str) -> None:
-    assert clean(said) == shown
+def test_invisible_characters_are_shown_as_escapes(text: str, shown: str) -> None:
+    assert clean(text) == shown
 
 
 def test_markup_is_only_text() -> None:
@@ -44,12 +50,12 @@ def test_markup_is_only_text() -> None:
 
 
 def test_a_log_line_stays_one_line() -> None:
-    record = logging.LogRecord("n", logging.INFO, "p", 1, "job said %s", ("a\n2026 CRITICAL forged\x1b[0m",), None)
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "job printed %s", ("a\n2026 CRITICAL forged\x1b[0m",), None)
     line = OneLine("%(levelname)s %(message)s").format(record)
-    assert line == r"INFO job said a\n2026 CRITICAL forged\x1b[0m"
+    assert line == r"INFO job printed a\n2026 CRITICAL forged\x1b[0m"
 
 
-def test_seconds_read_well() -> None:
+def test_durations_are_readable() -> None:
     assert [seconds(value) for value in (0.04, 9.96, 59, 61, 3660)] == [
         "0.0 s",
         "10.0 s",
@@ -77,7 +83,7 @@ def test_seconds_read_well() -> None:
         ("http://[::1", "***"),
     ],
 )
-def test_urls_are_shown_without_what_opens_them(url: str, shown: str) -> None:
+def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
 
@@ -90,16 +96,160 @@ def test_urls_are_shown_without_what_opens_them(url: str, shown: str) -> None:
         (["x", "--wait"], ["x", f"--wait={FOREVER}"]),
         (["x", "--wait", "30"], ["x", "--wait", "30"]),
         (["x", "--wait=30"], ["x", "--wait=30"]),
+        (["x", "--wait", "1h30m"], ["x", "--wait", "1h30m"]),
+        (["x", "--wait", "-1"], ["x", "--wait", "-1"]),
         (["--wait", "x", "{}"], [f"--wait={FOREVER}", "x", "{}"]),
         (["x", "--wait", "--json"], ["x", f"--wait={FOREVER}", "--json"]),
         (["x", "--", "--wait"], ["x", "--", "--wait"]),
     ],
 )
-def test_wait_may_stand_alone(given: list[str], understood: list[str]) -> None:
+def test_wait_needs_no_value(given: list[str], understood: list[str]) -> None:
     assert with_wait_value(given) == understood
 
 
-# ---------------------------------------------------------------- the live line
+# ---------------------------------------------------------------- durations and times
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("90s", 90),
+        ("500ms", 0.5),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("2d", 172_800),
+        ("1w", 604_800),
+        ("", None),
+        ("5x", None),
+        ("h", None),
+        ("1h 30m", None),
+        ("-5", None),
+        ("inf", None),
+        ("nan", None),
+        ("9" * 400, None),
+    ],
+)
+def test_a_duration_is_seconds_or_has_units(text: str, expected: float | None) -> None:
+    assert seconds_in(text) == expected
+
+
+def test_a_wrong_duration_is_refused_with_examples() -> None:
+    with pytest.raises(typer.BadParameter, match=r"'5x' is not a duration; write .*1h30m"):
+        duration("5x")
+
+
+def test_a_duration_in_the_past_is_counted_from_now() -> None:
+    before = datetime.now(UTC) - timedelta(hours=1)
+    read = datetime.fromisoformat(past("1h"))
+    assert before <= read <= datetime.now(UTC) - timedelta(hours=1)
+
+
+def test_a_deadline_is_a_time_or_the_seconds_until_then() -> None:
+    assert future("2h") == 7200
+    assert future("2026-12-31T18:00+01:00") == "2026-12-31T18:00:00+01:00"
+
+
+def test_eight_digits_are_a_date_and_not_seconds() -> None:
+    assert past("20260131").startswith("2026-01-31T00:00:00")
+
+
+def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-3")
+    time.tzset()
+    try:
+        assert moment("2026-12-31T18:00") == "2026-12-31T18:00:00+03:00"
+        assert moment("2026-12-31T18:00Z") == "2026-12-31T18:00:00+00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["soon", "1x", "2026-13-01", ""])
+def test_what_is_neither_a_time_nor_a_duration_is_refused(text: str) -> None:
+    for read in (past, future, moment):
+        with pytest.raises(typer.BadParameter, match="is not a time"):
+            read(text)
+
+
+# ---------------------------------------------------------------- turn
+
+
+@pytest.mark.parametrize(
+    ("given", "understood"),
+    [
+        ("--user ada flux draw --json", "--user ada -- flux draw --json"),
+        ("flux --user ada -- draw --json", "--user ada -- flux draw --json"),
+        ("flux --user ada draw --json", "--user ada -- flux draw --json"),
+        ("flux --user=ada --json draw", "--user=ada --json -- flux draw"),
+        ("flux draw --user ada", "-- flux draw --user ada"),
+        ("flux -- draw -- x", "-- flux draw -- x"),
+        ("--user ada -- flux draw", "--user ada -- flux draw"),
+        ("-- flux -- draw", "-- flux draw"),
+        ("flux -- -c", "-- flux -c"),
+        ("flux --help", "--help -- flux"),
+        ("--help", "--help"),
+        ("flux --user", "--user -- flux"),
+        ("", ""),
+    ],
+)
+def test_options_of_a_turn_may_come_before_or_after_the_service(given: str, understood: str) -> None:
+    assert options_first(given.split(), {"--user", "--priority"}) == understood.split()
+
+
+# ---------------------------------------------------------------- tables
+
+
+def drawn(width: int | None) -> list[str]:
+    rows = [("1" * 36, "full_pipeline", "a-long-user-name", "", "medium"), ("2" * 36, "text", "ada", "", "low")]
+    shown = table(
+        ("ID", "FEATURE", "USER", "POOL", "PRIORITY"),
+        rows,
+        width=width,
+        optional=("PRIORITY",),
+        flexible=("FEATURE", "USER"),
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_a_pipe_gets_every_column() -> None:
+    assert drawn(None)[0].split() == ["ID", "FEATURE", "USER", "POOL", "PRIORITY"]
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [(83, ["ID", "FEATURE", "USER", "PRIORITY"]), (72, ["ID", "FEATURE", "USER"]), (60, ["ID", "FEATURE", "USER"])],
+)
+def test_a_table_fits_the_terminal_and_keeps_ids(width: int, columns: list[str]) -> None:
+    lines = drawn(width)
+    assert lines[0].split() == columns
+    assert max(map(len, lines)) <= width
+    assert [line[:36] for line in lines[1:]] == ["1" * 36, "2" * 36]
+
+
+# ---------------------------------------------------------------- --watch
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [Failure("cannot be reached", Exit.NO_CONNECTION), Failure("no database", problem={"status": 503})],
+)
+def test_a_live_view_survives_what_may_pass(failure: Failure) -> None:
+    assert passing(failure).plain == f"trying again: {failure.message}"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 422])
+def test_a_live_view_ends_with_a_refusal(status: int) -> None:
+    with pytest.raises(Failure):
+        passing(Failure("refused", problem={"status": status}))
+
+
+# ---------------------------------------------------------------- the status line of a job
 
 
 def snapshot(**job: Any) -> dict[str, Any]:
@@ -107,9 +257,16 @@ def snapshot(**job: Any) -> dict[str, Any]:
     return {"type": "SNAPSHOT", "job": {"current_step_index": 0, "total_steps": 2, "steps": steps, **job}}
 
 
-def test_the_live_line_tells_the_whole_way() -> None:
+def test_events_of_other_programs_change_the_text_of_the_status_line_only() -> None:
     line = JobLine()
-    said: list[tuple[str, float]] = []
+    line.take(snapshot(status="RUNNING"))
+    line.take({"type": "TEST", "message": "hello", "total": "many", "service": 7, "step": [], "position": {}})
+    assert line.text().plain == "RUNNING    step 1/2 echo  hello"
+
+
+def test_the_status_line_follows_the_job_to_its_end() -> None:
+    line = JobLine()
+    lines: list[tuple[str, float]] = []
     for event in (
         snapshot(status="PENDING", position=3, estimated_wait={"low": 2.0, "high": 8.0}),
         {"type": "POSITION", "position": 1, "estimated_wait": {"low": 0.0, "high": 1.0}},
@@ -121,8 +278,8 @@ def test_the_live_line_tells_the_whole_way() -> None:
         {"type": "JOB_COMPLETE", "message": "the job is complete"},
     ):
         line.take(event)
-        said.append((line.text().plain, line.done))
-    assert said == [
+        lines.append((line.text().plain, line.done))
+    assert lines == [
         ("PENDING    step 1/2 echo  position 3, in 2.0 s to 8.0 s", 0.0),
         ("PENDING    step 1/2 echo  position 1, in 0.0 s to 1.0 s", 0.0),
         ("RUNNING    step 1/2 echo", 0.0),
@@ -134,21 +291,21 @@ def test_the_live_line_tells_the_whole_way() -> None:
     ]
 
 
-def test_the_live_line_of_a_failed_job_says_why() -> None:
+def test_the_status_line_of_a_failed_job_names_the_error() -> None:
     line = JobLine()
     line.take(snapshot(status="RUNNING"))
     line.take({"type": "JOB_FAILED", "error": {"code": "PERMANENT", "message": "no\x1b way"}, "message": "no way"})
     assert line.text().plain == r"FAILED     no\x1b way (PERMANENT)"
 
 
-def test_an_event_of_a_later_version_is_not_fatal() -> None:
+def test_an_unknown_event_is_not_fatal() -> None:
     line = JobLine()
     line.take(snapshot(status="RUNNING"))
     line.take({"type": "SOMETHING_NEW", "message": "new"})
     assert line.status == "RUNNING"
 
 
-def test_statuses_end_with_their_codes() -> None:
+def test_each_status_has_its_exit_code() -> None:
     assert [end_of(status) for status in ("COMPLETED", "FAILED", "CANCELLED", "PENDING")] == [0, 3, 4, 6]
 
 
@@ -165,8 +322,8 @@ def test_loopback_needs_no_key() -> None:
             each.close()
 
 
-async def test_answers_are_sent_at_once_on_any_event_loop() -> None:
-    """Without TCP_NODELAY an answer's body waits up to 40 ms for the client to acknowledge its head."""
+async def test_responses_are_sent_at_once_on_any_event_loop() -> None:
+    """Without TCP_NODELAY the body of a response waits up to 40 ms for the client to acknowledge its head."""
     (listening,) = listen.bind("127.0.0.1", 0, has_key=False)
     accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
 
@@ -198,19 +355,19 @@ def test_other_hosts_are_refused_without_a_key(host: str) -> None:
     assert caught.value.code == Exit.USAGE
 
 
-def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(Failure, match=r"cannot listen on 192\.0\.2\.1"):
         listen.bind("192.0.2.1", 0, has_key=True)
 
 
-def test_a_busy_port_is_told_by_its_number() -> None:
+def test_a_busy_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Failure, match=f"port {port} .* in use"):
             listen.bind("127.0.0.1", port, has_key=False)
 
 
-def test_status_tells_the_bounds_of_a_limit_that_is_found_by_itself_and_an_operators_in_their_place() -> None:
+def test_status_shows_the_bounds_of_an_automatic_limit_or_the_operators_limit() -> None:
     auto = {"min": 1, "max": 16, "limit": 5, "history": []}
     assert _override({"paused": False, "override": None, "auto": auto}) == "auto, 1 to 16"
     assert _override({"paused": True, "override": None, "auto": auto}) == "paused, auto, 1 to 16"

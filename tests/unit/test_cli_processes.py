@@ -1,4 +1,4 @@
-"""What the processes are asked, and what they say first."""
+"""The options of the processes, and the banner that each prints first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from fairlead import Config, Fairlead
 from fairlead.cli import banner
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.process import bind_metrics
+from fairlead.cli.process import bands_of, bind_metrics, regions_of, services_of
 from fairlead.cli.redact import shown_settings, without_secrets
-from fairlead.cli.worker import bands_of, regions_of, services_of
 from fairlead.config import Settings
-from fairlead.runtime.roles import Roles
+from fairlead.engine.roles import Roles
 
 KNOWN = {"paint": 1, "chat": 1}
 CONFIG = Config.model_validate(
@@ -43,7 +42,7 @@ def drawn(process: str, settings: Settings, roles: Roles, urls: list[str], capsy
     return capsys.readouterr().out
 
 
-def test_whoever_starts_it_is_told_where_the_dashboard_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_names_the_url_of_the_dashboard(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = [
         each for each in drawn("up", Settings(Config()), Roles(), URLS, capsys).splitlines() if "dashboard" in each
     ]
@@ -54,18 +53,18 @@ def test_whoever_starts_it_is_told_where_the_dashboard_is(capsys: pytest.Capture
 # ---------------------------------------------------------------- which services, which bands
 
 
-def test_a_worker_runs_everything_unless_told() -> None:
+def test_a_worker_runs_all_services_by_default() -> None:
     assert services_of(None, KNOWN) is None
     assert bands_of(None) is None
 
 
-def test_a_worker_may_be_bound_to_some() -> None:
+def test_a_worker_can_be_bound_to_services_and_bands() -> None:
     assert services_of("chat, paint,chat", KNOWN) == {"chat", "paint"}
     assert bands_of("high") == {1}
     assert bands_of("low,medium") == {2, 3}
 
 
-def test_a_host_for_metrics_without_a_port_is_no_usage() -> None:
+def test_a_metrics_host_without_a_port_is_a_usage_error() -> None:
     with pytest.raises(Failure, match="--metrics-port") as refused:
         bind_metrics("10.0.0.5", None)
     assert refused.value.code is Exit.USAGE
@@ -73,31 +72,31 @@ def test_a_host_for_metrics_without_a_port_is_no_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("paint,sing,dance", "--services: no service is called 'sing', 'dance'; known are: chat, paint"),
         (" , ", "--services: name at least one service; known are: chat, paint"),
     ],
 )
-def test_unknown_services_are_told_with_the_known(given: str, said: str) -> None:
+def test_unknown_services_are_listed_with_the_known_ones(given: str, expected: str) -> None:
     with pytest.raises(Failure) as caught:
         services_of(given, KNOWN)
-    assert (caught.value.message, caught.value.code) == (said, Exit.USAGE)
+    assert (caught.value.message, caught.value.code) == (expected, Exit.USAGE)
 
 
-def test_services_of_a_worker_that_knows_none() -> None:
+def test_services_for_an_app_without_services_are_refused() -> None:
     with pytest.raises(Failure, match="none is declared"):
         services_of("paint", {})
 
 
 @pytest.mark.parametrize("given", ["urgent", "1", "HIGH", ""])
-def test_unknown_bands_are_told_with_the_known(given: str) -> None:
+def test_unknown_bands_are_listed_with_the_known_ones(given: str) -> None:
     with pytest.raises(Failure, match=r"--bands: .*known are: high, medium, low") as caught:
         bands_of(given)
     assert caught.value.code == Exit.USAGE
 
 
-# ---------------------------------------------------------------- what they say first
+# ---------------------------------------------------------------- the banner
 
 
 @pytest.mark.parametrize(
@@ -109,35 +108,35 @@ def test_unknown_bands_are_told_with_the_known(given: str) -> None:
         ("manager", Roles(api=False, worker=False), [], set()),
     ],
 )
-def test_each_process_says_what_it_is_and_no_more(
+def test_each_process_prints_its_own_facts_only(
     process: str, roles: Roles, urls: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = banner.facts(process, Fairlead(SETTINGS), roles, urls)
+    facts = banner.facts(process, Fairlead(SETTINGS), roles, urls)
     common = {"version", "process", "config", "database", "dispatcher", "shards", "services"}
-    assert set(said) == common | keys
-    assert said["process"] == process
-    assert said["database"] == "postgresql://ada:***@db/x"
-    assert said["dispatcher"] == "rediss://:***@main:6379/0?password=***"
-    assert said["shards"] == {"redis_high": "redis://ada:***@fast:6379/0"}
-    assert said["services"]["otp"]["shard"] == "redis_high high (2), main medium+low (6)"
+    assert set(facts) == common | keys
+    assert facts["process"] == process
+    assert facts["database"] == "postgresql://ada:***@db/x"
+    assert facts["dispatcher"] == "rediss://:***@main:6379/0?password=***"
+    assert facts["shards"] == {"redis_high": "redis://ada:***@fast:6379/0"}
+    assert facts["services"]["otp"]["shard"] == "redis_high high (2), main medium+low (6)"
     assert "s3cret" not in drawn(process, SETTINGS, roles, urls, capsys)
 
 
-def test_it_says_what_executes_a_service() -> None:
+def test_the_banner_names_the_executor_of_each_service() -> None:
     config = Config.model_validate(
         {"services": {"flux": {"limit": 1}, "mail": {"limit": 2, "celery": "shop.mail"}}, "celery": {"app": "shop:app"}}
     )
     services = banner.facts("up", Fairlead(Settings(config)), Roles(), URLS)["services"]
     assert {name: service["runs"] for name, service in services.items()} == {
-        "flux": "turns alone",
+        "flux": "turns only",
         "mail": "the Celery task shop.mail",
     }
 
 
-def test_a_worker_says_what_it_is_bound_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_of_a_worker_names_its_services_and_bands(capsys: pytest.CaptureFixture[str]) -> None:
     roles = Roles(api=False, manager=False, services=frozenset({"otp"}), bands=frozenset({1, 2}), concurrency=7)
-    said = banner.facts("worker", Fairlead(SETTINGS), roles, [])
-    assert (list(said["services"]), said["bands"], said["concurrency"]) == (["otp"], ["high", "medium"], 7)
+    facts = banner.facts("worker", Fairlead(SETTINGS), roles, [])
+    assert (list(facts["services"]), facts["bands"], facts["concurrency"]) == (["otp"], ["high", "medium"], 7)
     text = drawn("worker", SETTINGS, roles, [], capsys)
     assert "high, medium; 7 calls at once" in text
     assert "worker" in text.splitlines()[0]
@@ -159,16 +158,18 @@ REGIONAL = Config.model_validate(
 
 
 @pytest.mark.parametrize("process", ["up", "worker"])
-def test_a_process_with_several_workers_says_what_each_takes(process: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = banner.facts(process, Fairlead(Settings(REGIONAL)), Roles(), [])
-    assert (said["bands"], said["concurrency"]) == (["high", "medium", "low"], 8)
-    assert [pool["name"] for pool in said["pools"]] == ["high", "us"]
+def test_the_banner_of_a_process_with_several_workers_lists_each(
+    process: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = banner.facts(process, Fairlead(Settings(REGIONAL)), Roles(), [])
+    assert (facts["bands"], facts["concurrency"]) == (["high", "medium", "low"], 8)
+    assert [pool["name"] for pool in facts["pools"]] == ["high", "us"]
     text = drawn(process, Settings(REGIONAL), Roles(), [], capsys)
     assert "high; 5 calls at once" in text
     assert "high, medium, low; infer; region us; 3 calls at once" in text
 
 
-def test_what_the_command_line_says_of_a_worker_wins_over_the_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_command_line_override_the_worker_section(capsys: pytest.CaptureFixture[str]) -> None:
     text = drawn("worker", Settings(REGIONAL), Roles(api=False, regions=frozenset({"us"})), [], capsys)
     assert "high, medium, low; region us; 1000 calls at once" in text
     text = drawn("worker", Settings(REGIONAL), Roles(api=False, pool="high"), [], capsys)
@@ -176,7 +177,7 @@ def test_what_the_command_line_says_of_a_worker_wins_over_the_section(capsys: py
     assert "region us" not in text
 
 
-def test_a_worker_may_be_bound_to_regions_that_there_are() -> None:
+def test_a_worker_can_be_bound_to_known_regions() -> None:
     assert regions_of(None, REGIONAL) is None
     assert regions_of("us", REGIONAL) == {"us"}
     with pytest.raises(Failure, match="no region is called 'eu'; known are: us"):
@@ -184,21 +185,23 @@ def test_a_worker_may_be_bound_to_regions_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "roles", "said"),
+    ("process", "roles", "expected"),
     [
         ("up", Roles(), "in memory, in this process"),
-        ("api", Roles(worker=False, manager=False), "not here: a `fairlead up` on the same database dispatches"),
+        ("api", Roles(worker=False, manager=False), "none: a `fairlead up` on the same database dispatches"),
     ],
 )
 def test_without_redis_one_process_dispatches(
-    process: str, roles: Roles, said: str, capsys: pytest.CaptureFixture[str]
+    process: str, roles: Roles, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in drawn(process, Settings(CONFIG), roles, URLS, capsys)
+    assert expected in drawn(process, Settings(CONFIG), roles, URLS, capsys)
 
 
-def test_a_manager_without_services_says_whose_it_manages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manager_without_services_names_the_services_it_manages(capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(Config(), redis_url="redis://main")
-    assert "those that the database knows" in drawn("manager", settings, Roles(api=False, worker=False), [], capsys)
+    assert "those that are declared in the database" in drawn(
+        "manager", settings, Roles(api=False, worker=False), [], capsys
+    )
 
 
 # ---------------------------------------------------------------- secrets
@@ -214,7 +217,7 @@ def test_a_manager_without_services_says_whose_it_manages(capsys: pytest.Capture
         ("redis://:p/w@host", "***"),
     ],
 )
-def test_addresses_of_redis_are_shown_without_passwords(url: str, shown: str) -> None:
+def test_redis_urls_are_shown_without_passwords(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
 
@@ -227,8 +230,9 @@ def test_settings_are_shown_without_passwords() -> None:
     assert shown_settings(named)["shards"] == {"redis_high": "env:FAST_REDIS"}
 
 
-def test_the_priority_service_is_shown_without_what_opens_it() -> None:
-    said = {"url": "http://ada:s3cret@priorities/", "headers": {"Authorization": "Bearer s3cret", "X-Key": "env:KEY"}}
-    shown = shown_settings(Settings(Config.model_validate({"priority": said})))["priority"]
+def test_the_priority_service_is_shown_without_credentials() -> None:
+    headers = {"Authorization": "Bearer s3cret", "X-Key": "env:KEY"}
+    priority = {"url": "http://ada:s3cret@priorities/", "headers": headers}
+    shown = shown_settings(Settings(Config.model_validate({"priority": priority})))["priority"]
     assert shown["url"] == "http://ada:***@priorities/"
     assert shown["headers"] == {"Authorization": "***", "X-Key": "env:KEY"}

@@ -1,4 +1,4 @@
-"""Reading the configuration: the file, the environment on top, and every mistake told at once."""
+"""Reading the configuration: the file, the environment on top, and all mistakes reported at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead import Config, Fairlead
-from fairlead.config import DEFAULT_DATABASE_URL, load, problems_of, sqlite_options
+from fairlead.config import DEFAULT_DATABASE_URL, SqliteOptions, load, problems_of, sqlite_options
 from fairlead.errors import ConfigError
 
 NOTHING: dict[str, str] = {}
@@ -31,7 +31,7 @@ def problems(text: str, environ: dict[str, str] | None = None) -> list[str]:
     return list(caught.value.problems)
 
 
-# ---------------------------------------------------------------- where it comes from
+# ---------------------------------------------------------------- sources
 
 
 def test_without_a_file_everything_has_its_default() -> None:
@@ -43,30 +43,30 @@ def test_without_a_file_everything_has_its_default() -> None:
     assert settings.config.server.host == "127.0.0.1"
 
 
-def test_the_file_in_the_working_directory_is_found() -> None:
+def test_the_file_in_the_working_directory_is_read() -> None:
     written("[server]\nport = 8123\n")
     settings = load(None, NOTHING)
     assert settings.source == "fairlead.toml"
     assert settings.config.server.port == 8123
 
 
-def test_a_file_that_is_named_must_be_there() -> None:
-    with pytest.raises(ConfigError, match=r"elsewhere\.toml: there is no such file"):
+def test_a_named_file_must_exist() -> None:
+    with pytest.raises(ConfigError, match=r"elsewhere\.toml: no such file"):
         load("elsewhere.toml", NOTHING)
 
 
-def test_a_directory_is_no_file() -> None:
+def test_a_directory_is_not_a_file() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(Path(), NOTHING)
 
 
-def test_what_is_not_toml_is_told_with_file_and_line() -> None:
+def test_invalid_toml_is_reported_with_file_and_line() -> None:
     (problem,) = problems("[server\nport = 1\n")
-    assert problem.startswith("fairlead.toml: this is not TOML:")
+    assert problem.startswith("fairlead.toml: is not valid TOML:")
     assert "line 1" in problem
 
 
-def test_what_is_not_text_is_told() -> None:
+def test_a_file_that_is_not_text_is_reported() -> None:
     Path("fairlead.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"fairlead\.toml: cannot be read"):
         load(None, NOTHING)
@@ -75,13 +75,13 @@ def test_what_is_not_text_is_told() -> None:
 # ---------------------------------------------------------------- the environment
 
 
-def test_the_environment_wins_over_the_file() -> None:
+def test_the_environment_overrides_the_file() -> None:
     file = written("[server]\nport = 8123\nmax_body = 2048\n")
     server = load(file, {"FAIRLEAD_SERVER__PORT": "8124"}).config.server
     assert (server.port, server.max_body) == (8124, 2048)
 
 
-def test_values_of_the_environment_are_read_as_toml_and_else_as_text() -> None:
+def test_environment_values_are_read_as_toml_or_else_as_text() -> None:
     environ = {
         "FAIRLEAD_SERVICES__IMAGE_GEN__LIMIT": "2",
         "FAIRLEAD_SERVICES__IMAGE_GEN__URL": "http://127.0.0.1:9003/v1/execute",
@@ -98,7 +98,7 @@ def test_values_of_the_environment_are_read_as_toml_and_else_as_text() -> None:
     assert config.server.allowed_origins == ["https://app.example"]
 
 
-def test_names_that_the_seeds_users_have_are_understood() -> None:
+def test_variables_of_the_systems_that_fairlead_replaces_are_read() -> None:
     environ = {"PROMOTE_LOW_TO_MEDIUM_AFTER": "60", "PROMOTE_MEDIUM_TO_HIGH_AFTER": "120"}
     promotion = load(None, environ).config.promotion
     assert (promotion.low_to_medium_after, promotion.medium_to_high_after) == (60, 120)
@@ -109,34 +109,34 @@ def test_the_database_and_the_admin_key_come_from_the_environment() -> None:
     assert (settings.database_url, settings.admin_key) == ("sqlite:///other.db", "s3cret")
 
 
-@pytest.mark.parametrize("said", ["s3cret\n", "s3cret\r\n", "  s3cret\t"])
-def test_what_is_around_the_admin_key_is_not_part_of_it(said: str) -> None:
-    assert load(None, {"FAIRLEAD_ADMIN_KEY": said}).admin_key == "s3cret"
+@pytest.mark.parametrize("key", ["s3cret\n", "s3cret\r\n", "  s3cret\t"])
+def test_whitespace_around_the_admin_key_is_removed(key: str) -> None:
+    assert load(None, {"FAIRLEAD_ADMIN_KEY": key}).admin_key == "s3cret"
 
 
-@pytest.mark.parametrize("said", ["\n", "   ", "s3\ncret", "s3\x00cret", "geheim-über-alles"])
-def test_an_admin_key_that_nobody_can_send_is_refused(said: str) -> None:
+@pytest.mark.parametrize("key", ["\n", "   ", "s3\ncret", "s3\x00cret", "geheim-über-alles"])
+def test_an_admin_key_that_cannot_be_sent_in_a_header_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="FAIRLEAD_ADMIN_KEY") as caught:
-        load(None, {"FAIRLEAD_ADMIN_KEY": said, "FAIRLEAD_SERVER__PORT": "x"})
-    assert any("server.port" in problem for problem in caught.value.problems), "all is told at once"
+        load(None, {"FAIRLEAD_ADMIN_KEY": key, "FAIRLEAD_SERVER__PORT": "x"})
+    assert any("server.port" in problem for problem in caught.value.problems), "all problems are reported at once"
     assert "cret" not in str(caught.value)
 
 
-def test_an_empty_admin_key_is_none() -> None:
+def test_an_empty_admin_key_counts_as_none() -> None:
     assert load(None, {"FAIRLEAD_ADMIN_KEY": ""}).admin_key is None
 
 
-def test_variables_of_other_programs_and_keys_of_ours_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     environ = {"PATH": "/bin", "FAIRLEAD_URL": "http://x", "FAIRLEAD_API_KEY": "k", "SERVER__PORT": "1"}
     assert load(None, environ).config == load(None, NOTHING).config
 
 
-def test_a_variable_below_a_value_is_told() -> None:
+def test_a_variable_below_a_value_is_reported() -> None:
     found = problems("[server]\nport = 1\n", {"FAIRLEAD_SERVER__PORT__X": "1"})
     assert any("server.port.x" in problem and "not a section" in problem for problem in found)
 
 
-def test_a_leader_s_lease_has_bounds() -> None:
+def test_the_leader_lease_has_bounds() -> None:
     assert load(None, NOTHING).config.manager.leader_ttl == 10
     for wrong in ("1", "301"):
         with pytest.raises(ConfigError, match=r"manager\.leader_ttl"):
@@ -146,7 +146,7 @@ def test_a_leader_s_lease_has_bounds() -> None:
 # ---------------------------------------------------------------- mistakes
 
 
-def test_all_mistakes_are_told_at_once_each_with_file_key_and_what_is_allowed() -> None:
+def test_all_mistakes_are_reported_at_once_with_file_key_and_valid_values() -> None:
     found = problems(
         """
         [services.image_gen]
@@ -170,7 +170,7 @@ def test_all_mistakes_are_told_at_once_each_with_file_key_and_what_is_allowed() 
         "services.image_gen.timeout": "greater than 0",
         "services.image_gen.order": "'fair' or 'fifo'",
         "services.thumb.limit": "integer, unable to parse string as an integer, or \"auto\", not 'many'",
-        "services.thumb.colour": "no such key",
+        "services.thumb.colour": "unknown key",
         "services.BAD-NAME": "lower-case letters",
         "server.port": "65535",
         "worker.concurrency": "greater than or equal to 1",
@@ -183,10 +183,16 @@ def test_all_mistakes_are_told_at_once_each_with_file_key_and_what_is_allowed() 
 
 def test_an_unknown_section_is_a_mistake() -> None:
     (problem,) = problems("[servers]\nport = 1\n")
-    assert problem.startswith("fairlead.toml: servers: there is no such key")
+    assert problem == "fairlead.toml: servers: unknown key; did you mean 'server'? see docs/configuration.md"
 
 
-def test_a_service_has_one_way_to_execute() -> None:
+@pytest.mark.parametrize("key", ["colour", "port"])  # like no other key; the key of another section
+def test_no_key_is_suggested_for(key: str) -> None:
+    (problem,) = problems(f'[services.x]\nlimit = 1\nurl = "http://a/b"\n{key} = 1\n')
+    assert problem == f"fairlead.toml: services.x.{key}: unknown key; see docs/configuration.md"
+
+
+def test_a_service_has_exactly_one_executor() -> None:
     (problem,) = problems('[services.x]\nlimit = 1\nurl = "http://a/b"\nfunction = "a:b"\n')
     assert "services.x" in problem
     assert "exactly one of url, function, regions" in problem
@@ -199,12 +205,12 @@ def test_a_wrong_backoff_names_its_key_and_not_our_types(backoff: str) -> None:
     assert not any("BackoffConfig" in problem.partition(": services")[2].split(":")[0] for problem in found)
 
 
-def test_a_backoff_that_is_neither_form_is_told_once_with_both() -> None:
+def test_a_backoff_of_neither_form_is_reported_once_with_both() -> None:
     (problem,) = problems("[services.a]\nlimit = 1\nbackoff = 5\n")
     assert "{ base = 2, factor = 2, max = 60, jitter = 0.2 } or a list of seconds, not 5" in problem
 
 
-def test_two_ways_to_execute_are_told_together_with_everything_else() -> None:
+def test_two_executors_are_reported_together_with_all_other_mistakes() -> None:
     found = problems(
         """
         [services.a]
@@ -225,12 +231,12 @@ def test_two_ways_to_execute_are_told_together_with_everything_else() -> None:
         assert any(problem.startswith(f"fairlead.toml: {key}: ") for problem in found), key
 
 
-def test_a_header_cannot_smuggle_another() -> None:
+def test_a_header_value_cannot_contain_another_header() -> None:
     (problem,) = problems('[services.x]\nlimit = 1\nurl = "http://a/b"\nheaders = { A = "b\\r\\nC: d" }\n')
     assert "services.x.headers" in problem
 
 
-def test_contradictions_are_told_with_what_is_known() -> None:
+def test_contradictions_are_reported_with_the_known_names() -> None:
     file = written(
         """
         [services.chat]
@@ -252,7 +258,7 @@ def test_contradictions_are_told_with_what_is_known() -> None:
     assert any("services.chat.pool" in each and "none is declared" in each for each in found)
 
 
-def test_a_header_from_the_environment_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_from_the_environment_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[services.x]\nlimit = 1\nurl = "http://a/b"\nheaders = { Authorization = "env:X_TOKEN" }\n'
     config = load(written(text), NOTHING).config
     monkeypatch.delenv("X_TOKEN", raising=False)
@@ -263,49 +269,58 @@ def test_a_header_from_the_environment_must_be_there(monkeypatch: pytest.MonkeyP
     assert problems_of(config, "fairlead.toml") == []
 
 
-# ---------------------------------------------------------------- the database's address
+# ---------------------------------------------------------------- the database's URL
 
 
-def test_three_slashes_are_relative_and_four_are_not() -> None:
-    assert sqlite_options("sqlite:///fairlead.db") == ("fairlead.db", "FULL")
-    assert sqlite_options("sqlite:////var/lib/fairlead.db") == ("/var/lib/fairlead.db", "FULL")
+def test_three_slashes_are_a_relative_path_and_four_an_absolute_one() -> None:
+    assert sqlite_options("sqlite:///fairlead.db").path == "fairlead.db"
+    assert sqlite_options("sqlite:////var/lib/fairlead.db").path == "/var/lib/fairlead.db"
 
 
-def test_commits_are_durable_unless_asked_otherwise() -> None:
-    assert sqlite_options("sqlite:///f.db?synchronous=full") == ("f.db", "FULL")
-    assert sqlite_options("sqlite:///f.db?synchronous=normal") == ("f.db", "NORMAL")
+def test_commits_are_durable_by_default() -> None:
+    assert sqlite_options("sqlite:///f.db") == SqliteOptions("f.db", "FULL", False)
+    assert sqlite_options("sqlite:///f.db?synchronous=full") == SqliteOptions("f.db", "FULL", False)
+    assert sqlite_options("sqlite:///f.db?synchronous=normal") == SqliteOptions("f.db", "NORMAL", False)
 
 
-@pytest.mark.parametrize("query", ["synchronous=off", "synchronous=", "synchronous", "cache=1", "synchronous=full&x=1"])
-def test_other_options_of_the_database_are_refused(query: str) -> None:
-    with pytest.raises(ConfigError, match="synchronous=full or normal"):
+def test_the_switch_interval_is_unchanged_by_default() -> None:
+    assert sqlite_options("sqlite:///f.db?switch_interval=default") == SqliteOptions("f.db", "FULL", False)
+    url = "sqlite:///f.db?switch_interval=short&synchronous=normal"
+    assert sqlite_options(url) == SqliteOptions("f.db", "NORMAL", True)
+
+
+@pytest.mark.parametrize(
+    "query", ["synchronous=off", "synchronous=", "synchronous", "cache=1", "synchronous=full&x=1", "switch_interval=5"]
+)
+def test_unknown_database_options_are_refused(query: str) -> None:
+    with pytest.raises(ConfigError, match="the options after the"):
         sqlite_options(f"sqlite:///f.db?{query}")
 
 
 @pytest.mark.parametrize("url", ["fairlead.db", "sqlite://", "sqlite:///", "mysql://root:pw@db/x", ""])
-def test_other_databases_are_refused_without_showing_passwords(url: str) -> None:
+def test_unknown_databases_are_refused_without_showing_passwords(url: str) -> None:
     with pytest.raises(ConfigError, match="DATABASE_URL") as caught:
         sqlite_options(url)
     assert "pw" not in str(caught.value)
 
 
-# ---------------------------------------------------------------- everything at once, from wherever it came
+# ---------------------------------------------------------------- mistakes of all sources
 
 
-def test_mistakes_of_every_kind_are_told_at_once_each_with_its_source(tmp_path: Path) -> None:
+def test_mistakes_of_every_kind_are_reported_at_once_with_their_source(tmp_path: Path) -> None:
     file = tmp_path / "fairlead.toml"
     file.write_text('[services.draw]\nlimit = 0\npool = "none"\n[pipelines]\np = ["nowhere"]\n', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load(file, {"FAIRLEAD_SERVER__PORT": "x"})
-    told = "\n".join(caught.value.problems)
-    assert f"{file}: services.draw.limit: should be greater than or equal to 1" in told
-    assert f"{file}: services.draw.pool: no pool is called 'none'" in told
-    assert f"{file}: pipelines.p: no service is called 'nowhere'" in told
-    assert "FAIRLEAD_SERVER__PORT: server.port: should be a valid integer" in told
+    problems = "\n".join(caught.value.problems)
+    assert f"{file}: services.draw.limit: should be greater than or equal to 1" in problems
+    assert f"{file}: services.draw.pool: no pool is called 'none'" in problems
+    assert f"{file}: pipelines.p: no service is called 'nowhere'" in problems
+    assert "FAIRLEAD_SERVER__PORT: server.port: should be a valid integer" in problems
     assert len(caught.value.problems) == 4
 
 
-def test_a_password_in_a_malformed_address_is_not_shown() -> None:
+def test_a_password_in_a_malformed_url_is_hidden() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, {"FAIRLEAD_SERVICES__DRAW__URL": "ftp://user:hunter2@host/x", "FAIRLEAD_SERVICES__DRAW__LIMIT": "1"})
     assert "hunter2" not in str(caught.value)
@@ -322,12 +337,12 @@ def test_a_function_that_cannot_be_imported_and_an_unknown_database_are_problems
 # ---------------------------------------------------------------- priorities
 
 
-def test_the_priority_service_is_known_by_the_name_that_the_seeds_users_have() -> None:
+def test_the_priority_service_can_be_set_by_its_former_variable() -> None:
     config = load(None, {"PRIORITY_API_URL": "http://priorities:8000/"}).config
     assert config.priority.template == "http://priorities:8000/users/{user_id}/priority"
 
 
-def test_an_empty_variable_that_the_seeds_users_have_is_none() -> None:
+def test_an_empty_former_variable_counts_as_none() -> None:
     environ = {"PRIORITY_API_URL": "", "PROMOTE_LOW_TO_MEDIUM_AFTER": ""}
     assert load(None, environ).config == load(None, NOTHING).config
 
@@ -338,18 +353,18 @@ def test_an_empty_variable_that_the_seeds_users_have_is_none() -> None:
         ("http://{user_id}.example/priority", "not in the host"),
         ("http://{user_id}@example/{user_id}", "not in the host"),
         ("http://example/#{user_id}", "never sent"),
-        ("http://example/?token=1", "write the whole URL"),
+        ("http://example/?token=1", "must be complete"),
         ("ftp://example", "must begin with http://"),
-        ("http://[::1/", "no URL"),
-        ("http://example:70000/", "no URL"),
-        ("http://example/{user}", "{user} stands for nothing"),
-        ("http://example/{user_id}/{tier}", "{tier} stands for nothing"),
+        ("http://[::1/", "not a valid URL"),
+        ("http://example:70000/", "not a valid URL"),
+        ("http://example/{user}", "{user} is not a placeholder"),
+        ("http://example/{user_id}/{tier}", "{tier} is not a placeholder"),
     ],
 )
-def test_where_the_priority_service_is_must_be_the_operators_choice(url: str, problem: str) -> None:
-    [said] = problems("", {"PRIORITY_API_URL": url})
-    assert said.startswith("PRIORITY_API_URL: priority.url: ")
-    assert problem in said
+def test_only_the_operator_chooses_the_priority_services_url(url: str, problem: str) -> None:
+    [problem_found] = problems("", {"PRIORITY_API_URL": url})
+    assert problem_found.startswith("PRIORITY_API_URL: priority.url: ")
+    assert problem in problem_found
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "1001", "inf", "nan"])
@@ -357,7 +372,7 @@ def test_a_weight_is_above_0_and_at_most_1000(weight: str) -> None:
     assert "users.ada.weight" in problems(f"[users.ada]\nweight = {weight}\n")[0]
 
 
-def test_a_plan_that_is_not_there_is_named_also_beside_other_mistakes() -> None:
+def test_an_unknown_plan_is_named_among_other_mistakes() -> None:
     file = '[plans.free]\n[users.ada]\nplan = "gold"\n'
     expected = "fairlead.toml: users.ada.plan: no plan is called 'gold'; known are: free"
     config = load(written(file), NOTHING).config
@@ -365,28 +380,30 @@ def test_a_plan_that_is_not_there_is_named_also_beside_other_mistakes() -> None:
     assert expected in problems(file + "[server]\nport = 'x'\n")
 
 
-def test_a_credential_for_the_priority_service_that_the_environment_lacks_is_named() -> None:
+def test_a_missing_credential_of_the_priority_service_is_named() -> None:
     config = Config.model_validate({"priority": {"headers": {"Authorization": "env:NO_SUCH_TOKEN"}}})
-    [said] = problems_of(config, "fairlead.toml")
-    assert said.startswith("fairlead.toml: priority.headers.Authorization: the environment has no NO_SUCH_TOKEN")
+    [problem_found] = problems_of(config, "fairlead.toml")
+    assert problem_found.startswith(
+        "fairlead.toml: priority.headers.Authorization: the environment variable NO_SUCH_TOKEN is not set"
+    )
 
 
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "expected"),
     [
-        ({"services": ["nobody"]}, "worker_pools.p.services: no service is called 'nobody'; known are: infer"),
+        ({"services": ["paint"]}, "worker_pools.p.services: no service is called 'paint'; known are: infer"),
         ({"regions": ["mars"]}, "worker_pools.p.regions: no region is called 'mars'; known are: us"),
         ({"bands": []}, "worker_pools.p.bands: "),
         ({"bands": ["urgent"]}, "worker_pools.p.bands.0: "),
         ({"concurrency": 0}, "worker_pools.p.concurrency: "),
-        ({"size": 3}, "worker_pools.p.size: there is no such key"),
+        ({"size": 3}, "worker_pools.p.size: unknown key"),
     ],
 )
-def test_a_pool_of_workers_is_bound_to_what_there_is(pool: dict[str, Any], said: str) -> None:
+def test_a_worker_pool_is_bound_to_known_names(pool: dict[str, Any], expected: str) -> None:
     text = "[services.infer]\nlimit = 2\nregions.us = { url = 'http://us/', limit = 1 }\n[worker_pools.p]\n"
     text += "\n".join(f"{key} = {value!r}" for key, value in pool.items())
     try:
         found = Fairlead(load(written(text), NOTHING)).check()
     except ConfigError as error:
         found = list(error.problems)
-    assert [problem for problem in found if said in problem]
+    assert [problem for problem in found if expected in problem]

@@ -1,4 +1,4 @@
-"""`limit = "auto"`: what it needs, what it may not be with, and that without it nothing of it is there."""
+"""`limit = "auto"`: its settings, what excludes it, and that it declares nothing when it is not used."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 from fairlead import Call, Config, Fairlead
 from fairlead.config import load
 from fairlead.domain.config import ServiceConfig
-from fairlead.domain.limits import Auto
+from fairlead.domain.rules import Auto
 from fairlead.errors import ConfigError
 from fairlead.store.port import DeclareServices
-from fairlead.store.settings import declaration_of
+from fairlead.store.rules import declaration_of
 
 
-def test_it_begins_at_its_lowest_and_has_a_highest() -> None:
+def test_an_automatic_limit_starts_at_its_minimum_and_has_a_maximum() -> None:
     rules = ServiceConfig(limit="auto", min=2, max=16, latency_target=3.5).rules("gpu")
     assert (rules.limit, rules.auto) == (2, Auto(2, 16, 3.5))
     rules = ServiceConfig(limit="auto", max=16).rules("gpu")
     assert (rules.limit, rules.auto) == (1, Auto(1, 16))
 
 
-def test_without_it_nothing_is_declared_that_the_release_before_does_not_know() -> None:
+def test_without_auto_the_declared_rules_are_those_of_the_previous_release() -> None:
     rules = ServiceConfig(limit=4).rules("gpu")
     assert (rules.limit, rules.auto) == (4, None)
     assert "auto" not in declaration_of(DeclareServices((rules,), {}))
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("setting", "problem"),
     [
         ('limit = "auto"', 'services.gpu: limit = "auto" needs a max'),
         ('limit = "auto"\nmax = 2\nmin = 3', "services.gpu: max is 2, but min is 3"),
@@ -45,18 +45,18 @@ def test_without_it_nothing_is_declared_that_the_release_before_does_not_know() 
         ),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, said: str, problem: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, setting: str, problem: str) -> None:
     file = tmp_path / "fairlead.toml"
-    file.write_text(f'[services.gpu]\nurl = "http://gpu/x"\n{said}\n', encoding="utf-8")
+    file.write_text(f'[services.gpu]\nurl = "http://gpu/x"\n{setting}\n', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load(file, {})
-    assert any(problem in told for told in caught.value.problems), caught.value.problems
+    assert any(problem in each for each in caught.value.problems), caught.value.problems
 
 
 async def gpu(call: Call) -> None: ...
 
 
-def test_a_number_in_the_file_wins_over_auto_in_the_code_and_the_other_way_round() -> None:
+def test_the_limit_in_the_file_overrides_the_one_in_the_code() -> None:
     fixed = Fairlead(Config.model_validate({"services": {"gpu": {"limit": 3}}}))
     fixed.service(limit="auto", min=2, max=8)(gpu)
     assert fixed.config.services["gpu"].rules("gpu").limit == 3

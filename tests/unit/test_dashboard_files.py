@@ -1,4 +1,5 @@
-"""The dashboard's files: whole without a build step, small, readable in both themes, and no markup is made of data."""
+"""The static files of the dashboard: complete without a build step, small, with enough contrast, and free of markup
+from data."""
 
 from __future__ import annotations
 
@@ -39,26 +40,28 @@ def everything_below(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("path", OURS, ids=name)
-def test_every_import_is_a_file_beside_it(path: Path) -> None:
+def test_every_import_is_a_file_in_the_folder(path: Path) -> None:
     for target in IMPORT.findall(path.read_text()):
-        assert target.startswith("."), f"{target} needs an import map, and there is none"
-        assert (path.parent / target).is_file(), f"{target} is not there"
+        assert target.startswith("."), f"{target} needs an import map"
+        assert (path.parent / target).is_file(), f"{target} does not exist"
 
 
 @pytest.mark.parametrize("path", OURS, ids=name)
-def test_nothing_makes_markup_or_code_of_text(path: Path) -> None:
+def test_no_module_turns_text_into_markup_or_code(path: Path) -> None:
     assert not MARKUP.findall(path.read_text())
 
 
-def test_the_first_page_names_all_modules_that_it_needs_so_that_they_are_fetched_at_once() -> None:
-    page = (STATIC / "index.html").read_text()
+@pytest.mark.parametrize(("name", "script"), [("index.html", "app.js"), ("docs.html", "docs.js")])
+def test_a_page_preloads_all_its_modules(name: str, script: str) -> None:
+    page = (STATIC / name).read_text()
     named = {STATIC / target for target in re.findall(r'rel="modulepreload" href="/static/([^"]+)"', page)}
 
-    assert {path.resolve() for path in named} | {(STATIC / "app.js").resolve()} == everything_below(STATIC / "app.js")
+    assert {path.resolve() for path in named} | {(STATIC / script).resolve()} == everything_below(STATIC / script)
 
 
-def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
-    page = (STATIC / "index.html").read_text()
+@pytest.mark.parametrize("name", ["index.html", "docs.html"])
+def test_a_page_has_nothing_inline_and_nothing_from_other_hosts(name: str) -> None:
+    page = (STATIC / name).read_text()
 
     assert not re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
     assert all(target.startswith("/static/") for target in re.findall(r'(?:src|href)="([^"]+)"', page))
@@ -66,19 +69,19 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
         assert not re.findall(r"@import|url\(", sheet.read_text())
 
 
-def test_every_page_that_an_address_may_lead_to_has_a_module() -> None:
+def test_every_page_has_a_module() -> None:
     names = set(re.findall(r'name: "(\w+)"', (STATIC / "pages.js").read_text()))
 
     assert names == {path.stem for path in (STATIC / "pages").glob("*.js")} - {"signin"}
 
 
-def test_all_of_it_together_is_below_100_kilobytes_as_sent() -> None:
+def test_all_files_together_are_below_100_kilobytes_compressed() -> None:
     parts = [path for path in STATIC.rglob("*") if path.suffix in {".html", ".js", ".css", ".svg"}]
 
     assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in parts) < 100_000
 
 
-def test_files_are_small_enough_to_be_read() -> None:
+def test_files_are_short() -> None:
     assert not [name(path) for path in OURS + SHEETS if len(path.read_text().splitlines()) > 300]
 
 
@@ -113,7 +116,7 @@ SHAPES = [*((state, "surface") for state in STATES), ("line-strong", "surface"),
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_words_and_shapes_stand_out_from_their_ground(theme: int) -> None:
+def test_colours_have_enough_contrast(theme: int) -> None:
     colour = tokens(theme)
 
     faint = [(a, b) for a, b in TEXT if contrast(colour[a], colour[b]) < 4.5]

@@ -1,19 +1,19 @@
-"""One leads, others stand by; who can no longer be sure of the lease stops."""
+"""One manager leads and the others stand by; a leader that is no longer sure of its lease stops."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
+from fairlead.engine import leader as module
+from fairlead.engine.clock import SystemClock
+from fairlead.engine.leader import Leader
 from fairlead.errors import Unavailable
-from fairlead.runtime import leader as module
-from fairlead.runtime.clock import SystemClock
-from fairlead.runtime.leader import Leader
 from fairlead.store.port import Done
 
 
 class Lease:
-    """What all managers share: who leads, until told otherwise."""
+    """The lease that all managers compete for."""
 
     def __init__(self) -> None:
         self.holder: str | None = None
@@ -54,12 +54,16 @@ class Mine:
 
 
 class Managing:
-    """Stands for the loops: notes when they run."""
+    """In place of the loops: records when they run."""
 
     def __init__(self) -> None:
         self.running = asyncio.Event()
         self.stopped = asyncio.Event()
         self.built = True
+        self.stuck: list[str] = []
+
+    def failing(self, seconds: float) -> list[str]:
+        return self.stuck
 
     async def run(self) -> None:
         self.stopped.clear()
@@ -71,13 +75,21 @@ class Managing:
             self.stopped.set()
 
 
-class Truth:
-    """The journal: terms only grow."""
+class FakeGroupCommit:
+    """The group commit: terms only grow."""
 
     def __init__(self) -> None:
         self.term = 0
+        self.fault = ""
+
+    async def ping(self) -> None:
+        if self.fault == "fails":
+            raise Unavailable("the database is away")
+        if self.fault == "hangs":
+            await asyncio.Event().wait()
 
     async def write(self, transition: Any) -> Done:
+        await self.ping()
         assert transition.scope == "leader:main"
         self.term += 1
         return Done(self.term)
@@ -88,10 +100,10 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY", 0.01)
 
 
-def made(lease: Mine | None, truth: Any) -> tuple[Leader, Managing]:
+def made(lease: Mine | None, group_commit: Any) -> tuple[Leader, Managing]:
     managing: Any = Managing()
     clock = SystemClock()
-    return Leader("main", lease, scopes=managing, manager=managing, journal=truth, clock=clock), managing
+    return Leader("main", lease, scopes=managing, manager=managing, group_commit=group_commit, clock=clock), managing
 
 
 async def soon(event: asyncio.Event) -> None:
@@ -99,8 +111,8 @@ async def soon(event: asyncio.Event) -> None:
 
 
 async def test_a_standby_takes_over_when_the_leader_resigns_and_the_term_grows() -> None:
-    lease, truth = Lease(), Truth()
-    (first, first_runs), (second, second_runs) = (made(Mine(lease, name), truth) for name in "ab")
+    lease, group_commit = Lease(), FakeGroupCommit()
+    (first, first_runs), (second, second_runs) = (made(Mine(lease, name), group_commit) for name in "ab")
     one = asyncio.create_task(first.run())
     await soon(first_runs.running)
     term = lease.term
@@ -117,9 +129,9 @@ async def test_a_standby_takes_over_when_the_leader_resigns_and_the_term_grows()
     await asyncio.gather(two, return_exceptions=True)
 
 
-async def test_who_lost_the_lease_stops_and_stands_by() -> None:
-    lease, truth = Lease(), Truth()
-    leader, runs = made(Mine(lease, "a"), truth)
+async def test_a_leader_that_lost_its_lease_stops_and_stands_by() -> None:
+    lease, group_commit = Lease(), FakeGroupCommit()
+    leader, runs = made(Mine(lease, "a"), group_commit)
     task = asyncio.create_task(leader.run())
     await soon(runs.running)
     lease.holder = "b"
@@ -130,22 +142,50 @@ async def test_who_lost_the_lease_stops_and_stands_by() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_who_cannot_renew_stops_after_the_ttl_and_leads_again_when_it_can() -> None:
+async def test_a_leader_that_cannot_renew_stops_after_the_ttl_and_leads_again_later() -> None:
     lease = Lease()
     mine = Mine(lease, "a")
-    leader, runs = made(mine, Truth())
+    leader, runs = made(mine, FakeGroupCommit())
     task = asyncio.create_task(leader.run())
     await soon(runs.running)
     mine.away = True
     await soon(runs.stopped)
-    lease.holder = None  # its time is over
+    lease.holder = None  # its lease has expired
     mine.away = False
     await soon(runs.running)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_without_others_there_is_no_election() -> None:
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+async def test_a_leader_whose_database_does_not_answer_resigns_and_another_leads(fault: str) -> None:
+    lease, cut_off, well = Lease(), FakeGroupCommit(), FakeGroupCommit()
+    first, first_runs = made(Mine(lease, "a"), cut_off)
+    second, second_runs = made(Mine(lease, "b"), well)
+    one = asyncio.create_task(first.run())
+    await soon(first_runs.running)
+    two = asyncio.create_task(second.run())
+    cut_off.fault = fault
+    await soon(second_runs.running)
+    assert lease.holder == "b"
+    assert not first.leading
+    for task in (one, two):
+        task.cancel()
+    await asyncio.gather(one, two, return_exceptions=True)
+
+
+async def test_a_leader_whose_loops_keep_failing_resigns() -> None:
+    lease, group_commit = Lease(), FakeGroupCommit()
+    leader, runs = made(Mine(lease, "a"), group_commit)
+    task = asyncio.create_task(leader.run())
+    await soon(runs.running)
+    runs.stuck = ["recover"]
+    await soon(runs.stopped)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_single_process_needs_no_election() -> None:
     leader, runs = made(None, None)
     task = asyncio.create_task(leader.run())
     await soon(runs.running)

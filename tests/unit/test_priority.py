@@ -1,4 +1,4 @@
-"""Who decides a job's priority and weight, what is remembered, and what happens when nobody answers."""
+"""Who decides a job's priority and weight, what is cached, and what happens without an answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fairlead.app.priority import PriorityHook, PriorityResolver, resolver
+from fairlead.app.priority.sources import MOST_THREADS
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job
-from fairlead.runtime.clock import SystemClock
-from fairlead.runtime.priority import Priorities, PriorityHook, decide
-from fairlead.runtime.priority.hook import MOST_THREADS
-from fairlead.runtime.submission import Submission, check
+from fairlead.domain.submission import Submission, check
+from fairlead.engine.clock import SystemClock
 
 PATIENCE = 30.0
 TABLE = {
@@ -30,7 +30,7 @@ TABLE = {
 
 
 class FakeClock(SystemClock):
-    """Moves only when told."""
+    """Advances only when the test sets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class FakeClock(SystemClock):
         return self.time
 
 
-Make = Callable[..., "Desk"]
+Make = Callable[..., "Setup"]
 
 
-class Desk:
-    """Short words for what is asked of `Priorities`."""
+class Setup:
+    """A `PriorityResolver` with a clock, and shortcuts for its calls."""
 
-    def __init__(self, hook: PriorityHook | None, said: dict[str, Any]) -> None:
-        self.config = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}, **said})
+    def __init__(self, hook: PriorityHook | None, config: dict[str, Any]) -> None:
+        self.config = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}, **config})
         self.clock = FakeClock()
-        self.priorities = Priorities(self.config, hook, self.clock)
+        self.priorities = PriorityResolver(self.config, hook, self.clock)
 
     async def settle(self, *submissions: Submission, lowers_only: bool = False) -> list[Job]:
         submits = [check(each, self.config, now=1.0) for each in submissions]
@@ -66,11 +66,11 @@ class Desk:
 async def make() -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
-        def make(hook: PriorityHook | None = None, **said: Any) -> Desk:
-            priority = {"timeout": PATIENCE, **said.pop("priority", {})}
-            desk = Desk(hook, {"priority": priority, **said})
-            stack.push_async_callback(desk.priorities.close)
-            return desk
+        def make(hook: PriorityHook | None = None, **config: Any) -> Setup:
+            priority = {"timeout": PATIENCE, **config.pop("priority", {})}
+            setup = Setup(hook, {"priority": priority, **config})
+            stack.push_async_callback(setup.priorities.close)
+            return setup
 
         yield make
 
@@ -78,10 +78,10 @@ async def make() -> AsyncIterator[Make]:
 # ---------------------------------------------------------------- who decides
 
 
-async def test_without_hook_table_and_service_it_is_medium_and_nothing_needs_settling(make: Make) -> None:
-    desk = make()
-    assert not desk.priorities.needed
-    assert await desk.of("ada") == ("medium", 1.0, "default")
+async def test_without_hook_table_and_service_the_priority_is_medium_and_nothing_needs_settling(make: Make) -> None:
+    setup = make()
+    assert not setup.priorities.needed
+    assert await setup.of("ada") == ("medium", 1.0, "default")
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ async def test_without_hook_table_and_service_it_is_medium_and_nothing_needs_set
         ("eve", ("medium", 1.0, "default")),
     ],
 )
-async def test_the_table_knows_users_and_their_plans(make: Make, user_id: str, expected: tuple[Any, ...]) -> None:
-    desk = make(**TABLE)
-    assert desk.priorities.needed
-    assert await desk.of(user_id) == expected
+async def test_the_table_holds_users_and_their_plans(make: Make, user_id: str, expected: tuple[Any, ...]) -> None:
+    setup = make(**TABLE)
+    assert setup.priorities.needed
+    assert await setup.of(user_id) == expected
 
 
-async def test_a_given_priority_counts_and_the_tables_weight_with_it(make: Make) -> None:
+async def test_a_given_priority_is_used_with_the_weight_of_the_table(make: Make) -> None:
     def hook(user_id: str) -> str:
-        raise AssertionError("nobody is asked when the priority is given")
+        raise AssertionError("the hook is not called when the priority is given")
 
-    desk = make(hook, **TABLE)
-    assert await desk.of("ada", "low") == ("low", 4.0, "given")
-    assert await desk.of("eve", "high") == ("high", 1.0, "given")
+    setup = make(hook, **TABLE)
+    assert await setup.of("ada", "low") == ("low", 4.0, "given")
+    assert await setup.of("eve", "high") == ("high", 1.0, "given")
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("answer", "expected"),
     [
         ("low", ("low", 4.0, "hook")),
         ({"priority": "low"}, ("low", 4.0, "hook")),
@@ -122,41 +122,41 @@ async def test_a_given_priority_counts_and_the_tables_weight_with_it(make: Make)
         (None, ("high", 4.0, "config")),
     ],
 )
-async def test_the_hook_comes_before_the_table_and_leaves_open_what_it_does_not_say(
-    make: Make, said: Any, expected: tuple[Any, ...]
+async def test_the_hook_precedes_the_table_which_fills_what_the_hook_leaves_open(
+    make: Make, answer: Any, expected: tuple[Any, ...]
 ) -> None:
     async def hook(user_id: str) -> Any:
-        return said
+        return answer
 
     assert await make(hook, **TABLE).of("ada") == expected
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         "urgent", "HIGH", "", 1, True, ["high"], {}, {"tier": "gold"}, {"priority": 1}, {"priority": ["high"]},
         {"plan": "gold"}, {"plan": {}}, {"weight": 0}, {"weight": -1}, {"weight": 1000.5}, {"weight": True},
         {"weight": float("nan")}, {"weight": float("inf")}, {"weight": "2"}, {"weight": 10**400}, object(),
     ],
 )  # fmt: skip
-async def test_an_answer_that_says_nothing_sensible_is_a_fallback_with_the_tables_weight(make: Make, said: Any) -> None:
-    assert await make(lambda user_id: said, **TABLE).of("ada") == ("medium", 4.0, "fallback")
+async def test_an_invalid_answer_is_a_fallback_with_the_weight_of_the_table(make: Make, answer: Any) -> None:
+    assert await make(lambda user_id: answer, **TABLE).of("ada") == ("medium", 4.0, "fallback")
 
 
-async def test_a_hook_that_raises_is_a_fallback_and_is_asked_again(make: Make) -> None:
+async def test_a_hook_that_raises_is_a_fallback_and_is_called_again(make: Make) -> None:
     asked = []
 
     async def hook(user_id: str) -> str:
         asked.append(user_id)
         raise KeyError(user_id)
 
-    desk = make(hook, priority={"breaker_after": 2})
+    setup = make(hook, priority={"breaker_after": 2})
     for user_id in ("ada", "ada", "bob", "cleo"):
-        assert await desk.of(user_id) == ("medium", 1.0, "fallback")
-    assert asked == ["ada", "ada", "bob", "cleo"], "what is wrong with one user must not cost the others theirs"
+        assert await setup.of(user_id) == ("medium", 1.0, "fallback")
+    assert asked == ["ada", "ada", "bob", "cleo"], "an error for one user must not affect the others"
 
 
-async def test_a_plain_function_runs_in_a_thread_and_may_return_something_to_await(make: Make) -> None:
+async def test_a_plain_function_runs_in_a_thread_and_may_return_an_awaitable(make: Make) -> None:
     threads = []
 
     async def later() -> str:
@@ -171,14 +171,14 @@ async def test_a_plain_function_runs_in_a_thread_and_may_return_something_to_awa
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), asyncio.CancelledError()])
-async def test_no_exception_of_a_hook_in_a_thread_reaches_whoever_submits(make: Make, error: BaseException) -> None:
+async def test_no_exception_of_a_hook_in_a_thread_reaches_the_submitter(make: Make, error: BaseException) -> None:
     def hook(user_id: str) -> str:
         raise error
 
     assert await make(hook).of("ada") == ("medium", 1.0, "fallback")
 
 
-async def test_hooks_that_hang_take_only_so_many_threads(make: Make) -> None:
+async def test_hooks_that_hang_use_a_bounded_number_of_threads(make: Make) -> None:
     go_on = threading.Event()
     running = []
 
@@ -187,21 +187,21 @@ async def test_hooks_that_hang_take_only_so_many_threads(make: Make) -> None:
         go_on.wait(PATIENCE)
         return "high"
 
-    desk = make(hook, priority={"timeout": 0.2, "breaker_after": 1000})
+    setup = make(hook, priority={"timeout": 0.2, "breaker_after": 1000})
     try:
         users = [Submission("echo", user_id=f"u{n}") for n in range(3 * MOST_THREADS)]
-        jobs = await asyncio.gather(*(desk.settle(each) for each in users))
+        jobs = await asyncio.gather(*(setup.settle(each) for each in users))
         assert {job.priority_source for [job] in jobs} == {"fallback"}
         assert len(running) <= MOST_THREADS
     finally:
         go_on.set()
 
 
-# ---------------------------------------------------------------- a user's own wish
+# ---------------------------------------------------------------- a user's own choice
 
 
 @pytest.mark.parametrize(
-    ("user_id", "wish", "expected"),
+    ("user_id", "chosen", "expected"),
     [
         ("ada", "low", ("low", 4.0, "given")),
         ("ada", "medium", ("medium", 4.0, "given")),
@@ -212,19 +212,21 @@ async def test_hooks_that_hang_take_only_so_many_threads(make: Make) -> None:
         ("eve", None, ("medium", 1.0, "default")),
     ],
 )
-async def test_a_user_can_only_lower(make: Make, user_id: str, wish: str | None, expected: tuple[Any, ...]) -> None:
-    assert await make(**TABLE).of(user_id, wish, lowers_only=True) == expected
+async def test_a_user_can_only_lower_the_priority(
+    make: Make, user_id: str, chosen: str | None, expected: tuple[Any, ...]
+) -> None:
+    assert await make(**TABLE).of(user_id, chosen, lowers_only=True) == expected
 
 
-async def test_a_user_cannot_raise_where_nothing_is_configured_either(make: Make) -> None:
+async def test_a_user_cannot_raise_the_priority_without_configuration_either(make: Make) -> None:
     assert await make().of("ada", "high", lowers_only=True) == ("medium", 1.0, "default")
 
 
-# ---------------------------------------------------------------- remembering
+# ---------------------------------------------------------------- the cache
 
 
 class Counting:
-    """A hook that counts its questions."""
+    """A hook that counts its calls."""
 
     def __init__(self, answer: Any = "high") -> None:
         self.asked: list[str] = []
@@ -235,44 +237,44 @@ class Counting:
         return self.answer
 
 
-async def test_an_answer_is_remembered_for_as_long_as_the_config_says(make: Make) -> None:
+async def test_an_answer_is_cached_for_as_long_as_the_config_says(make: Make) -> None:
     hook = Counting()
-    desk = make(hook, priority={"cache": 60})
-    await desk.of("ada")
-    desk.clock.time += 59
+    setup = make(hook, priority={"cache": 60})
+    await setup.of("ada")
+    setup.clock.time += 59
     hook.answer = "low"
-    assert await desk.of("ada") == ("high", 1.0, "hook")
-    desk.clock.time += 1
-    assert await desk.of("ada") == ("low", 1.0, "hook")
+    assert await setup.of("ada") == ("high", 1.0, "hook")
+    setup.clock.time += 1
+    assert await setup.of("ada") == ("low", 1.0, "hook")
     assert hook.asked == ["ada", "ada"]
 
 
-async def test_with_a_cache_of_0_nothing_is_remembered(make: Make) -> None:
+async def test_with_a_cache_of_0_nothing_is_cached(make: Make) -> None:
     hook = Counting()
-    desk = make(hook, priority={"cache": 0})
-    await desk.of("ada")
-    await desk.of("ada")
+    setup = make(hook, priority={"cache": 0})
+    await setup.of("ada")
+    await setup.of("ada")
     assert hook.asked == ["ada", "ada"]
 
 
-async def test_an_answer_that_cannot_be_used_is_remembered_too(make: Make) -> None:
+async def test_an_answer_that_cannot_be_used_is_cached_too(make: Make) -> None:
     hook = Counting("urgent")
-    desk = make(hook)
-    await desk.of("ada")
-    assert await desk.of("ada") == ("medium", 1.0, "fallback")
+    setup = make(hook)
+    await setup.of("ada")
+    assert await setup.of("ada") == ("medium", 1.0, "fallback")
     assert hook.asked == ["ada"]
 
 
-async def test_only_the_users_seen_last_are_remembered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "MOST_REMEMBERED", 2)
+async def test_only_the_most_recent_users_are_cached(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "MAX_CACHED", 2)
     hook = Counting()
-    desk = make(hook)
+    setup = make(hook)
     for user_id in ("ada", "bob", "ada", "cleo", "ada", "bob"):
-        await desk.of(user_id)
+        await setup.of(user_id)
     assert hook.asked == ["ada", "bob", "cleo", "bob"]
 
 
-async def test_those_who_wait_for_the_same_user_share_one_question(make: Make) -> None:
+async def test_concurrent_submits_of_one_user_share_one_query(make: Make) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
     hook = Counting()
 
@@ -281,17 +283,17 @@ async def test_those_who_wait_for_the_same_user_share_one_question(make: Make) -
         await answer.wait()
         return await hook(user_id)
 
-    desk = make(slow, priority={"cache": 0})
-    waiting = [asyncio.create_task(desk.of("ada")) for _ in range(50)]
+    setup = make(slow, priority={"cache": 0})
+    waiting = [asyncio.create_task(setup.of("ada")) for _ in range(50)]
     await asked.wait()
-    waiting[0].cancel()  # whoever asked first gives up; the others still get their answer
+    waiting[0].cancel()  # the first caller gives up; the others still get their answer
     await asyncio.wait([waiting[0]])
     answer.set()
     assert set(await asyncio.gather(*waiting[1:])) == {("high", 1.0, "hook")}
     assert hook.asked == ["ada"]
 
 
-async def test_of_a_bulk_every_user_is_asked_about_once_and_several_at_a_time(make: Make) -> None:
+async def test_a_bulk_asks_once_per_user_and_several_users_at_a_time(make: Make) -> None:
     inside = most = 0
     all_in = asyncio.Event()
     asked = []
@@ -301,23 +303,23 @@ async def test_of_a_bulk_every_user_is_asked_about_once_and_several_at_a_time(ma
         asked.append(user_id)
         inside += 1
         most = max(most, inside)
-        if inside == decide.AT_ONCE:
+        if inside == resolver.AT_ONCE:
             all_in.set()
         await all_in.wait()
         inside -= 1
         return "high"
 
-    desk = make(hook)
+    setup = make(hook)
     wanted = [Submission("echo", user_id=f"u{n % 100}") for n in range(300)]
-    jobs = await desk.settle(*wanted, Submission("echo", user_id="given", priority="low"))
+    jobs = await setup.settle(*wanted, Submission("echo", user_id="given", priority="low"))
     assert sorted(asked) == sorted({each.user_id for each in wanted})
-    assert most == decide.AT_ONCE
+    assert most == resolver.AT_ONCE
     assert [job.user_id for job in jobs] == [*(each.user_id for each in wanted), "given"]
     assert [job.priority_source for job in jobs] == ["hook"] * 300 + ["given"]
 
 
-async def test_a_bulk_waits_only_so_long(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "BULK_PATIENCE", 0.01)
+async def test_a_bulk_waits_for_a_bounded_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "BULK_PATIENCE", 0.01)
 
     async def hook(user_id: str) -> str:
         if user_id == "quick":
@@ -325,16 +327,16 @@ async def test_a_bulk_waits_only_so_long(make: Make, monkeypatch: pytest.MonkeyP
         await asyncio.Event().wait()
         return "high"
 
-    desk = make(hook, priority={"timeout": 0.5})
-    assert await desk.of("quick") == ("high", 1.0, "hook")
-    jobs = await desk.settle(*(Submission("echo", user_id=user_id) for user_id in ("quick", "a", "b")))
+    setup = make(hook, priority={"timeout": 0.5})
+    assert await setup.of("quick") == ("high", 1.0, "hook")
+    jobs = await setup.settle(*(Submission("echo", user_id=user_id) for user_id in ("quick", "a", "b")))
     assert [job.priority_source for job in jobs] == ["hook", "fallback", "fallback"]
 
 
 # ---------------------------------------------------------------- the breaker
 
 
-async def test_who_does_not_answer_in_time_is_left_alone_for_a_while_and_then_probed_once(make: Make) -> None:
+async def test_a_source_that_times_out_rests_and_is_then_probed_once(make: Make) -> None:
     asked: list[str] = []
     works = False
 
@@ -344,25 +346,25 @@ async def test_who_does_not_answer_in_time_is_left_alone_for_a_while_and_then_pr
             raise TimeoutError
         return "high"
 
-    desk = make(hook, priority={"breaker_after": 3, "breaker_rest": 10, "cache": 0})
+    setup = make(hook, priority={"breaker_after": 3, "breaker_rest": 10, "cache": 0})
     for user_id in "abcde":
-        assert await desk.of(user_id) == ("medium", 1.0, "fallback")
+        assert await setup.of(user_id) == ("medium", 1.0, "fallback")
     assert asked == ["a", "b", "c"]
-    assert desk.priorities.resting == {"hook": True}
+    assert setup.priorities.resting == {"hook": True}
 
-    desk.clock.time += 10
-    await asyncio.gather(desk.of("f"), desk.of("g"), desk.of("h"))
+    setup.clock.time += 10
+    await asyncio.gather(setup.of("f"), setup.of("g"), setup.of("h"))
     assert asked == ["a", "b", "c", "f"], "one probe, and it failed"
 
-    desk.clock.time += 9
-    await desk.of("i")
+    setup.clock.time += 9
+    await setup.of("i")
     assert asked == ["a", "b", "c", "f"]
 
-    desk.clock.time += 1
+    setup.clock.time += 1
     works = True
-    assert await desk.of("j") == ("high", 1.0, "hook")
-    assert await desk.of("k") == ("high", 1.0, "hook")
-    assert desk.priorities.resting == {"hook": False}
+    assert await setup.of("j") == ("high", 1.0, "hook")
+    assert await setup.of("k") == ("high", 1.0, "hook")
+    assert setup.priorities.resting == {"hook": False}
 
 
 async def test_only_failures_in_a_row_open_the_breaker(make: Make) -> None:
@@ -371,14 +373,14 @@ async def test_only_failures_in_a_row_open_the_breaker(make: Make) -> None:
             raise TimeoutError
         return "high"
 
-    desk = make(hook, priority={"breaker_after": 2, "cache": 0})
+    setup = make(hook, priority={"breaker_after": 2, "cache": 0})
     for n in range(5):
-        assert await desk.of(f"slow{n}") == ("medium", 1.0, "fallback")
-        assert await desk.of("ada") == ("high", 1.0, "hook")
+        assert await setup.of(f"slow{n}") == ("medium", 1.0, "fallback")
+        assert await setup.of("ada") == ("high", 1.0, "hook")
 
 
-async def test_decisions_are_counted_by_who_made_them(make: Make) -> None:
-    desk = make(**TABLE)
-    await desk.settle(*(Submission("echo", user_id=user_id) for user_id in ("ada", "bob", "eve")))
-    await desk.of("ada", "low")
-    assert desk.priorities.decided == {"config": 2, "default": 1, "given": 1}
+async def test_decisions_are_counted_by_source(make: Make) -> None:
+    setup = make(**TABLE)
+    await setup.settle(*(Submission("echo", user_id=user_id) for user_id in ("ada", "bob", "eve")))
+    await setup.of("ada", "low")
+    assert setup.priorities.decided == {"config": 2, "default": 1, "given": 1}

@@ -1,4 +1,4 @@
-"""Rows of the database as nouns of the domain: also rows that an earlier version wrote."""
+"""Database rows become domain values, including rows that an earlier version wrote."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ def row(spec: str) -> list[object]:
     return [1, "j1", "ada", "draw", 1, 2, 0, 0, 0, 0, 1, 1, 1, *[None] * 18, spec]
 
 
-def test_a_job_knows_where_its_priority_came_from() -> None:
+def test_a_job_has_the_source_of_its_priority() -> None:
     job = Job("j1", "draw", "ada", ("draw",), original_priority=Priority.LOW, priority_source="service")
     assert job_of(row(spec_of(job))).priority_source == "service"
     assert numbered(job, 7).priority_source == "service"
 
 
-def test_a_job_from_before_that_was_kept_has_no_such_source() -> None:
+def test_a_job_of_an_earlier_version_has_no_priority_source() -> None:
     job = job_of(row('[["draw"],3,null,1.0,null,null]'))
     assert job.priority_source is None
     assert (job.steps, job.original_priority, job.weight) == (("draw",), Priority.LOW, 1.0)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from fairlead.domain.config import Config
+from fairlead.domain.submission import Submission, SubmissionChecker, check
 from fairlead.domain.transitions import Submit
 from fairlead.errors import InvalidInput, RequestError
-from fairlead.runtime.submission import Checks, Submission, check
 
 CONFIG = Config.model_validate({"services": {"echo": {"limit": 1, "function": "echo:echo"}}})
 
 
 @pytest.mark.parametrize("field", ["delay", "cost", "deadline"])
 @pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), 1e300, True, "5 minutes", 5j])
-def test_numbers_beyond_all_measure_are_typed_errors(field: str, value: Any) -> None:
+def test_out_of_range_numbers_are_typed_errors(field: str, value: Any) -> None:
     for key in (None, "key"):
         with pytest.raises(InvalidInput) as caught:
             check(Submission("echo", **{field: value}), CONFIG, now=0.0, idempotency_key=key)
@@ -26,14 +26,14 @@ def test_numbers_beyond_all_measure_are_typed_errors(field: str, value: Any) -> 
 
 @pytest.mark.parametrize("field", ["input_data", "metadata"])
 @pytest.mark.parametrize("value", [{"n": 10**400}, {"n": float("nan")}, {"n": object()}, {1: 2}, {"s": "\ud800"}, [1]])
-def test_what_json_cannot_say_is_a_typed_error(field: str, value: Any) -> None:
+def test_values_that_json_cannot_hold_are_typed_errors(field: str, value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check(Submission("echo", **{field: value}), CONFIG, now=0.0, idempotency_key="key")
     assert caught.value.pointer == f"/{field}"
 
 
 @pytest.mark.parametrize("priority", [b"high", object(), [[]]])
-def test_a_priority_that_is_no_text_is_a_typed_error(priority: Any) -> None:
+def test_a_priority_that_is_not_text_is_a_typed_error(priority: Any) -> None:
     with pytest.raises(InvalidInput, match="high, medium or low"):
         check(Submission("echo", priority=priority), CONFIG, now=0.0)
 
@@ -57,7 +57,7 @@ BULK = [
 ]
 
 
-def test_a_job_of_a_bulk_is_checked_as_if_it_were_alone() -> None:
+def test_a_job_of_a_bulk_is_validated_like_a_single_one() -> None:
     services = {name: {"limit": 1, "function": "echo:echo"} for name in ("echo", "other")}
     config = Config.model_validate({"services": services})
 
@@ -68,6 +68,6 @@ def test_a_job_of_a_bulk_is_checked_as_if_it_were_alone() -> None:
             return f"{error.message} {error.pointer}"
         return replace(submit, job=replace(submit.job, id="any"))
 
-    checks = Checks(config, now=5.0)
+    checks = SubmissionChecker(config, now=5.0)
     for wanted in BULK:
         assert outcome(partial(checks.submit_of, wanted)) == outcome(partial(check, wanted, config, now=5.0))

@@ -1,4 +1,4 @@
-"""The only ways a job may change: what each leads to, and from where it is refused."""
+"""The transitions of a job: what each leads to, and from which states it is refused."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.reruns import MOST_ROUNDS
 from fairlead.domain.retry import MOST_SPARED, Backoff, Failure, RetryPolicy
 from fairlead.domain.transitions import Move, Prioritise
 from fairlead.errors import WrongState
@@ -47,7 +48,7 @@ def test_the_timer_of_a_waiting_job_is_the_earlier_of_wait_timeout_and_deadline(
     assert transitions.submit(soon, "{}", now=NOW, waits=waits).job.timer_at == NOW + 10
 
 
-def test_a_done_step_leads_to_the_next_one_with_fresh_attempts_and_back_into_the_line() -> None:
+def test_a_completed_step_queues_the_next_one_with_fresh_attempts() -> None:
     move = transitions.step_done(RUNNING, result_of(RUNNING), now=NOW, waits=NO_WAITS)
     assert (move.status, move.step, move.attempt, move.tells_line) == (JobStatus.PENDING, 1, 0, True)
     assert move.run == RUNNING.run
@@ -60,7 +61,7 @@ def test_the_last_step_completes_the_job() -> None:
     assert (move.status, move.step, move.finished_at, move.tells_line) == (JobStatus.COMPLETED, 2, NOW, False)
 
 
-def test_a_retryable_failure_waits_out_its_backoff_in_the_truth_and_keeps_the_error() -> None:
+def test_a_retryable_failure_waits_for_its_backoff_in_the_database_and_keeps_the_error() -> None:
     policy = RetryPolicy(backoff=Backoff(base=5, jitter=0))
     move = transitions.failed(RUNNING, PASSING, policy, now=NOW, randomness=0.5)
     assert (move.status, move.timer_at, move.attempt) == (JobStatus.RETRYING, NOW + 5, 1)
@@ -68,7 +69,7 @@ def test_a_retryable_failure_waits_out_its_backoff_in_the_truth_and_keeps_the_er
     assert (move.failed.attempt, move.failed.started_at, move.failed.error["code"]) == (1, 990.0, "CONNECTION")
     assert move.failed.error["retry_in"] == 5
     assert move.error is not None
-    assert "retry_in" not in move.error, "it is about that attempt"
+    assert "retry_in" not in move.error, "the error belongs to that attempt"
 
 
 def test_a_backoff_never_outlasts_the_deadline() -> None:
@@ -85,7 +86,7 @@ def test_a_final_failure_is_a_dead_letter_with_its_attempt() -> None:
     assert move.failed is not None
 
 
-def test_handing_back_burns_no_attempt() -> None:
+def test_a_released_job_keeps_its_attempts() -> None:
     move = transitions.hand_back(RUNNING, now=NOW, waits=NO_WAITS)
     assert (move.status, move.attempt, move.step) == (JobStatus.PENDING, 0, 0)
 
@@ -104,7 +105,7 @@ def test_a_job_that_kills_its_workers_is_a_dead_letter_after_its_attempts() -> N
     assert (move.status, move.retryable) == (JobStatus.FAILED, False)
 
 
-def test_a_claim_that_never_started_is_offered_anew_without_an_attempt() -> None:
+def test_a_claim_that_never_started_is_queued_again_without_an_attempt() -> None:
     move = transitions.recover(JOB, now=NOW, waits=NO_WAITS, max_attempts=1, hold=None)
     assert (move.status, move.attempt, move.failed, move.waiting_since) == (JobStatus.PENDING, 0, None, 900.0)
 
@@ -117,7 +118,7 @@ def test_a_scheduled_job_is_queued_when_due_and_a_retry_keeps_its_queueing_time(
     assert (move.queued_at, move.attempt) == (None, 2)
 
 
-def test_promotion_moves_one_band_up_and_keeps_the_place_in_time() -> None:
+def test_promotion_moves_one_band_up_and_keeps_the_queueing_time() -> None:
     low = replace(JOB, priority=Priority.LOW, original_priority=Priority.LOW)
     move = transitions.promote(low, now=NOW, waits=NO_WAITS)
     assert (move.priority, move.promoted_at, move.queued_at, move.waiting_since) == (
@@ -125,7 +126,7 @@ def test_promotion_moves_one_band_up_and_keeps_the_place_in_time() -> None:
     )  # fmt: skip
 
 
-def test_another_priority_keeps_a_waiting_job_s_place_in_time() -> None:
+def test_another_priority_keeps_a_waiting_jobs_queueing_time() -> None:
     move = transitions.prioritise(JOB, Priority.HIGH, now=NOW, waits={"a": 500.0})
     assert isinstance(move, Move)
     assert (move.status, move.priority, move.promoted_at, move.queued_at, move.waiting_since, move.timer_at) == (
@@ -133,13 +134,13 @@ def test_another_priority_keeps_a_waiting_job_s_place_in_time() -> None:
     )  # fmt: skip
 
 
-def test_who_is_put_lower_waits_for_promotion_from_now_on() -> None:
+def test_a_lowered_job_waits_for_promotion_from_now_on() -> None:
     move = transitions.prioritise(JOB, Priority.LOW, now=NOW, waits=NO_WAITS)
     assert (move.priority, move.promoted_at, move.queued_at) == (Priority.LOW, None, NOW)
 
 
 @pytest.mark.parametrize("status", [JobStatus.RUNNING, JobStatus.RETRYING, JobStatus.SCHEDULED])
-def test_another_priority_of_a_job_that_is_not_in_line_raises_no_run(status: JobStatus) -> None:
+def test_another_priority_of_a_job_that_is_not_queued_starts_no_new_run(status: JobStatus) -> None:
     job = replace(RUNNING, status=status)
     assert transitions.prioritise(job, Priority.HIGH, now=NOW, waits=NO_WAITS) == Prioritise(
         job.id, job.run, Priority.HIGH, None, NOW
@@ -153,10 +154,10 @@ def test_a_finished_job_has_no_priority_to_change(status: JobStatus) -> None:
 
 
 @pytest.mark.parametrize("status", [s for s in JobStatus if not s.finished])
-def test_anything_not_finished_can_be_cancelled(status: JobStatus) -> None:
+def test_any_unfinished_job_can_be_cancelled(status: JobStatus) -> None:
     move = transitions.cancel(replace(JOB, status=status), now=NOW)
     assert (move.status, move.finished_at) == (JobStatus.CANCELLED, NOW)
-    assert move.tells_line is (status in (JobStatus.PENDING, JobStatus.RUNNING)), "its worker may be elsewhere"
+    assert move.tells_line is (status in (JobStatus.PENDING, JobStatus.RUNNING)), "its worker may be in another process"
 
 
 @pytest.mark.parametrize("status", [s for s in JobStatus if s.finished])
@@ -166,11 +167,34 @@ def test_a_finished_job_cannot_be_cancelled(status: JobStatus) -> None:
     assert caught.value.details == {"status": status.value}
 
 
-def test_resume_begins_a_new_round_at_the_failed_step_with_fresh_attempts() -> None:
+def test_resume_begins_a_new_round_at_the_failed_step_and_keeps_the_number_of_calls() -> None:
     move = transitions.resume(FAILED, now=NOW, waits=NO_WAITS)
-    assert (move.status, move.step, move.attempt, move.round, move.queued_at) == (JobStatus.PENDING, 1, 0, 1, NOW)
+    assert (move.status, move.step, move.attempt, move.round) == (JobStatus.PENDING, 1, 3, 1)
     assert move.finished_at is None
     assert move.error is None
+
+
+def test_the_calls_of_a_failed_step_still_count_after_the_re_run_of_another_one() -> None:
+    """Otherwise a user could resume a manual retry without end."""
+    rerun = transitions.rerun(replace(FAILED, attempt=2), 0, now=NOW, waits=NO_WAITS)
+    running = replace(
+        FAILED, status=JobStatus.RUNNING, step=0, attempt=1, error=None, retryable=None, goes_back=rerun.goes_back
+    )
+    done = transitions.step_done(running, result_of(running), now=NOW, waits=NO_WAITS)
+    assert (done.status, done.step, done.attempt, done.retryable) == (JobStatus.FAILED, 1, 2, True)
+
+
+def test_the_time_until_promotion_pauses_while_a_job_is_failed() -> None:
+    """Queued at 900, failed at 950: 50 s of waiting count, however late it is resumed."""
+    assert transitions.resume(FAILED, now=NOW, waits=NO_WAITS).queued_at == NOW - 50
+    assert transitions.requeue(FAILED, now=NOW, waits=NO_WAITS).queued_at == NOW - 50
+    never_queued = replace(FAILED, queued_at=None)
+    assert transitions.resume(never_queued, now=NOW, waits=NO_WAITS).queued_at == NOW
+
+
+def test_the_time_until_promotion_restarts_when_a_job_starts_over() -> None:
+    assert transitions.requeue(FAILED, now=NOW, waits=NO_WAITS, from_start=True).queued_at == NOW
+    assert transitions.rerun(FAILED, 0, now=NOW, waits=NO_WAITS).queued_at == NOW
 
 
 @pytest.mark.parametrize("job", [replace(FAILED, retryable=False), RUNNING, replace(JOB, status=JobStatus.COMPLETED)])
@@ -179,20 +203,35 @@ def test_only_a_retryable_failure_can_be_resumed(job: Job) -> None:
         transitions.resume(job, now=NOW, waits=NO_WAITS)
 
 
-def test_an_operator_can_requeue_whatever_failed_also_from_the_start() -> None:
+def test_a_user_can_resume_a_bounded_number_of_times_and_an_operator_any() -> None:
+    """Each round keeps its results with the job, and every read of the job returns them all."""
+    worn = replace(FAILED, round=MOST_ROUNDS)
+    done = replace(worn, status=JobStatus.COMPLETED, retryable=None, error=None)
+    for begin in (
+        lambda: transitions.resume(worn, now=NOW, waits=NO_WAITS),
+        lambda: transitions.rerun(worn, 0, now=NOW, waits=NO_WAITS),
+        lambda: transitions.rerun(done, 0, now=NOW, waits=NO_WAITS),
+    ):
+        with pytest.raises(WrongState, match="submit a new one"):
+            begin()
+    assert transitions.requeue(worn, now=NOW, waits=NO_WAITS).round == MOST_ROUNDS + 1
+    assert transitions.resume(replace(worn, round=MOST_ROUNDS - 1), now=NOW, waits=NO_WAITS).round == MOST_ROUNDS
+
+
+def test_an_operator_can_requeue_any_failed_job_also_from_the_start() -> None:
     dead = replace(FAILED, retryable=False)
     assert transitions.requeue(dead, now=NOW, waits=NO_WAITS).step == 1
     assert transitions.requeue(dead, now=NOW, waits=NO_WAITS, from_start=True).step == 0
 
 
-def test_the_timer_releases_what_is_due() -> None:
+def test_the_timer_releases_due_jobs() -> None:
     for status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
         move = transitions.timer_rang(replace(JOB, status=status, timer_at=NOW), now=NOW, waits=NO_WAITS)
         assert move is not None
         assert move.status is JobStatus.PENDING
 
 
-def test_waiting_too_long_for_capacity_fails_but_may_be_resumed() -> None:
+def test_a_job_that_waits_too_long_for_capacity_fails_and_can_be_resumed() -> None:
     move = transitions.timer_rang(replace(JOB, timer_at=NOW), now=NOW, waits={"a": 10})
     assert move is not None
     assert (move.status, move.retryable, move.error and move.error["code"]) == (
@@ -200,8 +239,22 @@ def test_waiting_too_long_for_capacity_fails_but_may_be_resumed() -> None:
     )  # fmt: skip
 
 
+def test_a_service_that_resumes_by_itself_queues_the_job_again_after_a_pause() -> None:
+    waiting = replace(JOB, attempt=1, timer_at=NOW)
+    move = transitions.timer_rang(waiting, now=NOW, waits={"a": 10}, resumes={"a": 60.0})
+    assert move is not None
+    assert (move.status, move.timer_at, move.attempt, move.round) == (JobStatus.RETRYING, NOW + 60, 1, 0)
+    assert move.error is not None
+    assert move.error["code"] == "RESOURCE_EXHAUSTED"
+    assert move.tells_line, "the dispatcher must forget the step until then"
+    assert move.queued_at is None, "the time until promotion goes on"
+    soon = transitions.timer_rang(replace(waiting, deadline_at=NOW + 5), now=NOW, waits={"a": 10}, resumes={"a": 60.0})
+    assert soon is not None
+    assert soon.timer_at == NOW + 5
+
+
 @pytest.mark.parametrize("status", [s for s in JobStatus if not s.finished])
-def test_a_passed_deadline_ends_the_job_wherever_it_is(status: JobStatus) -> None:
+def test_a_passed_deadline_ends_the_job_in_any_state(status: JobStatus) -> None:
     job = replace(JOB, status=status, timer_at=NOW, deadline_at=NOW)
     move = transitions.timer_rang(job, now=NOW, waits=NO_WAITS)
     assert move is not None
@@ -223,19 +276,19 @@ def test_a_stale_timer_does_nothing(job: Job) -> None:
     assert transitions.timer_rang(job, now=NOW, waits=NO_WAITS) is None
 
 
-def test_within_a_user_retries_go_before_jobs_under_way_before_arrivals() -> None:
+def test_within_a_user_retries_precede_jobs_in_progress_and_those_precede_new_ones() -> None:
     ranks = [replace(JOB, attempt=1).rank, replace(JOB, step=1).rank, JOB.rank]
     assert ranks == sorted(ranks)
     assert len(set(ranks)) == 3
 
 
-def test_the_idempotency_key_is_the_same_for_all_attempts_and_new_for_a_new_round() -> None:
+def test_the_idempotency_key_is_the_same_for_all_attempts_and_changes_with_the_round() -> None:
     assert replace(JOB, attempt=1).idempotency_key == replace(JOB, attempt=2).idempotency_key
     assert replace(JOB, round=1).idempotency_key != JOB.idempotency_key
     assert replace(JOB, step=1).idempotency_key != JOB.idempotency_key
 
 
-def test_a_refusal_that_is_spared_costs_no_attempt_and_the_next_that_counts_does() -> None:
+def test_a_spared_rejection_costs_no_attempt_and_the_next_one_does() -> None:
     policy = RetryPolicy(max_attempts=2, backoff=Backoff(base=2, jitter=0))
     busy = Failure("HTTP_503", "busy", retryable=True)
     running = RUNNING

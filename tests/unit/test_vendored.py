@@ -1,4 +1,4 @@
-"""Files that others wrote: each is what its manifest says, down to the last byte, and has its licence beside it."""
+"""Vendored files: each equals its manifest byte by byte, and has its licence beside it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_vendored_file_is_in_its_manifest(folder: Path) -> None:
 @pytest.mark.parametrize(("folder", "entry"), ENTRIES)
 def test_a_vendored_file_is_what_its_manifest_says(folder: Path, entry: dict[str, Any]) -> None:
     assert sha256(folder / entry["file"]) == entry["sha256"]
-    # One that differs from what its author published says in which way.
+    # A modified file states how it differs from the published one.
     assert (entry["sha256"] != entry["sha256_in_package"]) == bool(entry["changed"])
 
 

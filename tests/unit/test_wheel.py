@@ -1,4 +1,4 @@
-"""What is installed: every file that the code reads at run time is in the wheel."""
+"""The wheel contains every file that the code reads at run time."""
 
 from __future__ import annotations
 

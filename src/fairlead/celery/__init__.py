@@ -1,12 +1,12 @@
-"""Fair queues for apps that have Celery workers: `LoadBalancer(app)`.
+"""Balanced queues for apps with Celery workers: `LoadBalancer(app)`.
 
-The functions act on the balancer that was made last, so that code which knows no balancer finds them here.
+The module's functions are for code that has no reference to a balancer: they use the balancer that was created last.
 """
 
 from __future__ import annotations
 
-from fairlead.celery.balancer import LoadBalancer
-from fairlead.celery.functions import (
+from fairlead.celery.balancer import (
+    LoadBalancer,
     decrement_pending,
     decrement_running,
     enqueue_task_to_user_queue,
@@ -18,8 +18,8 @@ from fairlead.celery.functions import (
     reset_queue_counters,
     select_best_queue,
 )
-from fairlead.celery.ledger import Load
 from fairlead.celery.reconcile import Reconciliation
+from fairlead.celery.task_counts import Load
 
 __all__ = [
     "Load",

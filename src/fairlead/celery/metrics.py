@@ -1,6 +1,6 @@
-"""For Prometheus: what the balancer knows, read at each scrape. `REGISTRY.register(LoadCollector(balancer))`.
+"""A Prometheus collector that reads the loads at each scrape: `REGISTRY.register(LoadCollector(balancer))`.
 
-Any one process will do: the numbers are of all of them.
+Register it in one process only: its numbers cover all processes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from fairlead.errors import Unavailable
 
 PENDING = ("fairlead_celery_pending", "Tasks that wait in a queue.", ("queue",))
 RUNNING = ("fairlead_celery_running", "Tasks of a queue that run.", ("queue",))
-WORKERS = ("fairlead_celery_workers", "Workers that were heard of lately.", ())
+CONSUMERS = ("fairlead_celery_consumers", "Workers that consume a queue.", ("queue",))
+WORKERS = ("fairlead_celery_workers", "Workers that sent a heartbeat recently.", ())
 REPAIRED = ("fairlead_celery_repairs", "Tasks and counters that reconcile passes put right.", ("kind",))
-UP = ("fairlead_celery_up", "1 if Redis answered, else 0, and nothing else is told.", ())
-GAUGES = (PENDING, RUNNING, WORKERS, UP)
+UP = ("fairlead_celery_up", "1 if Redis answered; if 0, no other metrics are exported.", ())
+GAUGES = (PENDING, RUNNING, CONSUMERS, WORKERS, UP)
 COUNTERS = (REPAIRED,)
 
 
@@ -41,14 +42,16 @@ class LoadCollector(Collector):
             yield up
             return
         up.add_metric([], 1)
-        pending, running, workers, repaired = _gauge(PENDING), _gauge(RUNNING), _gauge(WORKERS), _counter(REPAIRED)
+        pending, running, consumers = _gauge(PENDING), _gauge(RUNNING), _gauge(CONSUMERS)
+        workers, repaired = _gauge(WORKERS), _counter(REPAIRED)
         for queue, load in loads.items():
             pending.add_metric([queue], load.pending)
             running.add_metric([queue], load.running)
+            consumers.add_metric([queue], sum(worker.consumes(queue) for worker in live))
         workers.add_metric([], len(live))
         for kind in REPAIRS:
             repaired.add_metric([kind], repairs.get(kind, 0))
-        yield from (up, pending, running, workers, repaired)
+        yield from (up, pending, running, consumers, workers, repaired)
 
 
 def _gauge(known: tuple[str, str, tuple[str, ...]]) -> GaugeMetricFamily:

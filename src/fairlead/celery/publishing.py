@@ -1,9 +1,14 @@
-"""How a task gets its queue: Celery asks our router, which reserves; what is not published is given back.
+"""Assigns queues to tasks: a Celery router reserves a queue, and a failed publish releases it.
 
-Celery tells a router neither the task's id nor whether the publish succeeded, so `app.send_task` is wrapped: it draws
-the id first, and what was reserved within it is undone when it raises. Where the broker is the same Redis, the queue is
-chosen by the script that sends the message (`folding.py`). Elsewhere Redis chooses while Celery makes the message: the
-router only asks, and the answer is read where the message is sent, in `amqp.send_task_message`.
+Celery passes a router neither the task's id nor the outcome of the publish, so `app.send_task` is wrapped: the wrapper
+creates the task's id first, and releases the reservation if the publish raises. If the broker is the Redis that holds
+the counts, the script that sends the message also chooses its queue (`redis_publish.py`). Otherwise Redis chooses while
+Celery builds the message: the router sends the request, and `amqp.send_task_message`, which is wrapped too, reads the
+reply.
+
+Celery sends the tasks of every group in `group._apply_tasks`, whichever app they belong to. That function is patched
+once per process, to reserve the queues of many tasks in one call; if it is not as expected, each task of a group
+reserves its queue by itself.
 """
 
 from __future__ import annotations
@@ -15,73 +20,92 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from celery import uuid
+from celery import group, uuid
 
-from fairlead.celery.folding import broker_folds, goes_elsewhere, is_heard, listen, parted
-from fairlead.celery.ledger import Ledger
-from fairlead.celery.link import Question
+from fairlead.celery.private_api import patch_once, usable
+from fairlead.celery.redis_link import PendingReply
+from fairlead.celery.redis_publish import (
+    can_publish_by_script,
+    names_a_connection,
+    patch_transport,
+    queue_is_observed,
+    split_at_queue,
+)
 from fairlead.celery.strategies import Candidates
-from fairlead.celery.tickets import ticket_of
-from fairlead.celery.users import Users
+from fairlead.celery.task_counts import TaskCounts, ticket_of
+from fairlead.celery.user_extraction import HEADER, UserExtractor
 from fairlead.errors import Unavailable
 
 BATCH = 1000
-"""Tasks of a group that are reserved in one call."""
+"""How many tasks of a group get their queues in one call."""
 _DESTINATION = ("queue", "exchange", "routing_key")
+_NO_INTERCEPTION = "a publish waits for its queue, and a task sent to a queue by name is counted when it starts"
 _OURS = {"queue": "?"}
-"""What the router answers when it is only asked whether it would choose."""
+"""The router returns this while it is tested whether the balancer would choose the queue of a task."""
 
 
 @dataclass(slots=True)
 class Sending:
-    """One call of `send_task`. `queue` is where it is counted. `question`: Redis was asked for one among
-    `candidates`. `folds`: the message is put into its queue by us."""
+    """The state of one call of `send_task`. `queue` is the queue that the task is counted in. While `reply` is set,
+    Redis is choosing one of the queues in `candidates`, and the choice has not been read yet. With `by_script`, a Lua
+    script of the balancer puts the message into its queue."""
 
-    publishing: Publishing
+    publisher: Publisher
     task_id: str
     ticket: str
     first: bool
     queue: str | None = None
     published: bool = False
-    question: Question | None = None
+    reply: PendingReply | None = None
     candidates: tuple[int, ...] = ()
-    foldable: bool = False
-    folds: bool = False
+    may_use_script: bool = False
+    by_script: bool = False
 
     def push(self, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
-        self.publishing.push(self, channel, message, put)
+        self.publisher.push(self, channel, message, put)
 
 
 _sending: ContextVar[Sending | None] = ContextVar("fairlead_celery_sending", default=None)
 
 
-def _folding() -> Sending | None:
+def _current_publish() -> Sending | None:
     sending = _sending.get()
-    return sending if sending is not None and sending.folds else None
+    return sending if sending is not None and sending.by_script else None
 
 
 _asking: ContextVar[bool] = ContextVar("fairlead_celery_asking", default=False)
 
 
-class Publishing:
-    def __init__(self, app: Any, ledger: Ledger, candidates: Candidates, users: Users, *, own_redis: bool) -> None:
+class Publisher:
+    def __init__(
+        self, app: Any, counts: TaskCounts, candidates: Candidates, users: UserExtractor, *, own_redis: bool
+    ) -> None:
         self._app = app
-        self._ledger = ledger
-        self._names = frozenset(ledger.names)
+        self._counts = counts
+        self._names = frozenset(counts.names)
         self._candidates = candidates
         self._users = users
         self._turn = itertools.count()
-        # Tickets that have a queue before Celery asks for one: tasks of groups, and what was enqueued by hand.
+        # Queues that are reserved before Celery calls the router: for tasks of groups, and for `enqueue`.
         self._ahead: dict[str, str] = {}
         self._send_message: Any = None
-        self._broker_folds: bool | None = None if own_redis else False
+        self._script_publishing: bool | None = None if own_redis else False
 
     def connect(self) -> None:
         self._send = self._app.send_task
         self._signature = inspect.signature(self._send)
         self._app.send_task = self.send_task
-        self._app.amqp.__dict__["send_task_message"] = self.send_message
+        self._intercepts = self._intercept_messages()
+
+    def _intercept_messages(self) -> bool:
+        """Make Celery call `send_message` instead of its own function, which is a cached attribute of `app.amqp`."""
+        amqp = self._app.amqp
+        if not usable(type(amqp), "_create_task_sender", "self", fallback=_NO_INTERCEPTION):
+            return False
+        amqp.__dict__["send_task_message"] = self.send_message
+        return True
 
     def disconnect(self) -> None:
         if self._app.__dict__.get("send_task") == self.send_task:
@@ -92,7 +116,8 @@ class Publishing:
     # -- one task --------------------------------------------------------------------------------------------------
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """As Celery's own."""
+        """Replaces Celery's `send_task`: creates the task's id, and releases the task's reservation if the publish
+        fails."""
         if more:
             bound = self._signature.bind(name, args, kwargs, *more, **options).arguments
             options = {**bound.pop("options", {}), **bound}
@@ -100,107 +125,118 @@ class Publishing:
         task_id = options["task_id"] = options.get("task_id") or uuid()
         retries, nesting = options.get("retries"), options.get("replaced_task_nesting")
         sending = Sending(self, task_id, ticket_of(task_id, retries, nesting), not (retries or nesting))
-        sending.foldable = self._broker_folds is not False and not goes_elsewhere(options)
+        if user := self._users.inherited(name, args, kwargs):
+            options["headers"] = {**(options.get("headers") or {}), HEADER: user}
+        sending.may_use_script = self._script_publishing is not False and not names_a_connection(options)
         token = _sending.set(sending)
         try:
-            return self._send(name, args, kwargs, **options)
+            result = self._send(name, args, kwargs, **options)
+            if not self._intercepts:
+                self._ahead.pop(sending.ticket, None)
+            return result
         except BaseException:
             self._settle(sending)
             if sending.queue is not None and not sending.published:
-                self._give_back([(sending.queue, sending.ticket)])
+                self._release([(sending.queue, sending.ticket)])
             raise
         finally:
             _sending.reset(token)
 
     def send_message(self, producer: Any, name: str, message: Any, **options: Any) -> Any:
-        """As Celery's own, which is made when it is needed: it reads the configuration."""
+        """Replaces Celery's `send_task_message`: gives the message its queue, and then calls the original. The original
+        is created on first use, because creating it reads the app's configuration."""
         if self._send_message is None:
             self._send_message = self._app.amqp._create_task_sender()
         sending = _sending.get()
-        if sending is None or sending.publishing is not self:
+        if sending is None or sending.publisher is not self:
             return self._send_message(producer, name, message, **options)
-        if sending.question is not None:
+        if sending.reply is not None:
             options["queue"] = self._settle(sending)
-        elif sending.queue is None and not sending.folds:
+        elif sending.queue is None and not sending.by_script:
             self._count_chosen(sending, _destination(options))
         sent = self._send_message(producer, name, message, **options)
         sending.published = True
         return sent
 
-    def _folds(self) -> bool:
-        """Asked when a message is sent: by then the app is configured."""
-        if self._broker_folds is None:
-            self._broker_folds = broker_folds(self._app)
-            if self._broker_folds:
-                listen(_folding)
-        return self._broker_folds
+    def _publishes_by_script(self) -> bool:
+        """Return whether messages are sent by a Lua script. This is determined when the first message is sent, because
+        the app has been configured by then."""
+        if self._script_publishing is None:
+            self._script_publishing = can_publish_by_script(self._app)
+            if self._script_publishing:
+                patch_transport(_current_publish)
+        return self._script_publishing
 
     def push(self, sending: Sending, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
-        """Where Redis is away the transport tries for itself; whether that succeeds is the broker's matter."""
-        parts = parted(channel, message)
+        """Choose the queue and send the message with one Lua script. If Redis is not available to the script, kombu's
+        transport sends the message."""
+        parts = split_at_queue(channel, message)
         try:
             if parts is None:
-                chosen = sending.queue or self._ledger.reserve([(sending.ticket, sending.candidates)])[0]
+                chosen = sending.queue or self._counts.reserve([(sending.ticket, sending.candidates)])[0]
                 sending.queue = chosen
                 put(chosen)
             elif sending.queue is None:
-                sending.queue = self._ledger.push(sending.ticket, sending.candidates, *parts)
+                sending.queue = self._counts.push(sending.ticket, sending.candidates, *parts)
             else:
-                self._ledger.deliver(*(sending.queue.join(part) for part in parts))
+                self._counts.deliver(*(sending.queue.join(part) for part in parts))
         except Unavailable:
             put(sending.queue or self._next_among(sending.candidates))
         sending.published = True
 
     def _settle(self, sending: Sending) -> str | None:
-        """The queue that Redis chose; or, while it is away, the next in turn, where nothing is counted."""
-        question, sending.question = sending.question, None
-        if question is None:
+        """Read and return the queue that Redis chose. While Redis is not available, return the next queue in turn, and
+        do not count the task. Returns None if no choice was requested."""
+        reply, sending.reply = sending.reply, None
+        if reply is None:
             return None
         try:
-            sending.queue = self._ledger.told(question)
+            sending.queue = self._counts.reserved_queue(reply)
             return sending.queue
         except Unavailable:
-            sending.folds = False
+            sending.by_script = False
             return self._next_among(sending.candidates)
 
     def route(self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
-        """The router, last in `task_routes`."""
+        """The router that Celery calls, the last one in `task_routes`."""
         if any(options.get(key) for key in _DESTINATION):
             return None
         if _asking.get():
             return _OURS
         sending = _sending.get()
-        if sending is None or sending.publishing is not self:
-            return None  # nobody sends: there is nothing to count
+        if sending is None or sending.publisher is not self:
+            return None  # routing without sending: nothing to count
         sending.queue = self._ahead.pop(sending.ticket, None)
         if sending.queue is None:
             sending.candidates = self.candidates(name, args, kwargs)
-            sending.folds = sending.foldable and self._folds()
-            if not sending.folds or is_heard(self._app):
-                sending.question = self._ledger.ask_for(sending.ticket, sending.candidates)
-        # Any of ours will do until the answer is there: where the message is sent, it gets its own.
-        return {"queue": sending.queue or self._ledger.names[0]}
+            sending.by_script = sending.may_use_script and self._publishes_by_script()
+            if not sending.by_script or queue_is_observed(self._app):
+                sending.reply = self._counts.start_reserve(sending.ticket, sending.candidates)
+            if not self._intercepts and sending.reply is not None:
+                return {"queue": self._settle(sending)}
+        # A placeholder until the reply is read and the message is sent.
+        return {"queue": sending.queue or self._counts.names[0]}
 
     def reserve(self, ticket: str, name: str, args: Any, kwargs: Any) -> str | None:
-        """The queue where the ticket is counted from now on; None while Redis is away."""
+        """Choose a queue and count the task there under `ticket`. Returns None while Redis is not available."""
         try:
-            return self._ledger.reserve([(ticket, self.candidates(name, args, kwargs))])[0]
+            return self._counts.reserve([(ticket, self.candidates(name, args, kwargs))])[0]
         except Unavailable:
             return None
 
     def next_in_turn(self, name: str, args: Any, kwargs: Any) -> str:
-        """A queue without a look at the loads."""
+        """Return one of the candidate queues in turn, regardless of their loads."""
         return self._next_among(self.candidates(name, args, kwargs))
 
     def _next_among(self, candidates: Sequence[int]) -> str:
-        among = candidates or range(len(self._ledger.names))
-        return self._ledger.names[among[next(self._turn) % len(among)]]
+        among = candidates or range(len(self._counts.names))
+        return self._counts.names[among[next(self._turn) % len(among)]]
 
     def candidates(self, name: str, args: Any, kwargs: Any) -> tuple[int, ...]:
         return self._candidates(self._users.of(name, args, kwargs))
 
     def enqueue(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Balanced whatever other routes say."""
+        """Send a task to a balanced queue, even if other routes declare another queue."""
         if self._app.conf.task_always_eager:
             return task.apply_async(args=args, kwargs=kwargs)
         ticket = uuid()
@@ -212,13 +248,14 @@ class Publishing:
         try:
             return task.apply_async(args=args, kwargs=kwargs, task_id=ticket, queue=queue)
         finally:
-            self._give_back_unused([ticket])
+            self._release_unused([ticket])
 
     def _count_chosen(self, sending: Sending, routing_key: str | None) -> None:
-        """What goes to one of our queues by its caller's choice, or by another route: also every retry."""
+        """Count a task that goes to a balanced queue which the balancer did not choose, but the caller or another
+        route. Every retry is such a task."""
         ahead = self._ahead.pop(sending.ticket, None)
         if ahead is not None and ahead != routing_key:
-            self._give_back([(ahead, sending.ticket)])
+            self._release([(ahead, sending.ticket)])
         if routing_key not in self._names:
             return
         try:
@@ -230,14 +267,14 @@ class Publishing:
 
     def _count(self, queue: str, sending: Sending) -> None:
         if sending.first:
-            self._ledger.expect(queue, sending.ticket)
+            self._counts.expect(queue, sending.ticket)
         else:
-            self._ledger.place("pending", [(queue, sending.ticket)])
+            self._counts.place("pending", [(queue, sending.ticket)])
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
     def spread(self, tasks: Iterable[Any], options: Mapping[str, Any], apply: Callable[..., Any]) -> Iterator[Any]:
-        """Applies the tasks of a group; each has its queue from one call for all of them."""
+        """Apply the tasks of a group. The queues of a whole batch of tasks are reserved in one call."""
         ahead: list[str] = []
 
         def reserved() -> Iterator[Any]:
@@ -249,10 +286,11 @@ class Publishing:
         try:
             yield from apply(reserved())
         finally:
-            self._give_back_unused(ahead)
+            self._release_unused(ahead)
 
     def _reserve_ahead(self, signatures: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-        """The tickets of those that are ours to place. A chain or a group among them is reserved when it is sent."""
+        """Choose the queues for all tasks of a group before the group is sent, and count the tasks there, in one
+        request. Tasks of nested chains and groups get their queues when they are sent."""
         if any(options.get(key) for key in _DESTINATION):
             return []
         calls: dict[str, tuple[int, ...]] = {}
@@ -263,7 +301,7 @@ class Publishing:
             if self._would_choose(whole):
                 calls[ticket] = self.candidates(whole.task, whole.args, whole.kwargs)
         try:
-            queues = self._ledger.reserve(list(calls.items())) if calls else []
+            queues = self._counts.reserve(list(calls.items())) if calls else []
         except Unavailable:
             return []
         self._ahead |= dict(zip(calls, queues, strict=True))
@@ -277,26 +315,55 @@ class Publishing:
             return True
         token = _asking.set(True)
         try:
-            found = self._app.amqp.router.lookup_route(signature.task, signature.args, signature.kwargs, {}, task)
-            return found is _OURS
+            route = self._app.amqp.router.lookup_route(signature.task, signature.args, signature.kwargs, {}, task)
+            return route is _OURS
         finally:
             _asking.reset(token)
 
     # -- undoing ---------------------------------------------------------------------------------------------------
 
-    def _give_back_unused(self, tickets: Iterable[str]) -> None:
-        self._give_back([(queue, ticket) for ticket in tickets if (queue := self._ahead.pop(ticket, None))])
+    def _release_unused(self, tickets: Iterable[str]) -> None:
+        self._release([(queue, ticket) for ticket in tickets if (queue := self._ahead.pop(ticket, None))])
 
-    def _give_back(self, tasks: Sequence[tuple[str, str]]) -> None:
+    def _release(self, tasks: Sequence[tuple[str, str]]) -> None:
         if not tasks:
             return
-        with contextlib.suppress(Unavailable):  # a reconcile pass finds that there is no such message
-            self._ledger.place("", tasks)
+        with contextlib.suppress(Unavailable):  # a reconcile pass repairs the count
+            self._counts.place("", tasks)
 
 
 def _destination(options: Mapping[str, Any]) -> str | None:
-    """The queue's name, as far as the options name one: an exchange has its own ways."""
+    """Return the routing key that the options of a publish lead to: the routing key of an explicit exchange, or the
+    name of the queue."""
     queue = options.get("queue")
     if queue is None or (options.get("exchange") and options.get("routing_key")):
         return options.get("routing_key")
     return queue if isinstance(queue, str) else str(queue.name)
+
+
+# -- the patch for groups --------------------------------------------------------------------------------------------
+
+_publishers: WeakKeyDictionary[Any, Publisher] = WeakKeyDictionary()
+
+
+def spread_groups_of(app: Any, publisher: Publisher) -> None:
+    fallback = "each task of a group reserves its queue by itself"
+    if usable(group, "_apply_tasks", "self", "tasks", "producer", "app", fallback=fallback):
+        _publishers[app] = publisher
+        patch_once(group, "_apply_tasks", _spreading)
+
+
+def leave_groups_of(app: Any) -> None:
+    _publishers.pop(app, None)
+
+
+def _spreading(original: Any) -> Any:
+    def apply_tasks(self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any) -> Any:
+        publisher = _publishers.get(app or self.app)
+        if publisher is None:
+            return original(self, tasks, producer, app, *more, **options)
+        return publisher.spread(
+            tasks, options, lambda reserved: original(self, reserved, producer, app, *more, **options)
+        )
+
+    return apply_tasks

@@ -1,7 +1,7 @@
-"""Compares the ledger with the truth: what the broker has, and what living workers run.
+"""Compares the counts with what is in the broker and what live workers run, and repairs the differences.
 
-Nothing here stops the world, so a difference counts only if it is seen twice, a moment apart, for a task that has not
-moved in between; and it is repaired only if it has not moved even then.
+Tasks keep moving while they are compared. So a difference is repaired only if it is seen twice, a moment apart, and the
+state of the task has not changed in between or until the repair.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairlead.celery.broker import RedisBroker, opened
-from fairlead.celery.ledger import Entry, Ledger, Miscount, Repair, State
+from fairlead.celery.consumption import advice, consumption_of, in_words
+from fairlead.celery.task_counts import Entry, Miscount, Repair, State, TaskCounts
 
 log = logging.getLogger("fairlead.celery")
 
 LOOK_AGAIN_S = 0.5
 DEEP = 10_000
-"""A queue of more messages is read only if its length differs clearly from what is counted."""
+"""Length up to which a queue is always read. A longer queue is read only if its length clearly differs from its
+count."""
 SLACK = 0.01
 
 KINDS: dict[tuple[str, str], str] = {
@@ -32,13 +34,14 @@ KINDS: dict[tuple[str, str], str] = {
     ("", "pending"): "found_pending",
     ("", "running"): "found_running",
 }
-"""What a repair was: from where, to where."""
+"""The kind of a repair, by the state before and after."""
 REPAIRS = (*KINDS.values(), "miscounted")
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What was repaired: tasks that were elsewhere than the ledger said, and counters that somebody had written to."""
+    """What a reconcile pass has repaired: tasks that were counted in the wrong state, and counters that other code had
+    written to."""
 
     repairs: tuple[Repair, ...] = ()
     miscounts: tuple[Miscount, ...] = ()
@@ -54,64 +57,81 @@ class Reconciliation:
         return dict(counts)
 
     def __str__(self) -> str:
-        said = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.kinds.items())]
-        return ", ".join(said) or "nothing to repair"
+        parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.kinds.items())]
+        return ", ".join(parts) or "nothing to repair"
 
 
 class Reconciler:
-    """`grace_s`: how long after its last move a task is left alone, and after its last word a worker lives. Workers
-    say their word every `beat_every_s`."""
+    """Finds and repairs wrong counts. A task is not repaired until `grace_s` seconds after its last change, and a
+    worker counts as alive for `grace_s` after its last heartbeat. Workers send a heartbeat every `beat_every_s`."""
 
-    def __init__(self, app: Any, ledger: Ledger, grace_s: float, beat_every_s: float) -> None:
+    def __init__(self, app: Any, counts: TaskCounts, grace_s: float, beat_every_s: float) -> None:
         self._app = app
-        self._ledger = ledger
+        self._counts = counts
         self._grace = int(grace_s * 1_000_000)
         self._pause_s = LOOK_AGAIN_S + beat_every_s
-        self._left_behind: dict[str, int] = {}
+        self._left_over: dict[str, int] = {}
+        self._unconsumed: frozenset[str] = frozenset()
 
     def run(self) -> Reconciliation:
-        began = self._ledger.now()
+        began = self._counts.now()
         suspected = self._differences()
         if suspected:
             time.sleep(self._pause_s)
             suspected &= self._differences(began)
         self._forget_lost_workers()
-        order = {queue: index for index, queue in enumerate(self._ledger.names)}
-        repairs = tuple(self._ledger.repair(sorted(suspected, key=lambda repair: (order[repair.queue], repair))))
-        done = Reconciliation(repairs, tuple(self._ledger.recount()))
+        order = {queue: index for index, queue in enumerate(self._counts.names)}
+        repairs = tuple(self._counts.repair(sorted(suspected, key=lambda repair: (order[repair.queue], repair))))
+        done = Reconciliation(repairs, tuple(self._counts.recount()))
         if done:
-            self._ledger.count_repairs(done.kinds)
+            self._counts.count_repairs(done.kinds)
             log.warning("load balancing: repaired %s", done)
-        self._tell_what_is_left_behind()
+        self._warn_of_former_queues()
+        self._warn_of_unconsumed_queues()
         return done
 
-    def _tell_what_is_left_behind(self) -> None:
-        """In queues that are no longer ours, since there are fewer now: no worker takes from them."""
-        names = self._ledger.former_names()
+    def _warn_of_former_queues(self) -> None:
+        """Warn of tasks in queues that the balancer no longer has. No worker consumes these queues."""
+        names = self._counts.former_names()
         with opened(self._app) if names else nullcontext() as broker:
             left = {} if broker is None else {name: length for name in names if (length := broker.length(name))}
-        if left and left != self._left_behind:
+        if left and left != self._left_over:
             log.warning(
-                "load balancing: queues that the balancer no longer has hold %d tasks; a worker with -Q %s does them",
+                "load balancing: %d tasks are in queues that the balancer no longer has; run a worker with -Q %s",
                 sum(left.values()),
                 ",".join(left),
             )
-        self._left_behind = left
+        self._left_over = left
+
+    def _warn_of_unconsumed_queues(self) -> None:
+        """Warn of queues that no worker consumes, once whenever the set of these queues changes. Does nothing while
+        there is no worker at all."""
+        now = consumption_of(self._counts, self._grace / 1_000_000)
+        names = list(now.unconsumed) if now.workers else []
+        if names and self._unconsumed != set(names):
+            log.warning(
+                "load balancing: no worker consumes %s, where %d tasks wait; %s",
+                in_words(now.prefix, names),
+                sum(now.unconsumed.values()),
+                advice(names),
+            )
+        self._unconsumed = frozenset(names)
 
     def _forget_lost_workers(self) -> None:
-        now = self._ledger.now()
-        for worker in self._ledger.workers():
+        now = self._counts.now()
+        for worker in self._counts.workers():
             if now - worker.heard >= self._grace:
-                self._ledger.leave(worker.name)
+                self._counts.leave(worker.name)
 
     def _differences(self, since: int = 0) -> set[Repair]:
-        """What a worker runs is believed if it was said after `since`: its word may be older than the task's end."""
-        # In the order in which a task moves on, so that one under way is seen at least once.
-        now, names = self._ledger.now(), self._ledger.names
-        entries = {queue: self._ledger.entries(queue) for queue in names}
+        """Find the tasks that are counted in the wrong state. A task is taken as running only if a heartbeat after
+        `since` reports it: an older heartbeat may be from before the end of the task."""
+        # Read in the order in which a task moves, so that it is seen at least once.
+        now, names = self._counts.now(), self._counts.names
+        entries = {queue: self._counts.entries(queue) for queue in names}
         with opened(self._app) as broker:
             waiting = dict.fromkeys(names) if broker is None else self._waiting(broker, entries)
-        live = [worker for worker in self._ledger.workers() if now - worker.heard < self._grace]
+        live = [worker for worker in self._counts.workers() if now - worker.heard < self._grace]
         runs = {place for worker in live for place in worker.running}
         news = {place for worker in live if worker.heard > since for place in worker.running}
         return {
@@ -123,7 +143,8 @@ class Reconciler:
         }
 
     def _waiting(self, broker: RedisBroker, entries: dict[str, dict[str, Entry]]) -> dict[str, set[str] | None]:
-        """The tickets of all messages, by queue; None for a queue that is too long to be read and looks right."""
+        """Return the tickets of the messages of each queue. The value is None for a queue that is too long to read and
+        whose length is close to its count."""
         lengths = {queue: broker.length(queue) for queue in entries}
         read = {
             queue: broker.waiting(queue) for queue in entries if self._is_worth_reading(lengths[queue], entries[queue])
@@ -136,7 +157,9 @@ class Reconciler:
 
 
 def _compared(queue: str, known: dict[str, Entry], runs: set[str], waits: set[str] | None) -> Iterable[Repair]:
-    """`waits` is None where nobody can tell: then what is pending may be, and only what runs is certain."""
+    """Compare the counts of one queue with its messages (`waits`) and its running tasks (`runs`), and return the
+    repairs. If `waits` is None, the messages are unknown: only running tasks are checked, and pending tasks are left as
+    they are."""
     for ticket in known.keys() | runs | (waits or set()):
         entry = known.get(ticket)
         was: State | Literal[""] = "" if entry is None else entry.state

@@ -1,4 +1,4 @@
-"""Which queues a call may go to. Among those, the least loaded is chosen where it is reserved (`reserve.lua`)."""
+"""Selects the candidate queues of a call. Among the candidates, `reserve.lua` chooses the queue with the least load."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Literal, get_args
 Strategy = Literal["least_loaded", "user_hash", "shuffle"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DEFAULT_STRATEGY: Strategy = "shuffle"
-"""By measurement: docs/celery.md. Without a `user_of` it is least_loaded."""
+"""The strategy with the best measured results; see docs/celery.md. For calls without a user it is the same as
+least_loaded."""
 DEFAULT_SHUFFLE_SIZE = 4
 
 Candidates = Callable[[str | None], tuple[int, ...]]
-"""Indices of queues for a user; none for all queues."""
+"""The indices of a user's queues; empty for all queues."""
 
 
 def candidates_of(strategy: Strategy, queues: int, shuffle_size: int) -> Candidates:
-    """A call whose user is not known may go anywhere."""
+    """Return a function that selects the candidate queues of a user. A call without a user may go to any queue."""
 
     @lru_cache(10_000)
     def of_user(user: str) -> tuple[int, ...]:
@@ -33,13 +34,14 @@ def candidates_of(strategy: Strategy, queues: int, shuffle_size: int) -> Candida
 
 
 def queue_of_user(user: str, queues: int) -> int:
-    """The same in every process and at every time, as long as there are that many queues."""
+    """Return the queue of a user. It is the same in every process and every release, as long as the number of queues
+    does not change."""
     return _hash(user) % queues
 
 
 def hand_of_user(user: str, queues: int, size: int) -> tuple[int, ...]:
-    """The queues dealt to a user (shuffle sharding): two users seldom share all of theirs. Each queue is drawn by a
-    hash of its own, so that one more queue changes few hands."""
+    """Return the `size` queues of a user (shuffle sharding): two users rarely have exactly the same queues. Queues are
+    selected by a hash of user and queue, so adding a queue changes the selection of few users."""
     drawn = sorted(range(queues), key=lambda index: (_hash(f"{index}:{user}"), index))
     return tuple(sorted(drawn[:size]))
 

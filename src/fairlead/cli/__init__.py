@@ -1,5 +1,6 @@
-"""The command line: one file per command group, put together in `root`. It speaks HTTP to a running gateway, except for
-`up`, `api`, `worker` and `manager`, which run one, and `migrate` and `config`, which work on this machine."""
+"""The command line: one module per command group, registered in `root`. Commands call a running gateway over HTTP,
+except `up`, `api`, `worker` and `manager`, which run a process, and `migrate`, `keys` and `config`, which work without
+a gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _OURS = frozenset(
 
 
 def main() -> None:
-    """The `fairlead` command. The embedded library does without the packages it needs, so they may be missing."""
+    """Run the `fairlead` command. If the packages of the command line, which are an optional extra, are not installed,
+    say how to install them."""
     try:
         from fairlead.cli.root import run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""batch: many jobs as one, from a file with one item a line."""
+"""batch: many jobs as one, from a file with one item per line."""
 
 from __future__ import annotations
 
@@ -10,51 +10,75 @@ from urllib.parse import quote
 
 import typer
 
-from fairlead.cli.client import Gateway, gateway
+from fairlead.cli.client import Gateway, checked_id, client_command, gateway
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.options import All, Json, Limit
-from fairlead.cli.output import local_time, note, print_json, print_table, safe, say, stdout
+from fairlead.cli.options import (
+    All,
+    FromStart,
+    IdempotencyKey,
+    Json,
+    Limit,
+    OldIdempotencyKey,
+    complete_batches,
+    complete_features,
+)
+from fairlead.cli.output import hint, local_time, note, print_json, print_table, safe, say, stdout
 from fairlead.domain.job import Priority
 
 BATCHES = "/api/v1/batches"
 WAIT_AT_A_TIME = 30
 _FAILED = ("FAILED", "CANCELLED")
 
-BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id, as `batch submit` printed it.")]
+BatchId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The batch's id, as `batch submit` prints it.", autocompletion=complete_batches),
+]
+ItemFeature = Annotated[
+    str | None,
+    typer.Option(
+        "--feature",
+        metavar="NAME",
+        help="The pipeline or service of items that do not set one.",
+        autocompletion=complete_features,
+    ),
+]
+ItemPriority = Annotated[
+    Priority | None,
+    typer.Option("--priority", metavar="PRIORITY", help="high, medium or low, for items that do not set one."),
+]
+ItemRegion = Annotated[
+    str | None,
+    typer.Option("--region", metavar="REGION", help="The preferred region of items that do not set one."),
+]
+ItemAllowedRegions = Annotated[
+    str | None,
+    typer.Option("--allowed-regions", metavar="A,B", help="The only regions for items that do not set them."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until every item has ended.")]
 
-batch = typer.Typer(no_args_is_help=True, help="Submit many jobs as one, and see to them.")
+batch = typer.Typer(no_args_is_help=True, help="Submit and manage batches: many jobs as one.")
 
 
 @batch.command()
+@client_command
 def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="One item a line, as JSON; `-` is stdin.")],
-    user: Annotated[str | None, typer.Option("--user", metavar="USER", help="Whose batch it is.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What lists call it.")] = None,
-    feature: Annotated[
-        str | None,
-        typer.Option("--feature", metavar="NAME", help="The pipeline or service of items that name none."),
+    file: Annotated[str, typer.Argument(metavar="FILE", help="One JSON item per line; `-` is stdin.")],
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="USER", help="The user that the batch belongs to.")
     ] = None,
-    priority: Annotated[
-        Priority | None,
-        typer.Option("--priority", metavar="PRIORITY", help="Of items that say none: high, medium or low."),
-    ] = None,
-    region: Annotated[
-        str | None, typer.Option("--region", metavar="REGION", help="Where the first calls go of items that say none.")
-    ] = None,
-    allowed_regions: Annotated[
-        str | None,
-        typer.Option("--allowed-regions", metavar="A,B", help="The only regions for calls of items that say none."),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", help="Idempotency key: sent twice, the batch is made once."),
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every item has ended.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name for lists.")] = None,
+    feature: ItemFeature = None,
+    priority: ItemPriority = None,
+    region: ItemRegion = None,
+    allowed_regions: ItemAllowedRegions = None,
+    idempotency_key: IdempotencyKey = None,
+    old_key: OldIdempotencyKey = None,
+    wait: Wait = False,
     json: Json = False,
 ) -> None:
-    """Submit a batch from a file of JSON Lines: all items or none."""
-    target = gateway()
-    said = {
+    """Submit a batch from a JSON Lines file: all items or none."""
+    target, key = gateway(), idempotency_key or old_key
+    fields = {
         "user_id": user,
         "name": name,
         "feature_name": feature,
@@ -65,7 +89,7 @@ def submit(
     receipt = target.post_lines(
         BATCHES,
         _read(file),
-        params={name: value for name, value in said.items() if value is not None},
+        params={name: value for name, value in fields.items() if value is not None},
         headers={"Idempotency-Key": key} if key else {},
     )
     if wait:
@@ -79,12 +103,13 @@ def submit(
 
 
 @batch.command()
+@client_command
 def get(
     batch_id: BatchId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every item has ended.")] = False,
+    wait: Wait = False,
     json: Json = False,
 ) -> None:
-    """Show one batch: its counts and its progress."""
+    """Show a batch with its counts and progress."""
     target = gateway()
     if wait:
         raise typer.Exit(_waited(target, batch_id, json=json))
@@ -92,6 +117,7 @@ def get(
 
 
 @batch.command("list")
+@client_command
 def list_batches(
     user: Annotated[str | None, typer.Option("--user", metavar="USER", help="Only this user's batches.")] = None,
     limit: Limit = 20,
@@ -99,9 +125,9 @@ def list_batches(
     json: Json = False,
 ) -> None:
     """List batches, newest first."""
-    found = gateway().pages(BATCHES, limit=None if everything else limit, user_id=user)
+    batches = gateway().pages(BATCHES, limit=None if everything else limit, user_id=user)
     if json:
-        print_json(list(found))
+        print_json(list(batches))
         return
     rows = [
         (
@@ -114,28 +140,30 @@ def list_batches(
             local_time(each["created_at"]),
             local_time(each["finished_at"]) if each.get("finished_at") else None,
         )
-        for each in found
+        for each in batches
     ]
     if rows:
-        print_table(("ID", "NAME", "USER", "ITEMS", "ENDED", "FAILED", "CREATED", "FINISHED"), rows)
+        columns = ("ID", "NAME", "USER", "ITEMS", "ENDED", "FAILED", "CREATED", "FINISHED")
+        print_table(columns, rows, optional=("FINISHED", "CREATED"), flexible=("NAME", "USER"))
     else:
         note("no batches")
 
 
 @batch.command()
+@client_command
 def results(
     batch_id: BatchId,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of to stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print every item with its result, one line of JSON for each, in their order."""
+    """Print every item with its result in order, one line of JSON each."""
     pieces = gateway().stream(f"{path_of(batch_id)}/results")
     if output is None:
         _write(pieces, sys.stdout.buffer)
         return
-    first = next(pieces, b"")  # a batch that is not there makes no file
+    first = next(pieces, b"")  # no file is created for an unknown batch
     try:
         with output.open("wb") as file:
             file.write(first)
@@ -147,26 +175,38 @@ def results(
 
 
 @batch.command()
+@client_command
 def cancel(batch_id: BatchId, json: Json = False) -> None:
     """Cancel every item that has not ended. Running calls are stopped."""
     _acted(gateway().post(f"{path_of(batch_id)}/cancel"), "cancelled", json=json)
 
 
 @batch.command()
+@client_command
 def resume(batch_id: BatchId, json: Json = False) -> None:
-    """Put every failed item that is marked retryable back in line, at the step that failed."""
+    """Resume every failed item that is marked retryable."""
     _acted(gateway().post(f"{path_of(batch_id)}/resume"), "resumed", json=json)
 
 
 @batch.command()
+@client_command
 def retry(
     batch_id: BatchId,
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its custom_id, or its number from 0.")],
+    item: Annotated[
+        str | None, typer.Argument(metavar="ITEM", help="Only this item: its custom_id, or its number from 0.")
+    ] = None,
+    from_start: FromStart = False,
     json: Json = False,
 ) -> None:
-    """Put one failed item back in line, at the step that failed, whether it is marked retryable or not."""
+    """Retry every failed item, or one, after any error."""
+    if item is None:
+        body = {"from": "start" if from_start else "step"}
+        _acted(gateway().post(f"{path_of(batch_id)}/retry", body), "retried", json=json)
+        return
+    if from_start:
+        raise Failure("--from-start is for all failed items; omit ITEM", Exit.USAGE)
     if item in ("", ".", "..") or "/" in item:
-        raise Failure(f"{item!r} cannot be part of a path; use the item's number", Exit.USAGE)
+        raise Failure(f"{item!r} cannot be part of a URL path; use the item's number", Exit.USAGE)
     retried = gateway().post(f"{path_of(batch_id)}/items/{quote(item, safe='')}/retry")
     if json:
         print_json(retried)
@@ -175,9 +215,7 @@ def retry(
 
 
 def path_of(batch_id: str) -> str:
-    if batch_id in ("", ".", ".."):
-        raise Failure(f"{batch_id!r} is not a batch id", Exit.USAGE)
-    return f"{BATCHES}/{quote(batch_id, safe='')}"
+    return f"{BATCHES}/{checked_id(batch_id, 'batch', 'fairlead batch list')}"
 
 
 def _read(file: str) -> bytes:
@@ -194,37 +232,40 @@ def _write(pieces: Iterator[bytes], file: Any) -> None:
 
 
 def _waited(target: Gateway, batch_id: str, *, json: bool) -> Exit:
-    """Its end goes to stdout, the way there to stderr."""
+    """Wait for a batch to end. Print its progress to stderr meanwhile, and the batch to stdout at the end."""
     shown = -1.0
     while True:
-        found = target.get(path_of(batch_id), headers={"Prefer": f"wait={WAIT_AT_A_TIME}"})
-        if found["finished_at"] is not None:
+        state = target.get(path_of(batch_id), headers={"Prefer": f"wait={WAIT_AT_A_TIME}"})
+        if state["finished_at"] is not None:
             break
-        if not json and found["progress"] != shown:
-            shown = found["progress"]
-            note(f"{shown:.0%} of {found['total']} items have ended", style="dim")
-    _show(found, json=json)
-    return Exit.JOB_FAILED if any(found["counts"][status] for status in _FAILED) else Exit.OK
+        if not json and state["progress"] != shown:
+            shown = state["progress"]
+            note(f"{shown:.0%} of {state['total']} items have ended", style="dim")
+    _show(state, json=json)
+    return Exit.JOB_FAILED if any(state["counts"][status] for status in _FAILED) else Exit.OK
 
 
-def _acted(said: dict[str, Any], what: str, *, json: bool) -> None:
+def _acted(response: dict[str, Any], what: str, *, json: bool) -> None:
     if json:
-        print_json(said)
+        print_json(response)
     else:
-        say(f"{said['batch']['batch_id']}  {said[what]} items {what}")
+        count = response[what]
+        say(f"{response['batch']['batch_id']}  {count} item{'' if count == 1 else 's'} {what}")
 
 
-def _show(found: dict[str, Any], *, json: bool) -> None:
+def _show(state: dict[str, Any], *, json: bool) -> None:
     if json:
-        print_json(found)
+        print_json(state)
         return
-    facts = [("batch", found["batch_id"]), ("name", found.get("name")), ("user", found["user_id"])]
-    facts.append(("items", f"{found['total']}, {found['progress']:.0%} have ended"))
-    facts += [(status.lower(), str(count)) for status, count in found["counts"].items() if count]
+    facts = [("batch", state["batch_id"]), ("name", state.get("name")), ("user", state["user_id"])]
+    facts.append(("items", f"{state['total']}, {state['progress']:.0%} have ended"))
+    facts += [(status.lower(), str(count)) for status, count in state["counts"].items() if count]
     moments = (("created", "created_at"), ("finished", "finished_at"), ("expected", "estimated_end"))
-    facts += [(name, local_time(found[field])) for name, field in moments if found.get(field)]
+    facts += [(name, local_time(state[field])) for name, field in moments if state.get(field)]
     for name, value in facts:
         if value is not None:
             line = safe(f"{name:<12}", "bold")
             line.append_text(safe(str(value)))
             stdout().print(line)
+    if state["counts"]["FAILED"]:
+        hint(f"run the failed items again with: fairlead batch retry {state['batch_id']}")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.options import Json
-from fairlead.cli.output import note, print_json, print_whole, say, stdout, table
+from fairlead.cli.options import Json, Watch
+from fairlead.cli.output import note, print_json, print_whole, safe, say, table, watch_json, watch_view
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fairlead.celery import LoadBalancer
-
-LOOK_EVERY_S = 1.0
 
 celery = typer.Typer(
     name="celery", help="The load-balanced queues of a Celery app (`LoadBalancer`).", no_args_is_help=True
@@ -31,22 +28,32 @@ CeleryApp = Annotated[
 @celery.command()
 def loads(
     app: CeleryApp,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until interrupted.")] = False,
+    watch: Watch = False,
     json: Json = False,
 ) -> None:
-    """Show how many tasks wait and run in every queue."""
+    """Show the pending and running tasks of every queue, and how many workers consume it."""
     balancer = _balancer_of(app)
+
+    def read() -> dict[str, Any]:
+        workers = balancer.workers()
+        return {
+            queue: {**load._asdict(), "workers": sum(worker.consumes(queue) for worker in workers)}
+            for queue, load in balancer.get_all_queue_loads().items()
+        }
+
     if json:
-        _print_lines(balancer, watch)
+        watch_json(read) if watch else print_json(read())
     elif watch:
-        _watch(balancer)
+        watch_view(lambda width: [_table(balancer), safe(_problem(balancer) or "", "yellow")])
     else:
         print_whole(_table(balancer))
+        if problem := _problem(balancer):
+            note(problem, style="yellow")
 
 
 @celery.command()
 def reconcile(app: CeleryApp, json: Json = False) -> None:
-    """Compare what is counted with the broker and the workers, repair it, and say what was repaired."""
+    """Compare the counts with the broker and the workers, and repair them."""
     done = _balancer_of(app).reconcile()
     if json:
         print_json(
@@ -70,11 +77,15 @@ def reconcile(app: CeleryApp, json: Json = False) -> None:
 @celery.command()
 def metrics(
     app: CeleryApp,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="Listen here; 0: any.")] = 9808,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Listen here; it asks for no key.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any.")
+    ] = 9808,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Address to listen on; no key is required.")
+    ] = "127.0.0.1",
     json: Json = False,
 ) -> None:
-    """Tell Prometheus, under /metrics, until interrupted."""
+    """Serve Prometheus metrics under /metrics until interrupted."""
     balancer = _balancer_of(app)
     from prometheus_client import CollectorRegistry, start_http_server
 
@@ -107,30 +118,26 @@ def _balancer_of(path: str) -> LoadBalancer:
         raise Failure(f"--app {path}: {error}", Exit.USAGE) from None
     balancer = balancer_of(app)
     if balancer is None:
-        raise Failure(f"--app {path}: has no LoadBalancer; make one where the app is made", Exit.USAGE)
+        raise Failure(f"--app {path}: has no LoadBalancer; create one where the app is created", Exit.USAGE)
     return balancer
 
 
 def _table(balancer: LoadBalancer) -> Table:
+    workers = balancer.workers()
     rows: list[tuple[Any, ...]] = [
-        (queue, load.pending, load.running, load.total) for queue, load in balancer.get_all_queue_loads().items()
+        (queue, load.pending, load.running, load.total, sum(worker.consumes(queue) for worker in workers))
+        for queue, load in balancer.get_all_queue_loads().items()
     ]
-    rows.append(("all", *(sum(row[column] for row in rows) for column in (1, 2, 3))))
-    return table(("QUEUE", "PENDING", "RUNNING", "LOAD"), rows)
+    rows.append(("all", *(sum(row[column] for row in rows) for column in (1, 2, 3)), len(workers)))
+    return table(("QUEUE", "PENDING", "RUNNING", "LOAD", "WORKERS"), rows)
 
 
-def _watch(balancer: LoadBalancer) -> None:
-    from rich.live import Live
+def _problem(balancer: LoadBalancer) -> str | None:
+    """Return a warning if no worker is alive, or if there are queues that no worker consumes; otherwise None."""
+    from fairlead.celery.consumption import advice, in_words
 
-    with Live(_table(balancer), console=stdout(), auto_refresh=False) as live:
-        while True:
-            time.sleep(LOOK_EVERY_S)
-            live.update(_table(balancer), refresh=True)
-
-
-def _print_lines(balancer: LoadBalancer, watch: bool) -> None:
-    while True:
-        print_json({queue: load._asdict() for queue, load in balancer.get_all_queue_loads().items()})
-        if not watch:
-            return
-        time.sleep(LOOK_EVERY_S)
+    if not balancer.workers():
+        return "no worker has sent a heartbeat recently"
+    if names := balancer.unconsumed_queues():
+        return f"no worker consumes {in_words(balancer.prefix, names)}: {advice(names)}"
+    return None

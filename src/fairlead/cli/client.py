@@ -1,60 +1,83 @@
-"""The gateway, as the client commands use it: plain HTTP, and every way it can go wrong as one `Failure`."""
+"""The client that commands use to call a gateway: `fairlead.Client` without retries, with every error converted to a
+`Failure`."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import quote, urlsplit
+from contextvars import ContextVar
+from functools import wraps
+from typing import Annotated, Any, TypeVar, cast
+from urllib.parse import quote
+from uuid import UUID
 
-import httpx2
+import typer
 
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.redact import without_secrets
-from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, is_loopback
-from fairlead.version import __version__
+from fairlead.client import Client, NoConnection, Unauthorized
+from fairlead.client.calls import events_of
+from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
+from fairlead.client.stream import Stream
+from fairlead.errors import ConfigError, FairleadError
 
-CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 60.0  # the gateway sends a heartbeat on idle event streams well before that
-MAX_EVENT = 64 << 20
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAGE = 100
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help=f"The gateway; by default {URL_VARIABLE}, else {DEFAULT_URL}."),
+]
+_url: ContextVar[str | None] = ContextVar("url", default=None)
+
+
+def client_command(function: F) -> F:
+    """Decorator that adds the option `--url` to a command that calls a gateway."""
+
+    @wraps(function)
+    def command(*arguments: Any, url: str | None = None, **options: Any) -> Any:
+        choose(url)
+        return function(*arguments, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    added = inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url)
+    extended = signature.replace(parameters=[*signature.parameters.values(), added])
+    command.__dict__["__signature__"] = extended
+    command.__annotations__ = {name: each.annotation for name, each in extended.parameters.items()}
+    return cast(F, command)
+
+
+def choose(url: str | None) -> None:
+    """Use the gateway at `url` for all calls of this command. None changes nothing: the gateway chosen before, or the
+    one that the environment names, stays in use."""
+    if url is not None:
+        _url.set(url)
 
 
 class Gateway:
-    """A running `fairlead up`, somewhere."""
+    """A running gateway. The methods return the JSON of its HTTP API unchanged."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/")
-        headers = {"User-Agent": f"fairlead/{__version__}", "Accept": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        self._client = httpx2.Client(
-            base_url=self.url,
-            headers=headers,
-            timeout=httpx2.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=not is_loopback(urlsplit(self.url).hostname or ""),
-        )
+    def __init__(self, url: str | None = None, key: str | None = None) -> None:
+        with failures():
+            self._client = Client(url, key, patience=0.0)
+
+    @property
+    def shown(self) -> str:
+        return self._client.url
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **params: Any) -> Any:
-        given = {name: value for name, value in params.items() if value is not None}
-        return self._send("GET", path, params=given, headers=dict(headers or {}))
+        params = {name: value for name, value in params.items() if value is not None}
+        return self._send("GET", path, params=params, headers=headers)
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
-        return self._send("POST", path, json=body, headers=dict(headers or {}))
+        return self._send("POST", path, json=body, headers=headers)
 
     def post_lines(self, path: str, body: bytes, *, params: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
-        """JSON Lines, as they are."""
-        said = {**headers, "Content-Type": "application/x-ndjson"}
-        return self._send("POST", path, content=body, params=dict(params), headers=said)
-
-    def stream(self, path: str) -> Iterator[bytes]:
-        """A long answer, piece by piece. One that breaks off is a failure, and never a short answer."""
-        with self._failures(), self._client.stream("GET", path) as response:
-            if response.status_code >= 300:
-                response.read()
-                raise self._refusal(response)
-            yield from response.iter_bytes()
+        """Send a POST request whose body is JSON Lines. The lines are sent as they are."""
+        headers = {**headers, "Content-Type": "application/x-ndjson"}
+        return self._send("POST", path, content=body, params=params, headers=headers)
 
     def put(self, path: str, body: Any) -> Any:
         return self._send("PUT", path, json=body)
@@ -62,11 +85,17 @@ class Gateway:
     def delete(self, path: str) -> Any:
         return self._send("DELETE", path)
 
+    def stream(self, path: str) -> Iterator[bytes]:
+        """Stream the body of a large response. If the response is interrupted, this raises an error: an incomplete body
+        never looks complete."""
+        with failures():
+            yield from self._client.download(path)
+
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.get(job_path(job_id)))
 
     def pages(self, path: str, *, limit: int | None, **filters: Any) -> Iterator[dict[str, Any]]:
-        """The items of a list, page after page, up to `limit` of them (None: all)."""
+        """Yield the items of a list, page after page: at most `limit` items, or all items if `limit` is None."""
         cursor, left = None, limit
         while left is None or left > 0:
             page = self.get(path, **filters, cursor=cursor, limit=PAGE if left is None else min(PAGE, left))
@@ -77,89 +106,59 @@ class Gateway:
                 return
             left = None if left is None else left - len(items)
 
-    @contextmanager
-    def events(self, job_id: str) -> Iterator[Iterator[dict[str, Any]]]:
-        """The job's events from now on, beginning with a snapshot. Ends when the gateway ends the stream."""
-        with (
-            self._failures(),
-            self._client.sse(f"{job_path(job_id)}/events", max_event_size=MAX_EVENT) as source,
-        ):
-            if source.response.status_code >= 400:
-                source.response.read()
-                raise self._refusal(source.response)
-            yield (json.loads(event.data) for event in source if event.data)
+    def events(self, job_id: str, stream: type[Stream], patience: float) -> Iterator[dict[str, Any]]:
+        """Yield a snapshot of the job and then its events, reconnecting as needed."""
+        job_path(job_id)
+        with failures():
+            yield from self._client.read_events(stream(events_of(job_id), patience))
 
     def _send(self, method: str, path: str, **request: Any) -> Any:
-        with self._failures():
-            response = self._client.request(method, path, **request)
-        if response.status_code >= 300:
-            raise self._refusal(response)
-        if not response.content:
-            return None
-        try:
-            return response.json()
-        except ValueError:
-            raise self._not_a_gateway(response) from None
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise Failure(f"{URL_VARIABLE}={self.shown} is not an http:// URL: {error}", Exit.USAGE) from None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise Failure(
-                f"cannot connect to {self.shown}: {_reason(error)}; "
-                f"start it with `fairlead up`, or say where it is with {URL_VARIABLE}",
-                Exit.NO_CONNECTION,
-            ) from None
-        except httpx2.TransportError as error:
-            raise Failure(f"{self.shown} did not answer: {_reason(error)}", Exit.NO_CONNECTION) from None
-
-    def _refusal(self, response: httpx2.Response) -> Failure:
-        """One line from `application/problem+json`."""
-        try:
-            problem = response.json()
-            detail = problem.get("detail") or problem["title"]
-        except (ValueError, AttributeError, KeyError, TypeError):
-            return self._not_a_gateway(response)
-        if response.status_code == 401:
-            detail = f"{detail}; give a key with {KEY_VARIABLE}"
-        code = problem.get("code")
-        return Failure(f"{detail} ({code})" if code else str(detail), problem=problem)
-
-    def _not_a_gateway(self, response: httpx2.Response) -> Failure:
-        request = response.request
-        return Failure(
-            f"{self.shown} answered {response.status_code} to {request.method} {request.url.path}, "
-            f"which is no answer of a Fairlead gateway; is {URL_VARIABLE} right?"
-        )
-
-    @property
-    def shown(self) -> str:
-        return without_secrets(self.url)
+        with failures():
+            return self._client.request(method, path, **request)
 
 
-PAGE = 100
+def gateway_url() -> str | None:
+    """The URL that was given with `--url`, or None."""
+    return _url.get()
 
 
 def gateway() -> Gateway:
-    """The one that the environment names."""
-    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    key = os.environ.get(KEY_VARIABLE, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise Failure(f"{KEY_VARIABLE} is not a key: it has characters that a header cannot carry", Exit.USAGE)
-    try:
-        return Gateway(url, key or None)
-    except (httpx2.InvalidURL, ValueError) as error:
-        raise Failure(f"{URL_VARIABLE} is not a URL: {error}", Exit.USAGE) from None
+    """Return the client of the gateway that `--url` or the environment names."""
+    return Gateway(gateway_url())
 
 
 def job_path(job_id: str) -> str:
-    if job_id in ("", ".", ".."):
-        raise Failure(f"{job_id!r} is not a job id", Exit.USAGE)
-    return f"/api/v1/jobs/{quote(job_id, safe='')}"
+    return f"/api/v1/jobs/{checked_id(job_id, 'job', 'fairlead list')}"
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def checked_id(text: str, what: str, listing: str) -> str:
+    """Return an id quoted for use in a URL path. Raises a Failure if it is not a complete UUID, so that a name or a
+    part of an id is refused before the gateway is called."""
+    try:
+        UUID(text)
+    except ValueError:
+        raise Failure(f"{text!r} is not the id of a {what}; `{listing}` shows ids", Exit.USAGE) from None
+    return quote(text, safe="")
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Context manager that converts errors of the client to a `Failure` with a message and an exit code."""
+    try:
+        yield
+    except ConfigError as error:
+        raise Failure(str(error), Exit.USAGE, problem={"code": error.code, "problems": error.problems}) from None
+    except NoConnection as error:
+        hint = f"start it with `fairlead up`, or choose another with --url or {URL_VARIABLE}"
+        raise Failure(f"{error}; {hint}", Exit.NO_CONNECTION) from None
+    except FairleadError as error:
+        message = _about_the_key() if isinstance(error, Unauthorized) else str(error)
+        raise Failure(f"{message} ({error.code})", problem=error.problem) from None
+
+
+def _about_the_key() -> str:
+    """Return the message for a 401. The gateway's own message is about HTTP headers, and users of the command line do
+    not send headers themselves."""
+    if os.environ.get(KEY_VARIABLE):
+        return f"the gateway refuses the key in {KEY_VARIABLE}: it is unknown or revoked"
+    return f"the gateway needs a key: set {KEY_VARIABLE}"

@@ -1,4 +1,4 @@
-"""config: is the configuration right, and what is it? Works without a gateway."""
+"""config: checks and shows the configuration. Works without a gateway."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 import typer
 
-from fairlead import adminkey
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.loading import load_app
 from fairlead.cli.options import AppPath, ConfigFile, Json
 from fairlead.cli.output import note, print_json, safe, say, stdout
 from fairlead.cli.redact import shown_settings
-from fairlead.config import Settings
+from fairlead.config import Settings, admin_key_too_short
 from fairlead.errors import ConfigError
 
 config = typer.Typer(no_args_is_help=True, help="Check or show the configuration.")
@@ -25,12 +24,20 @@ config = typer.Typer(no_args_is_help=True, help="Check or show the configuration
 
 @config.command()
 def check(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
-    """Read the configuration and name everything that is wrong with it. Exits with 2 if anything is."""
+    """Validate the configuration and list every problem. Exits with 2 if there is one."""
     settings, problems = _read(app_path, file)
-    warnings = [] if settings is None else [*_of_the_key(settings, problems), *_for_turns(settings)]
+    warnings = (
+        []
+        if settings is None
+        else [
+            *_of_the_key(settings, problems),
+            *_for_turns(settings),
+            *_unreachable_delays(settings),
+        ]
+    )
     if json:
-        said = {"source": settings and settings.source, "ok": not problems, "problems": problems}
-        print_json({**said, "warnings": warnings})
+        summary = {"source": settings and settings.source, "ok": not problems, "problems": problems}
+        print_json({**summary, "warnings": warnings})
     else:
         for problem in problems:
             note(problem, style="red")
@@ -44,7 +51,7 @@ def check(app_path: AppPath = None, file: ConfigFile = None, json: Json = False)
 
 @config.command()
 def show(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) -> None:
-    """Show every setting as it is in effect: file, environment and defaults. Secrets are left out."""
+    """Show the effective settings from file, environment and defaults. Secrets are hidden."""
     settings, problems = _read(app_path, file)
     if settings is None:
         raise Failure("\n".join(problems), Exit.USAGE)
@@ -58,7 +65,7 @@ def show(app_path: AppPath = None, file: ConfigFile = None, json: Json = False) 
 
 
 def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, list[str]]:
-    """What `up` would run with, and what it would refuse."""
+    """Return the settings that `up` would use, and the problems that would stop `up`."""
     try:
         app = load_app(app_path, file)
     except ConfigError as error:
@@ -67,14 +74,15 @@ def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, lis
 
 
 def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
-    """Warnings. A key that is too short is a problem where others can reach it: `up` and `api` would not listen."""
-    server, problem = settings.config.server, adminkey.too_short(settings.admin_key)
+    """Check whether the admin key is too short. On a loopback address this is returned as a warning. On a public
+    address it is added to `problems`, since `up` and `api` refuse to listen with a short key there."""
+    server, problem = settings.config.server, admin_key_too_short(settings.admin_key)
     if problem is None:
         return []
     try:
         local = listen.is_local(server.host, server.port)
     except Failure:
-        return []  # a name of another machine: whoever listens there will be told
+        return []  # the name of another machine, which reports it itself
     if local:
         return [problem]
     problems.append(problem)
@@ -82,12 +90,30 @@ def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
 
 
 def _for_turns(settings: Settings) -> list[str]:
-    """A url that was forgotten looks the same."""
+    """List the services that have no function, `url` or Celery task. They may be meant for turns, or their `url` may
+    have been forgotten."""
     source = settings.source or "the configuration"
     return [
-        f"{source}: services.{name}: nothing executes it, so it is for turns alone, and jobs for it are refused"
+        f"{source}: services.{name}: nothing executes it, so it is for turns only, and jobs for it are refused"
         for name in sorted(settings.config.turns_only)
     ]
+
+
+def _unreachable_delays(settings: Settings) -> list[str]:
+    """List the services whose `backoff` has more delays than there can be retries. `max_attempts` includes the first
+    call, so three delays need `max_attempts = 4`."""
+    source = settings.source or "the configuration"
+    return [
+        f"{source}: services.{name}: backoff has {len(delays)} delays, but max_attempts = {service.max_attempts} makes "
+        f"at most {_counted(service.max_attempts - 1, 'retry', 'retries')}; for all delays, set max_attempts = "
+        f"{len(delays) + 1}"
+        for name, service in sorted(settings.config.services.items())
+        if isinstance(delays := service.backoff, list) and len(delays) >= service.max_attempts
+    ]
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _counts(settings: Settings) -> str:
@@ -103,7 +129,8 @@ def _s(count: int) -> str:
 
 
 def _toml(values: dict[str, Any], section: str = "") -> Iterator[str]:
-    """As `fairlead.toml` would say it; what stands outside the file comes first, as comments."""
+    """Return the lines of a `fairlead.toml` with these settings. Settings that come from outside the file, such as the
+    environment, are written first, as comments."""
     if not section:
         for name in ("source", "database_url", "redis_url", "admin_key"):
             yield f"# {name}: {values.pop(name) or 'none'}"
@@ -126,5 +153,5 @@ def _key(name: str) -> str:
 
 
 def _value(value: Any) -> str:
-    # JSON's strings, numbers, booleans and lists are TOML's.
+    # JSON strings, numbers, booleans and lists are valid TOML.
     return jsonlib.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""dead: the jobs that FAILED for good, the dead letter queue. For operators."""
+"""dead: the dead letter queue, jobs that have FAILED. For operators."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fairlead.cli.client import gateway
+from fairlead.cli.client import client_command, gateway
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.jobs import error_text
-from fairlead.cli.options import All, Feature, Json, Limit, User, Yes
+from fairlead.cli.options import All, Feature, FromStart, Json, Limit, User, Yes, complete_services, past
 from fairlead.cli.output import local_time, note, print_json, print_table, safe, say
 
 PATH = "/admin/queue-dead"
@@ -18,26 +18,46 @@ PATH = "/admin/queue-dead"
 dead = typer.Typer(no_args_is_help=True, help="List, requeue or purge failed jobs.")
 
 JobIds = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="These jobs; or select them with the options below.")
+    list[str] | None, typer.Argument(metavar="ID", help="These jobs; or select them with the options below.")
 ]
 Every = Annotated[bool, typer.Option("--all", help="All failed jobs.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be, and show a few.")]
-Service = Annotated[str | None, typer.Option("--service", metavar="NAME", help="Only those whose step of it failed.")]
-Error = Annotated[str | None, typer.Option("--error", metavar="CODE", help="Only those that ended so, e.g. HTTP_503.")]
-Like = Annotated[
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show how many jobs are affected, and a few of them.")]
+Service = Annotated[
     str | None,
     typer.Option(
-        "--like", metavar="TEXT", help="Only those whose error's message is this, with # for numbers and ids."
+        "--service",
+        metavar="NAME",
+        help="Only jobs that failed in a step of this service.",
+        autocompletion=complete_services,
     ),
 ]
-Retryable = Annotated[
-    bool | None, typer.Option("--retryable/--permanent", help="Only those that their user may, or may not, resume.")
+Error = Annotated[
+    str | None, typer.Option("--error", metavar="CODE", help="Only jobs with this error code, e.g. HTTP_503.")
 ]
-Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Only those that failed then or later.")]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only those that failed before.")]
+Like = Annotated[
+    str | None,
+    typer.Option("--like", metavar="TEXT", help="Only jobs with this error message, with # for numbers and ids."),
+]
+Retryable = Annotated[
+    bool | None, typer.Option("--retryable/--permanent", help="Only jobs that their user may, or may not, resume.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        parser=past,
+        help="Only jobs that failed since this time, or in the last 90s, 1h, 2d.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", parser=past, help="Only jobs that failed before this time, or 1h ago."),
+]
 
 
 @dead.command("list")
+@client_command
 def list_dead(
     user: User = None,
     feature: Feature = None,
@@ -51,7 +71,7 @@ def list_dead(
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """List failed jobs, newest first, with why."""
+    """List failed jobs with their errors, newest first."""
     where = _filters(user, feature, service, error, like, retryable, since, until)
     if retryable is not None:
         where["retryable"] = "true" if retryable else "false"
@@ -59,12 +79,14 @@ def list_dead(
     if json:
         print_json(jobs)
     elif jobs:
-        print_table(("ID", "FEATURE", "USER", "FAILED", "ATTEMPTS", "RESUMABLE", "ERROR"), map(_row, jobs))
+        columns = ("ID", "FEATURE", "USER", "FAILED", "ATTEMPTS", "RESUMABLE", "ERROR")
+        print_table(columns, map(_row, jobs), optional=("ATTEMPTS", "RESUMABLE", "FAILED", "USER"))
     else:
         note("no failed jobs")
 
 
 @dead.command()
+@client_command
 def requeue(
     job_ids: JobIds = None,
     user: User = None,
@@ -76,21 +98,20 @@ def requeue(
     since: Since = None,
     until: Until = None,
     everything: Every = False,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Run all steps again, not only those from the failed one on.")
-    ] = False,
+    from_start: FromStart = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Put failed jobs back in line, with all their attempts afresh."""
+    """Requeue failed jobs, with all their attempts available again."""
     where = _filters(user, feature, service, error, like, retryable, since, until)
     body = {**_selection(job_ids, where, everything), "from_start": from_start}
-    # Named jobs are meant; a filter may catch more than was thought.
+    # Ids are explicit; a filter may match more jobs than expected.
     _act("requeue", body, ask=not job_ids and not yes, dry_run=dry_run, json=json)
 
 
 @dead.command()
+@client_command
 def purge(
     job_ids: JobIds = None,
     user: User = None,
@@ -106,7 +127,7 @@ def purge(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Delete failed jobs and everything kept about them, for good."""
+    """Delete failed jobs permanently, with everything that is stored about them."""
     where = _filters(user, feature, service, error, like, retryable, since, until)
     _act("purge", _selection(job_ids, where, everything), ask=not yes, dry_run=dry_run, json=json)
 
@@ -121,8 +142,8 @@ def _filters(
     since: str | None,
     until: str | None,
 ) -> dict[str, Any]:
-    """Those that are given, as the gateway calls them."""
-    given = {
+    """Return the filters that the user has set, under the names that the HTTP API uses."""
+    filters = {
         "user_id": user,
         "feature_name": feature,
         "service": service,
@@ -132,12 +153,12 @@ def _filters(
         "since": since,
         "until": until,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in filters.items() if value is not None}
 
 
 def _selection(job_ids: list[str] | None, where: dict[str, Any], everything: bool) -> dict[str, Any]:
     if sum((bool(job_ids), bool(where), everything)) != 1:
-        raise Failure("say which jobs: ids, or filters such as --user and --error, or --all", Exit.USAGE)
+        raise Failure("select jobs by id, by filters such as --user and --error, or with --all", Exit.USAGE)
     if everything:
         return {"all": True}
     return {"job_ids": job_ids} if job_ids else where
@@ -147,11 +168,11 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
     target, path = gateway(), f"{PATH}/{verb}"
     if ask and not dry_run:
         if not sys.stdin.isatty():
-            raise Failure(f"this would {verb} jobs; say --yes, or --dry-run to see how many", Exit.USAGE)
-        found = target.post(path, {**body, "dry_run": True})
-        count = found[f"{verb}d"]
-        if "until" in found:  # what fails while the question stands is left alone
-            body = {**{name: value for name, value in body.items() if name != "all"}, "until": found["until"]}
+            raise Failure(f"this would {verb} jobs; pass --yes to confirm, or --dry-run to see how many", Exit.USAGE)
+        preview = target.post(path, {**body, "dry_run": True})
+        count = preview[f"{verb}d"]
+        if "until" in preview:  # jobs that fail after the question are left alone
+            body = {**{name: value for name, value in body.items() if name != "all"}, "until": preview["until"]}
         typer.confirm(f"{verb} {count} failed job{'s' if count != 1 else ''}?", abort=True, err=True)
     answer = target.post(path, {**body, "dry_run": dry_run})
     if json:
@@ -163,7 +184,7 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
             print_table(("ID", "FEATURE", "USER", "SERVICE", "FAILED", "ERROR"), map(_sample_row, answer["sample"]))
     if missing := answer.get("missing"):
         for job_id in missing:
-            note(f"{job_id}: there is no such job, or it has not failed", style="red")
+            note(f"{job_id}: no such job, or it has not failed", style="red")
         raise typer.Exit(Exit.REFUSED)
 
 

@@ -1,4 +1,4 @@
-"""Following one job to its end: events in, one live line out."""
+"""watch: follows a job until it ends. Reads the events of the job and draws one live line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from fairlead.cli.client import Gateway
-from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.client import Gateway, client_command, gateway
+from fairlead.cli.failure import Exit
 from fairlead.cli.jobs import error_text, progress_text, wait_text
-from fairlead.cli.output import clean, note, safe, status_text, stderr, stdout
+from fairlead.cli.options import JobId, Json
+from fairlead.cli.output import clean, hint, note, print_json, safe, status_text, stderr, stdout
+from fairlead.client.stream import Stream
 
 ENDS = {"COMPLETED": Exit.OK, "FAILED": Exit.JOB_FAILED, "CANCELLED": Exit.JOB_CANCELLED}
 RECONNECT_FOR_S = 60.0
-RECONNECT_PAUSE_S = 0.5
 
 _STATUS_AFTER = {
     "WAITING": "PENDING",
@@ -33,16 +35,29 @@ _STATUS_AFTER = {
     "JOB_CANCELLED": "CANCELLED",
     "JOB_COMPLETE": "COMPLETED",
 }
+KNOWN = _STATUS_AFTER.keys() | {"STEP_COMPLETE", "JOB_PROMOTED"}
 
 
 def end_of(status: str) -> Exit:
-    """The exit code that a job's status stands for."""
+    """Return the exit code of a command that followed a job, for the last status of this job."""
     return ENDS.get(status, Exit.NOT_FINISHED)
+
+
+@client_command
+def watch(job_id: JobId, json: Json = False) -> None:
+    """Follow a job live until it ends.
+
+    Exits with 0 if it completes, 3 if it fails, 4 if it is cancelled.
+    """
+    line = follow(gateway(), job_id, quiet=json, on_event=print_json if json else None)
+    if line.status == "FAILED" and not json:
+        hint(f"see its attempts with: fairlead get {job_id}; run it again with: fairlead retry {job_id}")
+    raise typer.Exit(end_of(line.status))
 
 
 @dataclass
 class JobLine:
-    """What the live line shows, folded from the events so far."""
+    """The text of the live line about a job. Each event of the job updates it."""
 
     status: str = "PENDING"
     step: int = 0
@@ -57,7 +72,7 @@ class JobLine:
 
     @property
     def done(self) -> float:
-        """How much of the whole job, from 0 to 1: a step counts as much as another."""
+        """The progress of the job from 0 to 1; all steps count the same."""
         if self.status == "COMPLETED":
             return 1.0
         return min(1.0, (self.step + self.fraction) / max(1, self.total))
@@ -66,6 +81,9 @@ class JobLine:
         kind = event["type"]
         if kind == "SNAPSHOT":
             self._take_snapshot(event["job"])
+            return
+        if kind not in KNOWN:  # published by another program, with any fields
+            self.detail = clean(str(event.get("message", "")))
             return
         self.status = _STATUS_AFTER.get(kind, self.status)
         # Between two steps there is no service to name.
@@ -118,7 +136,7 @@ def _detail(event: dict[str, Any]) -> str:
 
 
 def follow(
-    gateway: Gateway,
+    target: Gateway,
     job_id: str,
     *,
     timeout: float = math.inf,
@@ -126,10 +144,12 @@ def follow(
     quiet: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> JobLine:
-    """Until the job ends or `timeout` seconds are over. A stream that breaks off is taken up again."""
+    """Follow a job and show its progress, until the job ends or `timeout` seconds have passed. If the event stream is
+    interrupted, it is resumed."""
+    target.job(job_id)  # fails at once without a gateway or the job
     line = JobLine()
     with _shown(line, on_stderr=on_stderr, quiet=quiet) as show:
-        for event in _events(gateway, job_id, timeout=timeout):
+        for event in _events(target, job_id, timeout=timeout):
             line.take(event)
             if on_event is not None:
                 on_event(event)
@@ -139,23 +159,24 @@ def follow(
     return line
 
 
-def _events(gateway: Gateway, job_id: str, *, timeout: float) -> Iterator[dict[str, Any]]:
-    """Read in a thread: a silent stream must not keep the reader past its time. The thread ends with the process."""
-    heard: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
+def _events(target: Gateway, job_id: str, *, timeout: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of a job for at most `timeout` seconds. They are read in a daemon thread, because a read from a
+    silent stream would block past the timeout."""
+    events: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
 
     def read() -> None:
         try:
-            for event in _unbroken(gateway, job_id):
-                heard.put(event)
+            for event in target.events(job_id, _NotedStream, RECONNECT_FOR_S):
+                events.put(event)
         except BaseException as error:
-            heard.put(error)
+            events.put(error)
 
     threading.Thread(target=read, daemon=True, name="fairlead-events").start()
     give_up_at = time.monotonic() + timeout
     while True:
         left = give_up_at - time.monotonic()
         try:
-            event = heard.get(timeout=None if math.isinf(left) else max(0.0, left))
+            event = events.get(timeout=None if math.isinf(left) else max(0.0, left))
         except queue.Empty:
             return
         if isinstance(event, BaseException):
@@ -163,27 +184,20 @@ def _events(gateway: Gateway, job_id: str, *, timeout: float) -> Iterator[dict[s
         yield event
 
 
-def _unbroken(gateway: Gateway, job_id: str) -> Iterator[dict[str, Any]]:
-    """The stream, taken up again with a new snapshot whenever it breaks off."""
-    heard_at: float | None = None
-    while True:
-        try:
-            with gateway.events(job_id) as events:
-                for event in events:
-                    heard_at = time.monotonic()
-                    yield event
-        except Failure as failure:
-            # Before the first event this is the answer; after it, the gateway is restarting.
-            lost = failure.code is Exit.NO_CONNECTION and heard_at is not None
-            if not lost or time.monotonic() - (heard_at or 0.0) > RECONNECT_FOR_S:
-                raise
-            note(f"lost the gateway, trying again: {failure.message}", style="dim")
-        time.sleep(RECONNECT_PAUSE_S)
+class _NotedStream(Stream):
+    """A stream of events that prints a note when the connection is lost and is being restored."""
+
+    def broke_off(self, error: Exception | None, url: str) -> float:
+        pause = super().broke_off(error, url)
+        if not self.ended:
+            note(f"connection to the gateway lost, trying again: {error or 'the stream ended early'}", style="dim")
+        return pause
 
 
 @contextmanager
 def _shown(line: JobLine, *, on_stderr: bool, quiet: bool) -> Iterator[Callable[[], None]]:
-    """On a terminal one line that moves; behind a pipe one line per change."""
+    """Within this block, show the progress of the job: on a terminal as one line that is redrawn, otherwise as one line
+    per change."""
     console = stderr() if on_stderr else stdout()
     if quiet:
         yield lambda: None
@@ -211,7 +225,8 @@ def _shown(line: JobLine, *, on_stderr: bool, quiet: bool) -> Iterator[Callable[
 
 
 class _LineColumn(TextColumn):
-    """The job's line as `Text`: what a job said is never parsed as markup."""
+    """The column of rich's progress display that shows the `JobLine`. It is a `Text`, so that rich does not parse
+    values of the job as markup."""
 
     def __init__(self) -> None:
         super().__init__("")

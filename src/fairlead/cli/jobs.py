@@ -1,39 +1,49 @@
-"""submit, get, list, cancel, resume, retry: what a user does with jobs."""
+"""get, list, why, cancel, resume, retry: commands for jobs."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from fairlead.cli.client import gateway, job_path
+from fairlead.cli.client import client_command, gateway, job_path
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.options import All, Feature, JobId, Json, Limit, User
+from fairlead.cli.options import All, Feature, FromStart, JobId, Json, Limit, User, Watch, complete_jobs, past
 from fairlead.cli.output import (
     clean,
+    hint,
     local_time,
     note,
     pretty_json,
     print_json,
     print_table,
+    print_whole,
     safe,
     say,
     seconds,
     status_text,
     stdout,
+    table,
+    terminal_width,
+    watch_json,
+    watch_view,
 )
 from fairlead.domain.job import JobStatus
 
 
+@client_command
 def get(job_id: JobId, json: Json = False) -> None:
-    """Show one job: its state, where it stands, its steps' results and every failed attempt."""
+    """Show a job: status, position, results, failed attempts."""
     job = gateway().job(job_id)
     if json:
         print_json(job)
     else:
         show_job(job)
+        hint_next(job)
 
 
+@client_command
 def list_jobs(
     user: User = None,
     status: Annotated[
@@ -42,52 +52,89 @@ def list_jobs(
     ] = None,
     feature: Feature = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only those that were accepted then or later.")
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            parser=past,
+            help="Only jobs submitted since this time, or in the last 90s, 1h, 2d.",
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only those that were accepted before.")
+        str | None,
+        typer.Option("--until", metavar="TIME", parser=past, help="Only jobs submitted before this time, or 1h ago."),
     ] = None,
     limit: Limit = 20,
     everything: All = False,
+    watch: Watch = False,
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    jobs = gateway().pages(
-        "/api/v1/jobs",
-        limit=None if everything else limit,
-        user_id=user,
-        status=status and status.value,
-        feature_name=feature,
-        since=since,
-        until=until,
-    )
+    target = gateway()
+
+    def read() -> list[dict[str, Any]]:
+        return list(
+            target.pages(
+                "/api/v1/jobs",
+                limit=None if everything else limit,
+                user_id=user,
+                status=status and status.value,
+                feature_name=feature,
+                since=since,
+                until=until,
+            )
+        )
+
     if json:
-        print_json(list(jobs))
-        return
-    rows = [_row(job) for job in jobs]
-    if rows:
-        print_table(("ID", "FEATURE", "USER", "STATUS", "PRIORITY", "STEP", "POSITION", "CREATED"), rows)
+        watch_json(read) if watch else print_json(read())
+    elif watch:
+        watch_view(lambda width: [_table(read(), width)])
+    elif jobs := read():
+        print_whole(_table(jobs, terminal_width()))
     else:
         note("no jobs")
 
 
+@client_command
+def why(job_id: JobId, json: Json = False) -> None:
+    """Explain why a job is waiting.
+
+    Shows the jobs ahead of it, full limits and the holders of their slots, pauses, missing workers.
+    """
+    explanation = gateway().get(f"{job_path(job_id)}/why")
+    if json:
+        print_json(explanation)
+        return
+    say(explanation["summary"])
+    if explanation["position"] is not None:
+        say(f"position {explanation['position']}{wait_text(explanation['estimated_wait'])}")
+    reasons = explanation["reasons"]
+    if len(reasons) > 1:
+        for reason in reasons:
+            say(f"- {reason['message']}")
+    for reason in reasons:
+        _show_holders(reason["details"])
+
+
+@client_command
 def cancel(
-    job_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="One or more jobs.")], json: Json = False
+    job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="One or more jobs.", autocompletion=complete_jobs)],
+    json: Json = False,
 ) -> None:
-    """Cancel jobs that have not finished. A running call is stopped."""
+    """Cancel jobs that have not ended, and stop running calls."""
     target, cancelled, refused = gateway(), [], []
     for job_id in job_ids:
         try:
             cancelled.append(job := target.post(f"{job_path(job_id)}/cancel"))
         except Failure as failure:
-            # The others may still be cancelled; without a connection, none can.
+            # Go on with the others, unless there is no connection.
             if failure.code is Exit.NO_CONNECTION:
                 raise
             refused.append({"job_id": job_id, "problem": failure.problem})
             note(f"{job_id}: {failure.message}", style="red")
         else:
             if not json:
-                again = "" if job["status"] == "CANCELLED" else f" (its re-run; the job is {job['status']} as before)"
+                again = "" if job["status"] == "CANCELLED" else f" (the rerun; the job is {job['status']} as before)"
                 say(f"{job_id}  cancelled{again}")
     if json:
         print_json({"cancelled": cancelled, "refused": refused})
@@ -95,8 +142,12 @@ def cancel(
         raise typer.Exit(Exit.REFUSED)
 
 
+@client_command
 def resume(job_id: JobId, json: Json = False) -> None:
-    """Put a failed job back in line at the step that failed. Steps that are done stay done."""
+    """Resume a failed job that is marked retryable.
+
+    It continues at the step that failed. `retry` works after any error.
+    """
     job = gateway().post(f"{job_path(job_id)}/resume")
     if json:
         print_json(job)
@@ -104,17 +155,43 @@ def resume(job_id: JobId, json: Json = False) -> None:
         say(f"{job['job_id']}  {job['status']}")
 
 
+@client_command
 def retry(
     job_id: JobId,
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="Which one, counted from 0.")],
+    step: Annotated[
+        int | None,
+        typer.Argument(metavar="STEP", min=0, help="Rerun only this step, counted from 0, of a job that has ended."),
+    ] = None,
+    from_start: FromStart = False,
     json: Json = False,
 ) -> None:
-    """Run one step of a finished job again. Later steps are not run again; the earlier result stays in its history."""
-    job = gateway().post(f"{job_path(job_id)}/steps/{step}/retry")
+    """Retry a failed job, at the step that failed.
+
+    Works after any error. Completed steps are not run again.
+    With STEP, only that step is run again, and its earlier result is kept.
+    """
+    if step is not None and from_start:
+        raise Failure("pass either STEP or --from-start", Exit.USAGE)
+    if step is not None:
+        job = gateway().post(f"{job_path(job_id)}/steps/{step}/retry")
+    else:
+        job = gateway().post(f"{job_path(job_id)}/retry", {"from": "start" if from_start else "step"})
     if json:
         print_json(job)
-    else:
-        say(f"{job['job_id']}  {job['status']}")
+        return
+    say(f"{job['job_id']}  {job['status']}")
+    if job.get("warning"):
+        note(job["warning"], style="yellow")
+    if sys.stdout.isatty():
+        hint(f"follow it with: fairlead watch {job_id}")
+
+
+def _table(jobs: list[dict[str, Any]], width: int | None) -> Any:
+    if not jobs:
+        return safe("no jobs")
+    columns = ("ID", "FEATURE", "USER", "STATUS", "PRIORITY", "STEP", "POSITION", "CREATED")
+    optional, flexible = ("PRIORITY", "CREATED", "STEP"), ("FEATURE", "USER")
+    return table(columns, map(_row, jobs), width=width, optional=optional, flexible=flexible)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -130,6 +207,32 @@ def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def _show_holders(details: dict[str, Any]) -> None:
+    if not details.get("holders"):
+        return
+    say("")
+    print_table(
+        ("HELD BY", "SERVICE", "USER", "WORKER", "LEASE", "SINCE", "UNTIL"), map(_holder_row, details["holders"])
+    )
+    if details["more_holders"]:
+        say(f"and {details['more_holders']} more")
+
+
+def _holder_row(holder: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the table row of a slot's holder. The row shows the deadline of the call where it is known. The expiry of
+    the lease would be misleading: a lease is renewed as long as its worker is alive."""
+    until = holder.get("ends_by") or holder["until"]
+    return (
+        holder["job_id"],
+        holder["service"],
+        holder.get("user_id"),
+        holder.get("worker"),
+        holder.get("lease") or "held",
+        local_time(holder.get("since")),
+        local_time(until),
+    )
+
+
 def show_job(job: dict[str, Any]) -> None:
     console = stdout()
     for name, value in _facts(job):
@@ -139,13 +242,24 @@ def show_job(job: dict[str, Any]) -> None:
     for attempt in job.get("attempts") or ():
         where = f"{attempt['service']}, attempt {attempt['attempt']}"
         console.print(safe(f"  {local_time(attempt['ended_at'])}  {where}: {error_text(attempt['error'])}", "red"))
+        for traced in (attempt.get("traceback") or "").splitlines():
+            console.print(safe(f"    {traced}", "dim"), soft_wrap=True)
     if job.get("result") is not None:
         console.print(safe("result", "bold"))
         console.print(pretty_json(job["result"]))
 
 
+def hint_next(job: dict[str, Any]) -> None:
+    """Suggest the next command to run about a job that has failed or is waiting."""
+    job_id, status = job["job_id"], job["status"]
+    if status == "FAILED":
+        hint(f"run it again with: fairlead retry {job_id}")
+    elif status in ("PENDING", "RETRYING"):
+        hint(f"see what it waits for with: fairlead why {job_id}")
+
+
 def _facts(job: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What there is to say, leaving out what does not apply."""
+    """Return the labels and values to show about a job, without values that do not apply to it."""
     facts: list[tuple[str, Any]] = [
         ("job", job["job_id"]),
         ("feature", f"{job['feature_name']} ({' > '.join(job['steps'])})" if job.get("steps") else job["feature_name"]),
@@ -182,7 +296,7 @@ def error_text(error: Any) -> str:
 
 
 def wait_text(wait: dict[str, float] | None) -> str:
-    """`, in 5 to 12 s`."""
+    """Format an estimated wait, for example as `, in 5 to 12 s`."""
     if not wait:
         return ""
     low, high = seconds(wait["low"]), seconds(wait["high"])

@@ -1,4 +1,5 @@
-"""The sockets that `up` listens on: bound before anything else is opened, so that a busy port costs nothing."""
+"""Binds the listening sockets of a process. This is done before anything else is opened, so that a busy port fails
+early."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ Address = tuple[socket.AddressFamily, tuple[str | int, ...]]
 
 
 def is_local(host: str, port: int) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only programs on this machine can connect to the address."""
     return _all_loopback(_resolve(host, port))
 
 
 def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list[socket.socket]:
-    """One socket per address of `host`. Beyond loopback everyone on the network may ask, so a key must guard it."""
+    """Bind one listening socket for each address of `host`. Raises a Failure if `host` is not a loopback address and
+    there is no key."""
     addresses = _resolve(host, port)
     if not has_key and not _all_loopback(addresses):
         raise Failure(
             f"will not listen on {host} without a key: anyone who can reach this machine could submit and read jobs. "
-            "Make an admin's key with `fairlead keys create --role admin` (or set FAIRLEAD_ADMIN_KEY), "
+            "Create an admin key with `fairlead keys create --role admin` (or set FAIRLEAD_ADMIN_KEY), "
             "or listen on 127.0.0.1",
             Exit.USAGE,
         )
@@ -32,8 +34,8 @@ def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list
     try:
         for family, address in addresses:
             # With port 0 the system picks one; all addresses then share it.
-            wanted = sockets[0].getsockname()[1] if sockets and port == 0 else port
-            sockets.append(_bound(family, (address[0], wanted, *address[2:])))
+            number = sockets[0].getsockname()[1] if sockets and port == 0 else port
+            sockets.append(_bound(family, (address[0], number, *address[2:])))
     except OSError as error:
         for opened in sockets:
             opened.close()
@@ -47,13 +49,13 @@ def _all_loopback(addresses: list[Address]) -> bool:
 
 def _resolve(host: str, port: int) -> list[Address]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise Failure(f"cannot listen on {host}: {error}", Exit.USAGE) from None
     known: dict[Address, None] = {}
-    for family, _, _, _, address in found:
+    for family, _, _, _, address in infos:
         known[family, (str(address[0]), *(int(part) for part in address[1:]))] = None
-    # A name like localhost may stand for an IPv6 address that this machine does not have.
+    # A name like localhost may resolve to an IPv6 address that this machine does not have.
     return [each for each in known if len(known) == 1 or _exists(*each)] or list(known)
 
 
@@ -67,14 +69,14 @@ def _exists(family: socket.AddressFamily, address: tuple[str | int, ...]) -> boo
 
 
 def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> socket.socket:
-    # asyncio sends small answers at once (TCP_NODELAY) only where the socket says that it speaks TCP.
+    # asyncio sets TCP_NODELAY only if the protocol of the socket is explicitly TCP.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         opened.bind(address)
-        # Listening at once makes a second `up` fail here, not later; early callers wait in the backlog.
+        # Listen now, so that a second `up` fails here; early clients wait in the backlog.
         opened.listen(BACKLOG)
         opened.setblocking(False)
     except OSError:
@@ -85,14 +87,14 @@ def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> sock
 
 def _explain(error: OSError, host: str, port: int, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with {option}, or stop what listens there"
+        return f"port {port} on {host} is in use; choose another with {option}, or stop the process that uses it"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has; choose one above 1023 with {option}"
+        return f"this user may not listen on port {port}; choose one above 1023 with {option}"
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where a client on this machine finds it."""
+    """Return the URL at which clients on this machine reach a listening socket."""
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
@@ -100,7 +102,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 def bound_to(listening: socket.socket) -> str:
-    """The address itself: 0.0.0.0 is that of everybody."""
+    """Return a URL with the address that a socket is bound to. This may be 0.0.0.0, which clients cannot use."""
     return _url(*listening.getsockname()[:2])
 
 

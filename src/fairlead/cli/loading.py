@@ -1,4 +1,4 @@
-"""Finding the Fairlead object that a command is to work on."""
+"""Loads the Fairlead object of a command."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fairlead.app import Fairlead
+from fairlead.app.api_keys import is_live_admin
+from fairlead.app.fairlead import Fairlead
+from fairlead.backends import POSTGRES
 from fairlead.cli.failure import Exit, Failure
 from fairlead.config import Settings, sqlite_options
 from fairlead.domain.config import Config
-from fairlead.engines import POSTGRES
-from fairlead.runtime.keys import is_live_admin
 
 
 def load_app(app_path: str | None, config: Path | None) -> Fairlead:
-    """The object that `module:name` names, or one made from the configuration alone."""
-    # Both modules of the project and `function = "module:name"` are found from where the command is run.
+    """Load the Fairlead object that `module:name` names or, without `module:name`, create one from the configuration
+    alone."""
+    # Modules, also those of `function = "module:name"`, are imported from the working directory.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     if app_path is None:
         return Fairlead(config)
     if config is not None:
-        raise Failure(f"{app_path} has its own configuration; --config is for when no app is given", Exit.USAGE)
+        raise Failure(f"{app_path} has its own configuration; use --config only without an app", Exit.USAGE)
     return _imported(app_path)
 
 
 def database_of(settings: Settings) -> Fairlead:
-    """An app that knows where the database is, and nothing else: neither services nor a dispatcher."""
+    """Return a Fairlead object that has only the database: no services and no Redis."""
     return Fairlead(replace(settings, config=Config(), redis_url=None))
 
 
 def has_admin_key(settings: Settings) -> bool:
-    """Whether an admin's key guards the gateways of this database. One that is not there yet is not made."""
+    """Return whether there is an admin key. If the database does not exist yet, it is not created."""
     if settings.admin_key is not None:
         return True
-    if not settings.database_url.startswith(POSTGRES) and not Path(sqlite_options(settings.database_url)[0]).exists():
+    if not settings.database_url.startswith(POSTGRES) and not Path(sqlite_options(settings.database_url).path).exists():
         return False
 
     async def look() -> bool:
@@ -54,12 +55,12 @@ def _imported(app_path: str) -> Fairlead:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that the project itself imports in vain is a mistake in its code, and wants its traceback.
+        # A missing module that the project imports is an error in its code, and needs the traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise Failure(f"{app_path}: there is no module {error.name!r} in {Path.cwd()}", Exit.USAGE) from None
+        raise Failure(f"{app_path}: no module {error.name!r} in {Path.cwd()}", Exit.USAGE) from None
     app = getattr(module, name, None)
     if not isinstance(app, Fairlead):
-        found = "nothing of that name" if app is None else f"a {type(app).__name__}"
-        raise Failure(f"{app_path}: should be a Fairlead object, but there is {found}", Exit.USAGE)
+        actual = "nothing of that name" if app is None else f"a {type(app).__name__}"
+        raise Failure(f"{app_path}: should be a Fairlead object, but there is {actual}", Exit.USAGE)
     return app

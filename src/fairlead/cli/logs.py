@@ -1,4 +1,4 @@
-"""Logging for people: one plain line per record, to stderr."""
+"""Logging to stderr, one plain line per record."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import LOG_LEVELS
 from fairlead.cli.output import clean
 from fairlead.cli.redact import without_keys
+from fairlead.domain.redaction import redacted
+
+_NOISE = ("without completing handshake", "without completing response", "Invalid UTF-8 sequence received")
 
 
 class OneLine(logging.Formatter):
-    """What a job said may be part of a message; it must not begin a line of its own. Tracebacks keep their lines.
-    No key and no ticket is written, however it got into a message."""
+    """Log formatter that escapes line breaks in messages, which may contain values of a job. Tracebacks keep their
+    lines. Keys, tickets and secrets in URLs are removed from every message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_keys(super().format(record))
+        return redacted(without_keys(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = clean(record.message)
@@ -29,15 +32,15 @@ def log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Uvicorn's own talk of starting and stopping says less than ours.
+    # Our own messages about starting and stopping replace uvicorn's.
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.setLevel(max(logging.getLogger().level, logging.WARNING))
-    uvicorn.addFilter(_is_news)
+    uvicorn.addFilter(_is_relevant)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Uvicorn takes a WebSocket that was refused with an HTTP status for an application that failed, and a frame
-    that is not UTF-8 for an error of ours: anybody could fill the log with them. Our own line of a socket's end has its
-    code."""
-    said = record.getMessage()
-    return not any(noise in said for noise in ("without completing handshake", "Invalid UTF-8 sequence received"))
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Log filter that drops errors of uvicorn which any client can cause: a WebSocket that was refused with an HTTP
+    status, a response that was cut off because its key was revoked, and a frame that is not UTF-8. Fairlead's own log
+    line about the request has its status, and real failures are logged separately."""
+    message = record.getMessage()
+    return not any(noise in message for noise in _NOISE)

@@ -1,4 +1,4 @@
-"""What may be shown of a configuration or written to a log: where things are, never what opens them."""
+"""Removes secrets from configurations and log messages."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fairlead.config import Settings
-from fairlead.domain import keytext
-
-HIDDEN = "***"
+from fairlead.domain.access import SECRET_PATTERN
+from fairlead.domain.redaction import HIDDEN
 
 
 def without_keys(text: str) -> str:
-    """The text with every key and ticket in it cut down to what names it."""
-    return keytext.SECRET.sub(rf"\g<1>{HIDDEN}", text) if "fl" in text else text
+    """Return the text with every key and ticket shortened to its id, which is not secret."""
+    return SECRET_PATTERN.sub(rf"\g<1>{HIDDEN}", text) if "fl" in text else text
 
 
 def without_secrets(url: str) -> str:
-    """The URL without its password and without the values of its query, where tokens travel."""
+    """Return the URL without its password and without the values in its query string, which may be tokens."""
     if url.startswith("sqlite:"):
-        # A file: no password, and the query says how durable its commits are.
+        # A file: no password, and no secrets in the query.
         return url
     try:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
     if "@" in parts.path and not parts.scheme.startswith("http"):
-        # A / in a password that is not written %2F: what follows is not a path.
+        # An unescaped / in the password: the rest is not a path.
         return HIDDEN
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user:
@@ -36,23 +35,23 @@ def without_secrets(url: str) -> str:
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The effective settings as plain data, fit for a screen or a bug report."""
+    """Return the effective settings as plain data without secrets."""
     config = settings.config.model_dump(mode="json", exclude_none=True)
     services = config["services"].values()
-    for called in (*services, config["priority"]):
-        for header, value in called["headers"].items():
-            # `env:TOKEN` names a secret and is none.
-            called["headers"][header] = value if value.startswith("env:") else HIDDEN
-    for place in (*services, *(region for service in services for region in service["regions"].values())):
-        if "url" in place:
-            place["url"] = without_secrets(place["url"])
+    for section in (*services, config["priority"]):
+        for header, value in section["headers"].items():
+            # `env:TOKEN` is the name of a variable, not a secret.
+            section["headers"][header] = value if value.startswith("env:") else HIDDEN
+    for target in (*services, *(region for service in services for region in service["regions"].values())):
+        if "url" in target:
+            target["url"] = without_secrets(target["url"])
     if "url" in config["priority"]:
         config["priority"]["url"] = without_secrets(config["priority"]["url"])
     for key in ("broker_url", "result_backend"):
         if key in config["celery"]:
             config["celery"][key] = without_secrets(config["celery"][key])
-    for name, said in config["shards"].items():
-        config["shards"][name] = said if said.startswith("env:") else without_secrets(said)
+    for name, url in config["shards"].items():
+        config["shards"][name] = url if url.startswith("env:") else without_secrets(url)
     return {
         "source": settings.source,
         "database_url": without_secrets(settings.database_url),

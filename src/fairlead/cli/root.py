@@ -1,4 +1,4 @@
-"""The `fairlead` command: all groups put together, and how any error leaves it."""
+"""The `fairlead` command: registers all commands and handles their errors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli import api, jobs, manager, migrate, operators, status, submit, turn, up, watch, why, worker
+from fairlead.cli import follow, jobs, operators, process, status, submit, turn
 from fairlead.cli.batch import batch
 from fairlead.cli.celery import celery
 from fairlead.cli.config import config
+from fairlead.cli.database import keys, migrate
 from fairlead.cli.dead import dead
 from fairlead.cli.doctor import doctor
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.keys import keys
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
-from fairlead.cli.workers import workers
 from fairlead.errors import ConfigError, FairleadError
 from fairlead.version import __version__
 
@@ -30,34 +29,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(up.up)
-app.command()(api.api)
-app.command()(worker.worker)
-app.command()(manager.manager)
-app.command(cls=submit.SubmitCommand)(submit.submit)
-app.command()(jobs.get)
-app.command("list")(jobs.list_jobs)
-app.command()(watch.watch)
-app.command()(why.why)
-app.command()(jobs.cancel)
-app.command()(jobs.resume)
-app.add_typer(batch, name="batch")
-app.command(context_settings=turn.CONTEXT)(turn.turn)
-app.command()(jobs.retry)
-app.add_typer(dead, name="dead")
-app.command()(status.status)
-app.command()(operators.pause)
-app.command()(operators.unpause)
-app.command()(operators.limit)
-app.command()(operators.priority)
-app.command()(operators.rebuild)
-app.command()(operators.audit)
-app.add_typer(workers, name="workers")
-app.add_typer(celery, name="celery")
-app.add_typer(keys, name="keys")
-app.command()(doctor)
-app.command()(migrate.migrate)
-app.add_typer(config, name="config")
+JOBS, QUEUE, OPERATE, RUN, SET_UP = "Jobs", "Queue", "Operate", "Run", "Set up"
+
+app.command(cls=submit.SubmitCommand, rich_help_panel=JOBS)(submit.submit)
+app.command("list", rich_help_panel=JOBS)(jobs.list_jobs)
+app.command(rich_help_panel=JOBS)(jobs.get)
+app.command(rich_help_panel=JOBS)(follow.watch)
+app.command(rich_help_panel=JOBS)(jobs.why)
+app.command(rich_help_panel=JOBS)(jobs.cancel)
+app.command(rich_help_panel=JOBS)(jobs.retry)
+app.command(rich_help_panel=JOBS)(jobs.resume)
+app.command(cls=turn.TurnCommand, rich_help_panel=JOBS)(turn.turn)
+app.add_typer(batch, name="batch", rich_help_panel=JOBS)
+app.command(rich_help_panel=QUEUE)(status.status)
+app.command(rich_help_panel=QUEUE)(operators.limit)
+app.command(rich_help_panel=QUEUE)(operators.pause)
+app.command(rich_help_panel=QUEUE)(operators.unpause)
+app.command(rich_help_panel=QUEUE)(operators.priority)
+app.add_typer(dead, name="dead", rich_help_panel=QUEUE)
+app.command(rich_help_panel=OPERATE)(doctor)
+app.command(rich_help_panel=OPERATE)(operators.audit)
+app.command(rich_help_panel=OPERATE)(operators.rebuild)
+app.add_typer(operators.workers, name="workers", rich_help_panel=OPERATE)
+app.add_typer(celery, name="celery", rich_help_panel=OPERATE)
+app.command(rich_help_panel=RUN)(process.up)
+app.command(rich_help_panel=RUN)(process.api)
+app.command(rich_help_panel=RUN)(process.worker)
+app.command(rich_help_panel=RUN)(process.manager)
+app.command(rich_help_panel=SET_UP)(migrate)
+app.add_typer(keys, name="keys", rich_help_panel=SET_UP)
+app.add_typer(config, name="config", rich_help_panel=SET_UP)
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,27 +81,30 @@ def root(
 
 
 def run() -> int:
-    """The exit code. Every expected error is told in words; only a bug shows a traceback."""
-    # Not an option's value, since the error may be that the options cannot be parsed.
+    """Run a command and return its exit code. Expected errors are printed as one line of text; a traceback is printed
+    only for a bug."""
+    # Not from the parsed options: parsing them may be what failed.
     as_json = "--json" in sys.argv
     try:
-        app()
+        app(prog_name="fairlead")
     except Failure as failure:
-        return _told(failure, as_json)
+        return _report(failure, as_json)
     except ConfigError as error:
-        return _told(Failure(str(error), Exit.USAGE, problem={"code": error.code, "problems": error.problems}), as_json)
+        return _report(
+            Failure(str(error), Exit.USAGE, problem={"code": error.code, "problems": error.problems}), as_json
+        )
     except FairleadError as error:
-        return _told(Failure(str(error), problem={"code": error.code, "detail": str(error)}), as_json)
+        return _report(Failure(str(error), problem={"code": error.code, "detail": str(error)}), as_json)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our pipe has seen enough (`fairlead list --all | head`). Nothing is left to say.
+        # The reader of the pipe has exited (`fairlead list --all | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     return Exit.OK
 
 
-def _told(failure: Failure, as_json: bool) -> Exit:
+def _report(failure: Failure, as_json: bool) -> Exit:
     if as_json:
         print_problem(failure.problem)
     else:

@@ -1,9 +1,8 @@
-"""One process and one event loop: whatever roles it has of the line, and the gateway before them if it listens.
+"""Runs a process until a signal arrives. Its roles and, if it listens, the gateway share one event loop.
 
-A signal begins the way out: the worker claims no more, calls under way finish (or are handed back when
-`drain_timeout` is over), and meanwhile the gateway goes on answering, so that nobody loses sight of a job. Then it
-closes. A second signal ends the process at once: nothing accepted is lost, the next start or another process
-recovers it.
+The first signal starts the drain: the worker claims no more jobs, and running calls finish or, after `drain_timeout`,
+are released. The gateway answers requests meanwhile. Then the process exits. A second signal makes the process exit at
+once. No accepted job is lost then: the next start, or another process, recovers it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from fairlead.app import Fairlead
+from fairlead.app.fairlead import Fairlead
 from fairlead.cli.failure import Exit
+from fairlead.domain.config import ServerConfig
+from fairlead.engine.roles import Roles
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.metrics import metrics_app
-from fairlead.gateway.packets import OnePacket
-from fairlead.gateway.transport import websocket_options
-from fairlead.runtime.roles import Roles
+from fairlead.gateway.serving import uvicorn_options
+from fairlead.store.sqlite.gil import shorten_switch_interval
 
 log = logging.getLogger("fairlead.process")
 
-# What is under way by then is broken off.
+# Requests and streams that are still open then are cut off.
 CLOSE_STREAMS_AFTER_S = 1
 LEAVE_AFTER_S = 3
 LOOK_EVERY_S = 1.0
@@ -43,7 +43,8 @@ COLLECT_AFTER = (50_000, 20, 100)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn would close the gateway at the first signal, before the drain; signals are ours here."""
+    """A uvicorn server that leaves signals to this module. Uvicorn itself would close the gateway at the first signal,
+    before the drain."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,10 +58,12 @@ def run(
     metrics: list[socket.socket],
     on_up: Callable[[], Awaitable[None]],
 ) -> Exit:
-    """Until a signal. `on_up` is awaited when everything runs, just before the first request is answered."""
+    """Run the roles of a process until a signal arrives. `on_up` is awaited when everything runs, just before the first
+    request is served."""
+    shorten_switch_interval()  # nothing else runs in this process
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(_serve(app, roles, sockets, metrics, on_up))
-        # The runner waits for every task to end, and a handler that ignores its cancellation never does.
+        # The runner waits for every task, and a handler that ignores its cancellation never ends.
         last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (code,))
         last_resort.daemon = True
         last_resort.start()
@@ -70,14 +73,15 @@ def run(
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # there is none for Windows
+    except ImportError:  # not available on Windows
         return None
     return uvloop.new_event_loop
 
 
 def _collect_less_often() -> None:
-    """What is loaded by now stays. A busy process makes thousands of objects per commit that live for milliseconds and
-    are in no cycles: with Python's defaults a tenth of its time would go into looking for some."""
+    """Freeze the objects that exist now, and make garbage collection less frequent. A busy process creates thousands of
+    short-lived objects per commit, and none of them is part of a cycle. With the default thresholds the process would
+    spend a tenth of its time in the collector."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -91,7 +95,7 @@ async def _serve(
     on_up: Callable[[], Awaitable[None]],
 ) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
-    async with app.running(roles), _metrics_told(app, metrics):
+    async with app.running(roles), _serving_metrics(app, metrics):
         _collect_less_often()
         await on_up()
         if not sockets:
@@ -102,12 +106,12 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _metrics_told(app: Fairlead, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """To the end, drain included: that is when somebody looks."""
+async def _serving_metrics(app: Fairlead, sockets: list[socket.socket]) -> AsyncIterator[None]:
+    """Within this block, serve metrics. The block includes the drain."""
     if not sockets:
         yield
         return
-    server = _Server(_uvicorn_config(metrics_app(app)))
+    server = _Server(_uvicorn_config(metrics_app(app), app.config.server))
     serving = asyncio.create_task(server.serve(sockets=sockets))
     try:
         yield
@@ -117,33 +121,34 @@ async def _metrics_told(app: Fairlead, sockets: list[socket.socket]) -> AsyncIte
 
 
 async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Event) -> None:
-    server = _Server(_uvicorn_config(create_gateway(app)))
+    server = _Server(_uvicorn_config(create_gateway(app), app.config.server))
     serving = asyncio.create_task(server.serve(sockets=sockets))
-    stopping = asyncio.create_task(_until_told_or_broken(app, stop))
+    stopping = asyncio.create_task(_until_signal_or_failure(app, stop))
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not serving.done():
         await _drain(app)
-    # Whoever watches is told to go on elsewhere: these do not end by themselves.
+    # Close streams, which do not end by themselves; clients reconnect elsewhere.
     app.hub.dismiss()
     server.should_exit = True
     await serving
 
 
 async def _work(app: Fairlead, stop: asyncio.Event) -> None:
-    await _until_told_or_broken(app, stop)
+    await _until_signal_or_failure(app, stop)
     await _drain(app)
 
 
-async def _until_told_or_broken(app: Fairlead, stop: asyncio.Event) -> None:
-    """One that broke down ends, so that it is started again."""
+async def _until_signal_or_failure(app: Fairlead, stop: asyncio.Event) -> None:
+    """Wait for a signal, or until the app has failed. After a failure the process exits, so that its supervisor
+    restarts it."""
     while app.broken is None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY_S):
                 await stop.wait()
                 break
     if app.broken is not None:
-        log.critical("%s broke down; leaving", type(app.broken).__name__)
+        log.critical("%s failed; exiting", type(app.broken).__name__)
 
 
 async def _drain(app: Fairlead) -> None:
@@ -151,32 +156,34 @@ async def _drain(app: Fairlead) -> None:
     log.info("drained; closing")
 
 
-def _uvicorn_config(application: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(application: ASGIApp, server: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http=OnePacket,
-        # The app runs around the server, not inside it: it must outlive the last request.
+        # The app outlives the server, which must not start and stop it.
         lifespan="off",
         log_config=None,
-        # The gateway writes its own line per request.
+        # The gateway logs each request itself.
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_STREAMS_AFTER_S,
-        **websocket_options(),
+        **uvicorn_options(server),
     )
 
 
 def _on_signals(drain_timeout: float | None) -> asyncio.Event:
-    """Set by the first signal; with None there is nothing to drain. The second one must work even when a handler blocks
-    the loop: no loop callback."""
+    """Install signal handlers and return an event that the first signal sets. A second signal exits at once.
+    `drain_timeout` is for the log message; None means that this process has nothing to drain.
+
+    The handlers are not callbacks of the event loop, because a second signal must work even if the loop is blocked.
+    """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    asked = False
+    signalled = False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal signalled
+        if signalled:
             os._exit(Exit.INTERRUPTED)
-        asked = True
+        signalled = True
         loop.call_soon_threadsafe(begin, signal.Signals(number).name)
 
     def begin(name: str) -> None:
@@ -190,13 +197,14 @@ def _on_signals(drain_timeout: float | None) -> asyncio.Event:
 
 
 def leave(code: int) -> None:
-    """End the process, even when a function in a thread cannot be stopped: its job has been handed back already."""
+    """Exit the process, even if a function in another thread is still running and cannot be stopped. The job of such a
+    function has already been released."""
     others: list[Any] = [
         thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon
     ]
     if not others:
         sys.exit(code)
-    log.warning("%d threads are still busy; leaving them behind", len(others))
+    log.warning("%d threads are still running; exiting without them", len(others))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,58 +1,86 @@
-"""status: lanes, slots, who waits in which band, and which processes there are."""
+"""status: shows the services with their slots and queues, and the processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from fairlead.cli import workers
-from fairlead.cli.client import Gateway, gateway
+from rich.text import Text
+
+from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Failure
-from fairlead.cli.options import Json
-from fairlead.cli.output import note, print_json, print_table, safe, say, seconds
+from fairlead.cli.operators import WORKER_COLUMNS, seen, worker_rows
+from fairlead.cli.options import Json, Watch
+from fairlead.cli.output import print_json, print_whole, safe, seconds, table, terminal_width, watch_json, watch_view
 
 BANDS = ("retry", "high", "medium", "low")
 
 
-def status(json: Json = False) -> None:
-    """Show every service: slots in use, jobs waiting per band, what was overridden; and the workers and managers."""
+@client_command
+def status(watch: Watch = False, json: Json = False) -> None:
+    """Show services with their slots and queues, and workers.
+
+    For each service: slots in use, waiting jobs by priority, mean duration, pauses and changed limits.
+    """
     target = gateway()
-    stats = target.get("/queue/status")
-    processes = _processes(target)
+
+    def read() -> dict[str, Any]:
+        return {**target.get("/queue/status"), **_processes(target)}
+
     if json:
-        print_json({**stats, **processes})
-        return
-    if stats["services"]:
-        columns = ("SERVICE", "SLOTS", "HELD", "ORDER", "POOL", *(band.upper() for band in BANDS), "MEAN", "")
-        print_table(columns, map(_service_row, stats["services"]))
+        watch_json(read) if watch else print_json(read())
+    elif watch:
+        watch_view(lambda width: list(_parts(read(), width)))
     else:
-        note("no services")
-    for service in stats["services"]:
-        regions = service.get("regions", {})
-        partly = any(there.get("pool") is None for there in regions.values())
-        for region, there in regions.items():
-            say(_region_line(service["service"], region, there, partly=partly))
-        if (auto := service.get("auto")) and auto["history"]:
-            say(_last_change(service["service"], auto["history"][-1]))
+        print_whole(*_parts(read(), terminal_width()))
+
+
+def _parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
+    """Yield the parts of the status view, from top to bottom."""
+    services = stats["services"]
+    if services:
+        columns = ("SERVICE", "SLOTS", "HELD", "ORDER", "POOL", *(band.upper() for band in BANDS), "MEAN", "")
+        optional, flexible = ("ORDER", "MEAN", "POOL"), ("", "SERVICE")
+        yield table(columns, map(_service_row, services), width=width, optional=optional, flexible=flexible)
+    else:
+        yield safe("no services")
+    for service in services:
+        yield from _service_lines(service)
     for name, pool in stats.get("pools", {}).items():
-        say(f"pool {name}: {known(pool['in_use'])}/{pool['limit']} slots in use")
-    say("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
-    if processes.get("workers"):
-        print_table(workers.COLUMNS, (row for each in processes["workers"] for row in workers.rows(each)))
-    elif processes:
-        note("no workers: nothing is called until one is started", style="red")
-    for manager in processes.get("managers", ()):
-        say(_manager_line(manager))
+        yield safe(f"pool {name}: {known(pool['in_use'])}/{pool['limit']} slots in use")
+    yield safe("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
+    yield from _process_parts(stats, width)
     for shard, leader in stats.get("leaders", {}).items():
         if leader["problem"]:
-            note(f"{shard}: {leader['problem']}; nothing is granted there: see `fairlead manager`", style="red")
+            yield safe(f"{shard}: {leader['problem']}; no calls start there; `fairlead doctor` names the cause", "red")
     if stats.get("unknown"):
-        note(f"slots and lines are not known, all or some: {stats['unknown']}", style="yellow")
+        yield safe(f"some or all slots and queues are unknown: {stats['unknown']}", "yellow")
     if stats.get("draining"):
-        note("draining: running jobs finish, no new ones start", style="yellow")
+        yield safe("draining: running jobs finish, no new ones start", "yellow")
+
+
+def _service_lines(service: dict[str, Any]) -> Iterator[Text]:
+    regions = service.get("regions", {})
+    partly = any(there.get("pool") is None for there in regions.values())
+    for region, there in regions.items():
+        yield safe(_region_line(service["service"], region, there, partly=partly))
+    if (auto := service.get("auto")) and auto["history"]:
+        yield safe(_last_change(service["service"], auto["history"][-1]))
+
+
+def _process_parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
+    """Yield the table of workers and the lines about managers. Yields nothing if the key is not an admin's."""
+    if stats.get("workers"):
+        rows = (row for each in stats["workers"] for row in worker_rows(each))
+        yield table(WORKER_COLUMNS, rows, width=width, optional=("VERSION", "BANDS"), flexible=("SERVICES",))
+    elif "workers" in stats:
+        yield safe("no workers: no calls are made until one is started", "red")
+    for manager in stats.get("managers", ()):
+        yield safe(_manager_line(manager))
 
 
 def _processes(target: Gateway) -> dict[str, Any]:
-    """For admins only: others are shown the services alone."""
+    """Read the workers and managers from the gateway. Returns an empty dict if the key is not an admin's."""
     try:
         stats = target.get("/admin/runtime/stats")
     except Failure as refused:
@@ -63,26 +91,27 @@ def _processes(target: Gateway) -> dict[str, Any]:
 
 
 def _manager_line(manager: dict[str, Any]) -> str:
-    leads = f"leads {', '.join(manager['leads'])}" if manager["leads"] else "stands by"
-    return f"manager {manager['name']}: {leads if manager['alive'] else 'gone'}, seen {workers.seen(manager)}"
+    leads = f"leads {', '.join(manager['leads'])}" if manager["leads"] else "on standby"
+    return f"manager {manager['name']}: {leads if manager['alive'] else 'gone'}, seen {seen(manager)}"
 
 
 def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bool) -> str:
-    """`partly`: only some regions of the service count in its pool."""
+    """Describe one region of a service in one line. `partly` is set if only some regions of the service count toward
+    its pool; the line then names the pool."""
     waiting, breaker = there["waiting"], there["breaker"]
     parts = [f"{known(there['running'])}/{there['limit']} slots in use"]
     if there.get("pool") and partly:
-        parts.append(f"which count in the pool {there['pool']}")
+        parts.append(f"counted in the pool {there['pool']}")
     if any(waiting.values()):
         parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
     if there["latency"] is not None:
         parts.append(f"calls take {seconds(there['latency'])}")
     if breaker is None:
-        pass  # whoever knows cannot be asked now, which is said below
+        pass  # unknown at the moment, which is reported below
     elif breaker["state"] == "resting":
         parts.append(f"rests until {breaker['resting_until']} after {breaker['failures']} failures")
     elif breaker["state"] == "probing":
-        parts.append(f"one call tries it after {breaker['failures']} failures")
+        parts.append(f"probing with one call after {breaker['failures']} failures")
     return f"{service} in {region}: {', '.join(parts)}"
 
 
@@ -91,12 +120,12 @@ def _last_change(service: str, change: dict[str, Any]) -> str:
 
 
 def _override(service: dict[str, Any]) -> str:
-    """What is not as the configuration says."""
+    """Describe how a service differs from its configuration: whether it is paused, and what has changed its limit."""
     override = service.get("override") or {}
-    said = [f"limit {override['limit']} by an operator"] if override.get("limit") is not None else []
-    if not said and (auto := service.get("auto")):
-        said = [f"auto, {auto['min']} to {auto['max']}"]
-    return ", ".join([*(["paused"] if service.get("paused") else []), *said])
+    changes = [f"limit {override['limit']} by an operator"] if override.get("limit") is not None else []
+    if not changes and (auto := service.get("auto")):
+        changes = [f"auto, {auto['min']} to {auto['max']}"]
+    return ", ".join([*(["paused"] if service.get("paused") else []), *changes])
 
 
 def known(count: int | None) -> str:

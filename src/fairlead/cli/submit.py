@@ -1,9 +1,8 @@
-"""submit: one job, from the words of a command line."""
+"""submit: submits one job."""
 
 from __future__ import annotations
 
 import json as jsonlib
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,20 +10,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fairlead.cli.client import gateway
+from fairlead.cli.client import client_command, gateway
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.follow import end_of, follow
-from fairlead.cli.jobs import show_job, wait_text
-from fairlead.cli.options import Json
-from fairlead.cli.output import note, print_json, say
+from fairlead.cli.jobs import hint_next, show_job, wait_text
+from fairlead.cli.options import (
+    FOREVER,
+    IdempotencyKey,
+    Json,
+    OldIdempotencyKey,
+    complete_features,
+    duration,
+    duration_or_forever,
+    future,
+    moment,
+    seconds_in,
+)
+from fairlead.cli.output import hint, note, print_json, say
 from fairlead.domain.job import Priority
-from fairlead.runtime.submission import ANONYMOUS
-
-FOREVER = str(math.inf)
+from fairlead.domain.submission import ANONYMOUS
 
 
 class SubmitCommand(TyperCommand):
-    """Lets `--wait` stand alone: typer knows options with a value and options without, but not both in one."""
+    """The command class of `submit`. It allows `--wait` without a value, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_wait_value(args))
@@ -36,66 +44,84 @@ def with_wait_value(args: list[str]) -> list[str]:
         if argument == "--":
             return filled + args[index:]
         following = args[index + 1] if index + 1 < len(args) else ""
-        filled.append(f"--wait={FOREVER}" if argument == "--wait" and not _is_number(following) else argument)
+        filled.append(f"--wait={FOREVER}" if argument == "--wait" and not _is_wait(following) else argument)
     return filled
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _is_wait(text: str) -> bool:
+    # A negative number is a mistake in the value, and not the name of a feature.
+    return seconds_in(text.removeprefix("-")) is not None
 
 
+FeatureName = Annotated[
+    str,
+    typer.Argument(metavar="FEATURE", help="The pipeline or service to run.", autocompletion=complete_features),
+]
+InputText = Annotated[str | None, typer.Argument(metavar="JSON", help="The input, a JSON object.")]
+InputOption = Annotated[str | None, typer.Option("--input", metavar="JSON", help="The input, a JSON object.")]
+InputFile = Annotated[
+    str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the input from a file; `-` is stdin.")
+]
+InputParams = Annotated[
+    list[str] | None,
+    typer.Option("--param", "-p", metavar="KEY=VALUE", help="One key of the input; the value is JSON or text."),
+]
+UserId = Annotated[
+    str, typer.Option("--user", metavar="USER", help="The user; with a user's key, the user of the key.")
+]
+JobPriority = Annotated[Priority | None, typer.Option("--priority", metavar="PRIORITY", help="high, medium or low.")]
+Delay = Annotated[
+    float | None,
+    typer.Option("--delay", metavar="DURATION", parser=duration, help="Start no sooner than in 90s, 5m, 1h30m."),
+]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", parser=moment, help="Start no sooner than 2026-12-31T18:00 (ISO 8601)."),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option("--deadline", metavar="TIME", parser=future, help="Fail if not finished by this time, or in 2h."),
+]
+Region = Annotated[
+    str | None, typer.Option("--region", metavar="REGION", help="The preferred region of the first call.")
+]
+AllowedRegions = Annotated[
+    str | None, typer.Option("--allowed-regions", metavar="A,B", help="The only regions that its calls may go to.")
+]
+Metadata = Annotated[str | None, typer.Option("--metadata", metavar="JSON", help="Stored with the job, a JSON object.")]
+Wait = Annotated[
+    float | None,
+    typer.Option(
+        "--wait", metavar="[DURATION]", parser=duration_or_forever, help="Wait for the result, at most this long."
+    ),
+]
+
+
+@client_command
 def submit(
-    feature: Annotated[str, typer.Argument(metavar="FEATURE", help="The pipeline or service to run.")],
-    text: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The input, a JSON object.")] = None,
-    input_: Annotated[str | None, typer.Option("--input", metavar="JSON", help="The input, a JSON object.")] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the input from a file; `-` is stdin.")
-    ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option("--param", "-p", metavar="KEY=VALUE", help="One key of the input; the value is JSON or text."),
-    ] = None,
-    user: Annotated[
-        str, typer.Option("--user", metavar="USER", help="Whose job it is; the user of a user's key.")
-    ] = ANONYMOUS,
-    priority: Annotated[
-        Priority | None, typer.Option("--priority", metavar="PRIORITY", help="high, medium or low.")
-    ] = None,
-    delay: Annotated[
-        float | None, typer.Option("--delay", metavar="SECONDS", help="Start no sooner than this.")
-    ] = None,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Start no sooner than this moment (ISO 8601).")
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            "--deadline", metavar="TIME", help="Fail if not finished by then (ISO 8601, or seconds from now)."
-        ),
-    ] = None,
-    region: Annotated[str | None, typer.Option("--region", metavar="REGION", help="Where the first call goes.")] = None,
-    allowed_regions: Annotated[
-        str | None,
-        typer.Option("--allowed-regions", metavar="A,B", help="The only regions that its calls may go to."),
-    ] = None,
-    metadata: Annotated[
-        str | None, typer.Option("--metadata", metavar="JSON", help="Kept with the job, a JSON object.")
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", help="Idempotency key: sent twice, the job is made once."),
-    ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option("--wait", min=0, metavar="[SECONDS]", help="Wait for the result, for ever or this long."),
-    ] = None,
+    feature: FeatureName,
+    text: InputText = None,
+    input_: InputOption = None,
+    file: InputFile = None,
+    param: InputParams = None,
+    user: UserId = ANONYMOUS,
+    priority: JobPriority = None,
+    delay: Delay = None,
+    at: At = None,
+    deadline: Deadline = None,
+    region: Region = None,
+    allowed_regions: AllowedRegions = None,
+    metadata: Metadata = None,
+    idempotency_key: IdempotencyKey = None,
+    old_key: OldIdempotencyKey = None,
+    wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """Submit a job."""
+    """Submit a job to a pipeline or service.
+
+    The input is a JSON object: an argument, `--input` or `--file`; `--param` sets single keys.
+    """
+    key = idempotency_key or old_key
     body = {
         "feature_name": feature,
         "input_data": input_data(text, input_, file, param or []),
@@ -103,7 +129,7 @@ def submit(
         "priority": priority and priority.value,
         "delay": delay,
         "scheduled_at": at,
-        "deadline": float(deadline) if deadline and _is_number(deadline) else deadline,
+        "deadline": deadline,
         "region": region,
         "allowed_regions": allowed_regions.split(",") if allowed_regions is not None else None,
         "metadata": _json_object(metadata, "--metadata") if metadata is not None else None,
@@ -120,42 +146,48 @@ def submit(
         print_json(receipt)
     else:
         position = receipt.get("position")
-        place = f"  position {position}{wait_text(receipt.get('estimated_wait'))}" if position else ""
-        say(f"{receipt['job_id']}  {receipt['status']}{place}")
+        queued = f"  position {position}{wait_text(receipt.get('estimated_wait'))}" if position else ""
+        say(f"{receipt['job_id']}  {receipt['status']}{queued}")
         if sys.stdout.isatty():
-            note(f"watch it with: fairlead watch {receipt['job_id']}", style="dim")
+            hint(f"follow it with: fairlead watch {receipt['job_id']}")
 
 
 def _waited(job_id: str, wait: float, *, json: bool) -> Exit:
-    """Follow the job on stderr; its outcome goes to stdout."""
+    """Follow the job until it ends or `wait` seconds have passed, with its progress on stderr. Print the job to stdout
+    then, and return the exit code for its status."""
     if not json:
         note(f"{job_id}  submitted", style="dim")
     target = gateway()
     try:
         follow(target, job_id, timeout=wait, on_stderr=True, quiet=json)
     except KeyboardInterrupt:
-        note(f"the job goes on; see it with: fairlead watch {job_id}")
+        note(f"the job continues; follow it with: fairlead watch {job_id}")
         return Exit.INTERRUPTED
     job = target.job(job_id)
+    end = end_of(job["status"])
     if json:
         print_json(job)
-    else:
-        show_job(job)
-    return end_of(job["status"])
+        return end
+    show_job(job)
+    if end is Exit.NOT_FINISHED:
+        hint(f"not finished yet; follow it with: fairlead watch {job_id}")
+    hint_next(job)
+    return end
 
 
 def input_data(text: str | None, option: str | None, file: str | None, params: list[str]) -> dict[str, Any]:
-    """The input from wherever it was given, with single keys on top."""
-    given = [
+    """Return the input of a job: the JSON object from the argument, `--input` or `--file`, with the keys from `--param`
+    added. Only one of the three may be used."""
+    sources = [
         (value, name) for value, name in ((text, "JSON"), (option, "--input"), (file, "--file")) if value is not None
     ]
-    if len(given) > 1:
-        raise Failure(f"give the input once: {' or '.join(name for _, name in given)}", Exit.USAGE)
+    if len(sources) > 1:
+        raise Failure(f"pass the input only once: {' or '.join(name for _, name in sources)}", Exit.USAGE)
     data: dict[str, Any] = {}
     if file is not None:
         data = _json_object(_read(file), file)
-    elif given:
-        data = _json_object(*given[0])
+    elif sources:
+        data = _json_object(*sources[0])
     for param in params:
         name, equals, value = param.partition("=")
         if not name or not equals:
@@ -175,7 +207,7 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = jsonlib.loads(text, parse_constant=_no_constant)
     except ValueError as error:
-        raise Failure(f"{where}: this is not JSON: {error}", Exit.USAGE) from None
+        raise Failure(f"{where}: not JSON: {error}", Exit.USAGE) from None
     if not isinstance(value, dict):
         raise Failure(f'{where}: should be a JSON object such as {{"prompt": "..."}}', Exit.USAGE)
     return value

@@ -1,4 +1,4 @@
-"""What `AsyncClient` does with batches."""
+"""The methods of `AsyncClient` for batches."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import httpx2
 
 from fairlead.client import batch_calls
 from fairlead.client.batch_calls import BatchPage, BatchSubmitted
-from fairlead.client.calls import LONGEST_WAIT, Call
-from fairlead.client.results import Results
-from fairlead.client.settings import Address
-from fairlead.runtime.batch_view import BatchView, ItemView
+from fairlead.client.calls import LONGEST_WAIT, ApiCall
+from fairlead.client.results import BatchResults
+from fairlead.client.settings import GatewayAddress
+from fairlead.domain.batch import BatchView, ItemView
 
 T = TypeVar("T")
 
 
 class AsyncBatchCalls(ABC):
-    """A part of `AsyncClient`."""
+    """The methods for batches, as a mixin of `AsyncClient`."""
 
-    _address: Address
+    _address: GatewayAddress
     _patience: float
     _http: httpx2.AsyncClient
 
     @abstractmethod
-    async def _do(self, call: Call[T], patience: float | None = None) -> T: ...
+    async def _do(self, call: ApiCall[T], patience: float | None = None) -> T: ...
 
     async def submit_batch(
         self,
@@ -40,14 +40,14 @@ class AsyncBatchCalls(ABC):
         idempotency_key: str | None = None,
         **defaults: Any,
     ) -> AsyncBatch:
-        """Many jobs as one, all or none. When this returns, they are committed. `defaults` (feature_name, priority and
-        so on) count for the items that do not say otherwise."""
-        about = {"user_id": user_id, "name": name, "metadata": metadata, **defaults}
-        receipt: BatchSubmitted = await self._do(batch_calls.submit_batch(items, idempotency_key, **about))
+        """Submit many jobs as one batch. Either all of them are accepted, or none; when this returns, they are
+        committed. `defaults` (feature_name, priority and so on) apply to items that do not set these fields."""
+        fields = {"user_id": user_id, "name": name, "metadata": metadata, **defaults}
+        receipt: BatchSubmitted = await self._do(batch_calls.submit_batch(items, idempotency_key, **fields))
         return AsyncBatch(self, receipt.batch_id)
 
     def batch(self, batch_id: str) -> AsyncBatch:
-        """A handle to a batch that is there."""
+        """Return a handle to an existing batch, without a request."""
         return AsyncBatch(self, batch_id)
 
     async def get_batch(self, batch_id: str) -> BatchView:
@@ -56,15 +56,15 @@ class AsyncBatchCalls(ABC):
     async def list_batches(
         self, *, user_id: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> BatchPage:
-        """One page, newest first."""
+        """Return one page of batches, newest first."""
         return await self._do(batch_calls.list_batches(user_id=user_id, limit=limit, cursor=cursor))
 
     async def wait_batch(self, batch_id: str, timeout: float | None = None) -> BatchView:
-        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        """Wait until every item has ended or `timeout` seconds have passed, and return the batch."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
-            # A gateway that is away may be back in time.
+            # An unreachable gateway may be back in time.
             patience = self._patience if until is None else left
             batch = await self._do(batch_calls.get_batch(batch_id, min(LONGEST_WAIT, round(left))), patience)
             if batch.finished or (until is not None and time.monotonic() >= until):
@@ -73,8 +73,8 @@ class AsyncBatchCalls(ABC):
                 await asyncio.sleep(min(0.1, left))
 
     async def batch_results(self, batch_id: str) -> AsyncIterator[ItemView]:
-        """Every item with its result, in their order, as they come over the line."""
-        results = Results(batch_id, self._patience)
+        """Yield the items of a batch with their results, in the order of the batch, while the response arrives."""
+        results = BatchResults(batch_id, self._patience)
         while True:
             try:
                 async with self._http.stream("GET", results.path) as response:
@@ -91,15 +91,19 @@ class AsyncBatchCalls(ABC):
             await asyncio.sleep(pause)
 
     async def cancel_batch(self, batch_id: str) -> int:
-        """Every item that has not ended; returns how many."""
+        """Cancel every item that has not ended, and return the number of these items."""
         return await self._do(batch_calls.cancel_batch(batch_id))
 
     async def resume_batch(self, batch_id: str) -> int:
-        """Every failed item that is marked retryable; returns how many."""
+        """Resume every failed item that is marked retryable, and return the number of these items."""
         return await self._do(batch_calls.resume_batch(batch_id))
 
+    async def retry_batch(self, batch_id: str, *, from_start: bool = False) -> int:
+        """Retry every failed item, even if it is not marked retryable, and return the number of these items."""
+        return await self._do(batch_calls.retry_batch(batch_id, from_start=from_start))
+
     async def retry_item(self, batch_id: str, item: str | int) -> ItemView:
-        """One failed item, by its custom_id or its number."""
+        """Retry one failed item. `item` is its custom_id, or its number in the batch."""
         return await self._do(batch_calls.retry_item(batch_id, item))
 
 
@@ -114,11 +118,11 @@ class AsyncBatch:
         return await self._client.get_batch(self.id)
 
     async def wait(self, timeout: float | None = None) -> BatchView:
-        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        """Wait until every item has ended or `timeout` seconds have passed, and return the batch."""
         return await self._client.wait_batch(self.id, timeout)
 
     def results(self) -> AsyncIterator[ItemView]:
-        """Every item with its result, in their order."""
+        """Yield the items of the batch with their results, in the order of the batch."""
         return self._client.batch_results(self.id)
 
     async def cancel(self) -> int:
@@ -126,6 +130,9 @@ class AsyncBatch:
 
     async def resume(self) -> int:
         return await self._client.resume_batch(self.id)
+
+    async def retry_failed(self, *, from_start: bool = False) -> int:
+        return await self._client.retry_batch(self.id, from_start=from_start)
 
     async def retry(self, item: str | int) -> ItemView:
         return await self._client.retry_item(self.id, item)

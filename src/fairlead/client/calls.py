@@ -1,4 +1,5 @@
-"""Every call as a request and what its answer means, without sending anything: both clients send the same ones."""
+"""Builds the request of every call and parses its response. Both clients send these requests; nothing in this module
+does I/O."""
 
 from __future__ import annotations
 
@@ -13,24 +14,28 @@ from uuid_utils import uuid4
 from fairlead.client.errors import not_a_gateway
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of, job_of, page_of, submitted_of, why_of
 from fairlead.domain.job import JobStatus
-from fairlead.domain.wire import NotJson, to_json
+from fairlead.domain.json_codec import NotJson, to_json
+from fairlead.domain.submission import Submission
+from fairlead.domain.validation import check_id
+from fairlead.domain.views import JobView, RetriedJob, Why, retried
 from fairlead.errors import InvalidInput, WrongState
-from fairlead.runtime.operations import check_id
-from fairlead.runtime.submission import Submission
-from fairlead.runtime.view import JobView
-from fairlead.runtime.why import Why
 
 JOBS = "/api/v1/jobs"
+JSON = {"Content-Type": "application/json"}
 LONGEST_WAIT = 30
-"""Seconds that one request waits for a job's end at most; proxies cut longer ones."""
+"""Seconds that one request waits for the end of a job. Proxies cut requests that take longer."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """`again`: may be sent once more although the first one may have been carried out. `if_late`: the job's state if it
-    was the first that did it, and the second is refused for that; `instead` then tells what the first would have."""
+class ApiCall(Generic[T]):
+    """One request, and the function that parses its response (`read`).
+
+    `again`: the request may be sent again, even if the gateway may have processed it already. `if_late`: if a repeated
+    request is refused because the job is in this status, an earlier attempt has succeeded, and only its response was
+    lost. `instead` is then called to get that response.
+    """
 
     method: str
     path: str
@@ -40,10 +45,10 @@ class Call(Generic[T]):
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     if_late: JobStatus | None = None
-    instead: Call[T] | None = None
+    instead: ApiCall[T] | None = None
 
-    def meant(self, error: Exception) -> bool:
-        """Does this refusal say that it was done before?"""
+    def already_done(self, error: Exception) -> bool:
+        """Return whether the gateway refused a repeated request because an earlier attempt succeeded. See `if_late`."""
         return (
             self.if_late is not None
             and isinstance(error, WrongState)
@@ -51,65 +56,80 @@ class Call(Generic[T]):
         )
 
 
-def answer_of(call: Call[T], response: httpx2.Response) -> T:
-    """What the answer means; or that nobody knows."""
+def parsed(call: ApiCall[T], response: httpx2.Response) -> T:
+    """Parse the response to a call. Raises NotAGateway if it cannot be parsed."""
     try:
         return call.read(response)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise not_a_gateway(response) from None
 
 
-def submit(wanted: Submission, key: str | None) -> Call[Submitted]:
-    return Call("POST", JOBS, _submitted, body=json_of(body_of(wanted)), headers=with_body(key))
+def submit(submission: Submission, key: str | None) -> ApiCall[Submitted]:
+    return ApiCall("POST", JOBS, _submitted, body=json_of(body_of(submission)), headers=with_body(key))
 
 
-def submit_many(wanted: Sequence[Submission], key: str | None) -> Call[list[Submitted]]:
+def submit_many(submissions: Sequence[Submission], key: str | None) -> ApiCall[list[Submitted]]:
     def read(response: httpx2.Response) -> list[Submitted]:
         replayed = "idempotent-replayed" in response.headers
-        said = response.json()["jobs"]
-        if len(said) != len(wanted):
-            raise ValueError("there must be one answer for each job")
-        return [submitted_of(one, replayed=replayed) for one in said]
+        jobs = response.json()["jobs"]
+        if len(jobs) != len(submissions):
+            raise ValueError("the response must have one entry per job")
+        return [submitted_of(job, replayed=replayed) for job in jobs]
 
-    body = json_of({"jobs": [*map(body_of, wanted)]})
-    return Call("POST", f"{JOBS}/bulk", read, body=body, headers=with_body(key))
-
-
-def infer(model: str, wanted: Mapping[str, Any], timeout: float, key: str | None) -> Call[Inference | Submitted]:
-    """`Submitted`: it has not ended within the timeout, which proxies let pass."""
-    said = {"model": model, **{name: value for name, value in wanted.items() if value is not None}}
-    body = json_of({**said, "timeout": min(timeout, LONGEST_WAIT)})
-    return Call("POST", "/inference", _inferred, body=body, headers=with_body(key))
+    body = json_of({"jobs": [*map(body_of, submissions)]})
+    return ApiCall("POST", f"{JOBS}/bulk", read, body=body, headers=with_body(key))
 
 
-def get(job_id: str, wait: int | None = None) -> Call[JobView]:
+def infer(model: str, options: Mapping[str, Any], timeout: float, key: str | None) -> ApiCall[Inference | Submitted]:
+    """Build the call of a model. Its result is `Submitted` if the job has not ended within the timeout. The timeout of
+    one request is bounded, because proxies cut long requests."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    body = json_of({"model": model, **fields, "timeout": min(timeout, LONGEST_WAIT)})
+    return ApiCall("POST", "/inference", _inferred, body=body, headers=with_body(key))
+
+
+def get(job_id: str, wait: int | None = None) -> ApiCall[JobView]:
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
-    return Call("GET", path_of(job_id), _job, headers=headers)
+    return ApiCall("GET", path_of(job_id), _job, headers=headers)
 
 
-def list_jobs(**filters: Any) -> Call[JobPage]:
+def list_jobs(**filters: Any) -> ApiCall[JobPage]:
     params = {name: str(value) for name, value in filters.items() if value is not None}
-    return Call("GET", JOBS, lambda response: page_of(response.json()), params=params)
+    return ApiCall("GET", JOBS, lambda response: page_of(response.json()), params=params)
 
 
-def cancel(job_id: str) -> Call[JobView]:
-    return Call("POST", f"{path_of(job_id)}/cancel", _job, if_late=JobStatus.CANCELLED, instead=get(job_id))
+def cancel(job_id: str) -> ApiCall[JobView]:
+    return ApiCall("POST", f"{path_of(job_id)}/cancel", _job, if_late=JobStatus.CANCELLED, instead=get(job_id))
 
 
-def resume(job_id: str) -> Call[JobView]:
-    return Call("POST", f"{path_of(job_id)}/resume", _job, again=False)
+def resume(job_id: str) -> ApiCall[JobView]:
+    return ApiCall("POST", f"{path_of(job_id)}/resume", _job, again=False)
 
 
-def retry_step(job_id: str, step: int) -> Call[JobView]:
-    return Call("POST", f"{path_of(job_id)}/steps/{int(step)}/retry", _job, again=False)
+def retry(job_id: str, *, from_start: bool) -> ApiCall[RetriedJob]:
+    body = json_of({"from": "start" if from_start else "step"})
+    return ApiCall("POST", f"{path_of(job_id)}/retry", _retried, again=False, body=body, headers=JSON)
 
 
-def delete(job_id: str) -> Call[None]:
-    return Call("DELETE", path_of(job_id), lambda response: None, again=False)
+def retry_step(job_id: str, step: int) -> ApiCall[JobView]:
+    return ApiCall("POST", f"{path_of(job_id)}/steps/{int(step)}/retry", _job, again=False)
 
 
-def why(job_id: str) -> Call[Why]:
-    return Call("GET", f"{path_of(job_id)}/why", lambda response: why_of(response.json()))
+def delete(job_id: str) -> ApiCall[None]:
+    return ApiCall("DELETE", path_of(job_id), lambda response: None, again=False)
+
+
+def why(job_id: str) -> ApiCall[Why]:
+    return ApiCall("GET", f"{path_of(job_id)}/why", lambda response: why_of(response.json()))
+
+
+def raw(method: str, path: str, json: Any, content: bytes | None, **request: Any) -> ApiCall[Any]:
+    """Build any request. The result of the call is the JSON of the response, unchanged."""
+    headers = dict(request.pop("headers", None) or {})
+    if json is not None:
+        content, headers = json_of(json), {"Content-Type": "application/json", **headers}
+    again = method == "GET" or "Idempotency-Key" in headers
+    return ApiCall(method, path, _json, again=again, params=request["params"] or {}, body=content, headers=headers)
 
 
 def events_of(job_id: str) -> str:
@@ -120,14 +140,14 @@ def path_of(job_id: str) -> str:
     return f"{JOBS}/{check_id(job_id)}"
 
 
-def body_of(wanted: Submission) -> dict[str, Any]:
-    """Only what was given: what is not is the gateway's to decide."""
-    if not isinstance(wanted, Submission):
-        raise InvalidInput(f"a job to submit is a Submission, not {type(wanted).__name__}")
-    said = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+def body_of(submission: Submission) -> dict[str, Any]:
+    """Return the fields of a submission that are set. The gateway uses its defaults for the others."""
+    if not isinstance(submission, Submission):
+        raise InvalidInput(f"a job to submit is a Submission, not {type(submission).__name__}")
+    values = {each.name: getattr(submission, each.name) for each in fields(submission)}
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in said.items()
+        for name, value in values.items()
         if value is not None
     }
 
@@ -136,7 +156,7 @@ def json_of(value: Any) -> bytes:
     try:
         return to_json(value).encode()
     except NotJson as error:
-        raise InvalidInput(f"what is submitted is not JSON: {error}") from None
+        raise InvalidInput(f"the request is not JSON-serialisable: {error}") from None
 
 
 def with_body(key: str | None) -> dict[str, str]:
@@ -149,6 +169,15 @@ def _submitted(response: httpx2.Response) -> Submitted:
 
 def _inferred(response: httpx2.Response) -> Inference | Submitted:
     return _submitted(response) if response.status_code == 202 else inference_of(response.json())
+
+
+def _json(response: httpx2.Response) -> Any:
+    return response.json() if response.content else None
+
+
+def _retried(response: httpx2.Response) -> RetriedJob:
+    body = response.json()
+    return retried(job_of(body), body.get("warning"))
 
 
 def _job(response: httpx2.Response) -> JobView:

@@ -1,4 +1,4 @@
-"""When to try again, and how long to wait before it."""
+"""Decides whether a failed call is retried, and when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from fairlead.client.calls import Call
+from fairlead.client.calls import ApiCall
 from fairlead.client.errors import NoConnection, of_response, retry_after
 from fairlead.errors import FairleadError, JobError
 
@@ -19,29 +19,31 @@ LONGEST_PAUSE = 5.0
 
 
 class Pauses:
-    """Doubling, and jittered, so that many clients of one gateway do not come back at the same moment; until `patience`
-    seconds are over."""
+    """The pauses between the attempts of a call: exponential backoff with jitter, for at most `patience` seconds in
+    total."""
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = clock() + patience
         self._lengths = _doubling()
 
-    def next(self, told: float | None = None) -> float | None:
-        """How long to wait before the next try, as the gateway `told` or else by our own judgement. None: give up."""
-        pause = next(self._lengths) if told is None else told
+    def next(self, requested: float | None = None) -> float | None:
+        """Return the seconds to wait before the next attempt: `requested` if the gateway named a time, otherwise the
+        next backoff. Returns None when `patience` is used up."""
+        pause = next(self._lengths) if requested is None else requested
         return pause if self._clock() + pause <= self._until else None
 
 
 class Patience:
-    """The tries of one call: what each failure means, and how long to wait before the next one; None: it is final."""
+    """The attempts of one call. Its methods return, for a failed attempt, the exception and the seconds to wait before
+    the next attempt; None means that the call must not be repeated."""
 
-    def __init__(self, call: Call[Any], patience: float) -> None:
+    def __init__(self, call: ApiCall[Any], patience: float) -> None:
         self._call = call
         self._pauses = Pauses(patience)
         self._lost = False
 
-    def of_answer(self, response: httpx2.Response) -> tuple[FairleadError, float | None]:
+    def of_refusal(self, response: httpx2.Response) -> tuple[FairleadError, float | None]:
         error = of_response(response)
         passing = response.status_code in PASSING and not isinstance(error, JobError)
         return error, self._pauses.next(retry_after(response)) if passing else None
@@ -49,12 +51,13 @@ class Patience:
     def of_failure(self, error: httpx2.TransportError, url: str) -> tuple[FairleadError, float | None]:
         unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
         self._lost = self._lost or not unsent
-        said = NoConnection(f"{url} cannot be reached: {error or type(error).__name__}")
-        return said, self._pauses.next() if unsent or self._call.again else None
+        no_connection = NoConnection(f"{url} cannot be reached: {error or type(error).__name__}")
+        return no_connection, self._pauses.next() if unsent or self._call.again else None
 
-    def was_ours(self, error: FairleadError) -> bool:
-        """It was an earlier try of ours, whose answer was lost, that made this one come too late."""
-        return self._lost and self._call.meant(error)
+    def already_done(self, error: FairleadError) -> bool:
+        """Return whether the gateway refused this attempt because an earlier attempt succeeded and its response was
+        lost."""
+        return self._lost and self._call.already_done(error)
 
 
 def _doubling() -> Iterator[float]:

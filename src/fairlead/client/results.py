@@ -1,4 +1,4 @@
-"""A batch's results over connections that may break off: what was read, and when to give up."""
+"""Reads the results of a batch over connections that may be interrupted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import httpx2
 from fairlead.client.batch_calls import item_of, path_of
 from fairlead.client.errors import NoConnection, of_response, retry_after
 from fairlead.client.patience import PASSING, Pauses
-from fairlead.runtime.batch_view import ItemView
+from fairlead.domain.batch import ItemView
 
 
-class Results:
-    """When the answer breaks off it is asked for again, and what was read already is left out."""
+class BatchResults:
+    """The state of reading a batch's results. When a response is interrupted, the client requests the results again,
+    and the items that were read before are skipped."""
 
     def __init__(self, batch_id: str, patience: float) -> None:
         self.path = f"{path_of(batch_id)}/results"
@@ -23,12 +24,12 @@ class Results:
         self._rest = b""
 
     def begin(self) -> None:
-        """A new answer: what came last of the one before was no whole line."""
+        """Prepare to read a new response: drop the incomplete last line of the previous response."""
         self._rest = b""
 
     def read(self, piece: bytes) -> list[ItemView]:
-        """The new items of the lines that this piece completes. Cut at newlines alone: a text in a result may have
-        other characters that some take for the end of a line."""
+        """Return the new items in the lines that this chunk completes. The text is split at newlines only: `splitlines`
+        would also split at other characters inside a result."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         items = [item for item in map(item_of, map(json.loads, filter(None, lines))) if item.item > self._last]
         if items:
@@ -37,7 +38,8 @@ class Results:
         return items
 
     def refused(self, response: httpx2.Response) -> float:
-        """How long to wait before the next try, unless the answer is final."""
+        """Return the seconds to wait before the next attempt after an error response. Raises its exception if the error
+        is not temporary, or if `patience` is used up."""
         pause = self._pauses.next(retry_after(response)) if response.status_code in PASSING else None
         if pause is None:
             raise of_response(response)

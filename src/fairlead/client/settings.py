@@ -1,4 +1,4 @@
-"""Where the gateway is, and how to speak to it."""
+"""The URL and the key of the gateway, and the options of the HTTP client."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ URL_VARIABLE = "FAIRLEAD_URL"
 KEY_VARIABLE = "FAIRLEAD_API_KEY"
 CONNECT_TIMEOUT = 5.0
 READ_TIMEOUT = 60.0
-"""Seconds; the gateway is never silent for so long: streams have heartbeats, and no request waits longer."""
+"""Seconds without data after which a request fails. The gateway never takes so long: streams have heartbeats, and waits
+are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """What was given, else what the environment says."""
+class GatewayAddress:
+    """The URL and the key of a gateway, from arguments or else from the environment."""
 
     url: str
     key: str | None
 
     @classmethod
-    def of(cls, url: str | None, key: str | None) -> Address:
+    def of(cls, url: str | None, key: str | None) -> GatewayAddress:
+        where = "the URL of the gateway" if url else URL_VARIABLE
         url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         try:
+            httpx2.URL(url)
             parts = urlsplit(url)
             fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
+        except (ValueError, httpx2.InvalidURL):
             fine = False
         if not fine:
-            raise ConfigError([f"{URL_VARIABLE}: a gateway's URL is such as {DEFAULT_URL}"])
+            raise ConfigError([f"{where}: should be a URL such as {DEFAULT_URL}"])
         key = key or os.environ.get(KEY_VARIABLE) or None
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ConfigError([f"{KEY_VARIABLE}: a key is of printable ASCII characters"])
+            raise ConfigError([f"{KEY_VARIABLE}: not a key; keys are printable ASCII"])
         return cls(url, key)
 
     @property
@@ -48,7 +51,7 @@ class Address:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def options(self, version: str) -> dict[str, Any]:
-        """For httpx2's clients."""
+        """Return the options with which httpx2's clients are created."""
         headers = {"User-Agent": f"fairlead/{version}", "Accept": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -56,7 +59,7 @@ class Address:
             "base_url": self.url,
             "headers": headers,
             "timeout": httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
-            # A proxy of the environment must not come between us and our own machine.
+            # Connections to this machine do not use the proxies of the environment.
             "trust_env": not is_loopback(urlsplit(self.url).hostname or ""),
         }
 

@@ -1,4 +1,4 @@
-"""A job's or a turn's events over connections that may break off: what was heard, and when to give up."""
+"""Reads the events of a job or a turn over connections that may be interrupted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import httpx2
 
 from fairlead.client.errors import NoConnection, NotAGateway, of_response, retry_after
 from fairlead.client.patience import PASSING, Pauses
+from fairlead.domain.events import SNAPSHOT, TERMINAL
 from fairlead.domain.job import FINISHED
-from fairlead.runtime.events import SNAPSHOT, TERMINAL
 
 MAX_EVENT = 64 << 20
 
 
 class Stream:
-    """`ended` is True after the last event that matters. It gives up after `patience` seconds without any."""
+    """The state of reading an event stream. `ended` is True after the last event. Raises after `patience` seconds
+    without an event."""
 
     def __init__(self, path: str, patience: float) -> None:
         self.path = path
@@ -24,20 +25,21 @@ class Stream:
         self._patience = patience
         self._pauses = Pauses(patience)
 
-    def heard(self, data: str) -> dict[str, Any]:
+    def parse(self, data: str) -> dict[str, Any]:
         self._pauses = Pauses(self._patience)
         try:
             event: dict[str, Any] = json.loads(data)
             self.ended = self._is_last(event)
         except (ValueError, KeyError, TypeError):
-            raise NotAGateway("what was heard is no event of a Fairlead gateway; is the URL right?") from None
+            raise NotAGateway("the stream has data that is not from a Fairlead gateway; check the URL") from None
         return event
 
     def _is_last(self, event: dict[str, Any]) -> bool:
         return event["type"] in TERMINAL or (event["type"] == SNAPSHOT and event["job"]["status"] in FINISHED)
 
     def refused(self, response: httpx2.Response) -> float:
-        """How long to wait before the next try, unless the answer is final."""
+        """Return the seconds to wait before the next attempt after an error response. Raises its exception if the error
+        is not temporary, or if `patience` is used up."""
         passing = response.status_code in PASSING
         pause = self._pauses.next(retry_after(response)) if passing else None
         if pause is None:

@@ -1,4 +1,5 @@
-"""`Client`: for code without an event loop."""
+# Generated from asynchronous.py by tools/generate_sync_client.py: change that file, then run `make generate`.
+"""`Client`: submits, follows and manages jobs on a running gateway."""
 
 from __future__ import annotations
 
@@ -11,29 +12,28 @@ from typing import Any, TypeVar
 import httpx2
 
 from fairlead.client import calls
-from fairlead.client.calls import LONGEST_WAIT, Call, answer_of
+from fairlead.client.calls import LONGEST_WAIT, ApiCall, parsed
+from fairlead.client.errors import NoConnection, of_response
 from fairlead.client.patience import Patience
-from fairlead.client.settings import Address
+from fairlead.client.settings import GatewayAddress
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
 from fairlead.client.stream import MAX_EVENT, Stream
 from fairlead.client.synchronous_batches import BatchCalls
 from fairlead.client.synchronous_turns import TurnCalls
 from fairlead.domain.job import JobStatus
-from fairlead.handle import result_of
-from fairlead.runtime.submission import ANONYMOUS, Submission
-from fairlead.runtime.view import JobView
-from fairlead.runtime.why import Why
+from fairlead.domain.submission import ANONYMOUS, Submission
+from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 from fairlead.version import __version__
 
 T = TypeVar("T")
 
 
 class Client(BatchCalls, TurnCalls):
-    """`url` and `key` are those of FAIRLEAD_URL and FAIRLEAD_API_KEY unless given. `patience`: for how many seconds a
-    call that failed for a passing reason is tried again."""
+    """A client of a running gateway. `url` and `key` default to FAIRLEAD_URL and FAIRLEAD_API_KEY. A call that fails
+    temporarily is retried for up to `patience` seconds."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = 30.0) -> None:
-        self._address = Address.of(url, key)
+        self._address = GatewayAddress.of(url, key)
         self._patience = patience
         self._http = httpx2.Client(**self._address.options(__version__))
 
@@ -66,15 +66,15 @@ class Client(BatchCalls, TurnCalls):
         allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
     ) -> ClientJob:
-        """When this returns, the job is committed."""
-        wanted = Submission(
+        """Submit a job. When this returns, the job is committed to the gateway's database."""
+        submission = Submission(
             feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
             allowed_regions,
         )  # fmt: skip
-        return ClientJob(self, self._do(calls.submit(wanted, idempotency_key)))
+        return ClientJob(self, self._do(calls.submit(submission, idempotency_key)))
 
     def submit_many(self, submissions: Sequence[Submission], *, idempotency_key: str | None = None) -> list[ClientJob]:
-        """All or none."""
+        """Submit several jobs at once. Either all of them are accepted, or none."""
         return [ClientJob(self, one) for one in self._do(calls.submit_many(submissions, idempotency_key))]
 
     def infer(
@@ -88,18 +88,19 @@ class Client(BatchCalls, TurnCalls):
         timeout: float = 30.0,
         idempotency_key: str | None = None,
     ) -> Inference:
-        """Call a model (a service or a pipeline) and wait for its result. Raises JobFailed, JobCancelled, or
-        ResultTimeout after `timeout` seconds: the job goes on, and `job_id` says which it is."""
-        wanted = {"input_data": input_data, "user_id": user_id, "priority": priority, "region": region}
+        """Call a model (a service or a pipeline) and wait for its result. Raises JobFailed or JobCancelled, or
+        ResultTimeout after `timeout` seconds. After a ResultTimeout the job continues; its id is in the error's
+        `job_id`."""
+        options = {"input_data": input_data, "user_id": user_id, "priority": priority, "region": region}
         until = time.monotonic() + timeout
-        found = self._do(calls.infer(model, wanted, timeout, idempotency_key))
-        if isinstance(found, Inference):
-            return found
-        job = self.wait(found.job_id, max(0.0, until - time.monotonic()))
+        outcome = self._do(calls.infer(model, options, timeout, idempotency_key))
+        if isinstance(outcome, Inference):
+            return outcome
+        job = self.wait(outcome.job_id, max(0.0, until - time.monotonic()))
         result_of(job, timeout)
         return inference_of_job(job)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
     def get(self, job_id: str) -> JobView:
         return self._do(calls.get(job_id))
@@ -112,23 +113,28 @@ class Client(BatchCalls, TurnCalls):
         feature_name: str | None = None,
         since: str | None = None,
         until: str | None = None,
+        service: str | None = None,
+        error_code: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """One page, newest first. `since` and `until` (ISO 8601) are about when they were accepted."""
+        """Return one page of jobs, newest first. `since` and `until` (ISO 8601) filter by the time of submission, and
+        `service` by the service of the current step. `error_code` selects FAILED jobs with this error, or jobs of
+        another `status` if one is given."""
         filters = {"user_id": user_id, "status": status, "feature_name": feature_name, "since": since, "until": until}
+        filters |= {"service": service, "error_code": error_code}
         return self._do(calls.list_jobs(**filters, limit=limit, cursor=cursor))
 
     def why(self, job_id: str) -> Why:
-        """What holds the job now, in words (`summary`) and for programs (`reasons`)."""
+        """Explain why the job is not running: in words (`summary`) and for programs (`reasons`)."""
         return self._do(calls.why(job_id))
 
     def wait(self, job_id: str, timeout: float | None = None) -> JobView:
-        """The job when it has ended, or as it is after `timeout` seconds."""
+        """Wait until the job has ended or `timeout` seconds have passed, and return it."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
-            # A gateway that is away may be back in time.
+            # An unreachable gateway may be back in time.
             patience = self._patience if until is None else left
             job = self._do(calls.get(job_id, min(LONGEST_WAIT, round(left))), patience)
             if job.status.finished or (until is not None and time.monotonic() >= until):
@@ -137,49 +143,86 @@ class Client(BatchCalls, TurnCalls):
                 time.sleep(min(0.1, left))
 
     def watch(self, job_id: str) -> Iterator[dict[str, Any]]:
-        """A snapshot, then what happens, until the job ends. A stream that breaks off is taken up again, with a new
-        snapshot."""
-        yield from self._heard(Stream(calls.events_of(job_id), self._patience))
+        """Yield a snapshot of the job, and then its events until it ends. If the stream is interrupted, it is resumed
+        with a new snapshot."""
+        yield from self.read_events(Stream(calls.events_of(job_id), self._patience))
 
-    # ------------------------------------------------------------ acting
+    # ------------------------------------------------------------ changing
 
     def cancel(self, job_id: str) -> JobView:
         return self._do(calls.cancel(job_id))
 
     def resume(self, job_id: str) -> JobView:
-        """Take up a FAILED job that is marked retryable, at the step that failed."""
+        """Resume a FAILED job that is marked retryable, at the step that failed."""
         return self._do(calls.resume(job_id))
 
+    def retry(self, job_id: str, *, from_start: bool = False) -> RetriedJob:
+        """Queue any FAILED job again with fresh attempts, at the step that failed or from the start. The returned job
+        has a `warning` if the error was permanent."""
+        return self._do(calls.retry(job_id, from_start=from_start))
+
     def retry_step(self, job_id: str, step: int) -> JobView:
-        """Run one step of a finished job again, counted from 0; the earlier result stays in its `history`."""
+        """Run one step of a finished job again. Steps are counted from 0. The earlier result of the step stays in the
+        job's `history`."""
         return self._do(calls.retry_step(job_id, step))
 
     def delete(self, job_id: str) -> None:
-        """Remove a finished job for good."""
+        """Delete a finished job permanently."""
         self._do(calls.delete(job_id))
 
     # ------------------------------------------------------------ sending
 
-    def _do(self, call: Call[T], patience: float | None = None) -> T:
-        tries = Patience(call, self._patience if patience is None else patience)
+    @property
+    def url(self) -> str:
+        """The gateway's URL, without credentials."""
+        return self._address.shown
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a request for which the client has no method, for example to an admin route, and return the JSON of the
+        response."""
+        return self._do(calls.raw(method, path, json, content, params=params, headers=headers))
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Stream the body of a large response, chunk by chunk."""
+        try:
+            with self._http.stream("GET", path) as response:
+                if response.status_code >= 300:
+                    response.read()
+                    raise of_response(response)
+                yield from response.iter_bytes()
+        except httpx2.TransportError as lost:
+            raise NoConnection(f"{self.url} cannot be reached: {lost or type(lost).__name__}") from None
+
+    def _do(self, call: ApiCall[T], patience: float | None = None) -> T:
+        attempts = Patience(call, self._patience if patience is None else patience)
         while True:
             try:
                 response = self._http.request(
                     call.method, call.path, params=call.params, content=call.body, headers=call.headers
                 )
             except httpx2.TransportError as lost:
-                error, pause = tries.of_failure(lost, self._address.shown)
+                error, pause = attempts.of_failure(lost, self._address.shown)
             else:
                 if response.status_code < 300:
-                    return answer_of(call, response)
-                error, pause = tries.of_answer(response)
-                if call.instead is not None and tries.was_ours(error):
+                    return parsed(call, response)
+                error, pause = attempts.of_refusal(response)
+                if call.instead is not None and attempts.already_done(error):
                     return self._do(call.instead)
             if pause is None:
                 raise error from None
             time.sleep(pause)
 
-    def _heard(self, stream: Stream) -> Iterator[dict[str, Any]]:
+    def read_events(self, stream: Stream) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream until its last event, and reconnect when the connection is lost."""
         while not stream.ended:
             try:
                 with self._http.sse(stream.path, max_event_size=MAX_EVENT) as source:
@@ -189,7 +232,7 @@ class Client(BatchCalls, TurnCalls):
                         continue
                     for event in source:
                         if event.data:
-                            yield stream.heard(event.data)
+                            yield stream.parse(event.data)
                 pause = stream.broke_off(None, self._address.shown)
             except (httpx2.TransportError, httpx2.SSEError) as error:
                 pause = stream.broke_off(error, self._address.shown)
@@ -197,7 +240,7 @@ class Client(BatchCalls, TurnCalls):
 
 
 class ClientJob:
-    """A submitted job. `receipt` is what the gateway said as it took it in."""
+    """A submitted job. `receipt` is the gateway's response to the submit."""
 
     def __init__(self, client: Client, receipt: Submitted) -> None:
         self._client = client
@@ -205,7 +248,8 @@ class ClientJob:
         self.id = receipt.job_id
 
     def result(self, timeout: float | None = None) -> Any:
-        """The last step's data. Raises JobFailed, JobCancelled, or ResultTimeout after `timeout` seconds."""
+        """Wait for the job to complete, and return the data of its last step. Raises JobFailed or JobCancelled, or
+        ResultTimeout after `timeout` seconds."""
         return result_of(self._client.wait(self.id, timeout), timeout)
 
     def get(self) -> JobView:
@@ -222,6 +266,9 @@ class ClientJob:
 
     def resume(self) -> JobView:
         return self._client.resume(self.id)
+
+    def retry(self, *, from_start: bool = False) -> RetriedJob:
+        return self._client.retry(self.id, from_start=from_start)
 
     def retry_step(self, step: int) -> JobView:
         return self._client.retry_step(self.id, step)

@@ -1,4 +1,5 @@
-"""What `Client` does with batches."""
+# Generated from asynchronous_batches.py by tools/generate_sync_client.py: change that file, then run `make generate`.
+"""The methods of `Client` for batches."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ import httpx2
 
 from fairlead.client import batch_calls
 from fairlead.client.batch_calls import BatchPage, BatchSubmitted
-from fairlead.client.calls import LONGEST_WAIT, Call
-from fairlead.client.results import Results
-from fairlead.client.settings import Address
-from fairlead.runtime.batch_view import BatchView, ItemView
+from fairlead.client.calls import LONGEST_WAIT, ApiCall
+from fairlead.client.results import BatchResults
+from fairlead.client.settings import GatewayAddress
+from fairlead.domain.batch import BatchView, ItemView
 
 T = TypeVar("T")
 
 
 class BatchCalls(ABC):
-    """A part of `Client`."""
+    """The methods for batches, as a mixin of `Client`."""
 
-    _address: Address
+    _address: GatewayAddress
     _patience: float
     _http: httpx2.Client
 
     @abstractmethod
-    def _do(self, call: Call[T], patience: float | None = None) -> T: ...
+    def _do(self, call: ApiCall[T], patience: float | None = None) -> T: ...
 
     def submit_batch(
         self,
@@ -39,29 +40,29 @@ class BatchCalls(ABC):
         idempotency_key: str | None = None,
         **defaults: Any,
     ) -> ClientBatch:
-        """Many jobs as one, all or none. When this returns, they are committed. `defaults` (feature_name, priority and
-        so on) count for the items that do not say otherwise."""
-        about = {"user_id": user_id, "name": name, "metadata": metadata, **defaults}
-        receipt: BatchSubmitted = self._do(batch_calls.submit_batch(items, idempotency_key, **about))
+        """Submit many jobs as one batch. Either all of them are accepted, or none; when this returns, they are
+        committed. `defaults` (feature_name, priority and so on) apply to items that do not set these fields."""
+        fields = {"user_id": user_id, "name": name, "metadata": metadata, **defaults}
+        receipt: BatchSubmitted = self._do(batch_calls.submit_batch(items, idempotency_key, **fields))
         return ClientBatch(self, receipt.batch_id)
 
     def batch(self, batch_id: str) -> ClientBatch:
-        """A handle to a batch that is there."""
+        """Return a handle to an existing batch, without a request."""
         return ClientBatch(self, batch_id)
 
     def get_batch(self, batch_id: str) -> BatchView:
         return self._do(batch_calls.get_batch(batch_id))
 
     def list_batches(self, *, user_id: str | None = None, limit: int = 50, cursor: str | None = None) -> BatchPage:
-        """One page, newest first."""
+        """Return one page of batches, newest first."""
         return self._do(batch_calls.list_batches(user_id=user_id, limit=limit, cursor=cursor))
 
     def wait_batch(self, batch_id: str, timeout: float | None = None) -> BatchView:
-        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        """Wait until every item has ended or `timeout` seconds have passed, and return the batch."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
-            # A gateway that is away may be back in time.
+            # An unreachable gateway may be back in time.
             patience = self._patience if until is None else left
             batch = self._do(batch_calls.get_batch(batch_id, min(LONGEST_WAIT, round(left))), patience)
             if batch.finished or (until is not None and time.monotonic() >= until):
@@ -70,8 +71,8 @@ class BatchCalls(ABC):
                 time.sleep(min(0.1, left))
 
     def batch_results(self, batch_id: str) -> Iterator[ItemView]:
-        """Every item with its result, in their order, as they come over the line."""
-        results = Results(batch_id, self._patience)
+        """Yield the items of a batch with their results, in the order of the batch, while the response arrives."""
+        results = BatchResults(batch_id, self._patience)
         while True:
             try:
                 with self._http.stream("GET", results.path) as response:
@@ -87,15 +88,19 @@ class BatchCalls(ABC):
             time.sleep(pause)
 
     def cancel_batch(self, batch_id: str) -> int:
-        """Every item that has not ended; returns how many."""
+        """Cancel every item that has not ended, and return the number of these items."""
         return self._do(batch_calls.cancel_batch(batch_id))
 
     def resume_batch(self, batch_id: str) -> int:
-        """Every failed item that is marked retryable; returns how many."""
+        """Resume every failed item that is marked retryable, and return the number of these items."""
         return self._do(batch_calls.resume_batch(batch_id))
 
+    def retry_batch(self, batch_id: str, *, from_start: bool = False) -> int:
+        """Retry every failed item, even if it is not marked retryable, and return the number of these items."""
+        return self._do(batch_calls.retry_batch(batch_id, from_start=from_start))
+
     def retry_item(self, batch_id: str, item: str | int) -> ItemView:
-        """One failed item, by its custom_id or its number."""
+        """Retry one failed item. `item` is its custom_id, or its number in the batch."""
         return self._do(batch_calls.retry_item(batch_id, item))
 
 
@@ -110,11 +115,11 @@ class ClientBatch:
         return self._client.get_batch(self.id)
 
     def wait(self, timeout: float | None = None) -> BatchView:
-        """The batch when every item has ended, or as it is after `timeout` seconds."""
+        """Wait until every item has ended or `timeout` seconds have passed, and return the batch."""
         return self._client.wait_batch(self.id, timeout)
 
     def results(self) -> Iterator[ItemView]:
-        """Every item with its result, in their order."""
+        """Yield the items of the batch with their results, in the order of the batch."""
         return self._client.batch_results(self.id)
 
     def cancel(self) -> int:
@@ -122,6 +127,9 @@ class ClientBatch:
 
     def resume(self) -> int:
         return self._client.resume_batch(self.id)
+
+    def retry_failed(self, *, from_start: bool = False) -> int:
+        return self._client.retry_batch(self.id, from_start=from_start)
 
     def retry(self, item: str | int) -> ItemView:
         return self._client.retry_item(self.id, item)

@@ -1,26 +1,28 @@
-"""The calls about turns, without sending anything; see `calls.py`."""
+"""Builds the requests for turns and parses their responses; see `calls.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx2
 
-from fairlead.client.calls import Call, json_of, with_body
+from fairlead.client.calls import ApiCall, json_of, with_body
 from fairlead.client.shapes import moment, wait_of
 from fairlead.domain.job import JobStatus, Priority
-from fairlead.runtime.operations import check_id
-from fairlead.runtime.view import EstimatedWait
+from fairlead.domain.validation import check_id
+from fairlead.domain.views import EstimatedWait
 
 TURNS = "/api/v1/turns"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """A turn as the gateway shows it: PENDING is in line, RUNNING has the slot. `heartbeat` is how long a waiting
-    caller may be silent, `lease_ttl` how long one that has the slot may be."""
+    """A turn as the gateway returns it: in the status PENDING it waits, in RUNNING it holds the slot. While it waits,
+    its caller must contact the gateway every `heartbeat` seconds; while it holds the slot, every `lease_ttl`
+    seconds."""
 
     turn_id: str
     service: str
@@ -29,9 +31,9 @@ class TurnState:
     priority: Priority
     position: int | None
     estimated_wait: EstimatedWait | None
-    created_at: float | None
-    started_at: float | None
-    finished_at: float | None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
     error: dict[str, Any] | None
     result: Any
     metadata: dict[str, Any] | None
@@ -43,44 +45,47 @@ class TurnState:
         return self.status is JobStatus.RUNNING
 
 
-def wanted(
+def request_of(
     service: str,
     user_id: str | int | None,
     wait_timeout: float | None,
     priority: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Only what was given: what is not is the gateway's to decide. User ids are text, also of those who count them."""
-    said = {
+    """Return the body of a request for a turn, with the fields that are set. The gateway uses its defaults for the
+    others. A user id is sent as a string, even if it is a number."""
+    fields = {
         "service": service,
         "user_id": None if user_id is None else str(user_id),
         "wait_timeout": wait_timeout,
         "priority": priority,
         "metadata": metadata,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def open_turn(wanted: Mapping[str, Any]) -> Call[TurnState]:
-    """Sent again with the same key if the answer is lost: a caller stands in line once."""
-    return Call("POST", TURNS, _turn, body=json_of(wanted), headers=with_body(None))
+def open_turn(request: Mapping[str, Any]) -> ApiCall[TurnState]:
+    """Build the request that opens a turn. If the response is lost, the request is repeated with the same idempotency
+    key, so the caller waits in the queue only once."""
+    return ApiCall("POST", TURNS, _turn, body=json_of(request), headers=with_body(None))
 
 
-def get_turn(turn_id: str, wait: int | None = None) -> Call[TurnState]:
-    """With `wait` as its caller: who only looks must not be taken for it."""
+def get_turn(turn_id: str, wait: int | None = None) -> ApiCall[TurnState]:
+    """Build the request that reads a turn. With `wait`, the gateway answers after at most this many seconds, when the
+    turn has its slot or has ended; the request then also counts as a heartbeat of the turn's caller."""
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
-    return Call("GET", path_of(turn_id), _turn, headers=headers)
+    return ApiCall("GET", path_of(turn_id), _turn, headers=headers)
 
 
-def renew_turn(turn_id: str) -> Call[TurnState]:
-    return Call("POST", f"{path_of(turn_id)}/renew", _turn)
+def renew_turn(turn_id: str) -> ApiCall[TurnState]:
+    return ApiCall("POST", f"{path_of(turn_id)}/renew", _turn)
 
 
-def finish_turn(turn_id: str, result: Any = None, error: str | None = None) -> Call[TurnState]:
-    """`error` instead of a result: it failed."""
+def finish_turn(turn_id: str, result: Any = None, error: str | None = None) -> ApiCall[TurnState]:
+    """Build the request that ends a turn: as failed if `error` is given, otherwise with `result`."""
     body = {"result": result} if error is None else {"error": error}
     late = JobStatus.COMPLETED if error is None else JobStatus.FAILED
-    return Call(
+    return ApiCall(
         "POST",
         f"{path_of(turn_id)}/finish",
         _turn,
@@ -91,9 +96,9 @@ def finish_turn(turn_id: str, result: Any = None, error: str | None = None) -> C
     )
 
 
-def cancel_turn(turn_id: str) -> Call[TurnState]:
+def cancel_turn(turn_id: str) -> ApiCall[TurnState]:
     path = f"{path_of(turn_id)}/cancel"
-    return Call("POST", path, _turn, if_late=JobStatus.CANCELLED, instead=get_turn(turn_id))
+    return ApiCall("POST", path, _turn, if_late=JobStatus.CANCELLED, instead=get_turn(turn_id))
 
 
 def events_of(turn_id: str) -> str:
@@ -104,23 +109,23 @@ def path_of(turn_id: str) -> str:
     return f"{TURNS}/{check_id(turn_id)}"
 
 
-def state_of(said: Mapping[str, Any]) -> TurnState:
+def state_of(body: Mapping[str, Any]) -> TurnState:
     return TurnState(
-        turn_id=said["turn_id"],
-        service=said["service"],
-        user_id=said["user_id"],
-        status=JobStatus(said["status"]),
-        priority=Priority(said["priority"]),
-        position=said.get("position"),
-        estimated_wait=wait_of(said.get("estimated_wait")),
-        created_at=moment(said.get("created_at")),
-        started_at=moment(said.get("started_at")),
-        finished_at=moment(said.get("finished_at")),
-        error=said.get("error"),
-        result=said.get("result"),
-        metadata=said.get("metadata"),
-        heartbeat=float(said["heartbeat"]),
-        lease_ttl=float(said["lease_ttl"]),
+        turn_id=body["turn_id"],
+        service=body["service"],
+        user_id=body["user_id"],
+        status=JobStatus(body["status"]),
+        priority=Priority(body["priority"]),
+        position=body.get("position"),
+        estimated_wait=wait_of(body.get("estimated_wait")),
+        created_at=moment(body.get("created_at")),
+        started_at=moment(body.get("started_at")),
+        finished_at=moment(body.get("finished_at")),
+        error=body.get("error"),
+        result=body.get("result"),
+        metadata=body.get("metadata"),
+        heartbeat=float(body["heartbeat"]),
+        lease_ttl=float(body["lease_ttl"]),
     )
 
 

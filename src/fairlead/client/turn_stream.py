@@ -1,4 +1,4 @@
-"""What a caller hears of its turn while it waits."""
+"""Reads the events of a waiting turn, and computes when its slot must be renewed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import Any
 
 from fairlead.client.stream import Stream
 from fairlead.client.turn_calls import TurnState, events_of, state_of
+from fairlead.domain.events import POSITION, SNAPSHOT
 from fairlead.domain.job import JobStatus
 from fairlead.domain.retry import RESOURCE_EXHAUSTED
-from fairlead.errors import TurnEnded, TurnError, TurnLost, TurnTimeout
-from fairlead.runtime.events import POSITION, SNAPSHOT
+from fairlead.errors import FairleadError, TurnEnded, TurnError, TurnLost, TurnTimeout
 
 LONGEST_ERROR = 1000
 RENEWALS = 3
-"""In the time that a slot outlives its holder's last word."""
+"""How many renewals are attempted before the slot would expire."""
 RENEW_EVERY = 1.0
-"""Seconds at most: whose slot is taken away hears it with the next renewal, and has three to leave it."""
+"""Longest interval between two renewals, in seconds. A caller learns from a renewal that its slot was revoked, and has
+three seconds to stop."""
 
 
 class TurnStream(Stream):
-    """Ends when the wait is over, one way or the other; `state` says which."""
+    """The event stream of a waiting turn. It ends when the turn no longer waits; `state` then has the outcome."""
 
     def __init__(self, opened: TurnState, patience: float) -> None:
         super().__init__(events_of(opened.turn_id), patience)
         self.state = opened
 
     def position_in(self, event: dict[str, Any]) -> int | None:
-        """The place in line that this event tells of."""
+        """Return the position in the queue that an event contains, or None if it contains none."""
         if event["type"] == SNAPSHOT:
             return self.state.position
         return int(event["position"]) if event["type"] == POSITION else None
@@ -38,18 +39,18 @@ class TurnStream(Stream):
 
 
 def pause(state: TurnState) -> float:
-    """Seconds between two renewals."""
+    """Return the seconds between two renewals of the slot."""
     return min(RENEW_EVERY, state.lease_ttl / RENEWALS)
 
 
 def outlives(state: TurnState) -> float:
-    """Seconds that the slot is surely ours after a renewal, whatever becomes of the gateway: it renews the lease itself
-    as often as we must, and may have been about to."""
+    """Return for how many seconds after a renewal the caller can rely on the slot, even if the gateway fails before it
+    has renewed the lease in the dispatcher."""
     return state.lease_ttl * (1 - 1 / RENEWALS)
 
 
 def ended(state: TurnState) -> TurnError:
-    """Why its caller never had the slot."""
+    """Return the exception for a turn that ended before it held the slot."""
     error = state.error or {}
     kind = TurnTimeout if error.get("code") == RESOURCE_EXHAUSTED else TurnEnded
     return kind(str(error.get("message", f"the turn is {state.status}")), turn_id=state.turn_id, error=error)
@@ -61,3 +62,30 @@ def lost(turn_id: str) -> TurnLost:
 
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+
+
+class OpenTurn:
+    """The attributes that a turn has inside its `with` block."""
+
+    def __init__(self) -> None:
+        self._state: TurnState | None = None
+        self.position: int | None = None
+        self.result: Any = None
+
+    @property
+    def id(self) -> str:
+        return self._opened.turn_id
+
+    @property
+    def service(self) -> str:
+        return self._opened.service
+
+    @property
+    def user_id(self) -> str:
+        return self._opened.user_id
+
+    @property
+    def _opened(self) -> TurnState:
+        if self._state is None:
+            raise FairleadError("the turn starts with its `with` block")
+        return self._state

@@ -1,27 +1,31 @@
-"""The dispatcher: who goes next, and is there a free slot?
+"""The dispatcher interface: which step runs next, and whether a slot is free.
 
-It holds nothing that the store could not rebuild. Every operation takes many, is atomic, and is harmless when repeated.
-An `Offer` carries (job, step, run): one that is not newer than what is in line or on lease does nothing.
+A dispatcher holds only state that can be rebuilt from the store. Every operation accepts many items, is atomic, and can
+be repeated safely. An `Offer` carries (job, step, run). The dispatcher ignores an offer if it already has the same or a
+newer run of the job, queued or leased.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
 
+from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Hold
-from fairlead.domain.limits import Rules
-from fairlead.domain.order import Place
-from fairlead.domain.records import record
+from fairlead.domain.rules import Rules
 from fairlead.domain.turns import is_turn
 
 
-@record
+@fast_dataclass
 class Offer:
-    """A step that waits. `rank`: retries before jobs under way before arrivals, within one user. `region` is the one
-    that it is bound to, or several of which each will do, as `limits.lane_of` writes them; None: any will. `steps` are
-    the services that the job has waited for so far, this one among them; empty: nobody knows."""
+    """A waiting step, to be added to the queue.
+
+    `rank` orders the steps of one user: retries, then later steps of running jobs, then new jobs. `region` names the
+    regions that the step is bound to or prefers, in the format of `rules.lane_of`; None means any region. `steps` lists
+    the services that the job has queued for so far, including this one; empty means unknown.
+    """
 
     job_id: str
     seq: int
@@ -39,7 +43,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Lease:
-    """A slot in use. `name` is `epoch:counter`. Times are the dispatcher's own clock, in seconds."""
+    """A slot in use. `name` is `epoch:counter`. Times are in seconds by the dispatcher's clock."""
 
     name: str
     job_id: str
@@ -57,33 +61,45 @@ class Lease:
     scope: str = ""
 
 
+Unserved: TypeAlias = frozenset[tuple[str, str]]
+"""The regions that no live worker claims for, each with its service."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker with room asks for work: `services` are those it can execute, `bands` those it is bound to. `turns`: as
-    long as the next in line is a turn, and no further; `only`: if it is this one. `waits`: it may be told when a lane
-    turns runnable, if it is left with room."""
+    """A worker's request for up to `budget` steps.
+
+    `services` and `regions` are what the worker can execute, `bands` the priorities it accepts. With `turns`, steps are
+    granted only while the next step in the queue is a turn; with `only`, only if the next step is this job. With
+    `waits`, a worker that is left with unused budget is woken when a lane becomes runnable. `unserved` are the regions
+    that no live worker serves: steps that merely prefer such a region may be granted to workers of other regions.
+    """
 
     worker: str
-    room: int
+    budget: int
     services: frozenset[str]
     bands: frozenset[int] = frozenset({1, 2, 3})
     regions: frozenset[str] | None = None
     turns: bool = False
     only: str | None = None
     waits: bool = True
+    unserved: Unserved = frozenset()
 
     def admits(self, job_id: str) -> bool:
-        """Whether it may be granted this one, which is the next in line. If not, it is granted nothing of that line."""
+        """Whether this claim may be granted the job at the head of a queue. If not, it gets nothing from that queue."""
         if self.only is not None:
             return job_id == self.only
         return not self.turns or is_turn(job_id)
 
 
-@record
+@fast_dataclass
 class Release:
-    """A slot given back. `refund`: nothing ran (the start was refused), so the charge goes back as well. `scope` is the
-    lease's own: its service may have moved to another pool since. `failed` is how the region of the call did; None: it
-    has none, or nobody can tell."""
+    """The return of a slot.
+
+    `refund` means that nothing ran (the start was refused), so the user's charge is returned too. `scope` is the scope
+    that granted the lease; the service may have moved to another pool since. `failed` is the outcome for the region's
+    circuit breaker; None means that the call had no region or that its outcome is unknown.
+    """
 
     lease: str
     service: str
@@ -92,9 +108,9 @@ class Release:
     failed: bool | None = None
 
 
-@record
+@fast_dataclass
 class Withdrawal:
-    """Take a job out of line, unless what is there is newer than `run`."""
+    """Removes a job from the queue, unless the queued run is newer than `run`."""
 
     job_id: str
     service: str
@@ -103,7 +119,8 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Move a waiting step to another band, unless it is not there or newer than `run`, which it then carries."""
+    """Moves a waiting step to another band and sets its run to `run`. Ignored if the step is not queued, or is queued
+    with a newer run."""
 
     job_id: str
     service: str
@@ -113,16 +130,20 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of a worker's leases: `lost` ones are no longer theirs. While rebuilding none is ever called lost."""
+    """The result of a heartbeat. The `lost` leases no longer belong to the worker. During a rebuild no lease is
+    reported as lost."""
 
     lost: frozenset[str] = frozenset()
     rebuilding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class UserLine:
-    """One user's standing in one band of one service. `tag` is the virtual time, in microseconds; `arrival` its number
-    among those that are new in the band and go before all that are not, 0 for the others."""
+class UserQueue:
+    """The queue of one user in one band of one service.
+
+    `tag` is the user's virtual time in microseconds. Newcomers go before all other users, in the order of `arrival`.
+    For users that are not new, `arrival` is 0.
+    """
 
     user_id: str
     band: int
@@ -136,8 +157,12 @@ class UserLine:
 
 @dataclass(frozen=True, slots=True)
 class RegionSnapshot:
-    """One region of a service. `waiting` and `retrying` are those that may run here and not everywhere; `failures` are
-    in a row; `resting_until` is there while it rests, and `probing` from then on until a call there succeeds."""
+    """The state of one region of a service.
+
+    `waiting` and `retrying` count the steps that may run in this region but not in every region. `failures` counts
+    consecutive failures. `resting_until` is set while the circuit breaker is open. `probing` is true from the opening
+    of the breaker until a call succeeds.
+    """
 
     region: str
     limit: int
@@ -152,7 +177,11 @@ class RegionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """`unbound`: of a service with regions, how many wait that may run in any, and how many such retries."""
+    """The state of one service.
+
+    Times are converted to the database's clock if the dispatcher's clock differs from it by a second or more. For
+    services with regions, `unbound` counts the waiting steps and the retries that may run in any region.
+    """
 
     service: str
     limit: int
@@ -164,51 +193,71 @@ class ServiceSnapshot:
     holds: Sequence[Hold]
     virtual_time: Mapping[int, int]
     mean_duration: float | None
-    users: Sequence[UserLine] = field(default_factory=tuple)
+    users: Sequence[UserQueue] = field(default_factory=tuple)
     regions: Sequence[RegionSnapshot] = field(default_factory=tuple)
     unbound: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeState:
-    """What the dispatcher says of a scope: None as epoch if it knows nothing of it; `server` is who says so."""
+    """The state of a scope on the server named `server`.
+
+    `epoch` is None if the server does not know the scope. `lost` means that part of the scope's data is missing; it
+    grants nothing until it is rebuilt.
+    """
 
     epoch: int | None
     open: bool
     server: str
+    lost: bool = False
 
 
 Wake = Callable[[frozenset[str]], None]
-"""Called with the services whose lane has just turned runnable."""
+"""The callback for wakeups. Called with the services whose lanes have become runnable."""
 
 
 class Dispatcher(Protocol):
-    """See DESIGN section 4 for the order, and `tests/contract/test_dispatcher.py` for every rule as a test. Raises
-    `Unavailable` while its server cannot be reached, or is not the one that the truth names."""
+    """The queues of waiting steps, and the slots of their services.
+
+    DESIGN section 4 defines the order; `tests/contract/test_dispatcher.py` tests it. Operations raise `Unavailable`
+    while the server cannot be reached, or if it is not the server recorded in the database.
+    """
 
     async def start(self) -> None:
-        """Returns at once, also when the server is away."""
+        """Start background work. Returns immediately, even if the server cannot be reached."""
         ...
 
     async def close(self) -> None: ...
 
     async def reconnect(self) -> None:
-        """The truth names another server: whoever answered so far may be one that lives on cut off from the others."""
+        """Close all connections, because the database now names another server. The old server may be a master that was
+        cut off from the others."""
         ...
 
     def on_wake(self, wake: Wake) -> None:
-        """Tell this process's worker when a lane turns from not-runnable to runnable (offer, release, end of a hold,
-        raised limit, resumed lane, reopened scope). A claim that leaves a lane runnable wakes too."""
+        """Set the callback for wakeups. It is called with services that become runnable: after an offer, a release, the
+        end of a hold, a raised limit, the end of a pause, or the end of a rebuild. A claim that leaves a lane runnable
+        calls it too."""
         ...
 
     async def configure(self, rules: Rules) -> None:
-        """Take new limits, pauses and pools at once; an older `version` than the present one does nothing. A lowered
-        limit stops new grants and takes nothing back. What waits for a service that is no longer there stays in
-        line."""
+        """Apply the rules: limits, pauses, pools and regions. Rules with an older `version` are ignored. A lowered
+        limit stops new grants, but running calls keep their slots. Steps of a service that the rules no longer contain
+        stay queued."""
         ...
 
     async def offer(self, offers: Sequence[Offer]) -> int:
-        """Put into line, or move; returns how many were newer than what was there."""
+        """Add steps to the queue, or move steps that are queued. Returns how many offers were newer than what was
+        queued.
+
+        Raises `Unavailable`, and changes nothing in the scope, if the scope has newer rules than this process and the
+        service has moved out of it. The caller repeats the offer once it has the newer rules.
+        """
+        ...
+
+    async def missing(self, offers: Sequence[Offer]) -> list[Offer]:
+        """The offers whose step is neither queued nor leased, at this run or a newer one. Changes nothing. Steps on a
+        Cluster node that cannot be reached are not reported."""
         ...
 
     async def withdraw(self, withdrawals: Sequence[Withdrawal]) -> int: ...
@@ -216,33 +265,46 @@ class Dispatcher(Protocol):
     async def promote(self, promotions: Sequence[Promotion]) -> int: ...
 
     async def exchange(self, claim: Claim, releases: Sequence[Release] = ()) -> list[Lease]:
-        """Give back slots and take the next steps, as one operation: at most `claim.room` leases, in order of service.
+        """Release slots and claim the next steps in one operation. Returns at most `claim.budget` leases, in order of
+        service.
 
-        A released lease settles its user's charge to the slot time really used. Releasing twice, or a lease of another
-        epoch, changes nothing. Nothing is granted from a scope that is closed, nor from a paused lane.
+        A release corrects the user's charge to the slot time actually used. Releasing a lease twice, or a lease of
+        another epoch, has no effect. Closed scopes and paused services grant nothing.
         """
         ...
 
     async def release(self, releases: Sequence[Release]) -> None: ...
 
     def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
-        """The heartbeat. Synchronous and safe to call from another thread, so that a handler that blocks the event
-        loop does not cost the worker its leases."""
+        """Send a heartbeat, which extends the leases of a worker. Synchronous and thread-safe, so that a worker keeps
+        its leases while a handler blocks the event loop."""
+        ...
+
+    async def expire(self, leases: Sequence[Lease]) -> None:
+        """Let these leases expire now, so that the next recovery requeues their steps. A worker calls this if it cannot
+        start a step that it claimed, because only a transition in the database can requeue the step."""
         ...
 
     async def expired(self) -> list[Lease]:
-        """Leases past their expiry. They keep their slots until released, which the recovery does after its write."""
+        """The leases whose expiry has passed. They keep their slots until recovery has written to the database and
+        releases them."""
         ...
 
     async def hold(self, holds: Sequence[Hold]) -> None:
-        """Keep slots taken until `hold.until`; a hold already known (by id) is not counted twice."""
+        """Keep slots taken until `hold.until`, a time by the database's clock. The dispatcher measures the remaining
+        time by its own clock. A hold whose id exists is ignored. Raises `Unavailable` in the same cases as `offer`."""
         ...
 
-    async def end_holds(self, now: float) -> int: ...
+    async def end_holds(self, now: float | None = None) -> int:
+        """End the holds whose time is over and return their number. `now` is a time by the database's clock; by default
+        it is computed from the dispatcher's clock."""
+        ...
 
-    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        """Where these steps stand; those not in line are absent, and all while it is being built, as not everybody is
-        in it yet. One pass over the active users per service."""
+    async def positions(self, job_ids: Sequence[str], unserved: Unserved = frozenset()) -> dict[str, QueuePosition]:
+        """The queue positions of these jobs. Jobs that are not queued are absent. Empty during a rebuild, when the
+        queue is incomplete. Costs one pass over the active users of each service. `unserved` are the regions that no
+        live worker serves: their slots do not count, and steps that merely prefer such a region count as waiting for
+        the other regions."""
         ...
 
     async def snapshot(
@@ -251,64 +313,79 @@ class Dispatcher(Protocol):
 
     async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]: ...
 
+    async def known_scopes(self) -> frozenset[str]:
+        """All scopes that may hold data, including scopes that have no service in the current rules."""
+        ...
+
     async def close_scope(self, scope: str, epoch: int) -> bool:
-        """Begin a rebuild: forget all of the scope's lines, leases and holds, and grant nothing until it is opened.
-        False, and nothing is done, if a later rebuild has begun; so with the two that follow."""
+        """Begin a rebuild: delete the scope's queues, leases and holds, and grant nothing until `open_scope`.
+
+        Returns False, and changes nothing, if a later rebuild has begun. `restore` and `open_scope` do the same.
+        """
         ...
 
     async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
-        """While closed: put back leases under their names, with a full TTL from now, and holds."""
+        """Add holds, and leases under their old names with a full TTL, to a scope that is being rebuilt.
+        `Lease.granted_at` and `Hold.until` are times by the database's clock."""
         ...
 
     async def open_scope(self, scope: str, epoch: int) -> bool: ...
 
 
 class Leadership(Protocol):
-    """A lease on being the leader, kept where the dispatcher is. Raises `Unavailable` as the dispatcher does."""
+    """The lease of the leader, kept on the dispatcher's server. Operations raise `Unavailable` if the server cannot be
+    reached."""
 
     ttl: float
 
     async def acquire(self, term: int) -> bool:
-        """Become the leader if nobody is, or stay it; `term` is what others are shown. True if we are."""
+        """Take the lease if it is free or belongs to this process, and publish `term` with it. Returns whether this
+        process is the leader."""
         ...
 
     async def renew(self) -> bool:
-        """False: it is ours no more."""
+        """Extend the lease. Returns False if the lease no longer belongs to this process."""
         ...
 
     async def resign(self) -> None:
-        """At once, so that another need not wait for the end of the lease."""
+        """Give up the lease, so that another process need not wait until it expires."""
         ...
 
     async def leader(self) -> tuple[str, int] | None:
-        """Who it is, and its term."""
+        """The name and term of the current leader."""
         ...
 
     async def close(self) -> None: ...
 
 
-Heard = Callable[[str, bytes], None]
+MessageHandler = Callable[[str, bytes], None]
 """Called with the channel and the message."""
 
 
-class Bus(Protocol):
-    """Short messages between processes. They may be lost: whatever must not be missed is in the truth."""
+class PubSub(Protocol):
+    """Short messages between processes. Delivery is best effort; anything that must not be lost is in the database."""
 
-    async def start(self, channels: Sequence[str], heard: Heard, began: Callable[[], None] | None = None) -> None:
-        """Listen to these from now on. Returns at once, also when the server is away. `began` is called whenever a
-        connection stands: what was said before was missed."""
+    async def start(
+        self,
+        channels: Sequence[str],
+        on_message: MessageHandler,
+        on_connect: Callable[[], None] | None = None,
+    ) -> None:
+        """Subscribe to these channels. Returns immediately, even if the server cannot be reached. `on_connect` is
+        called after every connection and reconnection: messages published while there was no connection are lost."""
         ...
 
-    def listen(self, channel: str) -> None: ...
+    def subscribe(self, channel: str) -> None: ...
 
-    def unlisten(self, channel: str) -> None: ...
+    def unsubscribe(self, channel: str) -> None: ...
 
     def send(self, channel: str, message: bytes) -> None:
-        """Soon, many together; dropped when the server is away or too much has gathered."""
+        """Publish a message with the next batch of messages. The message is dropped if the server cannot be reached or
+        the buffer is full."""
         ...
 
-    async def listened(self, pattern: str) -> frozenset[str]:
-        """The channels that somebody listens to, anywhere."""
+    async def active_channels(self, pattern: str) -> frozenset[str]:
+        """The channels matching `pattern` that have a subscriber in any process."""
         ...
 
     async def close(self) -> None: ...
@@ -316,12 +393,40 @@ class Bus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One dispatcher as a process has it. `builder` reaches the same one, whichever server answers: it is for whoever
-    rebuilds it. `another` is for each further worker of the process: in Redis, who waits for work is known by its
-    connection. Without a `leadership`, all of it is in this process."""
+    """The connections of one process to one dispatcher.
+
+    `builder` connects to the same dispatcher without checking the server's identity, for rebuilds. `new_dispatcher`
+    opens a connection for each further worker of the process, because Redis identifies waiting workers by their
+    connection. `leadership` is None if the dispatcher is in the memory of this process.
+    """
 
     name: str
     dispatcher: Dispatcher
     builder: Dispatcher
-    another: Callable[[], Dispatcher]
+    new_dispatcher: Callable[[], Dispatcher]
     leadership: Leadership | None = None
+
+
+NOTABLE = 1.0
+"""The smallest difference of clocks, in seconds, that is corrected. Less may be the latency of a reply."""
+
+
+def by_database(snapshots: Iterable[ServiceSnapshot], ahead: float) -> list[ServiceSnapshot]:
+    """Convert the times of leases and breakers to the database's clock. The dispatcher's clock is `ahead` seconds ahead
+    of the database's clock."""
+    if abs(ahead) < NOTABLE:
+        return list(snapshots)
+    return [
+        replace(
+            each,
+            leases=tuple(
+                replace(lease, granted_at=lease.granted_at - ahead, expires_at=lease.expires_at - ahead)
+                for lease in each.leases
+            ),
+            regions=tuple(
+                region if region.resting_until is None else replace(region, resting_until=region.resting_until - ahead)
+                for region in each.regions
+            ),
+        )
+        for each in snapshots
+    ]

@@ -1,2 +1,1 @@
-"""What Fairlead knows, without I/O: time and randomness are arguments, so the same code runs in tests and
-simulations."""
+"""Values and rules without I/O. Time and randomness are arguments, so the same code runs in tests and simulations."""

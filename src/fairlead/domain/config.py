@@ -1,10 +1,8 @@
-"""Every setting, with its default and what is allowed. Reading files and the environment is `fairlead.config`'s
-part."""
+"""Every setting with its default and its valid range. `fairlead.config` reads files and the environment."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -22,56 +20,77 @@ from pydantic import (
     model_validator,
 )
 
-from fairlead.domain import sharding
+from fairlead.domain.config_checks import (
+    USER_ID,
+    WAYS,
+    contradictions,
+    priority_url_problem,
+    too_many_ways,
+    total_limit,
+    unknown_in_worker_pools,
+    unknown_plans,
+)
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import MAIN_SHARD, Auto, Order, ServiceRules, Share
 from fairlead.domain.retry import Backoff, RetryPolicy
-from fairlead.domain.standing import MAX_WEIGHT, UNKNOWN, Standing
+from fairlead.domain.rules import MAIN_SHARD, Auto, Order, ServiceRules, Share
+from fairlead.domain.user_priority import MAX_WEIGHT, UNKNOWN, UserPriority
 
-NAME = r"^[a-z_][a-z0-9_]{0,62}$"
+NAME, REGION_NAME = r"^[a-z_][a-z0-9_]{0,62}$", r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
 URL = r"^https?://[^\s/]+\S*$"
 FUNCTION = r"^[\w.]+:[\w.]+$"
 TASK = r"^[^\s:]+$"
-# What to say to whoever did not match them.
+# The error messages for these patterns.
 MEANING = {
     NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
+    REGION_NAME: "must be letters, digits and _, not begin with a digit, and have at most 63 characters",
     URL: "must begin with http:// or https:// and a host name",
     FUNCTION: "must be module:name, for example myapp.tasks:thumbnail",
-    TASK: "must be the name that Celery knows the task by, for example myapp.tasks.generate",
+    TASK: "must be the registered name of a Celery task, for example myapp.tasks.generate",
 }
 
 Name = Annotated[str, StringConstraints(pattern=NAME)]
+RegionName = Annotated[str, StringConstraints(pattern=REGION_NAME)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
-MAX_STEPS = 100
-Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000)]
-WAYS = ("url", "function", "regions", "celery")
+
+
+def _checked_url(url: str) -> str:
+    """Check a URL beyond its pattern. The error message omits the URL, which may contain a password."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError("is not a valid URL; for example http://host:8000/path")
+    return url
+
+
+Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000), AfterValidator(_checked_url)]
 AUTO_KEYS = ("min", "max", "latency_target")
-USER_ID = "{user_id}"
 AUTO: Final = "auto"
 Slots = Annotated[int, Field(ge=1, le=1_000_000)]
 BRANCHES = ("a number", "a word")
-# Told apart before they are checked, so that a wrong number is told of as a number.
+# A discriminator, so that an invalid number is reported as a number.
 Limit = Annotated[
     Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
-    Discriminator(lambda said: BRANCHES[said == AUTO]),
+    Discriminator(lambda value: BRANCHES[value == AUTO]),
 ]
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
-def _headers(said: dict[str, str]) -> dict[str, str]:
-    for name, text in said.items():
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, text in headers.items():
         if not name or any(c in name + text for c in "\r\n\0") or not name.isascii():
             raise ValueError(f"{name!r} is not a valid header")
-    return said
+    return headers
 
 
 Headers = Annotated[dict[str, str], AfterValidator(_headers)]
 
 
 class Section(BaseModel):
-    """Unknown keys are mistakes: a misspelt limit must not be a missing one."""
+    """Base class of all sections. Rejects unknown keys: a misspelt setting would otherwise be ignored silently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,8 +103,8 @@ class BackoffConfig(Section):
 
 
 class RegionConfig(Section):
-    """`weight`: where those of a service's regions differ, work that may go to several is spread by it. `pool`: calls
-    here take a slot of it, and those in the service's other regions do not, unless they say so as well."""
+    """One region of a service. If the regions have different weights, steps that may run in several regions are spread
+    by `weight`. With `pool`, the calls in this region take a slot of that pool."""
 
     url: Url
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -94,14 +113,14 @@ class RegionConfig(Section):
 
 
 class BreakerConfig(Section):
-    """A region that fails so often in a row rests for so long; `failures = 0`: never."""
+    """The circuit breaker: a region rests for `rest` seconds after `failures` failures in a row (0: it never rests)."""
 
     failures: Annotated[int, Field(ge=0, le=1000)] = 5
     rest: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
 
 
 class ShareConfig(Section):
-    """What a split service has on one shard."""
+    """The share of one shard in a service that is split over several shards: its bands and its slots."""
 
     bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)]
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -116,14 +135,15 @@ class ServiceConfig(Section):
     latency_target: Seconds | None = None
     url: Url | None = None
     function: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
-    regions: dict[Name, RegionConfig] = {}
+    regions: dict[RegionName, RegionConfig] = {}
     celery: Annotated[str, StringConstraints(pattern=TASK, max_length=255)] | None = None
     celery_queue: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
-    timeout: Seconds = 300.0
+    timeout: Seconds = 600.0
     lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     backoff: BackoffConfig | list[Annotated[float, Field(ge=0, le=604800)]] = BackoffConfig()
     retry: Literal["auto", "manual"] = "auto"
+    resume: Literal["auto", "manual"] = "manual"
     order: Literal["fair", "fifo"] = "fair"
     wait_timeout: Seconds | None = None
     spill_after: Seconds | None = None
@@ -135,19 +155,20 @@ class ServiceConfig(Section):
     cost: Seconds | None = None
     headers: Headers = {}
     format: Literal["envelope", "raw"] | None = None
+    body: dict[str, Any] | None = None
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _the_shards_limits_are_the_limit(cls, said: Any) -> Any:
-        if isinstance(said, dict) and "limit" not in said and said.get("shards"):
-            shares = said["shards"]
+    def _sum_limits_of_shards(cls, table: Any) -> Any:
+        if isinstance(table, dict) and "limit" not in table and table.get("shards"):
+            shares = table["shards"]
             if isinstance(shares, dict):
                 shares = {name: dict(each) if isinstance(each, ShareConfig) else each for name, each in shares.items()}
-            # Without a sum there is a mistake in the shards; "limit is required" would not help to find it.
-            return {**said, "limit": sharding.total(shares) or 1}
-        return said
+            # Without a sum the shards are invalid; "limit is required" would be misleading.
+            return {**table, "limit": total_limit(shares) or 1}
+        return table
 
     @field_validator("backoff")
     @classmethod
@@ -163,23 +184,31 @@ class ServiceConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _only_waits_that_end_are_resumed(self) -> ServiceConfig:
+        if self.resume == "auto" and self.wait_timeout is None:
+            raise ValueError('resume = "auto" needs a wait_timeout: without one, no job stops waiting')
+        return self
+
+    @model_validator(mode="after")
     def _auto_has_its_bounds(self) -> ServiceConfig:
-        given = [key for key in AUTO_KEYS if getattr(self, key) is not None]
+        keys = [key for key in AUTO_KEYS if getattr(self, key) is not None]
         if self.limit != AUTO:
-            if given:
-                raise ValueError(f'{" and ".join(given)}: only with limit = "auto", but the limit is {self.limit}')
+            if keys:
+                raise ValueError(f'{" and ".join(keys)}: only with limit = "auto", but the limit is {self.limit}')
             return self
         if self.shards:
-            raise ValueError('limit = "auto" cannot be split over shards: one Redis counts it; use one shard')
+            raise ValueError(
+                'limit = "auto" cannot be split over shards, because one Redis must count it; use one shard'
+            )
         if self.max is None:
-            raise ValueError('limit = "auto" needs a max: the most calls at once, however well they go')
+            raise ValueError('limit = "auto" needs a max, the upper bound of concurrent calls')
         if self.max < self.lowest:
             raise ValueError(f"max is {self.max}, but min is {self.lowest}")
         return self
 
     @property
     def lowest(self) -> int:
-        """Of the limit: what is given, or where one that is found by itself begins."""
+        """The `limit` of the service, or the initial value if the limit is automatic."""
         return (self.min or 1) if self.limit == AUTO else self.limit
 
     @property
@@ -188,21 +217,21 @@ class ServiceConfig(Section):
 
     @property
     def remote(self) -> bool:
-        """A call that goes on computing when its worker dies: its slot is then held until the call's deadline."""
+        """Whether calls keep running when their worker dies. Their slots are then held until their deadlines."""
         return bool(self.url or self.regions or self.celery)
 
     @property
     def raw(self) -> bool:
-        """The params alone are sent, and the whole answer is the data. A Celery task has its own arguments already."""
+        """Whether calls send only the params and take the whole response as data. The default for Celery tasks."""
         return self.celery is not None if self.format is None else self.format == "raw"
 
     @property
     def turns_only(self) -> bool:
-        """Nothing executes it: its slots are for callers that do the work themselves."""
+        """Whether the service has no executor: callers take its slots and do the work themselves."""
         return not (self._handled or any(getattr(self, way) for way in WAYS))
 
     def handled(self) -> ServiceConfig:
-        """The same, executed by a handler in code."""
+        """Mark the service as executed by a handler in code."""
         self._handled = True
         return self
 
@@ -215,12 +244,12 @@ class ServiceConfig(Section):
         return RetryPolicy(self.max_attempts, backoff, manual=self.retry == "manual")
 
     def _region_weights(self) -> dict[str, float]:
-        """None where they are all the same: that says no more than to give none."""
+        """The weights of the regions by name. Empty if all regions have the same weight."""
         weights = {region: config.weight for region, config in self.regions.items()}
         return weights if len(set(weights.values())) > 1 else {}
 
     def _pool(self) -> tuple[str | None, tuple[str, ...] | None]:
-        """The pool that its calls count in, and of which regions they do; None: all of them."""
+        """The pool of the service, and the regions whose calls take a slot of that pool (None: all regions)."""
         pooled = {region: config.pool for region, config in self.regions.items() if config.pool is not None}
         pool = self.pool or next(iter(pooled.values()), None)
         return pool, None if self.pool or len(pooled) == len(self.regions) else tuple(sorted(pooled))
@@ -242,6 +271,7 @@ class ServiceConfig(Section):
             remote=self.remote,
             max_attempts=self.max_attempts,
             wait_timeout=self.wait_timeout,
+            resume_after=self.retry_policy.backoff.delay(1, 0.5) if self.resume == "auto" else None,
             breaker_failures=self.breaker.failures if self.regions else 0,
             breaker_rest=self.breaker.rest,
             shard=self.shard or MAIN_SHARD,
@@ -274,10 +304,17 @@ class ServerConfig(Section):
     submits_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_bulk: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     allowed_origins: list[str] = []
+    max_head: Annotated[int, Field(ge=4096, le=1 << 20)] = 65536
+    max_headers: Annotated[int, Field(ge=20, le=10_000)] = 100
+    max_url: Annotated[int, Field(ge=1024, le=1 << 20)] = 16384
+    head_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 20.0
+    idle_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
+    send_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
 
 class WorkerConfig(Section):
-    """The worker of this process. `drain_timeout`: how long a stopping worker lets its calls finish."""
+    """The worker of this process. When it stops, its running calls get `drain_timeout` seconds to finish."""
 
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 1000
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
@@ -285,23 +322,29 @@ class WorkerConfig(Section):
 
 
 class WorkerPoolConfig(Section):
-    """One of several workers that a process starts. What is not given is not bound: all bands, services and regions."""
+    """One of several named workers in a process. By default it takes steps of all bands, services and regions."""
 
     bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)] | None = None
     services: Annotated[list[Name], Field(min_length=1)] | None = None
-    regions: Annotated[list[Name], Field(min_length=1)] | None = None
+    regions: Annotated[list[RegionName], Field(min_length=1)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
 class ManagerConfig(Section):
-    """`leader_ttl`: a standby takes over this long after the leader was heard last."""
+    """The manager. If the leader stops renewing its lease, another manager takes over after `leader_ttl` seconds."""
 
     leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
 
 
+class TurnsConfig(Section):
+    """Turns. A waiting turn whose caller is absent keeps its place in the queue for `grace` seconds."""
+
+    grace: Annotated[float, Field(ge=0, le=86400)] = 60.0
+
+
 class PriorityConfig(Section):
-    """The service that says who goes first. `url` is where it is (`/users/{user_id}/priority` is added), or a whole URL
-    with `{user_id}` in it."""
+    """The HTTP service that returns the priority of users. `url` is its base URL, to which `/users/{user_id}/priority`
+    is added, or a whole URL that contains `{user_id}`."""
 
     url: Url | None = None
     headers: Headers = {}
@@ -313,20 +356,20 @@ class PriorityConfig(Section):
     @field_validator("url")
     @classmethod
     def _only_path_or_query_name_the_user(cls, value: str | None) -> str | None:
-        if value is not None and (problem := _priority_url_problem(value)):
+        if value is not None and (problem := priority_url_problem(value)):
             raise ValueError(problem)
         return value
 
     @property
     def template(self) -> str | None:
-        """The whole URL, with `{user_id}` in it."""
+        """The whole URL of a request, with `{user_id}` as placeholder."""
         if self.url is None or USER_ID in self.url:
             return self.url
         return f"{self.url.rstrip('/')}/users/{USER_ID}/priority"
 
 
 class CeleryConfig(Section):
-    """Where Celery is, for services that are Celery tasks: the team's own app, or its broker and result backend."""
+    """How to reach Celery for services that are Celery tasks: the app, or its broker and result backend."""
 
     app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
     broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
@@ -335,14 +378,14 @@ class CeleryConfig(Section):
 
 
 class PlanConfig(Section):
-    """What users have in common who pay the same."""
+    """A plan: the priority and weight that all its users have."""
 
     priority: Priority | None = None
     weight: Weight | None = None
 
 
 class UserConfig(PlanConfig):
-    """One user. What is said here wins over the plan."""
+    """One user. A priority or weight set here overrides the one of the user's plan."""
 
     plan: Name | None = None
 
@@ -361,15 +404,16 @@ class Config(Section):
     worker: WorkerConfig = WorkerConfig()
     worker_pools: dict[Name, WorkerPoolConfig] = {}
     manager: ManagerConfig = ManagerConfig()
+    turns: TurnsConfig = TurnsConfig()
     celery: CeleryConfig = CeleryConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
-        """The services that a pipeline runs through; a service's own name is a pipeline of one."""
+        """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""
         if feature in self.pipelines:
             return tuple(self.pipelines[feature])
         return (feature,) if feature in self.services else None
 
-    @cached_property  # every submit asks
+    @cached_property  # read by every submit
     def turns_only(self) -> frozenset[str]:
         return frozenset(name for name, service in self.services.items() if service.turns_only)
 
@@ -380,14 +424,14 @@ class Config(Section):
         }
 
     @cached_property
-    def plan_standings(self) -> dict[str, Standing]:
-        return {name: Standing(plan.priority, plan.weight) for name, plan in self.plans.items()}
+    def plan_standings(self) -> dict[str, UserPriority]:
+        return {name: UserPriority(plan.priority, plan.weight) for name, plan in self.plans.items()}
 
     @cached_property
-    def user_standings(self) -> dict[str, Standing]:
-        """By user, the plan included."""
+    def user_standings(self) -> dict[str, UserPriority]:
+        """The priority and weight of each configured user, with the plan applied."""
         return {
-            user_id: Standing(user.priority, user.weight).or_else(self.plan_standings.get(user.plan or "", UNKNOWN))
+            user_id: UserPriority(user.priority, user.weight).or_else(self.plan_standings.get(user.plan or "", UNKNOWN))
             for user_id, user in self.users.items()
         }
 
@@ -396,97 +440,5 @@ class Config(Section):
         users = {user_id: user.model_dump() for user_id, user in self.users.items()}
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
-        yield from unknown_in_worker_pools(
-            {name: pool.model_dump() for name, pool in self.worker_pools.items()}, services
-        )
-
-
-def contradictions(
-    services: Mapping[str, Any], pipelines: Mapping[str, Any], pools: Mapping[str, Any], shards: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong) for what no single section can see. Given are the sections as they are written."""
-    for name, steps in pipelines.items():
-        if not isinstance(steps, list):
-            continue
-        if not steps:
-            yield f"pipelines.{name}", "a pipeline needs at least one service"
-        if len(steps) > MAX_STEPS:
-            yield f"pipelines.{name}", f"a pipeline has at most {MAX_STEPS} steps"
-        for step in dict.fromkeys(steps):
-            if step not in services:
-                yield f"pipelines.{name}", f"no service is called {step!r}; {known(services)}"
-        if name in services:
-            yield f"pipelines.{name}", "a service has the same name; a pipeline needs one of its own"
-    for name, said in services.items():
-        if isinstance(said, dict):
-            yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(said, pools))
-    yield from sharding.contradictions(services, shards)
-
-
-def _wrong_pools(service: Mapping[str, Any], pools: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    named = sharding.pools_of(service)
-    for key, pool in named.items():
-        if pool not in pools:
-            yield key, f"no pool is called {pool!r}; {known(pools)}"
-    if len(named) > 1 and ".pool" in named:
-        yield ".pool", "the service as a whole is in a pool, so its regions are: say it once, here or of regions"
-    elif len(set(named.values())) > 1:
-        spread = ", ".join(sorted(set(map(str, named.values()))))
-        yield (
-            ".regions",
-            f"its regions are in several pools ({spread}); all calls of a service count in one pool, or none",
-        )
-
-
-def unknown_plans(users: Mapping[str, Any], plans: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong), as `contradictions`."""
-    for user_id, said in users.items():
-        plan = said.get("plan") if isinstance(said, dict) else None
-        if plan is not None and plan not in plans:
-            yield f"users.{user_id}.plan", f"no plan is called {plan!r}; {known(plans)}"
-
-
-def unknown_in_worker_pools(worker_pools: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong), as `contradictions`."""
-    regions = regions_of(services)
-    for name, said in worker_pools.items():
-        for key, what, there in (("services", "service", services), ("regions", "region", regions)):
-            named = said.get(key) if isinstance(said, dict) else None
-            for each in dict.fromkeys(named) if isinstance(named, list) else ():
-                if each not in there:
-                    yield f"worker_pools.{name}.{key}", f"no {what} is called {each!r}; {known(there)}"
-
-
-def regions_of(services: Mapping[str, Any]) -> dict[str, None]:
-    """The names of the regions that any service has, as the sections are written."""
-    sections = (said.get("regions") for said in services.values() if isinstance(said, dict))
-    return {region: None for section in sections if isinstance(section, dict) for region in section}
-
-
-def _priority_url_problem(url: str) -> str | None:
-    """Whoever a user is, the host is the operator's choice."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises if it is no port
-    except ValueError:
-        return "this is no URL; for example http://priorities:8000"
-    if unknown := set(_PLACEHOLDER.findall(url)) - {USER_ID}:
-        return f"{', '.join(sorted(unknown))} stands for nothing; {USER_ID} is the only placeholder"
-    if USER_ID not in url:
-        if "?" in url or "#" in url:
-            return f"with a query, write the whole URL, with {USER_ID} where the user's id goes"
-        return None
-    if USER_ID in parts.netloc:
-        return f"{USER_ID} may stand in the path or the query, not in the host"
-    if USER_ID not in parts.path + parts.query:
-        return f"{USER_ID} must stand in the path or the query: what follows # is never sent"
-    return None
-
-
-def too_many_ways(service: Mapping[str, Any]) -> str | None:
-    ways = [way for way in WAYS if service.get(way)]
-    return f"{' and '.join(ways)} are given; a service has exactly one of {', '.join(WAYS)}" if len(ways) > 1 else None
-
-
-def known(names: Mapping[str, Any]) -> str:
-    return f"known are: {', '.join(sorted(names))}" if names else "none is declared"
+        worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
+        yield from unknown_in_worker_pools(worker_pools, services)

@@ -1,7 +1,7 @@
-"""A job, its steps and its attempts: the nouns of the truth.
+"""Jobs, step results and attempts.
 
-A `Job` is the small row that moves; its input, its steps' results and its attempts' errors are insert-only records
-beside it. Nothing here changes a job: only `transitions` does.
+A `Job` is the small row that changes; its input, the results of its steps and the errors of its attempts are
+insert-only records. Only the functions in `transitions` change a job.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.records import Word, record
+from fairlead.domain.fast_dataclass import StringEnum, fast_dataclass
 
 
-class JobStatus(Word):
+class JobStatus(StringEnum):
     SCHEDULED = "SCHEDULED"
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -32,22 +32,23 @@ class JobStatus(Word):
 FINISHED = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED})
 OPEN = tuple(status for status in JobStatus if status not in FINISHED)
 WAITING = tuple(status for status in OPEN if status is not JobStatus.RUNNING)
-"""Of these `server.max_waiting_per_user` admits so many."""
+"""The statuses counted by `server.max_waiting_per_user`."""
 
 
-class Priority(Word):
+class Priority(StringEnum):
     HIGH = "high"
     MEDIUM = "medium"
     LOW = "low"
 
     @property
     def band(self) -> int:
-        """1 is served before 2 before 3. Band 0 is not a priority: it is where `retries = "first"` puts retries."""
+        """The number of the band: 1 is served before 2, and 2 before 3. Band 0 is not a priority: it holds the retries
+        of services whose retries go before all other steps."""
         return _BANDS[self]
 
     @property
     def raised(self) -> Priority:
-        """One band up; high stays high."""
+        """The priority one band up. `high` stays `high`."""
         return _BY_BAND[max(1, self.band - 1)]
 
     @classmethod
@@ -55,8 +56,8 @@ class Priority(Word):
         return _BY_BAND[band]
 
 
-class PrioritySource(Word):
-    """Who said which priority a job has."""
+class PrioritySource(StringEnum):
+    """Who chose the priority of a job."""
 
     GIVEN = "given"
     HOOK = "hook"
@@ -70,18 +71,18 @@ _BANDS = {Priority.HIGH: 1, Priority.MEDIUM: 2, Priority.LOW: 3}
 _BY_BAND = {band: priority for priority, band in _BANDS.items()}
 
 
-@record
+@fast_dataclass
 class Job:
     """The job's row. Times are seconds since the epoch, UTC.
 
-    `run` is the fence: every transition but a progress report raises it, so (id, run) names one state of one job.
-    `attempt` counts the calls made for the current step in the current `round`; a resume or re-run begins a new round.
-    `timer_at` is when time alone must move the job: due, backoff over, waited too long, or deadline passed.
-    `region` is where the first call of the step `region_step` goes, unless it waited `spill_after` seconds for it
-    (`spilled_at`); `allowed_regions` are never left. `call_region` is where the call under way is.
-    `goes_back` is set while one step alone is run again: how the job stood before (`domain.reruns`).
-    `turn` is set on a turn alone: the process whose caller waits for the slot, or has it.
-    `priority_source` says where `original_priority` came from; None if nobody wrote it down.
+    `run` is the fence: every change of the job's state raises it, so (id, run) names one state of one job. `attempt`
+    counts the calls of the current step in the current `round`; a resume or re-run begins a new round. `timer_at` is
+    when the job moves because of time alone: it is due, its backoff is over, it has waited too long, or its deadline
+    has passed. The first call of step `region_step` goes to `region`. If the step has waited `spill_after` seconds for
+    that region, it may go to other regions, and `spilled_at` is set. All calls go to `allowed_regions`. `call_region`
+    is the region of the running call. `goes_back` is set during the re-run of one step: the state to which the job
+    returns afterwards (see `domain.reruns`). `turn` is set for turns only: the process whose caller waits for the slot
+    or holds it. `priority_source` is where `original_priority` came from; None for jobs that predate the field.
     """
 
     id: str
@@ -127,48 +128,54 @@ class Job:
 
     @property
     def service(self) -> str:
-        """The service of the current step; of the last one when all are done."""
+        """The service of the current step. Once all steps are done, the service of the last step."""
         return self.steps[self.step] if self.step < len(self.steps) else self.steps[-1]
 
     @property
     def bound_to(self) -> tuple[str, ...] | None:
-        """The regions that the next call of its current step may go to; None: any."""
+        """The regions that the next call of the current step may go to; None means any."""
         if self.region is not None and self.asks_for_region(self.step, self.attempt):
             return (self.region,)
         return self.allowed_regions
 
     def bound_within(self, regions: Collection[str]) -> tuple[str, ...] | None:
-        """The same, of a service that has these regions now: one that it has no more is not asked for, only kept to if
-        nothing else is allowed."""
+        """Like `bound_to`, if the service now has these regions. A preferred region that no longer exists is ignored,
+        unless it is the only allowed region."""
         bound = self.bound_to
         if regions and bound == (self.region,) and self.region not in regions:
             return self.allowed_regions
         return bound
 
+    def prefers_within(self, regions: Collection[str]) -> str | None:
+        """The region that the next call prefers, if the service now has these regions. None if the call prefers no
+        region."""
+        return self.region if self.bound_within(regions) == (self.region,) != self.allowed_regions else None
+
     def asks_for_region(self, step: int, attempt: int) -> bool:
-        """Whether the next call, of this step after so many, is the one that `region` is about."""
+        """Whether the next call of this step, after `attempt` earlier calls, goes to the job's `region`."""
         return self.region is not None and step == self.region_step and not attempt and self.spilled_at is None
 
     @property
     def rank(self) -> int:
-        """Within one user: automatic retries, then jobs under way, then arrivals."""
+        """The rank of the step among the steps of one user: automatic retries go first, then jobs past their first
+        step, then new jobs."""
         if self.attempt:
             return RANK_RETRY
         return RANK_UNDER_WAY if self.step else RANK_ARRIVAL
 
     @property
     def idempotency_key(self) -> str:
-        """What the call carries: the same for all attempts of one step in one round."""
+        """The idempotency key sent with each call. All attempts of one step in one round send the same key."""
         return f"{self.id}:{self.step}:{self.round}"
 
 
 RANK_RETRY, RANK_UNDER_WAY, RANK_ARRIVAL = 0, 1, 2
 
 
-@record
+@fast_dataclass
 class StepResult:
-    """One step that is done. Inserted once per round, never changed. Kept as JSON text: most readers only pass it
-    on."""
+    """The result of one step. It is inserted once per round and never changed. The data stays JSON text, because most
+    readers only pass it on."""
 
     job_id: str
     step: int
@@ -192,9 +199,9 @@ class StepResult:
         return step_key(self.step, self.service)
 
 
-@record
+@fast_dataclass
 class Attempt:
-    """One call that did not succeed, and why."""
+    """One failed call and its error."""
 
     job_id: str
     step: int
@@ -208,15 +215,20 @@ class Attempt:
     region: str | None = None
 
 
-@record
+@fast_dataclass
 class JobRecord:
-    """A job with everything kept beside it: what `GET /api/v1/jobs/{id}` shows."""
+    """A job with its input, results and attempts, as shown by `GET /api/v1/jobs/{id}`."""
 
     job: Job
     input_json: str
     metadata_json: str | None
     results: tuple[StepResult, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The size of the input and the results, in characters."""
+        return len(self.input_json) + sum(len(result.data_json) for result in self.results)
 
     @property
     def input_data(self) -> Any:
@@ -232,22 +244,22 @@ class JobRecord:
 
     @property
     def history(self) -> tuple[StepResult, ...]:
-        """What a later round has replaced, in the order of steps and rounds."""
+        """The results that a later round replaced, ordered by step and round."""
         newest = {result.step: result.round for result in sorted(self.results, key=lambda result: result.round)}
         earlier = [result for result in self.results if result.round < newest[result.step]]
         return tuple(sorted(earlier, key=lambda result: (result.step, result.round)))
 
     @property
     def result(self) -> Any:
-        """The last step's data, once the job is completed."""
+        """The data of the last step if the job is completed, else None."""
         if self.job.status is not JobStatus.COMPLETED or not self.results:
             return None
         return max(self.results, key=lambda result: (result.step, result.round)).data
 
 
-@record
+@fast_dataclass
 class Hold:
-    """A slot kept taken until a deadline, because a call whose worker is gone may still be computing."""
+    """A slot that stays taken until a deadline, because a call whose worker is gone may still be running."""
 
     job_id: str
     service: str
@@ -262,7 +274,8 @@ def step_key(step: int, service: str) -> str:
 
 
 def context_of(results: tuple[StepResult, ...]) -> dict[str, Any]:
-    """Earlier steps' results by `step_0_prompt_enhancer`; of several rounds the newest."""
+    """The results of earlier steps by key, such as `step_0_prompt_enhancer`. If a step ran in several rounds, the
+    newest result is used."""
     newest: dict[str, StepResult] = {}
     for result in sorted(results, key=lambda result: (result.step, result.round)):
         newest[result.key] = result

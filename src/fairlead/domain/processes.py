@@ -1,4 +1,7 @@
-"""The processes of a line: every gateway, worker and manager announces itself in the truth."""
+"""The registry of processes: every gateway, worker and manager registers itself in the database.
+
+A process has one worker, or several named ones, the worker pools.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,37 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 DEAD_AFTER = 10.0
-"""Seconds of silence, by the database's clock, after which a process is taken for dead."""
+"""A process that has not renewed its registration for this many seconds, by the database clock, counts as dead."""
 
 GONE = "gone"
-"""In the details of a process that another one of its machine has seen to be gone."""
+"""Key in the details of a process that another process on the same machine has found to be gone."""
 
+
+LOOPS = "loops"
+"""Key in the details of a manager that is the leader: the counters of its loops, by shard and loop."""
 
 POOLS = "pools"
-"""In the details of a process with several workers: what each of them claims, and how much it runs."""
+"""Key in the details of a process with several workers: what each one claims and how many calls it runs."""
 
 
 def worker_name(process: str, pool: str) -> str:
-    """The `worker` that leases carry: the process's own name, or with the name of a pool of workers behind it."""
+    """The name of a worker, as stored in the `worker` of a lease: the name of the process, followed by the worker pool
+    if there are pools."""
     return f"{process}/{pool}" if pool else process
 
 
 def process_of(worker: str) -> str:
-    """The process that a lease's `worker` is of. A host's name has no slash in it."""
+    """The process that a worker belongs to. `worker` is the name made by `worker_name`; host names contain no slash."""
     return worker.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What a process says of itself. Its `name` is the `worker` that its leases carry, or begins it (`process_of`).
+    """The registration of a process. The leases of its workers name it: `worker_name` builds their `worker` from
+    `name`.
 
-    `seen_at` is the database's clock when it was announced last, `clock` the process's own at that moment.
-    `services` are those that its worker serves. `details` are small facts, as JSON.
+    `seen_at` is the database time of the last registration, `clock` the time of the process's own clock at that moment.
+    `services` are the services that its worker executes. `details` holds further values, stored as JSON.
     """
 
     name: str
@@ -53,17 +61,19 @@ class ProcessRecord:
 
     @property
     def skew(self) -> float:
-        """How far its clock is ahead of the database's; what the announcement took on its way is in it, as behind."""
+        """How many seconds the clock of the process is ahead of the database clock. The time that the registration took
+        is subtracted."""
         return self.clock - self.seen_at
 
     @property
     def gone(self) -> bool:
-        """For certain: nothing of it runs any more."""
+        """Whether the process is known to have ended."""
         return bool(self.details.get(GONE))
 
     @property
     def workers(self) -> tuple[ProcessRecord, ...]:
-        """Each of its workers as a record of its own, which has that worker's name, bounds and load."""
+        """One record per worker of the process. Name, services, bands, concurrency and number of running calls are
+        those of the worker."""
         return tuple(
             replace(
                 self,
@@ -78,5 +88,5 @@ class ProcessRecord:
         ) or (self,)
 
     def alive(self, now: float) -> bool:
-        """`now` is the database's clock."""
+        """Whether the process has renewed its registration recently enough. `now` is the database time."""
         return not self.gone and now - self.seen_at <= DEAD_AFTER

@@ -1,12 +1,13 @@
-"""What a job goes back to after one step of it was run again: the job's `goes_back`.
+"""The state a job returns to after the re-run of one step, stored in the job's `goes_back`.
 
-A re-run leaves the job as it was before, with one result more. So a step that is run again keeps in mind where the job
-stood: completed, or failed at some step. Two things make it more than one record:
+After a re-run the job is in the same state as before, with one more result. The job therefore records the state it was
+in when the re-run began: completed, or failed at some step. Two cases need more than that one record:
 
-- A re-run that failed is FAILED until that step succeeds, whichever other steps are run again meanwhile: the others are
-  kept in `failed`, the newest first, at most one of each step. The job goes back to the newest of them.
-- The step that the job itself failed at *goes on* when it is run again: there is nothing to go back to. Only where
-  re-runs of other steps have failed is that written down, with None as `step`, for the end of the job.
+- After a failed re-run the job is FAILED at that step until the step succeeds, even if other steps are re-run
+  meanwhile. These failures are kept in `failed`, newest first, at most one per step. The job returns to the newest
+  failure in `failed`.
+- A re-run of the step at which the job itself failed *continues* the job, so there is no state to return to. If
+  re-runs of other steps have failed, these failures are kept, with `step` set to None, until the job ends.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.records import record
 from fairlead.errors import WrongState
 
 GoesBack = Mapping[str, Any]
 
+MOST_ROUNDS = 100
 
-@record
-class Standing:
-    """How a job stands that has ended."""
+
+@fast_dataclass
+class RerunOrigin:
+    """A final state of a job, before or after a re-run: completed, or failed at `step` with `error`."""
 
     step: int
     error: Mapping[str, Any] | None
     retryable: bool | None
     goes_back: GoesBack | None = None
+    attempt: int = 0
+    """The calls of the failed step so far. They still count after the re-run of another step."""
 
     @property
     def status(self) -> JobStatus:
@@ -36,19 +41,21 @@ class Standing:
 
 
 def goes_on(job: Job) -> bool:
-    """Whether the job's next result takes it to its next step; if not, one step alone is run again."""
+    """Whether the job continues with its next step when the current step succeeds. False while a single step is
+    re-run."""
     return job.goes_back is None or job.goes_back["step"] is None
 
 
 def begun(job: Job, step: int) -> GoesBack | None:
-    """What `job`, which has ended, goes back to when this step of it is run again."""
+    """The state that the finished `job` returns to after a re-run of `step`, as stored in `goes_back`. None if the
+    re-run continues the job instead."""
     if goes_on(job):
-        base: GoesBack = _standing(job)
+        base: GoesBack = _state_of(job)
         failed = _failed(job.goes_back)
     else:
         assert job.goes_back is not None
         base = job.goes_back
-        failed = [_standing(job), *_failed(job.goes_back)]
+        failed = [_state_of(job), *_failed(job.goes_back)]
     if step > base["step"]:
         raise WrongState(
             f"step {step} has not run: the job failed at step {base['step']}", details={"status": job.status.value}
@@ -59,23 +66,43 @@ def begun(job: Job, step: int) -> GoesBack | None:
     return _with(base, failed)
 
 
-def ended(goes_back: GoesBack) -> Standing:
-    """Where the job stands when the re-run is over: done, or given up."""
+def steps_of_rerun(job: Job, step: int) -> list[int]:
+    """The steps that would be called, if all of them succeed, by a re-run of `step` of a finished job. Raises
+    WrongState."""
+    goes_back = begun(job, step)
+    continues = goes_back is None or goes_back["step"] is None
+    return list(range(step, len(job.steps))) if continues else [step]
+
+
+def steps_of_retry(job: Job) -> list[int]:
+    """The steps that would be called, if all of them succeed, by a retry of a failed job at the failed step."""
+    return list(range(job.step, len(job.steps))) if goes_on(job) else [job.step]
+
+
+def ended(goes_back: GoesBack) -> RerunOrigin:
+    """The state of the job after its re-run has succeeded or was abandoned."""
     failed = _failed(goes_back)
     if failed:
         newest = failed[0]
-        return Standing(newest["step"], newest["error"], newest["retryable"], _with(goes_back, failed[1:]))
-    return Standing(goes_back["step"], goes_back["error"], goes_back["retryable"])
+        return _origin(newest, _with(goes_back, failed[1:]))
+    return _origin(goes_back)
 
 
-def completed(job: Job) -> Standing:
-    """Where a job stands that has gone on to its end: completed, unless a re-run of one of its steps has failed."""
+def _origin(state: Mapping[str, Any], goes_back: GoesBack | None = None) -> RerunOrigin:
+    # Records of earlier releases have no `attempt`.
+    return RerunOrigin(state["step"], state["error"], state["retryable"], goes_back, state.get("attempt", 0))
+
+
+def completed(job: Job) -> RerunOrigin:
+    """The state of a job after its last step: completed, unless a re-run of one of its steps has failed."""
     base = {"step": len(job.steps), "error": None, "retryable": None}
     return ended(_with(base, _failed(job.goes_back)))
 
 
-def _standing(job: Job) -> dict[str, Any]:
-    return {"step": job.step, "error": None if job.error is None else dict(job.error), "retryable": job.retryable}
+def _state_of(job: Job) -> dict[str, Any]:
+    if job.error is None:
+        return {"step": job.step, "error": None, "retryable": job.retryable}
+    return {"step": job.step, "error": dict(job.error), "retryable": job.retryable, "attempt": job.attempt}
 
 
 def _failed(goes_back: GoesBack | None) -> list[dict[str, Any]]:
@@ -83,5 +110,15 @@ def _failed(goes_back: GoesBack | None) -> list[dict[str, Any]]:
 
 
 def _with(base: GoesBack, failed: list[dict[str, Any]]) -> GoesBack:
-    plain = {key: base[key] for key in ("step", "error", "retryable")}
+    plain = {key: base[key] for key in ("step", "error", "retryable", "attempt") if key in base}
     return {**plain, "failed": failed} if failed else plain
+
+
+def require_rounds_left(job: Job) -> None:
+    """Raise WrongState if a user may not begin another round of this job. Rounds of users are limited, because the
+    results and attempts of every round are kept. Operators do not call this function."""
+    if job.round >= MOST_ROUNDS:
+        raise WrongState(
+            f"this job was resumed or re-run {MOST_ROUNDS} times; submit a new one",
+            details={"status": job.status.value, "round": job.round},
+        )

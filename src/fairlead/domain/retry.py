@@ -1,4 +1,4 @@
-"""Which errors are tried again, and when."""
+"""Decides which errors are retried, and when."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fairlead.domain.redaction import redacted
+
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+LONGEST_MESSAGE = 10_000
+LONGEST_TRACEBACK = 16_000
 MOST_SPARED = 10
-"""So many calls of a step may be turned away, for the limit is too high, before such a call counts as an attempt."""
+"""How many calls of a step may be refused because the limit is too high before a refusal counts as an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call did not succeed. `code` is stable and safe to group by; `message` is for people.
+    """Why a call failed. `code` is stable, so that failures can be grouped by it; `message` is for people.
 
-    `retry_after` is what the service itself asked for, in seconds.
+    `retry_after` is the delay that the service requested, in seconds. `traceback` is the traceback of the handler, as
+    text.
     """
 
     code: str
@@ -23,12 +28,30 @@ class Failure:
     retryable: bool
     retry_after: float | None = None
     http_status: int | None = None
+    traceback: str | None = None
 
     def as_error(self) -> dict[str, Any]:
-        error: dict[str, Any] = {"code": self.code, "message": self.message}
+        error: dict[str, Any] = {"code": self.code, "message": _storable(redacted(self.message))}
         if self.http_status is not None:
             error["http_status"] = self.http_status
         return error
+
+    def of_attempt(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The error to store with the attempt. It includes the traceback; the error stored with the job does not."""
+        if self.traceback is None:
+            return dict(error)
+        return {**error, TRACEBACK: _storable(redacted(self.traceback), LONGEST_TRACEBACK)}
+
+
+def without_traceback(error: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored error of an attempt without its traceback."""
+    return {name: value for name, value in error.items() if name != TRACEBACK}
+
+
+def _storable(text: str, longest: int = LONGEST_MESSAGE) -> str:
+    """Shorten a text and make it storable: replace NUL, which PostgreSQL cannot query inside JSON, and lone surrogates,
+    which JSON cannot represent."""
+    return text[:longest].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 TIMEOUT = "TIMEOUT"
@@ -39,22 +62,34 @@ DEADLINE_PASSED = "DEADLINE_PASSED"
 PERMANENT = "PERMANENT"
 EXCEPTION = "EXCEPTION"
 BAD_RESULT = "BAD_RESULT"
+MISSING_FIELD = "MISSING_FIELD"
 RETRY_ASKED = "RETRY_ASKED"
 ATTEMPTS_USED_UP = "ATTEMPTS_USED_UP"
 REFUSALS = "refusals"
-"""In an error: how many calls of the step in a row were turned away and did not count as attempts."""
+"""Key in an error: how many calls of the step in a row were refused without counting as attempts."""
+TRACEBACK = "traceback"
+"""Key in the stored error of an attempt: the traceback of the handler. Views show it beside the error."""
 RETRY_IN = "retry_in"
-"""In the error of an attempt that is followed by another: the seconds until the job is in line again."""
+"""Key in the error of an attempt that is retried: seconds until the job is queued again."""
+
+
+def warning_of(error: Mapping[str, Any] | None, retryable: bool | None) -> str | None:
+    """The warning for a caller who retries a job that failed with this error. None unless the error is permanent. An
+    error whose attempts are used up is not permanent: the next call may succeed."""
+    if retryable or error is None or error.get("reason") == ATTEMPTS_USED_UP:
+        return None
+    return f"the last error, {error.get('code', 'unknown')}, is permanent: the same input may fail again"
 
 
 def of_http_status(status: int, message: str, retry_after: float | None = None) -> Failure:
-    """429 and the gateway errors pass; every other answer that is not a success is final."""
+    """The failure for an error status: 429, 502, 503 and 504 are retryable, all others are permanent."""
     return Failure(f"HTTP_{status}", message, status in RETRYABLE_STATUSES, retry_after, status)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`base * factor^n`, capped and jittered; or an explicit list, taken as it is, whose last entry repeats."""
+    """The delays between attempts: `base * factor^n`, capped at `max` and varied by `jitter`. With `explicit`, the
+    delays are those of the list, without jitter, and the last one repeats."""
 
     base: float = 2.0
     factor: float = 2.0
@@ -78,19 +113,20 @@ class RetryPolicy:
     manual: bool = False
 
     def after(self, failure: Failure, attempt: int, randomness: float) -> Retry | Fail:
-        """What follows the `attempt`-th call's failure."""
+        """Decide whether the job is retried or fails after its `attempt`-th call failed."""
         error = failure.as_error()
         if not failure.retryable:
             return Fail(error, retryable=False)
-        if self.manual:
-            return Fail(error, retryable=True)
         if attempt >= self.max_attempts:
             return Fail({**error, "attempts": attempt, "reason": ATTEMPTS_USED_UP}, retryable=False)
+        if self.manual:
+            return Fail(error, retryable=True)
         return Retry(error, self._delay(failure, attempt, randomness))
 
     def spared(self, failure: Failure, refusals: int, randomness: float) -> Retry | None:
-        """What follows a call that was turned away because we sent one too many: it is no attempt, up to so many.
-        `refusals`: those before it. None: it is one."""
+        """Return a retry that costs no attempt, for a call that the service refused because the limit is too high.
+        `refusals` is the number of earlier refused calls of the step. Returns None if the call must count as an
+        attempt."""
         if not failure.retryable or self.manual or refusals >= MOST_SPARED:
             return None
         error = {**failure.as_error(), REFUSALS: refusals + 1}

@@ -1,19 +1,79 @@
-"""Services that are Python functions: async ones run on the loop, others in threads."""
+"""Executes services that are Python functions: an `async def` runs on the event loop, a plain `def` in a thread.
+
+A `ThreadPoolExecutor` does not fit: its size is fixed, while a service's limit may be raised, and its threads keep the
+process alive at exit, so a handler that never returns would keep the process from exiting. The threads here are
+daemons; the jobs of threads that die with the process are recovered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
+import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from fairlead.domain.retry import Failure
 from fairlead.errors import ConfigError
-from fairlead.executors.failure import failure_of
+from fairlead.executors.call_outcome import encoded, failure_of
 from fairlead.executors.port import Call, Success
-from fairlead.executors.result import encoded
-from fairlead.executors.threads import Threads
+
+Task = Callable[[], None]
+Ended = tuple[Any, BaseException | None]
+
+
+class Threads:
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[Task | None]] = []
+        self._closed = False
+
+    def run(self, task: Task) -> None:
+        """Run `task` in an idle thread, or in a new one. `task` must not raise."""
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
+            inbox = SimpleQueue()
+            threading.Thread(target=self._work, args=(inbox,), name="fairlead-call", daemon=True).start()
+        inbox.put(task)
+
+    def call(self, work: Callable[[], Any]) -> asyncio.Future[Ended]:
+        """Run `work` in a thread. The future's result is a pair of value and error: a future cannot hold a
+        StopIteration as its exception."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Ended] = loop.create_future()
+
+        def run() -> None:
+            value, failed = None, None
+            try:
+                value = work()
+            except BaseException as error:
+                failed = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_settle, done, (value, failed))
+
+        self.run(run)
+        return done
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def _work(self, inbox: SimpleQueue[Task | None]) -> None:
+        while (task := inbox.get()) is not None:
+            task()
+            if self._closed:
+                return
+            self._idle.append(inbox)
+
+
+def _settle(done: asyncio.Future[Ended], ended: Ended) -> None:
+    if not done.done():  # it may be cancelled
+        done.set_result(ended)
+
 
 Handler = Callable[[Call], Any]
 
@@ -39,7 +99,7 @@ class FunctionExecutor:
         try:
             value, failed = await asyncio.shield(done)
         except asyncio.CancelledError:
-            # What has begun in a thread cannot be stopped. The worker is told, and keeps the slot until it has ended.
+            # A running thread cannot be stopped. The worker keeps the slot until the thread has finished.
             if not done.done():
                 call.lingering = done
             raise
@@ -52,14 +112,15 @@ class FunctionExecutor:
 
 
 def _carried(error: BaseException) -> BaseException:
-    """What may not cross an `await` as it is: a cancellation that is not ours, and the end of an iteration."""
+    """Replace an exception that must not be raised through an `await` by a RuntimeError: StopIteration, and a
+    CancelledError that the handler raised although its call was not cancelled."""
     if isinstance(error, asyncio.CancelledError | StopIteration | StopAsyncIteration):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def imported(path: str) -> Handler:
-    """The function that `module:name` names."""
+    """Import the function at `path`, which has the form `module:name`."""
     target = named(path, "function")
     if not callable(target):
         raise ConfigError([f"function: {path!r} is not callable"])
@@ -68,19 +129,20 @@ def imported(path: str) -> Handler:
 
 
 def named(path: str, key: str) -> Any:
-    """Whatever `module:name` names; `key` is the setting that says it."""
+    """Import the object at `path`, which has the form `module:name`. `key` is the name of the setting, for error
+    messages."""
     module_name, _, name = path.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
         for part in name.split("."):
             target = getattr(target, part)
-    except Exception as error:  # whatever the user's module does when it is imported
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError([f"{key}: {path!r} cannot be imported: {type(error).__name__}: {error}"]) from None
     return target
 
 
 def path_of(handler: Handler) -> str:
-    """Where another process finds it."""
+    """The path, in the form `module:name`, from which another process can import this function."""
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "")
     if module in (None, "__main__") or "<" in name:
         raise ConfigError([f"{name or handler}: run_in = 'process' needs a function at the top level of a module"])

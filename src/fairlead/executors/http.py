@@ -1,62 +1,82 @@
-"""Services that are HTTP endpoints, called with the request and response shapes of the docs (docs/services.md)."""
+"""Executes services that are HTTP endpoints. docs/services.md describes the forms of requests and responses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
 import orjson
 
+from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import ServiceConfig
-from fairlead.domain.retry import CONNECTION, PERMANENT, Failure, of_http_status
-from fairlead.domain.wire import NotJson, check_depth
-from fairlead.executors.failure import storable
+from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
+from fairlead.domain.redaction import redacted, without
+from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
+from fairlead.executors.call_outcome import bad, enveloped, storable, too_large
 from fairlead.executors.port import Call, Success
-from fairlead.executors.result import bad, enveloped, too_large
 
 SHOWN_OF_AN_ERROR = 500
 
 
 class HttpExecutor:
-    """One service's endpoint, or its regions' endpoints. Never follows redirects: the config says where calls go."""
+    """Calls the endpoint of one service, or the endpoints of its regions. Redirects are never followed: only the
+    configuration decides where calls go."""
 
     def __init__(self, config: ServiceConfig, *, max_result: int) -> None:
         self._urls = {region: target.url for region, target in config.regions.items()}
         self._url = config.url
         self._raw = config.raw
+        self._template = config.body
         self._headers = {name: _secret(value) for name, value in config.headers.items()}
+        urls = [url for url in (self._url, *self._urls.values()) if url is not None]
+        self._secrets = {secret for url in urls for secret in _secrets_of(url)} | set(self._headers.values())
         self._max_result = max_result
         self._session: aiohttp.ClientSession | None = None
 
     async def execute(self, call: Call) -> Success | Failure:
+        """Make the call. The secrets of the endpoint are removed from the message of a failure, even if the endpoint's
+        own response contains them."""
+        outcome = await self._execute(call)
+        if isinstance(outcome, Failure):
+            return replace(outcome, message=without(redacted(outcome.message), self._secrets))
+        return outcome
+
+    async def _execute(self, call: Call) -> Success | Failure:
         url = self._urls[call.region] if call.region else self._url
         if url is None:
-            return Failure(PERMANENT, f"{call.service} has no address for this call", retryable=False)
+            return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         headers = {
             **self._headers,
             "Content-Type": "application/json",
             "Idempotency-Key": call.idempotency_key,
         }
         try:
-            async with self._open().post(
-                url, data=self._body(call), headers=headers, allow_redirects=False
-            ) as response:
+            content = self._body(call)
+        except MissingField as error:
+            return Failure(MISSING_FIELD, str(error), retryable=False)
+        try:
+            async with self._open().post(url, data=content, headers=headers, allow_redirects=False) as response:
                 body = await self._read(response)
                 if response.status >= 300:
                     return _refusal(response, body)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
-            return Failure(CONNECTION, storable(f"{type(error).__name__}: {error}"), retryable=True)
+            return Failure(CONNECTION, storable(_connection_problem(error)), retryable=True)
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         return _raw_result(body) if self._raw else _enveloped_result(body)
 
     def _body(self, call: Call) -> bytes:
+        if self._template is not None:
+            return orjson.dumps(filled(self._template, call.params, call.context))
         if self._raw:
             return call.params_json.encode()
         # Params and context are JSON already; they are spliced in, not decoded and encoded again.
@@ -64,7 +84,7 @@ class HttpExecutor:
         return orjson.dumps({"meta": call.meta, "payload": payload})
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """At most one byte more than is allowed: an endless answer costs no memory."""
+        """Read the body of a response, but not beyond the size limit: an endless response must not fill the memory."""
         chunks, size = [], 0
         async for chunk in response.content.iter_any():
             chunks.append(chunk)
@@ -76,9 +96,11 @@ class HttpExecutor:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No limits of its own: slots decide how many calls are open. No timeout: the worker stops the call.
+            # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
+                # All calls share the session: a cookie set for one user would be sent with the calls of others.
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
                 auto_decompress=True,
             )
@@ -91,25 +113,29 @@ class HttpExecutor:
 
 def _enveloped_result(body: bytes) -> Success | Failure:
     try:
-        answer = orjson.loads(body)
+        response_body = from_json(body)
     except orjson.JSONDecodeError as error:
-        return bad(f"the service's answer is not JSON: {error}")
-    return enveloped(answer)
+        return bad(f"the service's response is not JSON: {error}")
+    except NotJson as error:
+        return bad(f"the service's response cannot be stored: {error}")
+    return enveloped(response_body)
 
 
 def _raw_result(body: bytes) -> Success | Failure:
     try:
-        orjson.loads(body)
+        value = from_json(body)
         check_depth(body)
+        if has_long_number(body):
+            to_json(value)
         return Success(body.decode())
     except orjson.JSONDecodeError:
         pass
     except NotJson as error:
-        return bad(f"the service's answer cannot be kept: {error}")
+        return bad(f"the service's response cannot be stored: {error}")
     try:
         return Success(orjson.dumps(body.decode()).decode())
     except UnicodeDecodeError:
-        return bad("the service's answer is neither JSON nor text")
+        return bad("the service's response is neither JSON nor text")
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
@@ -119,7 +145,8 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:
-    """Seconds, or an HTTP date; nonsense is no wish at all."""
+    """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If it is a date, the
+    delay is the time from the response's `Date` header, which is the clock of the service."""
     value = headers.get("Retry-After")
     if value is None:
         return None
@@ -129,11 +156,32 @@ def _retry_after(headers: Mapping[str, Any]) -> float | None:
         pass
     try:
         moment = parsedate_to_datetime(value)
-        return min(86400.0, max(0.0, (moment - datetime.now(UTC)).total_seconds()))
+        sent = headers.get("Date")
+        now = datetime.now(UTC) if sent is None else parsedate_to_datetime(sent)
+        return min(86400.0, max(0.0, (moment - now).total_seconds()))
     except (ValueError, TypeError):
         return None
 
 
+def _secrets_of(url: str) -> Iterator[str]:
+    """The secret parts of a service's URL: its query and its password, in every encoding in which they may appear."""
+    parts = urlsplit(url)
+    yield from filter(None, (parts.query, parts.password))
+    if parts.password:  # as the Authorization header has it
+        yield b64encode(f"{unquote(parts.username or '')}:{unquote(parts.password)}".encode()).decode()
+    for _, value in parse_qsl(parts.query):
+        yield from (value, quote(value))
+
+
+def _connection_problem(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        cause = error.os_error
+        # Resolvers have negative numbers and texts of their own.
+        reason = os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror or str(cause)
+        return f"cannot connect to {error.host}:{error.port}: {reason}"
+    return f"{type(error).__name__}: {error}"
+
+
 def _secret(value: str) -> str:
-    """`env:NAME` is read when the call is made ready, and never shown."""
+    """The value of a configured header. A value of the form `env:NAME` is replaced by that environment variable."""
     return os.environ.get(value.removeprefix("env:"), "") if value.startswith("env:") else value

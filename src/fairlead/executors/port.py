@@ -1,7 +1,5 @@
-"""What runs a step: a function, an HTTP endpoint, a Celery task.
-
-It gets a `Call` and answers with a `Success` or a `Failure`.
-"""
+"""The interface of executors: an executor makes a `Call` of a function, an endpoint or a task, and returns a `Success`
+or a `Failure`."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from fairlead.domain.records import record
+from fairlead.domain.fast_dataclass import fast_dataclass
+from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.retry import Failure
-from fairlead.domain.wire import NotJson, to_json
 
 TIMED_OUT, CANCELLED = "timed out", "cancelled"
 GIVEN_UP = frozenset({TIMED_OUT, CANCELLED})
@@ -22,10 +20,11 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class Call:
-    """One call of one service by a job: everything a handler needs.
+    """One call of one service by a job: everything that a handler needs.
 
-    `params` is the job's input, `context` the results of its earlier steps by key (`step_0_prompt_enhancer`). The
-    `idempotency_key` is the same for all attempts of this step, so that an endpoint can make the call exactly once.
+    `params` is the job's input. `context` has the results of the job's earlier steps by key, such as
+    `step_0_prompt_enhancer`. `idempotency_key` is the same for all attempts of this step, so that an endpoint can do
+    the work only once.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class Call:
         self._report = report
         self._params: dict[str, Any] | None = None
         self._context: dict[str, Any] | None = None
-        # Set when the call was given up but its thread or process cannot be stopped: the slot is free when it is done.
+        # Set if an abandoned call cannot be stopped: its slot is freed when this future is done.
         self.lingering: asyncio.Future[Any] | None = None
 
-    # Read when they are asked for, and once: a handler may keep something in them. A `cached_property` takes a lock.
+    # Parsed on first use and kept, since a handler may change them. A `cached_property` would take a lock.
 
     @property
     def params(self) -> dict[str, Any]:
@@ -79,7 +78,7 @@ class Call:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What a service elsewhere is told about the call."""
+        """The fields that a remote service receives besides the input."""
         return {
             "job_id": self.job_id,
             "step_index": self.step_index,
@@ -88,31 +87,33 @@ class Call:
         }
 
     def result_of(self, service: str) -> Any:
-        """The data that an earlier step's service returned; KeyError if it is not among the earlier steps."""
+        """The data that this service returned in an earlier step of the job. Raises KeyError if no earlier step called
+        this service."""
         for key, entry in reversed(self.context.items()):
             if key.split("_", 2)[2] == service:
                 return entry["data"]
         raise KeyError(service)
 
     def progress(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
-        """Tell whoever watches how far this step is, from 0 to 1. Never blocks; may be called from any thread."""
-        said: dict[str, Any] = {}
+        """Publish to watchers of the job how far this step is, from 0 to 1. Never blocks, and can be called from any
+        thread."""
+        fields: dict[str, Any] = {}
         if fraction is not None:
-            said["fraction"] = min(1.0, max(0.0, float(fraction)))
+            fields["fraction"] = min(1.0, max(0.0, float(fraction)))
         if message is not None:
-            said["message"] = str(message)[:500].encode("utf-8", "replace").decode()
+            fields["message"] = str(message)[:500].encode("utf-8", "replace").decode()
         try:
             to_json(details)
-            said = {**details, **said}
+            fields = {**details, **fields}
         except NotJson as error:
             raise ValueError(f"the details of a progress report must be JSON: {error}") from None
         if self._report is not None:
-            self._report(said)
+            self._report(fields)
 
 
-@record
+@fast_dataclass
 class Success:
-    """`metrics` are what the service measured, if it said so."""
+    """The result of a successful call. `metrics` are measurements that the service reported, if any."""
 
     data_json: str
     metrics: Mapping[str, Any] | None = None
@@ -120,9 +121,12 @@ class Success:
 
 class Executor(Protocol):
     async def execute(self, call: Call) -> Success | Failure:
-        """Run it. Being cancelled means: stop, or set `call.lingering` to what cannot be stopped. A cancellation whose
-        message is in `GIVEN_UP` means that nobody wants its result any more; any other leaves the call to whoever takes
-        the job up again."""
+        """Make the call. When cancelled, stop the work, or set `call.lingering` to a future that is done when the work
+        that cannot be stopped has ended.
+
+        If the message of the cancellation is in `GIVEN_UP`, the call is abandoned. After any other cancellation, such
+        as a shutdown, the work may continue, and the next worker may take it over.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Services that are Python functions in processes of their own: for code that holds the interpreter or must be stopped.
+"""Executes Python functions in child processes, for code that holds the GIL or must be stoppable.
 
-A child (`child.py`) makes one call at a time and is kept for the next. They speak lines of JSON over pipes, so nothing
-is ever pickled. A call that is given up is really stopped: its child is killed.
+A child process (`process_child.py`) runs one call at a time and is reused for the next. Parent and child exchange lines
+of JSON over pipes; nothing is pickled. When a call is abandoned, its child is killed.
 """
 
 from __future__ import annotations
@@ -32,37 +32,38 @@ class ProcessExecutor:
     async def execute(self, call: Call) -> Success | Failure:
         child = self._idle.pop() if self._idle else await self._start()
         try:
-            answer = await self._ask(child, call)
+            outcome = await self._exchange(child, call)
         except BaseException:
             self._kill(child)
             raise
-        if answer is None:
+        if outcome is None:
             self._kill(child)
             return Failure(WORKER_DIED, "the process that ran the call died", retryable=True)
         self._idle.append(child)
-        if "success" in answer:
-            return Success(answer["success"])
-        return Failure(**answer["failure"])
+        if "success" in outcome:
+            return Success(outcome["success"])
+        return Failure(**outcome["failure"])
 
-    async def _ask(self, child: Process, call: Call) -> dict[str, Any] | None:
-        """None if the child died."""
+    async def _exchange(self, child: Process, call: Call) -> dict[str, Any] | None:
+        """Send the call to the child, and read its progress reports until the outcome. Returns None if the child
+        died."""
         assert child.stdin is not None
         assert child.stdout is not None
         try:
             child.stdin.write(orjson.dumps(_portable(call)) + b"\n")
             await child.stdin.drain()
             while line := await child.stdout.readline():
-                said: dict[str, Any] = orjson.loads(line)
-                if "progress" not in said:
-                    return said
-                call.progress(**said["progress"])
+                message: dict[str, Any] = orjson.loads(line)
+                if "progress" not in message:
+                    return message
+                call.progress(**message["progress"])
         except (ConnectionError, ValueError):
             pass
         return None
 
     async def _start(self) -> Process:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fairlead.executors.child", self._path, str(self._max_result),
+            sys.executable, "-m", "fairlead.executors.process_child", self._path, str(self._max_result),
             stdin=PIPE, stdout=PIPE, limit=2 * self._max_result + SLACK,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, ["", *sys.path]))},
         )  # fmt: skip
@@ -73,7 +74,7 @@ class ProcessExecutor:
         self._all.discard(child)
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-        # Until its pipes are closed too: what is left of it when the loop is closed complains.
+        # Wait until its pipes are closed too: transports that are left over warn when the loop is closed.
         dying = asyncio.get_running_loop().create_task(child.communicate())
         self._dying.add(dying)
         dying.add_done_callback(self._dying.discard)
@@ -86,5 +87,5 @@ class ProcessExecutor:
 
 
 def _portable(call: Call) -> dict[str, Any]:
-    """What crosses to the child: plain values only."""
+    """The fields of the call that are sent to the child, as plain values."""
     return {name: value for name, value in vars(call).items() if name[0] != "_" and name != "lingering"}

@@ -1,1 +1,1 @@
-"""HTTP: everything a client or an operator may ask, and the shapes of the answers."""
+"""The HTTP gateway: routes, WebSockets, event streams, authentication and the dashboard."""

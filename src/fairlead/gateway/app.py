@@ -1,12 +1,13 @@
-"""The gateway, assembled.
+"""The gateway as an ASGI application.
 
-From the outside in: CORS (if any origin is allowed) · `Frame` (request id, log, headers, last resort) · `Guard` (who
-may ask) · `BodyLimit` · `Express` (submits) · FastAPI with everything else. All layers are plain ASGI: a layer
-that turns requests and answers into objects and back costs more than submitting a job.
+From the outside in: CORS (if any origin is allowed), `RequestMiddleware` (request id, log, headers, unexpected errors),
+`Guard` (access), `BodyLimit`, `FastPath` (submits), FastAPI (everything else). All layers are plain ASGI: a layer that
+builds request and response objects would cost more than submitting a job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -16,30 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import (
-    admin,
-    batches,
-    dead,
-    doctor,
-    health,
-    inference,
-    jobs,
-    keys,
-    metrics,
-    operators,
-    sockets,
-    turns,
-    workers,
-)
+from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, queue_routes, turns, websockets
 from fairlead.gateway.auth import Guard
-from fairlead.gateway.dashboard import pages, session, socket
-from fairlead.gateway.dashboard.channel import Board
-from fairlead.gateway.express import Express
-from fairlead.gateway.frame import Frame
-from fairlead.gateway.limits import BodyLimit
+from fairlead.gateway.dashboard import live_views, pages
+from fairlead.gateway.dashboard.live_views import LiveViews
 from fairlead.gateway.openapi import document
 from fairlead.gateway.problems import (
     NotReady,
@@ -48,64 +32,86 @@ from fairlead.gateway.problems import (
     of_http_exception,
     problem_response,
 )
-from fairlead.gateway.rates import SubmitRate
-from fairlead.gateway.turn_callers import Callers
+from fairlead.gateway.rate_limit import SubmitRate
+from fairlead.gateway.request_middleware import BodyLimit, RequestMiddleware
+from fairlead.gateway.turn_events import TurnLiveness
 from fairlead.version import __version__
 
 if TYPE_CHECKING:
-    from fairlead.app import Fairlead
+    from fairlead.app.fairlead import Fairlead
 
-
+FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
+    jobs.JOBS: jobs.submit_job,
+    jobs.BULK: jobs.submit_jobs,
+}
+"""Maps the paths of submit routes to the functions that handle a POST."""
 ROUTERS = (
     jobs.router,
+    jobs.executions_router,
     batches.router,
     turns.router,
     inference.router,
     pages.router,
-    session.router,
-    socket.router,  # before the sockets of jobs, whose paths would have room for it
-    sockets.router,
-    admin.router,
-    dead.router,
-    operators.router,
-    workers.router,
-    doctor.router,
-    keys.router,
+    pages.session_router,
+    live_views.router,  # before `/ws/{job_id}`, which would match its path
+    websockets.router,
+    queue_routes.router,
+    admin_routes.dead_router,
+    admin_routes.router,
+    admin_routes.keys_router,
     metrics.router,
-    health.router,
 )
 
 
-class Parts:
-    """What routes find as `request.app.state`. Starlette's own kind of it calls a function for each look."""
+class FastPath:
+    """Middleware that calls the functions of the submit routes directly. FastAPI would cost more than all other layers
+    together. Access checks and limits run before this layer, and FastAPI's routes call the same functions
+    (`test_gateway_fast_path.py`)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in FAST_ROUTES:
+            # `RequestMiddleware` turns errors into the same responses as FastAPI's handlers.
+            response = await FAST_ROUTES[scope["path"]](Request(scope, receive))
+            await response(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+class GatewayState:
+    """The type of `request.app.state`: an object with plain attributes. Starlette's own State class calls a function on
+    each access."""
 
     guard: Guard
 
     def __init__(self, fairlead: Fairlead) -> None:
         self.fairlead = fairlead
         self.metrics = metrics.Metrics(fairlead)
-        self.turn_callers = Callers(fairlead)
-        self.board = Board(fairlead)
+        self.turn_liveness = TurnLiveness(fairlead)
+        self.live_views = LiveViews(fairlead)
         per_minute = fairlead.config.server.submits_per_minute
         self.submit_rate = SubmitRate(per_minute) if per_minute else None
 
 
 class Gateway(FastAPI):
-    state: Parts  # type: ignore[assignment]
+    state: GatewayState  # type: ignore[assignment]
 
     def __init__(self, fairlead: Fairlead, **options: Any) -> None:
         super().__init__(**options)
-        self.state = Parts(fairlead)
+        self.state = GatewayState(fairlead)
 
     def build_middleware_stack(self) -> ASGIApp:
         fairlead = self.state.fairlead
         server = fairlead.config.server
-        app: ASGIApp = Express(super().build_middleware_stack())
-        app = BodyLimit(app, max_body=server.max_body, larger={batches.BATCHES: server.max_batch_body})
+        app: ASGIApp = FastPath(super().build_middleware_stack())
+        of_paths = {batches.BATCHES: server.max_batch_body, pages.SESSION: min(pages.MAX_BODY, server.max_body)}
+        app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths)
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )
-        app = Frame(app)
+        app = RequestMiddleware(app)
         return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
 
     def openapi(self) -> dict[str, Any]:
@@ -113,18 +119,19 @@ class Gateway(FastAPI):
 
 
 def create_gateway(app: Fairlead) -> FastAPI:
-    """HTTP for this app. It neither opens nor runs it: `fairlead up`, or the caller, does that around the server."""
+    """Create the gateway of an application. This function does not open or run the application; the caller, for
+    instance `fairlead up`, does."""
     gateway = Gateway(
         app,
         title="Fairlead",
         version=__version__,
-        summary="The line in front of scarce AI endpoints.",
-        description="Submit jobs, see where they stand, get their results. Errors are `application/problem+json`.",
-        # The usual documentation pages load their scripts from elsewhere.
+        summary="A durable, fair job queue in front of scarce AI endpoints.",
+        description="Submit jobs, follow their progress, get their results. Errors are `application/problem+json`.",
+        # FastAPI's documentation pages load scripts from other hosts; `pages.api_docs` does not.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        # Newer versions would ask OpenTelemetry before every request whether anybody wants to hear of it.
+        # Newer versions check OpenTelemetry before every request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         exception_handlers={
             RequestError: handle_error,
@@ -143,13 +150,14 @@ def create_gateway(app: Fairlead) -> FastAPI:
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        # Starlette names the methods of the first route with this path, and there may be several.
+        # Starlette lists the methods of the first route with this path only.
         error.headers = {"Allow": ", ".join(sorted(_methods_of(request.scope["path"])))}
     return problem_response(of_http_exception(error, request.scope), request.scope)
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """`GET /api/v1/jobs/bulk` came to the route of a job called "bulk": it is the method that is wrong, not the id."""
+    """Convert a validation error of FastAPI to a response. `GET /api/v1/jobs/bulk` matches the route of a job with the
+    id "bulk"; it gets a 405 instead of an error about the id."""
     if request.scope["method"] not in _methods_of(request.scope["path"]):
         return await _handle_http_exception(request, HTTPException(405))
     return await handle_validation_error(request, error)
@@ -157,9 +165,9 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 
 def _methods_of(path: str) -> set[str]:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    # What has a path of its own ("/api/v1/jobs/bulk") is no value of a parameter ("/api/v1/jobs/{job_id}").
-    named = [route for route in routes if route.path == path]
-    matching = named or [route for route in routes if route.path_regex.match(path)]
+    # A fixed path ("/api/v1/jobs/bulk") takes precedence over a parameter ("/api/v1/jobs/{job_id}").
+    fixed = [route for route in routes if route.path == path]
+    matching = fixed or [route for route in routes if route.path_regex.match(path)]
     return {method for route in matching for method in route.methods or ()}
 
 

@@ -1,29 +1,46 @@
-"""The shapes of requests and answers, for OpenAPI and for clients made from it.
+"""Request and response models of jobs and problems, for OpenAPI and for clients generated from it.
 
-The hot routes neither parse nor answer through these models; a test holds that what they answer fits them.
+Response models take their fields from the views that the application returns (`fields_of`). Hot routes neither parse
+nor serialize with these models; tests validate their responses against them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
 
-from fairlead.domain.job import JobStatus, Priority, PrioritySource
-from fairlead.runtime.paging import MAX_PAGE
+from fairlead.domain.job import Attempt as AttemptRecord
+from fairlead.domain.job import JobStatus, Priority, PrioritySource, StepResult
+from fairlead.domain.pagination import MAX_PAGE
+from fairlead.domain.validation import user_text
+from fairlead.domain.views import EstimatedWait as WaitView
+from fairlead.domain.views import JobView
+from fairlead.domain.views import Reason as ReasonView
+from fairlead.domain.views import Why as WhyView
+from fairlead.gateway.derived_models import Shape, example, fields_of
 
 JOB_ID = "01938f1c-6f5e-7a30-9d2c-5b8f3c1d2e4f"
 MOMENT = "2026-01-31T12:00:00.000Z"
 
 
-class Shape(BaseModel):
-    """Nothing beyond what is written down, in neither direction."""
+Text = Annotated[StrictStr, Field(min_length=1, max_length=255)]
+UserId = Annotated[
+    Text,
+    BeforeValidator(user_text),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 255},
+                {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 64) - 1},
+            ]
+        }
+    ),
+]
+"""The type of a user id in JSON bodies. An integer is converted to text."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-def example(**fields: Any) -> ConfigDict:
-    return ConfigDict(extra="forbid", json_schema_extra={"examples": [fields]})
+# ---------------------------------------------------------------- submitting
 
 
 class SubmitRequest(Shape):
@@ -33,26 +50,29 @@ class SubmitRequest(Shape):
         user_id="ada", feature_name="full_pipeline", input_data={"prompt": "a futuristic city"}, priority="high"
     )
 
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] = Field(
-        description="Whose job it is: the unit of fairness."
-    )
+    user_id: UserId = Field(description="The user that the job belongs to. Slots are shared fairly between users.")
     feature_name: str = Field(max_length=63, description="A pipeline, or a single service.")
-    input_data: dict[str, Any] | None = Field(None, description="What the services get as params. Absent: {}.")
+    input_data: dict[str, Any] | None = Field(None, description="Passed to the services as `params`. Default: {}.")
     priority: Priority | None = Field(
-        None, description="Absent: as the hook, the config or the priority service say; else medium."
+        None, description="Default: what the hook, the configuration or the priority service decides, else medium."
     )
     scheduled_at: str | None = Field(
-        None, description="Not before this moment: ISO 8601; UTC unless it says otherwise. At most 366 days away."
+        None,
+        description="Do not start before this time: ISO 8601, UTC unless it has an offset, at most 366 days from now.",
     )
-    delay: float | None = Field(None, ge=0, le=366 * 86400, description="Not before so many seconds from now.")
+    delay: float | None = Field(
+        None, ge=0, le=366 * 86400, description="Do not start before this many seconds have passed."
+    )
     deadline: float | str | None = Field(
-        None, description="Fails when not done by then: seconds from now, or ISO 8601."
+        None, description="Fail the job if it is not done by then: seconds from now, or ISO 8601."
     )
-    cost: float | None = Field(None, gt=0, description="Slot seconds it is expected to take, for the fair share.")
-    metadata: dict[str, Any] | None = Field(None, description="Kept and shown with the job; at most 16 KiB.")
-    region: str | None = Field(None, description="Where the first call goes; retries may go elsewhere.")
+    cost: float | None = Field(
+        None, gt=0, description="Slot seconds that the job is expected to take, for the fair share."
+    )
+    metadata: dict[str, Any] | None = Field(None, description="Stored and returned with the job; at most 16 KiB.")
+    region: str | None = Field(None, description="Region of the first call; retries may go to other regions.")
     allowed_regions: Annotated[list[str], Field(min_length=1, max_length=32)] | None = Field(
-        None, description="The only regions that its calls may go to, retries too."
+        None, description="The only regions that its calls, including retries, may go to."
     )
 
 
@@ -64,14 +84,12 @@ class BulkRequest(Shape):
         ]
     )
 
-    jobs: list[SubmitRequest] = Field(min_length=1, description="All of them are accepted, or none.")
+    jobs: list[SubmitRequest] = Field(min_length=1, description="Either all jobs are accepted or none.")
 
 
+@fields_of(WaitView)
 class EstimatedWait(Shape):
-    """Seconds: half of the waits like this one ended between these. See docs/waiting.md."""
-
-    low: float
-    high: float
+    """A range in seconds that half of the comparable waits fell into. See docs/waiting.md."""
 
 
 class Links(Shape):
@@ -81,7 +99,7 @@ class Links(Shape):
 
 
 class Receipt(Shape):
-    """The job is committed; it survives a crash of anything."""
+    """The response to a submit. The job is committed to the database and survives a crash of any process."""
 
     model_config = example(
         job_id=JOB_ID,
@@ -100,7 +118,7 @@ class Receipt(Shape):
     job_id: str
     priority: Priority
     status: JobStatus
-    position: int | None = Field(description="1 is next; null when it does not wait in line.")
+    position: int | None = Field(description="1 is next; null if the job is not queued.")
     estimated_wait: EstimatedWait | None
     scheduled_at: str | None
     links: Links
@@ -112,18 +130,20 @@ class InferenceRequest(Shape):
     model_config = example(model="fast_chat_llm", input_data={"prompt": "say hello"}, user_id="ada", timeout=30)
 
     model: str = Field(max_length=63, description="A service, or a pipeline.")
-    input_data: dict[str, Any] | None = Field(None, description="What the service gets as params. Absent: {}.")
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
-        "anonymous", description="Whose job it is. A user's key need not say it; null is the same as absent."
+    input_data: dict[str, Any] | None = Field(None, description="Passed to the service as `params`. Default: {}.")
+    user_id: UserId | None = Field(
+        "anonymous", description="The user that the job belongs to. Default: the user of the key, else anonymous."
     )
     priority: Priority | None = Field(None, description="As for a job.")
-    region: str | None = Field(None, max_length=63, description="Where the first call goes; retries may go elsewhere.")
+    region: str | None = Field(
+        None, max_length=63, description="Region of the first call; retries may go to other regions."
+    )
     allowed_regions: list[str] | None = Field(None, description="The only regions that its calls may go to.")
-    timeout: float | None = Field(None, ge=0, le=300, description="Seconds to wait for the result. Absent: 30.")
+    timeout: float | None = Field(None, ge=0, le=300, description="Seconds to wait for the result. Default: 30.")
 
 
 class Inference(Shape):
-    """The job is COMPLETED; `GET /api/v1/jobs/{job_id}` has all of it."""
+    """The result of a call whose job is COMPLETED. `GET /api/v1/jobs/{job_id}` returns all fields of the job."""
 
     model_config = example(
         job_id=JOB_ID,
@@ -138,10 +158,10 @@ class Inference(Shape):
     job_id: str
     status: JobStatus
     model: str
-    result: Any = Field(description="The last step's data.")
-    region: str | None = Field(description="Where the last step ran; null for a service without regions.")
-    latency_ms: float = Field(description="From the job's acceptance to its end.")
-    metrics: dict[str, Any] = Field(description="The last step's.")
+    result: Any = Field(description="Result of the last step.")
+    region: str | None = Field(description="Region of the last step; null for a service without regions.")
+    latency_ms: float = Field(description="Milliseconds from acceptance to completion.")
+    metrics: dict[str, Any] = Field(description="Metrics of the last step.")
 
 
 class BulkReceipt(Shape):
@@ -149,7 +169,7 @@ class BulkReceipt(Shape):
 
 
 class JobError(BaseModel):
-    """Why a call failed. `code` is stable; further fields depend on it."""
+    """Why a call failed. `code` is stable; additional fields depend on it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -157,123 +177,119 @@ class JobError(BaseModel):
     message: str
 
 
+@fields_of(AttemptRecord, omit=("job_id",))
 class Attempt(Shape):
-    """One call that did not succeed."""
+    """One call of a step that did not succeed. `traceback` is from the service's handler; keys of users do not see
+    it."""
 
-    step: int
-    service: str
-    round: int
-    attempt: int
+    step_index: int = Field(description="Index of the step, from 0; `step` is the same number.")
     error: JobError
-    started_at: str | None
-    ended_at: str
-    worker: str | None
-    region: str | None
+    traceback: str | None
 
 
+@fields_of(StepResult, omit=("job_id", "data_json", "metrics_json", "lease"))
 class EarlierResult(Shape):
-    """What a step gave before it was run again."""
+    """The result of a step before the step was run again."""
 
-    step: int
-    service: str
-    round: int
+    step_index: int = Field(description="Index of the step, from 0; `step` is the same number.")
     data: Any
     metrics: dict[str, Any]
-    finished_at: str
 
 
+_JOB: dict[str, Any] = {
+    "job_id": JOB_ID,
+    "feature_name": "text_only",
+    "user_id": "ada",
+    "status": "COMPLETED",
+    "priority": "medium",
+    "original_priority": "low",
+    "priority_source": "service",
+    "created_at": MOMENT,
+    "queued_at": MOMENT,
+    "scheduled_at": None,
+    "promoted_at": "2026-01-31T12:30:00.000Z",
+    "started_at": "2026-01-31T12:30:01.000Z",
+    "finished_at": "2026-01-31T12:30:03.500Z",
+    "last_progress_at": None,
+    "current_step_index": 1,
+    "total_steps": 1,
+    "steps": ["fast_chat_llm"],
+    "position": None,
+    "estimated_wait": None,
+    "retryable": None,
+    "error": None,
+    "progress": None,
+    "result": {"text": "hello"},
+    "context": {
+        "step_0_fast_chat_llm": {
+            "status": "SUCCESS",
+            "data": {"text": "hello"},
+            "metrics": {"execution_time_ms": 2500},
+        }
+    },
+    "attempts": [],
+    "history": [],
+    "input_data": {"prompt": "say hello"},
+    "metadata": None,
+    "region": None,
+    "allowed_regions": None,
+    "turn": False,
+}
+
+
+@fields_of(
+    JobView,
+    priority_source="What decided the priority; null for jobs older than this field.",
+    history="Results that a later round of their step has replaced.",
+    turn="True for a turn: its caller does the work itself.",
+)
 class Job(Shape):
-    """Everything about one job. In lists `context`, `attempts`, `history`, `result`, `input_data` and `metadata` are
+    """All fields of one job. In lists, `context`, `attempts`, `history`, `result`, `input_data` and `metadata` are
     null."""
 
-    model_config = example(
-        job_id=JOB_ID,
-        feature_name="text_only",
-        user_id="ada",
-        status="COMPLETED",
-        priority="medium",
-        original_priority="low",
-        priority_source="service",
-        created_at=MOMENT,
-        queued_at=MOMENT,
-        scheduled_at=None,
-        promoted_at="2026-01-31T12:30:00.000Z",
-        started_at="2026-01-31T12:30:01.000Z",
-        finished_at="2026-01-31T12:30:03.500Z",
-        last_progress_at=None,
-        current_step_index=1,
-        total_steps=1,
-        steps=["fast_chat_llm"],
-        position=None,
-        estimated_wait=None,
-        retryable=None,
-        error=None,
-        progress=None,
-        result={"text": "hello"},
-        context={
-            "step_0_fast_chat_llm": {
-                "status": "SUCCESS",
-                "data": {"text": "hello"},
-                "metrics": {"execution_time_ms": 2500},
-            }
-        },
-        attempts=[],
-        history=[],
-        input_data={"prompt": "say hello"},
-        metadata=None,
-        region=None,
-        allowed_regions=None,
-        turn=False,
+    model_config = example(**_JOB)
+
+    priority_source: PrioritySource | None
+    error: JobError | None
+    attempts: list[Attempt] | None
+    history: list[EarlierResult] | None
+
+
+class RetryRequest(Shape):
+    """Where a retry begins."""
+
+    model_config = example(**{"from": "step"})
+
+    from_: Literal["step", "start"] = Field(
+        "step", alias="from", description="At the step that failed, or at the first step."
     )
 
-    job_id: str
-    feature_name: str
-    user_id: str
-    status: JobStatus
-    priority: Priority
-    original_priority: Priority
-    priority_source: PrioritySource | None = Field(description="Who said so; null for jobs from before it was kept.")
-    created_at: str
-    queued_at: str | None
-    scheduled_at: str | None
-    promoted_at: str | None
-    started_at: str | None
-    finished_at: str | None
-    last_progress_at: str | None
-    current_step_index: int
-    total_steps: int
-    steps: list[str]
-    position: int | None
-    estimated_wait: EstimatedWait | None
-    retryable: bool | None
-    error: JobError | None
-    progress: dict[str, Any] | None
-    result: Any
-    context: dict[str, Any] | None
-    attempts: list[Attempt] | None
-    history: list[EarlierResult] | None = Field(description="Results that a later round of their step has replaced.")
-    input_data: Any
-    metadata: dict[str, Any] | None
-    region: str | None
-    allowed_regions: list[str] | None
-    turn: bool = Field(description="It is a turn: its caller does the work itself.")
+    @property
+    def from_start(self) -> bool:
+        return self.from_ == "start"
 
 
+class RetriedJob(Job):
+    """The job, queued again."""
+
+    model_config = example(**_JOB, warning=None)
+
+    warning: str | None = Field(description="Set if the last error is permanent: the same input may fail again.")
+
+
+@fields_of(ReasonView)
 class Reason(Shape):
-    """One thing that holds a job. `code` is stable; what is in `details` depends on it."""
-
-    code: str
-    message: str
-    details: dict[str, Any]
+    """One reason why a job waits. `code` is stable; the fields of `details` depend on it."""
 
 
+@fields_of(WhyView, summary="All reasons in one sentence.", position="1 is next; null if the job is not queued.")
 class Why(Shape):
-    """What holds a job now. The first reason is what holds it most."""
+    """Why a job is in its current state. The most important reason comes first."""
 
     model_config = example(
         job_id=JOB_ID,
         status="PENDING",
-        summary="The limit of image_gen is full (1 of 1); the job is in line behind 3 jobs: 1 of higher priority, "
+        summary="The limit of image_gen is full (1 of 1); the job is queued behind 3 jobs: 1 of higher priority, "
         "2 of other users whose turn is earlier.",
         position=4,
         estimated_wait={"low": 31.0, "high": 52.5},
@@ -304,24 +320,19 @@ class Why(Shape):
             },
             {
                 "code": "in_line",
-                "message": "the job is in line behind 3 jobs: 1 of higher priority, "
+                "message": "the job is queued behind 3 jobs: 1 of higher priority, "
                 "2 of other users whose turn is earlier",
                 "details": {"ahead": 3, "retries": 0, "higher_priority": 1, "other_users": 2, "own": 0},
             },
         ],
     )
 
-    job_id: str
-    status: JobStatus
-    summary: str = Field(description="All of it, as one sentence.")
-    position: int | None = Field(description="1 is next; null when it does not wait in line.")
-    estimated_wait: EstimatedWait | None
     reasons: list[Reason] = Field(min_length=1)
 
 
 class PageQuery(Shape):
     limit: int = Field(50, ge=1, le=MAX_PAGE)
-    cursor: str | None = Field(None, max_length=500, description="`next_cursor` of the page before.")
+    cursor: str | None = Field(None, max_length=500, description="`next_cursor` of the previous page.")
 
 
 class JobsQuery(PageQuery):
@@ -330,35 +341,48 @@ class JobsQuery(PageQuery):
 
 
 class DeadQuery(JobsQuery):
-    """One page of the dead letters."""
+    """Filters and paging of the dead letters."""
 
-    service: str | None = Field(None, min_length=1, max_length=255, description="Whose step failed.")
+    service: str | None = Field(None, min_length=1, max_length=255, description="Service of the step that failed.")
     error_code: str | None = Field(
-        None, min_length=1, max_length=255, description="Of the last error, such as `HTTP_503`."
+        None, min_length=1, max_length=255, description="Code of the last error, such as `HTTP_503`."
     )
     error_like: str | None = Field(
         None,
         min_length=1,
         max_length=255,
-        description="What their messages have in common, with `#` for numbers and ids, such as `no answer within # s`.",
+        description="Pattern of the error message, with `#` for numbers and ids, such as `no answer within # s`.",
     )
-    # Not a bool: pydantic takes "on", "1" and more for one.
-    retryable: Literal["true", "false"] | None = Field(None, description="Whether its user may resume it.")
-    since: str | None = Field(None, max_length=64, description="Failed at this moment or later: ISO 8601.")
-    until: str | None = Field(None, max_length=64, description="Failed before this moment: ISO 8601.")
+    # Not a bool: pydantic would also accept "on", "1" and others.
+    retryable: Literal["true", "false"] | None = Field(None, description="Whether the user may resume the job.")
+    since: str | None = Field(None, max_length=64, description="Failed at or after this time: ISO 8601.")
+    until: str | None = Field(None, max_length=64, description="Failed before this time: ISO 8601.")
 
 
 class ListQuery(JobsQuery):
-    """One page of the jobs, newest first."""
+    """Filters and paging of the jobs."""
 
     status: JobStatus | None = None
-    since: str | None = Field(None, max_length=64, description="Accepted at this moment or later: ISO 8601.")
-    until: str | None = Field(None, max_length=64, description="Accepted before this moment: ISO 8601.")
+    service: str | None = Field(None, min_length=1, max_length=255, description="Service of the current step.")
+    error_code: str | None = Field(
+        None,
+        min_length=1,
+        max_length=255,
+        description="Code of the last error, such as `HTTP_503`. Selects FAILED jobs, unless `status` is given.",
+    )
+    since: str | None = Field(None, max_length=64, description="Accepted at or after this time: ISO 8601.")
+    until: str | None = Field(None, max_length=64, description="Accepted before this time: ISO 8601.")
 
 
-class JobPage(Shape):
+class Page(Shape):
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null on the last page.")
+
+
+class JobPage(Page):
     data: list[Job]
-    next_cursor: str | None = Field(description="Give it as `cursor` to get the next page; null: this was the last.")
+
+
+# ---------------------------------------------------------------- problems
 
 
 class FieldError(Shape):
@@ -368,7 +392,7 @@ class FieldError(Shape):
 
 
 class Problem(BaseModel):
-    """RFC 9457, and what our programs need besides."""
+    """An error as defined by RFC 9457, with additional fields for programs."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -376,8 +400,8 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-    code: str = Field(description="Stable: compare this.")
-    retryable: bool = Field(description="The same request may succeed later; Retry-After says when.")
+    code: str = Field(description="Stable identifier of the error; compare this field.")
+    retryable: bool = Field(description="Whether the same request may succeed later; Retry-After has the delay.")
     request_id: str | None
-    pointer: str | None = Field(None, description="The offending field, as a JSON pointer.")
-    errors: list[FieldError] | None = Field(None, description="All that is wrong, where it can be told.")
+    pointer: str | None = Field(None, description="The invalid field, as a JSON pointer.")
+    errors: list[FieldError] | None = Field(None, description="All invalid fields, where the gateway can list them.")

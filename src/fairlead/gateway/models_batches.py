@@ -1,4 +1,4 @@
-"""The shapes of batches; see `models.py`."""
+"""Request and response models of batches; see `models.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, Json, create_model, field_validator
 
+from fairlead.app.batch_submission import DEFAULTS, MAX_CUSTOM_ID, MAX_NAME
+from fairlead.domain.batch import BatchView, ItemView
 from fairlead.domain.job import Priority
-from fairlead.gateway.models import JOB_ID, MOMENT, PageQuery, Shape, SubmitRequest, example
-from fairlead.runtime.batch_submission import DEFAULTS, MAX_CUSTOM_ID, MAX_NAME
+from fairlead.gateway.derived_models import Shape, example, fields_of
+from fairlead.gateway.models import JOB_ID, MOMENT, Page, PageQuery, SubmitRequest, UserId
 
-# One list, not a union: whoever asks for none of these is told all of them.
+# One literal instead of a union with JobStatus, so that an error message lists all values.
 ItemStatusName = Literal["SCHEDULED", "PENDING", "RUNNING", "RETRYING", "COMPLETED", "FAILED", "CANCELLED", "REMOVED"]
 BATCH_ID = "01938f1c-7a10-7b31-8e4d-6c9f4d2e3f50"
 _COUNTS = {
@@ -35,38 +37,48 @@ _BATCH: dict[str, Any] = {
     "finished_at": None,
     "estimated_end": "2026-01-31T12:25:10.000Z",
 }
+RESULT = {
+    "item": 12,
+    "custom_id": "q1-llama",
+    "job_id": JOB_ID,
+    "status": "COMPLETED",
+    "result": {"text": "yes"},
+    "error": None,
+}
 
 
 class BatchItem(SubmitRequest):
-    """One job of a batch. What it does not say, the batch says for all."""
+    """One job of a batch. Fields that the item does not set are taken from the batch."""
 
     model_config = example(custom_id="q1-llama", feature_name="text_only", input_data={"prompt": "one"})
 
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(  # type: ignore[assignment]
-        None, description="The batch's, and no other."
+    user_id: UserId | None = Field(  # type: ignore[assignment]
+        None, description="Must be the user of the batch."
     )
     feature_name: str | None = Field(None, max_length=63, description="A pipeline, or a single service.")  # type: ignore[assignment]
     custom_id: Annotated[str, Field(min_length=1, max_length=MAX_CUSTOM_ID)] | None = Field(
-        None, description="The caller's own name for it, once in a batch."
+        None, description="The caller's own id of the item, unique in the batch."
     )
 
 
-class _About(Shape):
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
-        None, description="Whose batch it is. A user's key need not say it."
+class _BatchFields(Shape):
+    user_id: UserId | None = Field(
+        None, description="The user that the batch belongs to. Default: the user of the key."
     )
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = Field(None, description="For people.")
-    metadata: dict[str, Any] | None = Field(None, description="Kept and shown with the batch; at most 16 KiB.")
-    items: list[BatchItem] = Field(min_length=1, description="All of them are accepted, or none.")
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = Field(
+        None, description="A name for people."
+    )
+    metadata: dict[str, Any] | None = Field(None, description="Stored and returned with the batch; at most 16 KiB.")
+    items: list[BatchItem] = Field(min_length=1, description="Either all items are accepted or none.")
 
 
-# Whatever can be said of a job can be said once for all of them.
+# A batch accepts every field of a job as a default for its items.
 _defaults: dict[str, Any] = {
     name: (field.annotation if name != "feature_name" else str | None, field if name != "feature_name" else None)
     for name, field in SubmitRequest.model_fields.items()
     if name in DEFAULTS
 }
-BatchRequest = create_model("BatchRequest", __base__=_About, __module__=__name__, **_defaults)
+BatchRequest = create_model("BatchRequest", __base__=_BatchFields, __module__=__name__, **_defaults)
 BatchRequest.model_config["json_schema_extra"] = {
     "examples": [
         {
@@ -83,12 +95,12 @@ BatchRequest.model_config["json_schema_extra"] = {
 
 
 class SubmitBatchQuery(Shape):
-    """What JSON Lines have no place for: all that JSON says beside `items`. A body of JSON says it itself, and that
-    counts more."""
+    """The fields of a batch other than `items`, in the query string, for bodies in JSON Lines. A field in a JSON body
+    takes precedence over the same field here."""
 
     user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
-    metadata: Json[dict[str, Any]] | None = Field(None, description="The batch's own, as JSON.")
+    metadata: Json[dict[str, Any]] | None = Field(None, description="Metadata of the batch, as JSON.")
     feature_name: Annotated[str, Field(max_length=63)] | None = None
     priority: Priority | None = None
     scheduled_at: str | None = Field(None, max_length=64)
@@ -98,12 +110,12 @@ class SubmitBatchQuery(Shape):
     )
     cost: FiniteFloat | None = None
     region: str | None = Field(None, max_length=63)
-    allowed_regions: list[str] | None = Field(None, description="Once for each, or with commas.")
+    allowed_regions: list[str] | None = Field(None, description="Repeated, or separated by commas.")
 
     @field_validator("allowed_regions")
     @classmethod
-    def _each(cls, said: list[str] | None) -> list[str] | None:
-        return None if said is None else [region for several in said for region in several.split(",")]
+    def _split_commas(cls, values: list[str] | None) -> list[str] | None:
+        return None if values is None else [region for value in values for region in value.split(",")]
 
 
 class BatchLinks(Shape):
@@ -115,7 +127,7 @@ class BatchLinks(Shape):
 
 
 class BatchReceipt(Shape):
-    """All of its jobs are committed."""
+    """The response to the submit of a batch. All jobs of the batch are committed to the database."""
 
     model_config = example(
         batch_id=BATCH_ID,
@@ -134,40 +146,37 @@ class BatchReceipt(Shape):
     links: BatchLinks
 
 
+@fields_of(
+    BatchView,
+    counts="Items by the status of their job; REMOVED counts items whose job was deleted.",
+    finished_at="When the last item ended; null while any item has not.",
+    estimated_end="Extrapolated from the items that have ended; null if none has.",
+)
 class Batch(Shape):
     """Many jobs submitted as one."""
 
     model_config = example(**_BATCH)
 
-    batch_id: str
-    user_id: str
-    name: str | None
-    metadata: dict[str, Any] | None
-    total: int
-    counts: dict[str, int] = Field(description="Items by their job's status; REMOVED are those whose job is gone.")
-    progress: float = Field(ge=0, le=1, description="The share of the items that have ended, well or not.")
-    created_at: str
-    finished_at: str | None = Field(description="When the last item ended; null while one is open, or is so again.")
-    estimated_end: str | None = Field(description="If the rest ends as fast as the others did; null if none has yet.")
+    progress: float = Field(ge=0, le=1, description="Share of the items that have ended, with any outcome.")
 
 
-class BatchPage(Shape):
+class BatchPage(Page):
     data: list[Batch]
-    next_cursor: str | None = Field(description="Give it as `cursor` to get the next page; null: this was the last.")
 
 
 class BatchesQuery(PageQuery):
-    """One page of the batches, newest first."""
+    """Filters and paging of the batches."""
 
     user_id: str | None = Field(None, max_length=255)
 
 
 class ItemsQuery(PageQuery):
-    """One page of the items, in their order."""
+    """Filters and paging of the items."""
 
-    status: ItemStatusName | None = Field(None, description="Their job's status, or REMOVED.")
+    status: ItemStatusName | None = Field(None, description="Status of the job, or REMOVED.")
 
 
+@fields_of(ItemView, omit=("result",), status="Status of the job, or REMOVED.")
 class Item(Shape):
     model_config = example(
         item=12,
@@ -175,48 +184,42 @@ class Item(Shape):
         job_id=JOB_ID,
         status="FAILED",
         retryable=True,
-        error={"code": "TIMEOUT", "message": "llama did not answer within 300 s"},
+        error={"code": "TIMEOUT", "message": "llama did not respond within 300 s"},
         finished_at=MOMENT,
     )
 
-    item: int = Field(ge=0, description="Its number in the batch, from 0.")
-    custom_id: str | None
-    job_id: str
-    status: str = Field(description="Its job's status, or REMOVED.")
-    retryable: bool | None
-    error: dict[str, Any] | None
-    finished_at: str | None
+    item: int = Field(ge=0, description="Index of the item in the batch, from 0.")
 
 
-class ItemPage(Shape):
+class ItemPage(Page):
     data: list[Item]
-    next_cursor: str | None = Field(description="Give it as `cursor` to get the next page; null: this was the last.")
 
 
+@fields_of(ItemView, omit=("retryable", "finished_at"))
 class ItemResult(Shape):
-    """One line of the results."""
+    """One item of a batch with its result: one line of the results, which are JSON Lines."""
 
-    model_config = example(
-        item=12, custom_id="q1-llama", job_id=JOB_ID, status="COMPLETED", result={"text": "yes"}, error=None
-    )
+    model_config = example(**RESULT)
 
-    item: int
-    custom_id: str | None
-    job_id: str
-    status: str
     result: Any = None
-    error: dict[str, Any] | None
 
 
 class BatchCancelled(Shape):
     model_config = example(cancelled=1205, batch=_BATCH)
 
-    cancelled: int = Field(description="How many items were open.")
+    cancelled: int = Field(description="Number of items that had not ended.")
+    batch: Batch
+
+
+class BatchRetried(Shape):
+    model_config = example(retried=5, batch=_BATCH)
+
+    retried: int = Field(description="Number of failed items that were queued again.")
     batch: Batch
 
 
 class BatchResumed(Shape):
     model_config = example(resumed=5, batch=_BATCH)
 
-    resumed: int = Field(description="How many failed items were taken up again.")
+    resumed: int = Field(description="Number of failed items that were resumed.")
     batch: Batch

@@ -1,13 +1,14 @@
-"""The shapes of what runs: services by band and region, scopes, workers, managers, gateways."""
+"""Response models of the running system: queues, regions, workers, processes, health."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
-from fairlead.gateway.models import JOB_ID, MOMENT, Shape, example
-from fairlead.gateway.models_operations import AutoLimit, Leader, LoopCounts, Override, PoolStatus
+from fairlead.domain.rules import Change, Overridden
+from fairlead.gateway.derived_models import Shape, example, fields_of
+from fairlead.gateway.models import JOB_ID, MOMENT
 
 WORKER = "gpu-host-1:4242:5f0c9a1e"
 _PROCESS = {
@@ -34,32 +35,10 @@ _CALL = {
 }
 
 
-class DrainRequest(Shape):
-    model_config = example(on=True)
-
-    on: StrictBool = Field(description="True: claim no more; false: claim again.")
+# ---------------------------------------------------------------- queues, regions and health
 
 
-class ProcessShape(BaseModel):
-    """A process as it announced itself last. Of a worker that is known from its leases alone, the rest is null."""
-
-    name: str = Field(description="The `worker` that its leases carry.")
-    roles: list[str] = Field(description="What it does: api, worker, manager.")
-    host: str | None
-    pid: int | None
-    version: str | None
-    started_at: str | None
-    last_seen: str | None = Field(description="By the database's clock.")
-    silent_for: float | None = Field(description="Seconds since then.")
-    alive: bool = Field(description="It was seen in the last ten seconds.")
-    clock_skew: float | None = Field(description="Seconds that its clock is ahead of the database's.")
-    details: dict[str, Any]
-
-
-class CallShape(BaseModel):
-    """A call that a worker has under way."""
-
-    service: str
+class _Lease(BaseModel):
     job_id: str
     user_id: str
     step: int
@@ -68,13 +47,220 @@ class CallShape(BaseModel):
     lease_expires_at: str
 
 
+class Slot(_Lease):
+    """A call that holds a slot."""
+
+    worker: str
+    region: str | None
+
+
+@fields_of(Overridden)
+class Override(BaseModel):
+    """What an operator changed at runtime. A field is null where the configuration applies."""
+
+
+class Lanes(BaseModel):
+    """Numbers of waiting jobs; null while the dispatcher cannot be reached."""
+
+    main: int | None
+    retry: int | None = Field(description="Retries, which go first.")
+
+
+class Breaker(BaseModel):
+    state: Literal["working", "resting", "probing"]
+    failures: int = Field(description="Consecutive failures.")
+    resting_until: str | None = Field(description="No calls go to the region before this time.")
+
+
+class ServiceRegion(BaseModel):
+    """One region of one service."""
+
+    limit: int
+    weight: float = Field(
+        description="How work that may run in several regions is spread; without effect if all weights are equal."
+    )
+    pool: str | None = Field(description="Pool whose slots the calls also take.")
+    running: int | None = Field(
+        description="Slots in use, including held ones. Null while the dispatcher cannot be reached."
+    )
+    waiting: Lanes = Field(description="Jobs that may run here, but not in every region.")
+    breaker: Breaker | None
+    latency: float | None = Field(description="Mean seconds of recent successful calls.")
+
+
+class RegionOfService(ServiceRegion):
+    service: str
+
+
+class RegionStatus(Shape):
+    model_config = example(
+        region="us",
+        limit=1,
+        running=1,
+        waiting={"main": 3, "retry": 1},
+        waiting_anywhere={"main": 12, "retry": 0},
+        services=[
+            {
+                "service": "inference",
+                "limit": 1,
+                "weight": 1.0,
+                "pool": None,
+                "running": 1,
+                "waiting": {"main": 3, "retry": 1},
+                "breaker": {"state": "working", "failures": 0, "resting_until": None},
+                "latency": 2.4,
+            }
+        ],
+        unknown=None,
+    )
+
+    region: str
+    limit: int
+    running: int | None
+    waiting: Lanes
+    waiting_anywhere: Lanes = Field(description="Jobs that may run in any region of these services.")
+    services: list[RegionOfService]
+    unknown: str | None = Field(description="Why slots and queues are unknown; their numbers are null then.")
+
+
+@fields_of(Change)
+class LimitChange(BaseModel):
+    """One change of a limit that Fairlead discovers."""
+
+
+class AutoLimit(BaseModel):
+    """The state of a limit that Fairlead discovers."""
+
+    min: int
+    max: int
+    limit: int
+    history: list[LimitChange] = Field(description="The last 20 changes, newest last.")
+
+
+class _Service(BaseModel):
+    service: str
+    limit: int
+    in_use: int | None = Field(
+        description="Slots in use, including held ones. Null while the dispatcher cannot be reached, like `held` and "
+        "the numbers of waiting jobs."
+    )
+    held: int | None
+    paused: bool
+    override: Override | None
+    auto: AutoLimit | None = Field(description='Null unless the configuration has limit = "auto".')
+    order: str
+    pool: str | None = Field(
+        description="Pool whose slots the calls also take, in all regions or in those that `regions` lists."
+    )
+    shards: list[str] = Field(description="Shards of the queue: one, or several if it is split by priority.")
+    mean_duration: float | None = Field(description="Seconds.")
+
+
+class ServiceStatus(_Service):
+    waiting: dict[str, int | None] = Field(description="By band: retry, high, medium, low.")
+    running: list[Slot]
+    regions: dict[str, ServiceRegion]
+
+
+class PoolStatus(BaseModel):
+    limit: int
+    in_use: int | None
+
+
+class Leader(BaseModel):
+    leader: str | None
+    term: int | None
+    problem: str | None
+
+
+class LoopLatency(BaseModel):
+    count: int
+    mean: float | None = Field(description="Seconds.")
+    buckets: list[int] = Field(description="As in the metric fairlead_schedule_latency_seconds, not cumulative.")
+
+
+class LoopCounts(BaseModel):
+    """What a loop of a manager has counted since its process started."""
+
+    scanned: int
+    queued: int
+    failed: int
+    latency: LoopLatency | None = Field(None, description="From `scheduled_at` until the job was queued; timers only.")
+
+
+class _Process(BaseModel):
+    """What the responding process reports about itself, besides services and slots."""
+
+    pools: dict[str, PoolStatus]
+    leaders: dict[str, Leader] = Field(description="By shard; empty if one process dispatches from its memory.")
+    loops: dict[str, dict[str, LoopCounts]] = Field(
+        description="Counts of the leading managers, by shard and loop, at most a few seconds old."
+    )
+    worker: str | None = Field(description="The responding process, if it runs a worker.")
+    draining: bool = Field(description="Whether the responding process has stopped claiming.")
+    unknown: str | None = Field(
+        description="Why some or all slots and queues are unknown; their numbers are null then."
+    )
+
+
+class QueueStatus(_Process):
+    services: list[ServiceStatus]
+    jobs: dict[str, int] = Field(description="By status.")
+
+
+class Alive(Shape):
+    model_config = example(status="ok")
+
+    status: str
+
+
+class Readiness(Shape):
+    model_config = example(ready=True, checks={"store": "ok", "dispatcher": "ok", "worker": "ok"})
+
+    ready: bool
+    checks: dict[str, str]
+
+
+# ---------------------------------------------------------------- processes and statistics
+
+
+class DrainRequest(Shape):
+    model_config = example(on=True)
+
+    on: StrictBool = Field(description="True: stop claiming jobs; false: claim again.")
+
+
+class ProcessShape(BaseModel):
+    """A process as it last registered. Of a worker that has leases and no registration, little more than the name is
+    known, and the unknown fields are null."""
+
+    name: str = Field(description="The `worker` of its leases.")
+    roles: list[str] = Field(description="Any of api, worker and manager.")
+    host: str | None
+    pid: int | None
+    version: str | None
+    started_at: str | None
+    last_seen: str | None = Field(description="By the database's clock.")
+    silent_for: float | None = Field(description="Seconds since `last_seen`.")
+    alive: bool = Field(description="Whether it was seen in the last ten seconds.")
+    clock_skew: float | None = Field(description="Seconds by which its clock is ahead of the database's.")
+    details: dict[str, Any]
+
+
+class CallShape(_Lease):
+    """A call that a worker is running."""
+
+    service: str
+
+
 class WorkerPoolShape(BaseModel):
-    """One of several workers of a process. Its leases carry the process's name, a slash and this name."""
+    """One of several workers in a process. Its leases name the worker as the process name, a slash and the `name` of
+    this pool."""
 
     name: str
     services: list[str]
     bands: list[str]
-    regions: list[str] | None = Field(description="Null: all.")
+    regions: list[str] | None = Field(description="Null for all regions.")
     concurrency: int
     running: int = 0
 
@@ -83,11 +269,15 @@ class WorkerShape(ProcessShape):
     services: list[str]
     bands: list[str]
     concurrency: int | None
-    pools: list[WorkerPoolShape] = Field(description="Its workers, if it has several or is bound to regions.")
-    running: int | None = Field(description="Calls under way, as it said itself.")
-    draining: bool | None = Field(description="It claims no more.")
-    drain_asked: bool | None = Field(description="An operator asked it to; it hears of it within two seconds.")
-    calls: list[CallShape] = Field(description="As the dispatchers know them; empty where they are not known.")
+    pools: list[WorkerPoolShape] = Field(
+        description="The workers of a process that has several or is bound to regions."
+    )
+    running: int | None = Field(description="Running calls, as reported by the process.")
+    draining: bool | None = Field(description="Whether it has stopped claiming jobs.")
+    drain_asked: bool | None = Field(
+        description="Whether an operator requested it; the process reacts within two seconds."
+    )
+    calls: list[CallShape] = Field(description="From the dispatchers; empty where they cannot be reached.")
 
 
 class Workers(Shape):
@@ -95,7 +285,7 @@ class Workers(Shape):
 
 
 class ManagerShape(ProcessShape):
-    leads: list[str] = Field(description="Shards.")
+    leads: list[str] = Field(description="Shards that it leads.")
 
 
 class BandStats(BaseModel):
@@ -110,56 +300,47 @@ class RegionStats(BaseModel):
     held: int | None
 
 
-class ServiceStats(BaseModel):
-    service: str
-    limit: int
-    in_use: int | None = Field(description="Slots taken, also by what is held; null: its dispatcher cannot be asked.")
-    held: int | None
-    paused: bool
-    override: Override | None
-    auto: AutoLimit | None = Field(description='Null unless the configuration says limit = "auto".')
-    order: str
-    pool: str | None
-    shards: list[str]
-    mean_duration: float | None = Field(description="Seconds.")
+class ServiceStats(_Service):
     bands: dict[str, BandStats] = Field(description="By band: retry, high, medium, low.")
     regions: dict[str, RegionStats]
 
 
 class ScopeStats(BaseModel):
-    """What is built as one: a service, a pool, or what a split service has on one shard."""
+    """A scope: what is rebuilt as one unit. It is a service, a pool with its services, or the part of a split service
+    on one shard."""
 
     shard: str
-    epoch: int | None = Field(description="Raised by each rebuild; null: never built.")
-    open: bool | None = Field(description="Steps are granted from it; null: not known here.")
+    epoch: int | None = Field(description="Raised by each rebuild; null if never built.")
+    open: bool | None = Field(description="Whether steps are granted; null if unknown to this process.")
     rebuild_asked: bool
-    leader: str | None = Field(description="The process that looks after it.")
+    leader: str | None = Field(description="Process that leads the shard.")
 
 
 class Outbox(BaseModel):
-    rows: int = Field(description="Changes that the line has not heard of.")
-    age: float = Field(description="Seconds, of the oldest.")
+    rows: int = Field(description="Changes that have not been applied to the queue.")
+    age: float = Field(description="Seconds since the oldest.")
 
 
 class QueueSizes(Shape):
-    main: int = Field(description="Waiting in line.")
-    retry: int = Field(description="Waiting for another try.")
-    dead: int = Field(description="Failed: GET /admin/queue-dead.")
+    main: int = Field(description="Queued.")
+    retry: int = Field(description="Waiting for a retry.")
+    dead: int = Field(description="Failed; listed by GET /admin/queue-dead.")
     scheduled: int
     running: int
 
 
 class Estimates(Shape):
-    """How good the estimated waits of a service were. All but `count` are of the last ones."""
+    """The accuracy of the estimated waits of a service. `count` covers all estimates since the process started; the
+    other fields cover the most recent ones."""
 
-    count: int = Field(description="How many came true since the start.")
+    count: int = Field(description="Estimates whose job has started, since the process started.")
     scored: int
-    within_range: float = Field(description="The share whose wait lay in the range that was told.")
-    close: float = Field(description="The share whose wait lay in it, or missed it by a quarter or a second at most.")
-    median_error: float = Field(description="As a share of the wait that came true.")
+    within_range: float = Field(description="Share of waits within the estimated range.")
+    close: float = Field(description="Share of waits within the range, or off by at most a quarter or one second.")
+    median_error: float = Field(description="As a share of the actual wait.")
 
 
-class RuntimeStats(Shape):
+class RuntimeStats(_Process):
     model_config = example(
         queues={"main": 16, "retry": 2, "dead": 7, "scheduled": 4, "running": 1},
         slots={"limit": 1, "in_use": 1, "held": 0},
@@ -217,17 +398,9 @@ class RuntimeStats(Shape):
     queues: QueueSizes
     slots: dict[str, int | None]
     services: list[ServiceStats]
-    pools: dict[str, PoolStatus]
     scopes: dict[str, ScopeStats]
-    leaders: dict[str, Leader] = Field(description="By shard; empty when one process dispatches from its memory.")
     workers: list[WorkerShape]
     managers: list[ManagerShape]
     gateways: list[ProcessShape]
     outbox: Outbox
-    estimates: dict[str, Estimates] = Field(description="Of the estimated waits that the answering process gave.")
-    loops: dict[str, dict[str, LoopCounts]] = Field(description="Of the answering process's manager.")
-    worker: str | None = Field(description="The answering process, if it runs a worker.")
-    draining: bool = Field(description="The answering process claims no more.")
-    unknown: str | None = Field(
-        description="Why slots and lines are not known now, all or some: their numbers are null."
-    )
+    estimates: dict[str, Estimates] = Field(description="Accuracy of the responding process's estimates, by service.")

@@ -1,4 +1,4 @@
-"""The shapes of turns; see `models.py`."""
+"""Request and response models of turns; see models.py."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fairlead.domain.job import JobStatus, Priority
-from fairlead.gateway.models import MOMENT, EstimatedWait, JobError, Shape, example
+from fairlead.domain.job import Priority
+from fairlead.domain.turns import TurnView
+from fairlead.gateway.derived_models import Shape, example, fields_of
+from fairlead.gateway.models import MOMENT, JobError, UserId
 
 TURN_ID = "01938f1c-8b21-8c42-9f5e-7da05e3f4061"
 
 
 class TurnRequest(Shape):
-    """A place in line, for work that the caller does itself."""
+    """A request for a slot that the caller uses itself."""
 
     model_config = example(service="flux", user_id="ada", wait_timeout=360)
 
-    service: str = Field(max_length=63, description="Whose slot it is about.")
-    user_id: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
-        None, description="Whose turn it is: the unit of fairness. A user's key need not say it. Absent: anonymous."
+    service: str = Field(max_length=63, description="Service to get a slot of.")
+    user_id: UserId | None = Field(
+        None, description="The user that the turn belongs to. Default: the user of the key, else anonymous."
     )
     priority: Priority | None = Field(None, description="As for a job.")
     wait_timeout: float | None = Field(
-        None, gt=0, le=366 * 86400, description="Fails when it has not got the slot after so many seconds."
+        None, gt=0, le=366 * 86400, description="Fail the turn if it has no slot after this many seconds."
     )
-    metadata: dict[str, Any] | None = Field(None, description="Kept and shown with the turn; at most 16 KiB.")
+    metadata: dict[str, Any] | None = Field(None, description="Stored and returned with the turn; at most 16 KiB.")
 
 
 class FinishRequest(Shape):
-    """How the work ended: well, with a result if there is one to keep; or with an error."""
+    """The outcome of the work: a result to store, an error, or neither."""
 
     model_config = example(result={"path": "cat.png"})
 
-    result: Any = Field(None, description="Kept like the result of a job.")
+    result: Any = Field(None, description="Stored like the result of a job.")
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
-        None, description="What went wrong. The turn is FAILED then."
+        None, description="Error message. It makes the turn FAILED."
     )
 
 
@@ -47,8 +49,17 @@ class TurnLinks(Shape):
     cancel_url: str
 
 
+@fields_of(
+    TurnView,
+    omit=("process", "input"),
+    position="1 is next; null if the turn is not queued.",
+    started_at="When the turn got the slot.",
+    lease_ttl="Seconds without contact after which a caller loses its slot.",
+    timeout="Seconds that a slot may be held, however often it is renewed.",
+    kept_until="Set while the caller of a PENDING turn is absent: its place is kept until then.",
+)
 class Turn(Shape):
-    """PENDING is in line, RUNNING has the slot; the other states are ends, as of jobs."""
+    """A turn. PENDING waits in the queue, RUNNING has the slot; the other states are final, as for jobs."""
 
     model_config = example(
         turn_id=TURN_ID,
@@ -64,6 +75,7 @@ class Turn(Shape):
         error=None,
         result=None,
         metadata=None,
+        kept_until=None,
         heartbeat=10,
         lease_ttl=15,
         timeout=300,
@@ -76,20 +88,6 @@ class Turn(Shape):
         },
     )
 
-    turn_id: str
-    service: str
-    user_id: str
-    status: JobStatus
-    priority: Priority
-    position: int | None = Field(description="1 is next; null when it does not wait in line.")
-    estimated_wait: EstimatedWait | None
-    created_at: str
-    started_at: str | None = Field(description="When it got the slot.")
-    finished_at: str | None
     error: JobError | None
-    result: Any
-    metadata: dict[str, Any] | None
-    heartbeat: float = Field(description="Seconds that a waiting caller may be silent before it is taken for gone.")
-    lease_ttl: float = Field(description="Seconds that a caller with the slot may be silent before it has lost it.")
-    timeout: float = Field(description="Seconds that a slot may be kept, however often it is renewed.")
+    heartbeat: float = Field(description="Seconds without contact after which a waiting caller counts as absent.")
     links: TurnLinks

@@ -1,7 +1,7 @@
-"""Every error as `application/problem+json` (RFC 9457).
+"""Errors as `application/problem+json` (RFC 9457).
 
-`code` is what programs compare, `pointer` names the offending field, `errors` lists all of them when there are several,
-and `request_id` is what the log line of this request carries. A 500 says nothing about our insides; the log does.
+Programs compare `code`. `pointer` names the first invalid field, `errors` lists all invalid fields, and `request_id` is
+also in the log line of the request. A 500 reveals nothing internal; the log has the exception.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ log = logging.getLogger("fairlead.gateway")
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID = "fairlead.request_id"
 RATE_HEADERS = "fairlead.rate_headers"
-LONGEST_DETAIL = 1000
+MAX_DETAIL = 1000
+MAX_ERRORS = 20
+"""Maximum number of errors that one response lists."""
 
 
 class BadJson(RequestError):
@@ -66,6 +68,21 @@ class BodyTimeout(RequestError):
     status = 408
 
 
+class HeadTimeout(RequestError):
+    code = "head_timeout"
+    status = 408
+
+
+class UrlTooLong(RequestError):
+    code = "url_too_long"
+    status = 414
+
+
+class HeadTooLarge(RequestError):
+    code = "head_too_large"
+    status = 431
+
+
 class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
     status = 415
@@ -87,7 +104,7 @@ class RateLimited(RequestError):
 
 
 class InferenceFailed(RequestError):
-    """The model was asked and did not answer: the job behind `POST /inference` is FAILED."""
+    """The job behind `POST /inference` is FAILED."""
 
     code = "inference_failed"
     status = 502
@@ -99,17 +116,19 @@ class InferenceCancelled(RequestError):
 
 
 class ManyInvalid(InvalidInput):
-    """Several fields are wrong, and all of them are told at once."""
+    """One or several fields are invalid. The response lists at most `MAX_ERRORS` errors. Callers collect at
+    most one more than that; the response does not list it, but says that there are more."""
 
-    def __init__(self, found: Sequence[RequestError]) -> None:
-        first = found[0]
-        message = first.message if len(found) == 1 else f"{len(found)} errors; the first: {first.message}"
+    def __init__(self, errors: Sequence[RequestError]) -> None:
+        first = errors[0]
+        count = f"{len(errors)}" if len(errors) <= MAX_ERRORS else f"more than {MAX_ERRORS}"
+        message = first.message if len(errors) == 1 else f"{count} errors; the first: {first.message}"
         super().__init__(message, pointer=first.pointer)
-        self.found = tuple(found)
+        self.errors = tuple(errors)
 
 
 class Internal(FairleadError):
-    """What any unexpected exception looks like from outside."""
+    """The response to any unexpected exception."""
 
     code = "internal_error"
 
@@ -119,66 +138,70 @@ class NotReady(FairleadError):
     status = 503
 
     def __init__(self, checks: dict[str, str]) -> None:
-        self.message = "; ".join(f"{part}: {said}" for part, said in checks.items() if said != "ok")
+        self.message = "; ".join(f"{part}: {result}" for part, result in checks.items() if result != "ok")
         super().__init__(self.message)
         self.checks = checks
         self.retry_after = 1.0
 
 
 TITLES = {
-    "bad_request": "The request cannot be understood",
+    "bad_request": "The request is malformed",
     "bad_json": "The body is not JSON",
-    "unauthorized": "A key is needed",
-    "forbidden": "This key may not do that",
-    "cross_site": "Refused: the request comes from another site",
-    "not_found": "There is nothing of that name",
-    "no_such_route": "There is no such route",
-    "method_not_allowed": "This route does not know the method",
-    "body_timeout": "The body did not come",
-    "wrong_state": "The job's state does not allow it",
+    "unauthorized": "A valid key is required",
+    "forbidden": "The key does not allow this",
+    "cross_site": "Requests from other sites are refused",
+    "not_found": "Not found",
+    "no_such_route": "No such route",
+    "method_not_allowed": "The route does not support this method",
+    "body_timeout": "The body did not arrive in time",
+    "head_timeout": "The request did not arrive in time",
+    "url_too_long": "The URL is too long",
+    "head_too_large": "The headers are too large",
+    "wrong_state": "The state of the job does not allow this",
     "too_large": "The body is too large",
-    "unsupported_media_type": "The body is of another type than is taken here",
-    "wrong_host": "This server is not that host",
-    "invalid_input": "The request is not valid",
+    "unsupported_media_type": "The media type of the body is not supported",
+    "wrong_host": "The Host header names another server",
+    "invalid_input": "The request is invalid",
     "unknown_feature": "No pipeline or service has this name",
     "idempotency_mismatch": "The Idempotency-Key was used with another body",
-    "inference_failed": "The model gave no result",
+    "inference_failed": "The model returned no result",
     "inference_cancelled": "The job was cancelled",
-    "rate_limited": "This user submits too fast",
-    "too_many_waiting": "This user has too many jobs waiting",
-    "internal_error": "Something went wrong on our side",
-    "unavailable": "Not now: try again",
+    "rate_limited": "The user submits too many jobs",
+    "too_many_waiting": "The user has too many waiting jobs",
+    "internal_error": "Internal error",
+    "unavailable": "Temporarily unavailable",
     "not_ready": "Not ready",
 }
 
 
 def problem(error: BaseException, request_id: str | None) -> dict[str, Any]:
-    """The body of the answer."""
+    """Return the `application/problem+json` body for an error."""
     known = error if isinstance(error, FairleadError) and error.code in TITLES else Internal("see the log")
-    said = known.public if isinstance(known, Unavailable) else getattr(known, "message", None)
-    message = said or f"the log has the cause, under request_id {request_id}"
+    public = known.public if isinstance(known, Unavailable) else getattr(known, "message", None)
+    message = public or f"see the log for request_id {request_id}"
     body: dict[str, Any] = {
         "type": f"urn:fairlead:problem:{known.code}",
         "title": TITLES[known.code],
         "status": known.status,
-        "detail": message[:LONGEST_DETAIL],
+        "detail": message[:MAX_DETAIL],
         "code": known.code,
         "retryable": known.status in (429, 503),
         "request_id": request_id,
     }
     if isinstance(known, RequestError):
-        _add_where(body, known)
+        _add_pointers(body, known)
     if isinstance(known, NotReady):
         body |= {"ready": False, "checks": known.checks}
     return body
 
 
-def _add_where(body: dict[str, Any], error: RequestError) -> None:
-    found = error.found if isinstance(error, ManyInvalid) else (error,)
+def _add_pointers(body: dict[str, Any], error: RequestError) -> None:
+    errors = error.errors if isinstance(error, ManyInvalid) else (error,)
     if error.pointer is not None:
         body["pointer"] = error.pointer
         body["errors"] = [
-            {"pointer": each.pointer, "code": each.code, "detail": each.message[:LONGEST_DETAIL]} for each in found
+            {"pointer": each.pointer, "code": each.code, "detail": each.message[:MAX_DETAIL]}
+            for each in errors[:MAX_ERRORS]
         ]
     if error.details:
         body["details"] = error.details
@@ -198,12 +221,12 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = error.allow
     if body["status"] in (408, 413):
-        # The rest of the body is not read; a connection in the middle of one cannot be used again.
+        # The rest of the body is not read, so the connection cannot be reused.
         headers["Connection"] = "close"
     return Response(orjson.dumps(body, default=str), body["status"], headers, MEDIA_TYPE)
 
 
-# ---------------------------------------------------------------- what FastAPI and Starlette raise
+# ---------------------------------------------------------------- errors of FastAPI and Starlette
 
 
 def of_http_exception(error: HTTPException, scope: Scope) -> RequestError:
@@ -212,27 +235,28 @@ def of_http_exception(error: HTTPException, scope: Scope) -> RequestError:
         return NoSuchRoute(f"there is no route {path!r}; GET /openapi.json lists them")
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        return MethodNotAllowed(f"{path!r} knows {allow}, not {scope['method']}", allow=allow)
+        return MethodNotAllowed(f"{path!r} supports {allow}, not {scope['method']}", allow=allow)
     return RequestError(str(error.detail))
 
 
 def of_validation(issues: Sequence[Any], *, skip: int = 0) -> ManyInvalid:
-    """pydantic's findings; `skip` drops the first parts of a location ("query", "path"), which are no fields."""
-    found = []
-    for issue in issues:
+    """Convert pydantic's errors to one ManyInvalid. `skip` is the number of leading parts of an error's location that
+    are not fields, such as "query" or "path"."""
+    errors = []
+    for issue in issues[: MAX_ERRORS + 1]:
         where = issue["loc"][skip:]
         text = issue["msg"].removeprefix("Input ").removeprefix("Value error, ")
         if issue["type"] == "extra_forbidden":
-            text = "is not known here"
+            text = "unknown field"
         elif issue["type"] in ("model_type", "model_attributes_type"):
-            text = "must be a JSON object"  # pydantic's own words name our class
+            text = "must be a JSON object"  # pydantic's message names our class
         text = f"{'.'.join(map(str, where))}: {text}" if where else text
-        found.append(InvalidInput(text, pointer=pointer(*where)))
-    return ManyInvalid(found)
+        errors.append(InvalidInput(text, pointer=pointer(*where)))
+    return ManyInvalid(errors)
 
 
 def pointer(*parts: object) -> str:
-    """A JSON pointer (RFC 6901)."""
+    """Join the names and indices of a path to a JSON pointer (RFC 6901)."""
     return "".join(f"/{str(part)[:100].replace('~', '~0').replace('/', '~1')}" for part in parts)
 
 

@@ -1,7 +1,7 @@
-"""Between rows and nouns of the domain: what the engines share, and what is SQLite's.
+"""Conversion between rows and domain objects: the conversions that both engines share, and those of SQLite.
 
-Times are integers of microseconds in the database. Rows come out as JSON, many in one answer: fetching them one by one
-would give up the interpreter's lock once per row.
+Times are stored as integer microseconds. SQLite returns many rows as one JSON value, because fetching them one by one
+would release the GIL once per row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import orjson
 
 from fairlead.domain.batch import BatchItem
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
+from fairlead.domain.redaction import redacted_error
 from fairlead.domain.transitions import Move
-from fairlead.store.port import Epoch, LineChange
+from fairlead.store.port import Epoch, OutboxEntry
 
 STATUSES = (
     JobStatus.SCHEDULED,
@@ -36,8 +37,8 @@ def micros(moment: float | None) -> int | None:
 
 
 def micros_by(moment: float) -> int:
-    """The last stored moment that is not after this one. Rounded up, it would find timers that the domain says have not
-    rung yet."""
+    """Convert a time to microseconds, rounded down. Rounding up would select timers that the domain considers not yet
+    fired."""
     nearest = round(moment * 1e6)
     return nearest if nearest / 1e6 <= moment else nearest - 1
 
@@ -61,11 +62,12 @@ SPEC_FIELDS = (
     "region_step",
     "spill_after",
 )
-"""What never changes about a job and is never asked for in SQL."""
+"""The fields of a job that never change and that no query filters by."""
 
 
 def spec_of(job: Job) -> str:
-    """The release before reads six elements and chokes on more: so there are more only when they say something."""
+    """Encode the fields of a job that never change. The previous release cannot read more than six elements, so further
+    elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
@@ -73,13 +75,14 @@ def spec_of(job: Job) -> str:
 
 
 def begins_round(move: Move) -> bool:
-    """A resume or a re-run: the only moves that can meet a job that had ended."""
+    """Whether the move is a resume or a re-run. No other move begins at a finished job."""
     return move.round > 0 and move.queued_at is not None
 
 
 @lru_cache(4096)
 def _spec(text: str) -> tuple[Any, ...]:
-    """What `spec_of` wrote; what a later release adds is left out. Jobs of one pipeline mostly have the same one."""
+    """Decode the text of `spec_of`, ignoring elements that later releases add. Cached, because the jobs of one pipeline
+    mostly have the same text."""
     steps, original_priority, cost, weight, region, allowed_regions, *later = orjson.loads(text)
     priority_source = later[0] if later else None
     region_step, spill_after = later[1:3] if len(later) > 2 else (0, None)
@@ -89,54 +92,21 @@ def _spec(text: str) -> tuple[Any, ...]:
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """Reads the columns of a job as the fragments `job_row` (SQLite) and `job_columns` (PostgreSQL) have them."""
-    # Field by field takes a third of what the constructor takes with its names.
+    """Decode a job from the columns of the SQL fragments `job_row` (SQLite) and `job_columns` (PostgreSQL)."""
+    # Setting the fields takes a third of the time of the constructor with keyword arguments.
     job: Any = object.__new__(Job)
+    # fmt: off
     (
-        job.seq,
-        job.id,
-        job.user_id,
-        job.feature_name,
-        status,
-        priority,
-        job.step,
-        job.run,
-        job.attempt,
-        job.round,
-        created_at,
-        queued_at,
-        waiting_since,
-        scheduled_at,
-        promoted_at,
-        started_at,
-        finished_at,
-        last_progress_at,
-        timer_at,
-        deadline_at,
-        job.lease,
-        job.worker,
-        call_started_at,
-        call_deadline,
-        job.call_region,
-        spilled_at,
-        job.turn,
-        retryable,
-        error,
-        progress,
-        goes_back,
-        spec,
+        job.seq, job.id, job.user_id, job.feature_name, status, priority, job.step, job.run, job.attempt, job.round,
+        created_at, queued_at, waiting_since, scheduled_at, promoted_at, started_at, finished_at, last_progress_at,
+        timer_at, deadline_at, job.lease, job.worker, call_started_at, call_deadline, job.call_region, spilled_at,
+        job.turn, retryable, error, progress, goes_back, spec,
     ) = row
     (
-        job.steps,
-        job.original_priority,
-        job.cost,
-        job.weight,
-        job.region,
-        job.allowed_regions,
-        job.priority_source,
-        job.region_step,
-        job.spill_after,
+        job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
+        job.region_step, job.spill_after,
     ) = _spec(spec)
+    # fmt: on
     job.status = STATUSES[status]
     job.priority = _BANDS[priority]
     job.created_at = created_at / 1e6
@@ -153,14 +123,14 @@ def job_of(row: Sequence[Any]) -> Job:
     job.spilled_at = None if spilled_at is None else spilled_at / 1e6
     job.call_deadline = None if call_deadline is None else call_deadline / 1e6
     job.retryable = None if retryable is None else bool(retryable)
-    job.error = None if error is None else orjson.loads(error)
+    job.error = None if error is None else redacted_error(orjson.loads(error))
     job.progress = None if progress is None else orjson.loads(progress)
     job.goes_back = None if goes_back is None else orjson.loads(goes_back)
     return cast(Job, job)
 
 
 def numbered(job: Job, seq: int) -> Job:
-    """The submitted job, with the number it was given. Nobody else has it yet, so no copy is made for the number."""
+    """Set the seq of a submitted job and return the job. The job is changed in place: no other code uses it yet."""
     submitted: Any = job
     submitted.seq = seq
     return job
@@ -170,10 +140,10 @@ def jobs_of(answer: str) -> list[Job]:
     return [job_of(row) for row in orjson.loads(answer)]
 
 
-def changes_of(answer: str) -> list[LineChange]:
-    """Rows of the outbox: [outbox_id, job_id, job or null]."""
+def changes_of(answer: str) -> list[OutboxEntry]:
+    """Decode outbox rows: [outbox_id, job_id, job or null]."""
     return [
-        LineChange(outbox_id, job_id, None if row is None else job_of(row))
+        OutboxEntry(outbox_id, job_id, None if row is None else job_of(row))
         for outbox_id, job_id, row in orjson.loads(answer)
     ]
 
@@ -190,16 +160,16 @@ def epochs_of(answer: str) -> dict[str, Epoch]:
 
 
 def items_of(answer: str) -> list[BatchItem]:
-    """Items of a batch: [number, custom_id, job_id, job or null]."""
+    """Decode the items of a batch: [number, custom_id, job_id, job or null]."""
     return [
         BatchItem(number, custom_id, job_id, None if row is None else job_of(row))
         for number, custom_id, job_id, row in orjson.loads(answer)
     ]
 
 
-def record_of(said: list[Any]) -> JobRecord:
-    """Reads what the fragment `record_row` wrote: the job's row, and what is kept beside it."""
-    row, input_json, metadata_json, results, attempts = said
+def record_of(values: Sequence[Any]) -> JobRecord:
+    """Decode a row of the SQL fragment `record_row`: a job with its input, results and attempts."""
+    row, input_json, metadata_json, results, attempts = values
     job = job_of(row)
     return JobRecord(
         job,
@@ -210,7 +180,18 @@ def record_of(said: list[Any]) -> JobRecord:
             for step, service, round_, data, metrics, finished_at, lease in results
         ),
         tuple(
-            Attempt(job.id, step, service, round_, attempt, error, seconds(started_at), ended_at / 1e6, worker, region)
+            Attempt(
+                job.id,
+                step,
+                service,
+                round_,
+                attempt,
+                redacted_error(error),
+                seconds(started_at),
+                ended_at / 1e6,
+                worker,
+                region,
+            )
             for step, service, round_, attempt, error, started_at, ended_at, worker, region in attempts
         ),
     )

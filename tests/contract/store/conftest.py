@@ -1,4 +1,4 @@
-"""What the files of the store's contract share."""
+"""Fixtures of the store contract."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.stores import ENGINES, Clock, Line
+from tests.contract.stores import ENGINES, Clock, StoreHarness
 
 
 @pytest.fixture(params=sorted(ENGINES))
-async def line(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Line]:
-    """A store of every engine, empty."""
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHarness]:
+    """An empty store of each engine."""
     clock = Clock()
     engine = ENGINES[request.param]
     async with engine(tmp_path, clock) as store:
-        yield Line(store, clock, lambda: engine(tmp_path, clock))
+        yield StoreHarness(store, clock, lambda: engine(tmp_path, clock))

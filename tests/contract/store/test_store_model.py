@@ -1,4 +1,4 @@
-"""Random lives of a few jobs: whatever the transitions and their order, the store agrees with a plain model."""
+"""Random lives of a few jobs: for any transitions in any order, the store agrees with a plain model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fairlead.store.port import (
     Accepted,
     Committed,
     Done,
+    FireTimers,
     PromoteWaiting,
     Refused,
-    RingTimers,
-    Rung,
     Started,
     Store,
+    SweepResult,
     Transition,
 )
 from tests.contract.stores import ENGINES, Clock
@@ -39,19 +39,19 @@ JOBS = ("a", "b", "c")
 
 @dataclass
 class Model:
-    """What `Submit`, `Start`, `Move`, `Progress` and `Delete` say they do, said once more without SQL."""
+    """The effects of `Submit`, `Start`, `Move`, `Progress` and `Delete`, implemented without SQL."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
     results: dict[str, list[StepResult]] = field(default_factory=dict)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    relayed: list[str] = field(default_factory=list)
 
     def apply(self, transition: Transition, now: float) -> type:
         match transition:
             case Submit(job):
                 self.jobs[job.id], self.results[job.id], self.attempts[job.id] = job, [], []
-                self.told += [job.id] if job.status is JobStatus.PENDING else []
+                self.relayed += [job.id] if job.status is JobStatus.PENDING else []
                 return Accepted
             case Start():
                 return self.start(transition, now)
@@ -82,22 +82,22 @@ class Model:
                 return Done
         raise AssertionError(transition)
 
-    def sweep(self, sweep: RingTimers | PromoteWaiting, taken: set[str]) -> Rung:
-        """The moves that a builder would write for each job that is due, but for those that the batch moves already."""
+    def sweep(self, sweep: FireTimers | PromoteWaiting, taken: set[str]) -> SweepResult:
+        """The moves that a builder would write for each due job, except for those that the batch moves already."""
         due: list[Job] = []
         for job in self.jobs.values():
-            if isinstance(sweep, RingTimers):
+            if isinstance(sweep, FireTimers):
                 found = job.timer_at is not None and job.timer_at <= sweep.now
             else:
                 before = {Priority.LOW: sweep.low_before, Priority.MEDIUM: sweep.medium_before}.get(job.priority, 0.0)
                 found = job.status is JobStatus.PENDING and (job.queued_at or 0.0) <= before
             due += [job] if found and job.id not in taken else []
-        verb = transitions.timer_rang if isinstance(sweep, RingTimers) else transitions.promote
+        verb = transitions.timer_rang if isinstance(sweep, FireTimers) else transitions.promote
         moves = [(job, move) for job in due if (move := verb(job, now=sweep.now, waits=sweep.waits)) is not None]
         for _, move in moves:
             assert self.move(move) is Done
         taken.update(job.id for job in due)
-        return Rung(len(due), moves)
+        return SweepResult(len(due), moves)
 
     def start(self, start: Start, now: float) -> type:
         job = self.jobs.get(start.job_id)
@@ -141,7 +141,7 @@ class Model:
         self.results[job.id] += [move.result] if move.result else []
         self.attempts[job.id] += [move.failed] if move.failed else []
         self.holds += [move.hold] if move.hold else []
-        self.told += [job.id] if move.tells_line else []
+        self.relayed += [job.id] if move.tells_line else []
         return Done
 
 
@@ -215,7 +215,7 @@ async def live(engine: str, kinds: Sequence[tuple[bool, bool]], batches: Sequenc
                 now = clock.forward(seconds)
                 seen = dict(model.jobs)
                 batch = [built for act in acts if (built := build(act, seen, stale, now)) is not None]
-                batch += [RingTimers(now, 99, WAITS)] if "ring" in sweeps else []
+                batch += [FireTimers(now, 99, WAITS)] if "ring" in sweeps else []
                 batch += [PromoteWaiting(now, now - 40, now - 60, 99, WAITS)] if "promote" in sweeps else []
                 await step(store, model, batch, now)
                 stale = seen
@@ -228,7 +228,7 @@ def born(job_id: str, scheduled: bool, long: bool, now: float) -> Submit:
 
 
 def build(act: tuple[str, str, bool], seen: dict[str, Job], stale: dict[str, Job], now: float) -> Transition | None:
-    """What a caller would write who sees the job as it is, or as it was a batch ago."""
+    """The transitions of a caller that sees the job as it is, or as it was a batch ago."""
     job_id, verb, late = act
     job = (stale if late else seen).get(job_id)
     try:
@@ -238,12 +238,12 @@ def build(act: tuple[str, str, bool], seen: dict[str, Job], stale: dict[str, Job
 
 
 async def step(store: Store, model: Model, batch: Sequence[Transition], now: float) -> None:
-    """Both do it, and both must have done the same."""
-    model.told.clear()
-    plain = [transition for transition in batch if not isinstance(transition, RingTimers | PromoteWaiting)]
+    """Apply a batch to both; the results must be equal."""
+    model.relayed.clear()
+    plain = [transition for transition in batch if not isinstance(transition, FireTimers | PromoteWaiting)]
     expected = [model.apply(transition, now) for transition in plain]
     taken = {getattr(transition, "job_id", "") for transition in plain}
-    swept = [model.sweep(one, taken) for one in batch if isinstance(one, RingTimers | PromoteWaiting)]
+    swept = [model.sweep(one, taken) for one in batch if isinstance(one, FireTimers | PromoteWaiting)]
     committed: Committed = await store.commit(batch)
     assert [type(outcome) for outcome in committed.outcomes] == [*expected, *([Done] * len(swept))]
     for outcome, rung in zip(committed.outcomes[len(expected) :], swept, strict=True):
@@ -255,7 +255,7 @@ async def step(store: Store, model: Model, batch: Sequence[Transition], now: flo
             model.jobs[outcome.job_id] = replace(model.jobs[outcome.job_id], seq=outcome.seq)
         elif isinstance(outcome, Started):
             assert outcome.job == model.jobs[outcome.job.id]
-    assert sorted(change.job_id for change in committed.changes) == sorted(model.told)
+    assert sorted(change.job_id for change in committed.changes) == sorted(model.relayed)
     for change in committed.changes:
         assert change.job == model.jobs[change.job_id]
     for job_id in JOBS:

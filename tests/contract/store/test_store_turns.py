@@ -1,8 +1,9 @@
-"""Rows of turns: who owns them, and what may no longer become of them."""
+"""The rows of turns: their owners, and which transitions are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,67 +12,96 @@ from fairlead.domain import transitions, turns
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Adopt
 from fairlead.errors import WrongState
-from fairlead.store.port import Done, Refused
-from tests.contract.stores import Line
+from fairlead.store.port import Done, FireTimers, Refused
+from tests.contract.stores import StoreHarness
 
 
-async def test_a_turn_keeps_its_owner_through_everything(line: Line) -> None:
-    turn = await line.submitted(turn="p1")
+async def test_a_turn_keeps_its_owner_through_all_transitions(harness: StoreHarness) -> None:
+    turn = await harness.submitted(turn="p1")
     assert turn.turn == "p1"
-    assert line.changes[0].job == turn
-    running = await line.started(turn)
+    assert harness.changes[0].job == turn
+    running = await harness.started(turn)
     assert running.turn == "p1"
-    await line.one(line.done(running))
-    assert (await line.job(turn.id)).turn == "p1"
-    assert (await line.submitted()).turn is None
+    await harness.one(harness.done(running))
+    assert (await harness.job(turn.id)).turn == "p1"
+    assert (await harness.submitted()).turn is None
 
 
-async def test_open_turns_are_found_by_their_owner_oldest_first(line: Line) -> None:
-    first = await line.submitted(turn="p1")
-    held = await line.started(await line.submitted(turn="p2"))
-    second = await line.submitted(turn="p1")
-    await line.submitted()
-    assert sorted(await line.store.turn_owners()) == ["p1", "p2"]
-    assert await line.store.turns_of("p1", 10) == [first, second]
-    assert await line.store.turns_of("p1", 1) == [first]
-    assert await line.store.turns_of("p2", 10) == [held]
-    await line.one(line.done(held))
-    assert await line.store.turn_owners() == ["p1"], "what has ended is nobody's matter any more"
+async def test_open_turns_are_found_by_their_owner_oldest_first(harness: StoreHarness) -> None:
+    first = await harness.submitted(turn="p1")
+    held = await harness.started(await harness.submitted(turn="p2"))
+    second = await harness.submitted(turn="p1")
+    await harness.submitted()
+    assert sorted(await harness.store.turn_owners()) == ["p1", "p2"]
+    assert await harness.store.turns_of("p1", 10) == [first, second]
+    assert await harness.store.turns_of("p1", 1) == [first]
+    assert await harness.store.turns_of("p2", 10) == [held]
+    await harness.one(harness.done(held))
+    assert await harness.store.turn_owners() == ["p1"], "a turn that has ended has no owner"
 
 
-async def test_another_process_adopts_a_turn_where_it_is(line: Line) -> None:
-    turn = await line.submitted(turn="p1")
-    assert isinstance(await line.one(Adopt(turn.id, turn.run, "p2")), Done)
-    moved = await line.job(turn.id)
+async def test_a_turn_that_is_set_aside_is_out_of_the_queue_and_returns_to_its_place(harness: StoreHarness) -> None:
+    first, second = [await harness.submitted(turn="p1") for _ in range(2)]
+    await harness.one(turns.set_aside(first, {"code": "WAITER_GONE"}, now=harness.clock.now, grace=60.0))
+    assert [job async for jobs in harness.store.waiting(10) for job in jobs] == [second]
+    assert await harness.store.turns_of("p1", 10) == [second], "nothing is to be done about it"
+    aside = await harness.job(first.id)
+    assert (aside.status, aside.timer_at, aside.seq) == (JobStatus.SCHEDULED, harness.clock.now + 60.0, first.seq)
+    assert isinstance(await harness.one(Adopt(first.id, aside.run, "p2")), Done)
+    assert isinstance(await harness.one(turns.take_up(aside)), Done)
+    back = await harness.job(first.id)
+    assert back == replace(first, turn="p2", run=aside.run + 1)
+    assert [job async for jobs in harness.store.waiting(10) for job in jobs] == [back, second]
+    assert not isinstance(await harness.one(turns.take_up(aside)), Done), "once"
+
+
+async def test_a_turn_that_is_set_aside_ends_when_its_time_is_over(harness: StoreHarness) -> None:
+    turn = await harness.submitted(turn="p1")
+    await harness.one(turns.set_aside(turn, {"code": "WAITER_GONE"}, now=harness.clock.now, grace=60.0))
+    harness.clock.forward(59.0)
+    await harness.one(FireTimers(harness.clock.now, 10, {}))
+    assert (await harness.job(turn.id)).status is JobStatus.SCHEDULED
+    harness.clock.forward(1.0)
+    await harness.one(FireTimers(harness.clock.now, 10, {}))
+    ended = await harness.job(turn.id)
+    assert (ended.status, ended.error) == (JobStatus.FAILED, {"code": "WAITER_GONE"})
+
+
+async def test_another_process_adopts_a_turn_where_it_is(harness: StoreHarness) -> None:
+    turn = await harness.submitted(turn="p1")
+    assert isinstance(await harness.one(Adopt(turn.id, turn.run, "p2")), Done)
+    moved = await harness.job(turn.id)
     assert (moved.turn, moved.run, moved.status) == ("p2", turn.run, JobStatus.PENDING)
-    running = await line.started(moved)
-    assert isinstance(await line.one(Adopt(turn.id, turn.run, "p3")), Refused), "it has moved on"
-    assert isinstance(await line.one(Adopt(turn.id, running.run, "p3")), Done)
-    assert (await line.job(turn.id)).turn == "p3"
+    running = await harness.started(moved)
+    assert isinstance(await harness.one(Adopt(turn.id, turn.run, "p3")), Refused), "its run has changed"
+    assert isinstance(await harness.one(Adopt(turn.id, running.run, "p3")), Done)
+    assert (await harness.job(turn.id)).turn == "p3"
 
 
-async def test_a_job_is_adopted_by_nobody(line: Line) -> None:
-    job = await line.submitted()
-    assert isinstance(await line.one(Adopt(job.id, job.run, "p2")), Refused)
-    assert (await line.job(job.id)).turn is None
+async def test_a_job_cannot_be_adopted(harness: StoreHarness) -> None:
+    job = await harness.submitted()
+    assert isinstance(await harness.one(Adopt(job.id, job.run, "p2")), Refused)
+    assert (await harness.job(job.id)).turn is None
 
 
-async def test_a_holder_that_died_is_not_waited_for_and_the_turn_not_tried_again(line: Line) -> None:
-    turn = await line.running(turn="p1")
-    move = transitions.recover(turn, now=line.clock.now, waits={}, max_attempts=3, hold=transitions.hold_of(turn, 0.0))
-    assert isinstance(await line.one(move), Done)
-    record = await line.store.get(turn.id)
+async def test_the_turn_of_a_dead_holder_ends_without_a_retry(harness: StoreHarness) -> None:
+    turn = await harness.running(turn="p1")
+    move = transitions.recover(
+        turn, now=harness.clock.now, waits={}, max_attempts=3, hold=transitions.hold_of(turn, 0.0)
+    )
+    assert isinstance(await harness.one(move), Done)
+    record = await harness.store.get(turn.id)
     assert record is not None
     assert record.job.status is JobStatus.FAILED
     assert record.job.retryable is False
     assert (record.job.error or {})["code"] == turns.HOLDER_DIED
     assert [attempt.error["code"] for attempt in record.attempts] == [turns.HOLDER_DIED]
-    assert await line.store.holds() == []
+    assert await harness.store.holds() == []
 
 
-async def test_a_turn_that_waited_too_long_cannot_be_resumed(line: Line) -> None:
-    turn = await line.submitted(turn="p1", waits={"draw": 5.0})
-    move = transitions.timer_rang(turn, now=line.clock.forward(6.0), waits={"draw": 5.0})
+async def test_a_turn_that_waited_too_long_cannot_be_resumed(harness: StoreHarness) -> None:
+    turn = await harness.submitted(turn="p1", waits={"draw": 5.0})
+    move = transitions.timer_rang(turn, now=harness.clock.forward(6.0), waits={"draw": 5.0})
     assert move is not None
     assert (move.error or {})["code"] == "RESOURCE_EXHAUSTED"
     assert move.retryable is False
@@ -85,8 +115,8 @@ REVIVALS: dict[str, Callable[[Job], Any]] = {
 
 
 @pytest.mark.parametrize("verb", sorted(REVIVALS))
-async def test_a_turn_is_never_taken_up_again(line: Line, verb: str) -> None:
-    turn = await line.submitted(turn="p1")
-    await line.one(transitions.end_turn(turn, "fail", turns.waiter_gone(turn), now=line.clock.now))
+async def test_a_turn_can_neither_be_resumed_nor_requeued(harness: StoreHarness, verb: str) -> None:
+    turn = await harness.submitted(turn="p1")
+    await harness.one(transitions.end_turn(turn, "fail", turns.waiter_gone(turn), now=harness.clock.now))
     with pytest.raises(WrongState, match=f"cannot {verb} a turn"):
-        REVIVALS[verb](await line.job(turn.id))
+        REVIVALS[verb](await harness.job(turn.id))

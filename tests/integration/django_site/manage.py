@@ -1,4 +1,4 @@
-"""As `django-admin startproject` leaves it."""
+"""As `django-admin startproject` creates it."""
 
 import os
 import sys

@@ -1,2 +1,3 @@
-"""The scripts of the load balancer: one operation each. They reach keys that they make from the queues' names, so they
-are for one server (or a master behind Sentinels), not for a Cluster, which Celery's broker is not either."""
+"""The Lua scripts of the load balancer, one per operation. The scripts build keys from the names of the queues, so they
+need a single Redis server, or a master behind Sentinels. Redis Cluster is not supported; Celery does not support it as
+a broker either."""

@@ -1,5 +1,5 @@
--- Counts by hand: one more or one less, never below zero. Returns the new count.
--- ARGV[3]: the queue; ARGV[4]: 'pending' or 'running'; ARGV[5]: 1 or -1; ARGV[6]: how many seconds it counts at most.
+-- Change a counter by hand: one more or one less, never below zero. Returns the new count.
+-- ARGV[3]: the queue; ARGV[4]: 'pending' or 'running'; ARGV[5]: 1 or -1; ARGV[6]: the seconds until this change expires.
 --- @include ledger
 local queue, state, by = ARGV[3], ARGV[4], tonumber(ARGV[5])
 if recount(queue, state) + by >= 0 then

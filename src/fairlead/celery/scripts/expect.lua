@@ -1,5 +1,5 @@
--- Counts a ticket as pending in a queue that the caller chose. If the caller has counted it by hand before, as
--- `increment_pending(queue)` does, that count becomes this ticket's.
+-- Count a ticket as pending in a queue that the caller chose. If the caller has counted it by hand before, with
+-- `increment_pending(queue)`, that count becomes the ticket's.
 -- ARGV[3]: the queue; ARGV[4]: the ticket.
 --- @include ledger
 local queue, ticket = ARGV[3], ARGV[4]

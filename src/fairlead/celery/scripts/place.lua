@@ -1,4 +1,4 @@
--- Says where tasks are now. Doing it twice changes nothing.
+-- Set the state of tasks. Repeating it changes nothing.
 -- ARGV[3]: 'pending', 'running', or '' for those that ended; then pairs of a queue and a ticket.
 --- @include ledger
 local state, at = ARGV[3], now()

@@ -1,7 +1,7 @@
--- Chooses a queue for a ticket, counts the ticket as pending there, and puts its message into the queue.
--- ARGV[3]: how many queues there are; ARGV[4], ARGV[5]: the ticket and its candidates, as for `reserve`; ARGV[6], ARGV[7]:
--- what stands before and after the queue's name in the broker's key; ARGV[8], ARGV[9]: and in the message. ARGV[10]: not
--- '' if it may have been sent before; then nothing is done if it was. Returns the index chosen.
+-- Choose a queue for a ticket, count the ticket as pending there, and push its message to the queue.
+-- ARGV[3]: the number of queues; ARGV[4], ARGV[5]: the ticket and its candidates, as for `reserve`; ARGV[6], ARGV[7]:
+-- the text before and after the queue's name in the broker's key; ARGV[8], ARGV[9]: the same for the message. ARGV[10]:
+-- not '' if the message may have been sent before; if it was, nothing is done. Returns the chosen index.
 --- @include ledger
 --- @include choose
 local count = tonumber(ARGV[3])

@@ -1,5 +1,5 @@
--- Writes the counters of all queues anew, and keeps what they count from expiring.
--- ARGV[3]: how many queues there are. Returns queue, state, what was there, what is right: of those that were wrong.
+-- Recompute the counters of all queues, and renew the expiry of the sets they count.
+-- ARGV[3]: the number of queues. Returns the queue, the state, the old and the right value of each wrong counter.
 --- @include ledger
 local wrong = {}
 for index = 0, tonumber(ARGV[3]) - 1 do

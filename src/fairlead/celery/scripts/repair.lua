@@ -1,6 +1,6 @@
--- Puts tickets where they are in truth, each only if it has not moved since somebody looked.
--- ARGV[3...]: queue, ticket, the state it was seen in ('' for none), the moment of that move, the state it should be in.
--- Returns 1 for each that was repaired, 0 for each that has moved.
+-- Correct the state of tickets, each only if it has not changed since it was read.
+-- ARGV[3...]: queue, ticket, the state it was seen in ('' for none), the time of that change, the state it should be in.
+-- Returns 1 for each that was repaired, 0 for each that has changed.
 --- @include ledger
 local at, repaired = now(), {}
 

@@ -1,6 +1,6 @@
--- Chooses a queue for each ticket and counts the ticket as pending there.
--- ARGV[3]: how many queues there are; then pairs of a ticket and its candidates: indices with commas between, or '' for
--- all queues. Returns the index chosen for each.
+-- Choose a queue for each ticket and count the ticket as pending there.
+-- ARGV[3]: the number of queues; then pairs of a ticket and its candidates: indices separated by commas, or '' for
+-- all queues. Returns the chosen index of each.
 --- @include ledger
 --- @include choose
 know_loads(tonumber(ARGV[3]))

@@ -1,4 +1,4 @@
--- Forgets everything about some queues. The loads of all are made anew when they are needed.
+-- Delete the state of some queues. The loads of all queues are recomputed when they are needed.
 -- ARGV[3...]: the queues.
 --- @include ledger
 redis.call('DEL', loads)

@@ -1,7 +1,7 @@
-"""The dispatcher in memory: for one process, which rebuilds it from the store at its start.
+"""The in-memory dispatcher: for a single process, which rebuilds it from the store when it starts.
 
-`dispatcher` has the operations; `service` one service with its users, leases and holds; `lines` the order in which its
-steps wait; `pool` how services share one limit; `places` where a step stands.
+`dispatcher` implements the operations, `service` one service with its users, leases and holds, `fair_queue` the order
+of waiting steps, `claim_sources` the services and pools that a claim takes steps from, and `positions` queue positions.
 """
 
 from fairlead.dispatch.memory.dispatcher import MemoryDispatcher

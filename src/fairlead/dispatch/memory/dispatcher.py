@@ -1,6 +1,7 @@
-"""The operations of the dispatcher in memory. None of them ever suspends, so each is atomic.
+"""The operations of the in-memory dispatcher. No operation suspends, so each is atomic.
 
-Reading order: `offer`; then `exchange` with `_release`, `_claim` and `_grant`; then `_announce`, which ends them all.
+Suggested reading order: `offer`; then `exchange` with `_release`, `_claim` and `_grant`; then `_announce`, with which
+every operation ends.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 
-from fairlead.dispatch.memory.givers import ServiceGiver, Workers
+from fairlead.dispatch.memory.claim_sources import PoolSource, ServiceSource, WaitingWorkers
+from fairlead.dispatch.memory.fair_queue import BAND, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
 from fairlead.dispatch.memory.leases import Leases
-from fairlead.dispatch.memory.lines import BAND, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
-from fairlead.dispatch.memory.places import places
-from fairlead.dispatch.memory.pool import PoolGiver
-from fairlead.dispatch.memory.readiness import Readiness
-from fairlead.dispatch.memory.registry import Registry
+from fairlead.dispatch.memory.positions import positions
 from fairlead.dispatch.memory.service import Pick, Service
 from fairlead.dispatch.memory.snapshot import snapshot
+from fairlead.dispatch.memory.topology import Topology, Wakeups
 from fairlead.dispatch.port import (
     Claim,
     Lease,
@@ -29,47 +28,60 @@ from fairlead.dispatch.port import (
     Renewal,
     ScopeState,
     ServiceSnapshot,
+    Unserved,
     Wake,
     Withdrawal,
+    by_database,
 )
+from fairlead.domain.fair_share import SECOND, QueuePosition, micros
 from fairlead.domain.job import Hold
-from fairlead.domain.limits import Rules
-from fairlead.domain.order import SECOND, Place, micros
+from fairlead.domain.rules import Rules
 
 
 class MemoryDispatcher:
-    """Implements `Dispatcher`. `clock` gives seconds; holds end by it, so their deadlines must be in its time.
+    """Implements `Dispatcher` in memory. `clock` decides when leases, rests and holds end. `database` is the clock of
+    the database, by which the times of holds and restored leases are given; by default it is `clock`. Both return
+    seconds.
 
-    `server` is what it calls itself: another process's never has the same name, nor has this one after a restart."""
+    `server` is the identity of the dispatcher. By default it is random, so that no other process and no later start of
+    this process has the same identity.
+    """
 
-    def __init__(self, clock: Callable[[], float], *, server: str | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        database: Callable[[], float] | None = None,
+        server: str | None = None,
+    ) -> None:
         self._clock = clock
+        self._database = database or clock
         self._server = server or f"memory/{secrets.token_hex(16)}"
         self._wake: Wake | None = None
-        self._registry = Registry()
-        self._services = self._registry.services
+        self._topology = Topology()
+        self._services = self._topology.services
         self._entries: dict[str, Entry] = {}
-        """Every step in line, by job."""
+        """Every waiting step, by job."""
         self._leases = Leases()
         self._next_hold_end = math.inf
         self._next_rest_end = math.inf
         self._rebuilding: set[str] = set()
         self._rebuilds = 0
-        self._workers = Workers()
-        self._readiness = Readiness(self._services)
+        self._workers = WaitingWorkers()
+        self._wakeups = Wakeups(self._services)
 
     async def start(self) -> None:
-        """It is always there."""
+        """Nothing to start."""
 
     async def close(self) -> None:
-        """It ends with its process."""
+        """Nothing to close."""
 
     async def reconnect(self) -> None: ...
 
     def on_wake(self, wake: Wake) -> None:
         self._wake = wake
 
-    # -- the line ------------------------------------------------------------------------------------------------
+    # -- queue ----------------------------------------------------------------------------------------------------
 
     async def offer(self, offers: Sequence[Offer]) -> int:
         newer = sum(map(self._offer, offers))
@@ -78,17 +90,17 @@ class MemoryDispatcher:
 
     def _offer(self, offer: Offer) -> bool:
         job_id, run = offer.job_id, offer.run
-        present = self._entries.get(job_id)
-        if present is not None and present[RUN] >= run:
+        queued = self._entries.get(job_id)
+        if queued is not None and queued[RUN] >= run:
             return False
         if self._leases.has_run(job_id, run):
             return False
-        service = self._registry.service(offer.service)
+        service = self._topology.service(offer.service)
         user = service.user(offer.user_id, offer.weight)
         entry = (
             order_key(offer.rank, offer.seq, fifo=service.fifo),
             job_id,
-            user.user_id,  # this and the next: one string for all steps, not one for each
+            user.user_id,  # this and the next share one string among all steps
             service.name,
             offer.band,
             offer.rank,
@@ -98,30 +110,40 @@ class MemoryDispatcher:
             offer.region,
         )
         service.join(entry, user)
-        if present is not None:
-            # Only after it has joined: who has just this one step waiting does not enter the band anew.
-            self._leave(present)
+        if queued is not None:
+            # Remove the old entry after adding the new one, so that a user with only this step waiting does not
+            # re-enter the band.
+            self._leave(queued)
         self._entries[job_id] = entry
         if not service.runnable:
-            self._readiness.touch(service)
+            self._wakeups.touch(service)
         return True
 
     def _leave(self, entry: Entry) -> None:
         service = self._services[entry[SERVICE]]
         service.leave(entry)
         service.forget_if_idle(entry[USER])
-        self._readiness.touch(service)
+        self._wakeups.touch(service)
+
+    async def missing(self, offers: Sequence[Offer]) -> list[Offer]:
+        return [offer for offer in offers if not self._has(offer)]
+
+    def _has(self, offer: Offer) -> bool:
+        entry = self._entries.get(offer.job_id)
+        if entry is not None and entry[RUN] >= offer.run:
+            return True
+        return self._leases.has_run(offer.job_id, offer.run)
 
     async def withdraw(self, withdrawals: Sequence[Withdrawal]) -> int:
-        gone = 0
+        removed = 0
         for withdrawal in withdrawals:
             entry = self._entries.get(withdrawal.job_id)
             if entry is not None and entry[RUN] <= withdrawal.run:
                 del self._entries[withdrawal.job_id]
                 self._leave(entry)
-                gone += 1
+                removed += 1
         self._announce()
-        return gone
+        return removed
 
     async def promote(self, promotions: Sequence[Promotion]) -> int:
         moved = sum(map(self._promote, promotions))
@@ -148,7 +170,7 @@ class MemoryDispatcher:
         now = self._clock()
         for release in releases:
             self._release(release, now)
-        self._pass_time(now)
+        self._end_due(now)
         leases: list[Lease] = []
         wake_again = self._claim(claim, now, leases)
         self._announce(wake_again)
@@ -165,16 +187,16 @@ class MemoryDispatcher:
         lease = (
             None
             if service is None
-            else service.give_back(release.lease, now, refund=release.refund, failed=release.failed)
+            else service.release(release.lease, now, refund=release.refund, failed=release.failed)
         )
         if service is not None and lease is not None:
             self._leases.forget(lease)
             if release.failed:
                 self._next_rest_end = min(self._next_rest_end, service.end_rests(micros(now)) / SECOND)
-            self._readiness.touch(service)
+            self._wakeups.touch(service)
 
-    def _pass_time(self, now: float) -> None:
-        """What time alone has ended."""
+    def _end_due(self, now: float) -> None:
+        """End the holds and rests whose time is over."""
         if now >= self._next_hold_end:
             self._end_holds(now)
         if now >= self._next_rest_end:
@@ -183,41 +205,42 @@ class MemoryDispatcher:
     def _end_rests(self, now: float) -> None:
         self._next_rest_end = math.inf
         for service in self._services.values():
-            if service.health:
+            if service.breakers:
                 self._next_rest_end = min(self._next_rest_end, service.end_rests(micros(now)) / SECOND)
-                self._readiness.touch(service)
+                self._wakeups.touch(service)
 
     def _claim(self, claim: Claim, now: float, leases: list[Lease]) -> Set[str]:
-        """Grant one step to each service (or pool) in turn, until the room is used or nothing is left.
+        """Grant one step of each service or pool in turn, until the budget is used up or no step is left.
 
-        Returns the services to wake for even if they were runnable before: those that granted something, those whose
-        workers slots were left for, and if the claimer is full, all it could still have had.
+        Returns the services whose workers are to be woken, even if these services were runnable before: services that
+        granted a step, services for whose workers slots were reserved, and if the claiming worker has no budget left,
+        all services that it claimed.
         """
         worker = self._workers.seen(claim, now)
-        names = self._readiness.may_grant(claim.services)
-        givers = self._workers.givers(worker, self._services, names, now)
-        going = deque(givers)
-        picky = claim.turns or claim.only is not None
-        while going and len(leases) < claim.room:
-            giver = going.popleft()
-            next_up = giver.next()
-            if next_up is not None and (not picky or claim.admits(next_up[0].job_at(next_up[1]))):
-                leases.append(self._grant(*next_up, claim.worker, now))
-                worker.last_giver = giver.name
-                going.append(giver)
-        worker.spare = max(0, claim.room - len(leases)) if claim.waits else 0
-        left_to_others = self._left_to_others(givers)
+        names = self._wakeups.may_grant(claim.services)
+        sources = self._workers.sources(worker, self._services, names, now)
+        remaining = deque(sources)
+        filtered = claim.turns or claim.only is not None
+        while remaining and len(leases) < claim.budget:
+            source = remaining.popleft()
+            candidate = source.next()
+            if candidate is not None and (not filtered or claim.admits(candidate[0].job_at(candidate[1]))):
+                leases.append(self._grant(*candidate, claim.worker, now))
+                worker.last_source = source.name
+                remaining.append(source)
+        worker.spare = max(0, claim.budget - len(leases)) if claim.waits else 0
+        reserved = self._reserved_for_others(sources)
         if leases and not worker.spare:
-            return claim.services | left_to_others if left_to_others else claim.services
-        return left_to_others.union([lease.service for lease in leases])
+            return claim.services | reserved if reserved else claim.services
+        return reserved.union([lease.service for lease in leases])
 
-    def _left_to_others(self, givers: list[ServiceGiver | PoolGiver]) -> frozenset[str]:
-        """The services for whose workers this claim left slots of a pool."""
+    def _reserved_for_others(self, sources: list[ServiceSource | PoolSource]) -> frozenset[str]:
+        """The services for whose workers this claim reserved slots of a pool."""
         left: frozenset[str] = frozenset()
-        for giver in givers:
-            if isinstance(giver, PoolGiver) and giver.left:
-                self._readiness.pass_over(giver.pool, giver.passed_over())
-                left = left.union([service.name for service in giver.left])
+        for source in sources:
+            if isinstance(source, PoolSource) and source.reserved:
+                self._wakeups.pass_over(source.pool, source.passed_over())
+                left = left.union([service.name for service in source.reserved])
         return left
 
     def _grant(self, service: Service, pick: Pick, worker: str, now: float) -> Lease:
@@ -233,14 +256,14 @@ class MemoryDispatcher:
             service.pool.granted(band, service, region, estimate)
         service.keep(lease, estimate)
         self._leases.keep(lease)
-        self._readiness.touch(service)
+        self._wakeups.touch(service)
         return lease
 
     # -- heartbeats and holds ------------------------------------------------------------------------------------
 
     def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
-        # Called from another thread: single reads and writes only, which the interpreter makes atomic. A rebuild may
-        # begin and even end meanwhile, so what was not found counts as lost only if there was none.
+        # Called from another thread, so it uses single reads and writes only, which are atomic. A rebuild may begin and
+        # end meanwhile; leases count as lost only if none did.
         rebuilds, now = self._rebuilds, self._clock()
         lost = set()
         for name in leases:
@@ -253,26 +276,35 @@ class MemoryDispatcher:
             return Renewal(rebuilding=True)
         return Renewal(frozenset(lost))
 
+    async def expire(self, leases: Sequence[Lease]) -> None:
+        now = self._clock()
+        for lease in leases:
+            if (kept := self._leases.by_name.get(lease.name)) is not None:
+                kept.expires_at = now
+
     async def expired(self) -> list[Lease]:
         return self._leases.expired(self._clock())
 
     async def hold(self, holds: Sequence[Hold]) -> None:
-        now = self._clock()
-        for hold in holds:
-            if hold.until > now:
-                self._keep_hold(hold)
+        self._keep_holds(holds)
         self._announce()
 
-    def _keep_hold(self, hold: Hold) -> None:
-        service = self._registry.service(hold.service)
-        key = hold.id or f"{hold.job_id}:{hold.until}"
-        if key not in service.holds:
-            service.hold(key, hold)
-            self._next_hold_end = min(self._next_hold_end, hold.until)
-            self._readiness.touch(service)
+    def _ahead(self) -> float:
+        """How many seconds the dispatcher's clock is ahead of the database's clock."""
+        return self._clock() - self._database()
 
-    async def end_holds(self, now: float) -> int:
-        ended = self._end_holds(now)
+    def _keep_holds(self, holds: Sequence[Hold]) -> None:
+        now, ahead = self._clock(), self._ahead()
+        for hold in holds:
+            service, ends_at = self._topology.service(hold.service), hold.until + ahead
+            key = hold.id or f"{hold.job_id}:{hold.until}"
+            if ends_at > now and key not in service.holds:
+                service.hold(key, hold, ends_at)
+                self._next_hold_end = min(self._next_hold_end, ends_at)
+                self._wakeups.touch(service)
+
+    async def end_holds(self, now: float | None = None) -> int:
+        ended = self._end_holds(self._clock() if now is None else now + self._ahead())
         self._announce()
         return ended
 
@@ -280,52 +312,52 @@ class MemoryDispatcher:
         ended = 0
         self._next_hold_end = math.inf
         for service in self._services.values():
-            for key, hold in list(service.holds.items()):
-                if hold.until <= now:
+            for key, (_, ends_at) in list(service.holds.items()):
+                if ends_at <= now:
                     service.end_hold(key)
-                    self._readiness.touch(service)
+                    self._wakeups.touch(service)
                     ended += 1
                 else:
-                    self._next_hold_end = min(self._next_hold_end, hold.until)
+                    self._next_hold_end = min(self._next_hold_end, ends_at)
         return ended
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
-    async def places(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        asked: dict[str, list[Entry]] = {}
+    async def positions(self, job_ids: Sequence[str], unserved: Unserved = frozenset()) -> dict[str, QueuePosition]:
+        by_service: dict[str, list[Entry]] = {}
         for job_id in dict.fromkeys(job_ids):
             entry = self._entries.get(job_id)
             if entry is not None and self._services[entry[SERVICE]].scope.open:
-                asked.setdefault(entry[SERVICE], []).append(entry)
+                by_service.setdefault(entry[SERVICE], []).append(entry)
         now = self._clock()
         if now >= self._next_rest_end:
             self._end_rests(now)
             self._announce()
-        found: dict[str, Place] = {}
-        for name, entries in asked.items():
-            found |= places(self._services[name], entries, now)
-        return found
+        result: dict[str, QueuePosition] = {}
+        for name, entries in by_service.items():
+            result |= positions(self._services[name], entries, now, unserved)
+        return result
 
     async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
         now = self._clock()
-        self._pass_time(now)
+        self._end_due(now)
         self._announce()
         names = sorted(self._services if services is None else self._services.keys() & set(services))
-        return [snapshot(self._services[name], users=users) for name in names]
+        return by_database([snapshot(self._services[name], users=users) for name in names], self._ahead())
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
     async def configure(self, rules: Rules) -> None:
-        for entry in self._registry.configure(rules):
+        for entry in self._topology.configure(rules):
             self._entries[entry[JOB]] = entry
         for service in self._services.values():
-            self._readiness.touch(service)
+            self._wakeups.touch(service)
         self._announce()
 
     # -- rebuilding ----------------------------------------------------------------------------------------------
 
     async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]:
-        known = self._registry.scopes
+        known = self._topology.scopes
         return {
             scope: ScopeState(known[scope].epoch, known[scope].open, self._server)
             if scope in known
@@ -333,69 +365,72 @@ class MemoryDispatcher:
             for scope in scopes
         }
 
+    async def known_scopes(self) -> frozenset[str]:
+        return frozenset(service.scope.name for service in self._services.values())
+
     async def close_scope(self, scope: str, epoch: int) -> bool:
-        closed = self._registry.scope(scope)
+        closed = self._topology.scope(scope)
         if closed.epoch is not None and epoch < closed.epoch:
             return False
         self._rebuilding.add(scope)
         self._rebuilds += 1
         closed.epoch, closed.open = epoch, False
-        for service in self._registry.services_of(scope):
+        for service in self._topology.services_of(scope):
             for entry in service.entries():
                 del self._entries[entry[JOB]]
             for lease, _ in service.leases.values():
                 self._leases.forget(lease)
             service.clear()
             service.take_rules(service.rules)
-            self._readiness.touch(service)
-        self._registry.clear_pool(scope)
+            self._wakeups.touch(service)
+        self._topology.clear_pool(scope)
         self._announce()
         return True
 
     async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
         if not self._is_rebuilding(scope, epoch):
             return False
-        now = self._clock()
+        now, ahead = self._clock(), self._ahead()
         for lease in leases:
-            self._restore_lease(lease, scope, now)
-        for hold in holds:
-            if hold.until > now:
-                self._keep_hold(hold)
+            self._restore_lease(lease, scope, now, ahead)
+        self._keep_holds(holds)
         self._announce()
         return True
 
-    def _restore_lease(self, lease: Lease, scope: str, now: float) -> None:
-        """Its user is charged for all of it at its end, as nothing is known any more of what it was charged."""
-        service = self._registry.service(lease.service)
+    def _restore_lease(self, lease: Lease, scope: str, now: float, ahead: float) -> None:
+        """Restore a lease during a rebuild. What the user was charged for it is not known, so the user is charged for
+        the whole call when the call ends."""
+        service = self._topology.service(lease.service)
         if lease.name in service.leases:
             return
-        granted_at = lease.granted_at if 0 < lease.granted_at <= now else now
+        granted_at = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
         expires_at = now + service.rules.lease_ttl
         kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope)
         service.resume(kept)
         self._leases.keep_restored(kept)
-        self._readiness.touch(service)
+        self._wakeups.touch(service)
 
     async def open_scope(self, scope: str, epoch: int) -> bool:
-        """Grant again. A scope that was never closed has no epoch yet, so it stays as it is."""
+        """End a rebuild: the scope grants steps again. A scope that was never closed has no epoch, and stays closed."""
         if not self._is_rebuilding(scope, epoch):
-            known = self._registry.scopes.get(scope)
+            known = self._topology.scopes.get(scope)
             return known is not None and known.open and known.epoch == epoch
         self._rebuilding.discard(scope)
-        self._registry.scopes[scope].open = True
-        for service in self._registry.services_of(scope):
-            self._readiness.touch(service)
+        self._topology.scopes[scope].open = True
+        for service in self._topology.services_of(scope):
+            self._wakeups.touch(service)
         self._announce()
         return True
 
     def _is_rebuilding(self, scope: str, epoch: int) -> bool:
-        """By this rebuild, and not by one that began later."""
-        return scope in self._rebuilding and self._registry.scopes[scope].epoch == epoch
+        """Whether the scope is being rebuilt by the rebuild of this epoch, not by a later one."""
+        return scope in self._rebuilding and self._topology.scopes[scope].epoch == epoch
 
     # -- waking --------------------------------------------------------------------------------------------------
 
     def _announce(self, again: Set[str] = frozenset()) -> None:
-        """End of an operation: wake workers for what it turned runnable, and for what of `again` still is."""
-        woken = self._readiness.turned_runnable(again)
-        if woken and self._wake is not None:
-            self._wake(frozenset(woken))
+        """End an operation: wake workers for the services that the operation made runnable, and for the services in
+        `again` that are still runnable."""
+        runnable = self._wakeups.turned_runnable(again)
+        if runnable and self._wake is not None:
+            self._wake(frozenset(runnable))

@@ -1,4 +1,4 @@
-"""All leases of the dispatcher, by name and by job."""
+"""The dispatcher's leases, indexed by name and by job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fairlead.dispatch.port import Lease
 class Leases:
     def __init__(self) -> None:
         self.by_name: dict[str, Lease] = {}
-        """What `renew` reads from another thread."""
+        """The leases by name. `renew` reads them from another thread."""
         self._by_job: dict[str, tuple[Lease, ...]] = {}
-        """One each, but for a job that came back before the lease it lost was released."""
+        """The leases by job. A job has several if it was requeued before its lost lease was released."""
         self._counter = 0
 
     def new_name(self, epoch: int | None) -> str:
@@ -23,7 +23,8 @@ class Leases:
         self._by_job[lease.job_id] = (lease,) if others is None else (*others, lease)
 
     def keep_restored(self, lease: Lease) -> None:
-        """New names go on behind this one: two scopes may be at the same epoch, one now and the other before."""
+        """Add a restored lease. Names of new leases continue after the number in the name of this lease: two scopes may
+        have the same epoch at different times, and names must not repeat."""
         counter = lease.name.rpartition(":")[2]
         if counter.isdigit():
             self._counter = max(self._counter, int(counter))
@@ -37,11 +38,11 @@ class Leases:
             self._by_job[lease.job_id] = tuple(other for other in others if other is not lease)
 
     def has_run(self, job_id: str, run: int) -> bool:
-        """Whether this run of the job, or a newer one, is on lease."""
+        """Whether there is a lease for this run of the job, or for a newer run."""
         leases = self._by_job.get(job_id)
         return leases is not None and any(lease.run >= run for lease in leases)
 
     def expired(self, now: float) -> list[Lease]:
-        # A scan: there are never more leases than the limits allow, and a heartbeat then is no more than an assignment.
+        # A linear scan is fine: limits bound the number of leases, and it keeps the heartbeat a single assignment.
         past = [lease for lease in self.by_name.values() if lease.expires_at <= now]
         return sorted(past, key=lambda lease: (lease.expires_at, lease.name))

@@ -1,4 +1,4 @@
-"""One service: its users, its lines, its leases and holds, and which step its next free slot goes to."""
+"""One service: its users, queues, leases and holds, and the choice of the step that gets the next free slot."""
 
 from __future__ import annotations
 
@@ -6,77 +6,77 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from fairlead.dispatch.memory.health import Health
-from fairlead.dispatch.memory.lines import BAND, COST, JOB, RANK, REGION, USER, Entry, FairBand, FifoBand, rekeyed
-from fairlead.dispatch.port import Lease
+from fairlead.dispatch.memory.fair_queue import (
+    BAND,
+    COST,
+    JOB,
+    RANK,
+    REGION,
+    USER,
+    Entry,
+    FairBand,
+    FifoBand,
+    User,
+    rekeyed,
+)
+from fairlead.dispatch.memory.region_breaker import RegionBreaker
+from fairlead.dispatch.port import Lease, Unserved
+from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.limits import Order, ServiceRules, regions_of
-from fairlead.domain.order import DEFAULT_COST, averaged, charge, micros, smoothed
+from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
 
 if TYPE_CHECKING:
-    from fairlead.dispatch.memory.pool import Pool
+    from fairlead.dispatch.memory.claim_sources import Pool
+    from fairlead.dispatch.memory.topology import Scope
 
 RETRIES = 0
-"""The band of retries that go first, before any priority."""
-FIFO_LINE = 1
-"""The one band that a FIFO service uses besides: it knows no priority."""
+"""The band of retries that go before every priority."""
+FIFO_BAND = 1
+"""The band of all steps of a FIFO service except retries that go first. Such a service ignores priorities."""
 ALL_BANDS = (0, 1, 2, 3)
-FIFO_BANDS = (RETRIES, FIFO_LINE)
-
-
-class Scope:
-    """What is rebuilt together, under one epoch. Nothing is granted from a scope that is not open."""
-
-    __slots__ = ("epoch", "name", "open")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.epoch: int | None = None
-        self.open = False
-
-
-class User:
-    """What a service knows of one user, over all bands and lanes."""
-
-    __slots__ = ("mean", "running", "user_id", "waiting", "weight")
-
-    def __init__(self, user_id: str) -> None:
-        self.user_id = user_id
-        self.weight = 1.0
-        self.waiting = 0
-        self.running = 0
-        self.mean: int | None = None
+FIFO_BANDS = (RETRIES, FIFO_BAND)
+MOST_IDLE = 10_000
+"""The maximum number of users per service remembered only for a debt; as in scripts/include/queues.lua."""
 
 
 Pick: TypeAlias = tuple[int, str | None, str, str | None]
-"""Whose step is next, where it waits, and whose slot it gets: band, lane, user id, region.
+"""The step to grant next, as (band, lane, user id, region of the slot).
 
-Like everything that is made for each grant, a plain tuple: a named one takes five times as long to make.
+A plain tuple, because one is made per grant and a named tuple takes five times as long to create.
 """
 
 Granted: TypeAlias = tuple[Lease, int]
-"""A lease, and how long its step was thought to take when it was granted."""
+"""A lease, and the estimated duration of its step in microseconds."""
 
 
 def _shape(rules: ServiceRules) -> tuple[Order, bool, bool]:
-    """What decides where a step waits."""
+    """The rules that decide in which band and lane a step waits. If they change, all queues are rebuilt."""
     return rules.order, rules.retries_first, bool(rules.regions)
 
 
-def _best(lane: str | None, preferred: list[str]) -> str | None:
-    """The first of these regions that may serve the lane."""
-    if lane is None:
-        return preferred[0]
-    allowed = regions_of(lane)
-    return next((region for region in preferred if region in allowed), None)
-
-
 class Service:
-    """A lane with its regions. Slots in use are the leases and holds it has, counted, never a counter."""
+    """One service with its lanes and regions. Slots in use are counted from the leases and holds, never kept in a
+    counter."""
 
     __slots__ = (
-        "bands", "default_cost", "fifo", "health", "holds", "leases", "mean", "measured", "name", "parked", "pool",
-        "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
+        "bands",
+        "breakers",
+        "default_cost",
+        "fifo",
+        "holds",
+        "leases",
+        "mean",
+        "measured",
+        "name",
+        "parked",
+        "pool",
+        "ready",
+        "region_slots",
+        "rules",
+        "runnable",
+        "scope",
+        "users",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, scope: Scope) -> None:
@@ -85,64 +85,66 @@ class Service:
         self.scope = scope
         self.pool: Pool | None = None
         self.ready = False
-        """Kept by the dispatcher: whether something could be granted as far as this service alone knows."""
+        """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
-        """Kept by the dispatcher: ready, and the pool has a slot too. Workers have been told."""
+        """Maintained by `Wakeups`: ready, and the pool has a slot too. Workers have been woken."""
         self.clear()
         self.take_rules(rules)
 
     def clear(self) -> None:
-        """Forget everything but the rules."""
+        """Delete the queues, leases, holds and measurements. The rules are kept."""
         self.users: dict[str, User] = {}
         self.parked: set[str] = set()
         self.mean: int | None = None
         self.measured = 0
-        """How many calls the mean is of, up to as many as it remembers."""
+        """The number of calls that the mean counts, up to a maximum."""
         self.leases: dict[str, Granted] = {}
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[str, tuple[Hold, float]] = {}
+        """The holds by key, each with its end by the dispatcher's clock."""
         self.region_slots: dict[str | None, set[str]] = {}
-        self.health: dict[str, Health] = {}
+        self.breakers: dict[str, RegionBreaker] = {}
         self.waiting = [0, 0, 0, 0]
-        """By the band that was offered, which is not always the one that it waits in."""
+        """The number of waiting steps by priority. Retries that go first, and FIFO services, use other bands."""
         self.bands: list[FairBand] | list[FifoBand] = []
-        """None until `take_rules` has made them."""
+        """The bands with their queues. Empty until `take_rules` creates them."""
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
     def take_rules(self, rules: ServiceRules) -> list[Entry]:
-        """Users are set aside or let back by the new limit. Lines stay; steps that were sorted anew are returned."""
+        """Apply the rules, and park or unpark users by the new limit per user. Returns the waiting steps whose place in
+        their lane changed."""
         same = bool(self.bands) and _shape(rules) == _shape(self.rules)
         self.rules = rules
         self.fifo = rules.order is Order.FIFO
         self.default_cost = DEFAULT_COST if rules.cost is None else micros(rules.cost)
         if not rules.regions:
-            self.health.clear()
+            self.breakers.clear()
         if not rules.breaker_failures:
-            for health in self.health.values():
-                health.work()
-        moved = [] if same else self._sort_anew()
-        for user_id in sorted(self.parked):  # in an order that every engine knows: they enter one after the other
+            for breaker in self.breakers.values():
+                breaker.reset()
+        moved = [] if same else self._requeue_all()
+        for user_id in sorted(self.parked):  # sorted, because the order in which users re-enter a band matters
             self._park_or_unpark(self.users[user_id])
         for user in self.users.values():
             self._park_or_unpark(user)
         return moved
 
-    def _sort_anew(self) -> list[Entry]:
-        """Lines for another order, or other lanes. Fair shares begin anew."""
+    def _requeue_all(self) -> list[Entry]:
+        """Rebuild the queues, because the order or the lanes have changed. All virtual times start from zero."""
         waiting = [rekeyed(entry, fifo=self.fifo) for entry in self.entries()]
         self.bands = [FifoBand() for _ in ALL_BANDS] if self.fifo else [FairBand() for _ in ALL_BANDS]
         for entry in waiting:
-            band, lane = self.where(entry)
+            band, lane = self.band_and_lane(entry)
             self.bands[band].join(entry, lane)
-        for line in self.bands:
-            line.begin_anew()
+        for queue in self.bands:
+            queue.drop_newcomers()
         return waiting
 
     def entries(self) -> Iterator[Entry]:
         for band in self.bands:
             for lane in band.lanes.values():
-                for line in lane.lines.values():
-                    yield from line
+                for queue in lane.queues.values():
+                    yield from queue
 
     # -- limits --------------------------------------------------------------------------------------------------
 
@@ -156,34 +158,58 @@ class Service:
 
     @property
     def in_pool(self) -> int:
-        """How many of the pool's slots it has."""
+        """How many of the pool's slots the service uses."""
         pooled = self.rules.pooled_regions
         if pooled is None:
             return self.in_use
         return sum(len(self.region_slots.get(region, ())) for region in pooled)
 
     def region_free(self, region: str, more: int = 0) -> int:
-        """`more` are free though they are counted as taken."""
+        """How many slots of a region could be granted if `more` of its used slots were free."""
         free = self.rules.regions[region] - len(self.region_slots.get(region, ())) + more
-        health = self.health.get(region)
-        return free if health is None else health.most(free)
+        breaker = self.breakers.get(region)
+        return free if breaker is None else breaker.grantable(free)
+
+    def allowed_regions(self, lane: str | None, unserved: Unserved = frozenset()) -> list[str] | None:
+        """The regions that steps of this lane may run in now; None means any. A preferred region is skipped while its
+        breaker is open, while no worker serves it, or if it no longer exists."""
+        if lane is None:
+            return None
+        prefers, others = preference_of(lane)
+        if prefers is not None and self._takes_calls(prefers) and (self.name, prefers) not in unserved:
+            return [prefers]
+        return None if others is None else regions_of(others)
+
+    def _takes_calls(self, region: str) -> bool:
+        breaker = self.breakers.get(region)
+        return region in self.rules.regions and (breaker is None or not breaker.until)
+
+    def _best_region(self, lane: str | None, regions: list[str], unserved: Unserved) -> str | None:
+        """The first of these regions in which steps of the lane may run, or None."""
+        within = self.allowed_regions(lane, unserved)
+        return regions[0] if within is None else next((region for region in regions if region in within), None)
 
     def end_rests(self, now: int) -> float:
-        """Those that are over; when the next one is."""
-        return min((health.pass_time(now) for health in self.health.values()), default=math.inf)
+        """End the rests of regions whose time is over. Returns when the next rest ends."""
+        return min((breaker.update(now) for breaker in self.breakers.values()), default=math.inf)
 
     def keep(self, lease: Lease, estimate: int) -> None:
         self.leases[lease.name] = (lease, estimate)
         self._occupy(lease.name, lease.region)
-        if self.health and (health := self.health.get(lease.region or "")) is not None:
-            health.granted(lease.name)
+        if self.breakers and (breaker := self.breakers.get(lease.region or "")) is not None:
+            breaker.granted(lease.name)
 
-    def hold(self, key: str, hold: Hold) -> None:
-        self.holds[key] = hold
+    def hold(self, key: str, hold: Hold, ends_at: float) -> None:
+        self.holds[key] = hold, ends_at
         self._occupy(key, hold.region)
 
     def end_hold(self, key: str) -> None:
-        self._vacate(key, self.holds.pop(key).region)
+        hold, _ = self.holds.pop(key)
+        self._vacate(key, hold.region)
+
+    def ended_holds(self, now: float) -> list[Hold]:
+        """The holds whose time is over and that have not been removed yet."""
+        return [hold for hold, ends_at in self.holds.values() if ends_at <= now]
 
     def _occupy(self, slot: str, region: str | None) -> None:
         if region is not None:
@@ -195,16 +221,17 @@ class Service:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def where(self, entry: Entry) -> tuple[int, str | None]:
+    def band_and_lane(self, entry: Entry) -> tuple[int, str | None]:
         """The band and lane in which a step waits."""
         rules = self.rules
         lane = entry[REGION] if rules.regions else None
         if rules.retries_first and entry[RANK] == RANK_RETRY:
             return RETRIES, lane
-        return FIFO_LINE if self.fifo else entry[BAND], lane
+        return FIFO_BAND if self.fifo else entry[BAND], lane
 
     def user(self, user_id: str, weight: float) -> User:
-        """This user, at this weight from now on. One that is no weight counts as 1: it must not stop the line."""
+        """The record of the user, with the weight set. An invalid weight counts as 1, so that it cannot block the
+        queue."""
         user = self.users.get(user_id)
         if user is None:
             user = self.users[user_id] = User(user_id)
@@ -212,14 +239,14 @@ class Service:
         return user
 
     def join(self, entry: Entry, user: User) -> None:
-        band, lane = self.where(entry)
+        band, lane = self.band_and_lane(entry)
         self.bands[band].join(entry, lane)
         self.waiting[entry[BAND]] += 1
         user.waiting += 1
 
     def leave(self, entry: Entry) -> None:
-        """Take out of line. The caller forgets the user, if it is idle, when the move is complete."""
-        band, lane = self.where(entry)
+        """Remove a step from its queue. The caller must call `forget_if_idle` when it has moved the step."""
+        band, lane = self.band_and_lane(entry)
         self.bands[band].leave(entry, lane)
         self.waiting[entry[BAND]] -= 1
         self.users[entry[USER]].waiting -= 1
@@ -227,18 +254,23 @@ class Service:
     # -- granting ------------------------------------------------------------------------------------------------
 
     def pick(
-        self, bands: tuple[int, ...] = ALL_BANDS, regions: frozenset[str] | None = None, *, dry: bool = False
+        self,
+        bands: tuple[int, ...] = ALL_BANDS,
+        regions: frozenset[str] | None = None,
+        *,
+        pool_full: bool = False,
+        unserved: Unserved = frozenset(),
     ) -> Pick | None:
-        """Whose step the next free slot goes to, if there is both. `dry`: the pool has none, so only regions that do
-        not count in it may have one."""
+        """The step that gets the next free slot, or None. With `pool_full`, only regions outside the pool are
+        considered."""
         if not self.scope.open or self.rules.paused or self.free <= 0:
             return None
-        if dry and self.rules.pooled_regions is None:
+        if pool_full and self.rules.pooled_regions is None:
             return None
         if self.fifo:
             bands = FIFO_BANDS
         if self.rules.regions:
-            return self._pick_of_regions(bands, regions, dry=dry)
+            return self._pick_of_regions(bands, regions, pool_full=pool_full, unserved=unserved)
         for number in bands:
             band = self.bands[number]
             if band.waiting:
@@ -247,31 +279,36 @@ class Service:
                     return (number, None, head[1], None)
         return None
 
-    def _pick_of_regions(self, bands: tuple[int, ...], regions: frozenset[str] | None, *, dry: bool) -> Pick | None:
-        """The unbound lane competes with all lanes that have a region with a slot; global retries come before all."""
+    def _pick_of_regions(
+        self, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
+    ) -> Pick | None:
+        """Implements `pick` for a service with regions. Steps of the unbound lane compete with the steps of all regions
+        that have a free slot. Retries that go first go before all of these."""
+        if regions is None:
+            unserved = frozenset()  # a claim for any region serves them all
         free = {
             region: slots
             for region in sorted(self.rules.regions)
             if (regions is None or region in regions)
-            and not (dry and self.rules.in_pool(region))
+            and not (pool_full and self.rules.in_pool(region))
             and (slots := self.region_free(region)) > 0
         }
         if not free:
             return None
         preferred = sorted(free, key=lambda region: (*self._preference(region), -free[region], region))
-        by_health = self._probes_first(preferred) if self.health else preferred
+        by_health = self._probes_first(preferred) if self.breakers else preferred
         for number in bands:
-            # A call that failed once is not what a region is tried with, as long as there is another place for it.
+            # Do not probe a region with a retry, unless no other region is left.
             regions_in_turn = preferred if number == RETRIES else by_health
             band = self.bands[number]
             if not band.waiting:
                 continue
             heads = [
-                # One user may be the head of two lanes, with the same tag: then its own order decides.
-                (head, lane.lines[head[1]][0], name, region)
+                # A user may head two lanes with the same tag; then the order of its own steps decides.
+                (head, lane.queues[head[1]][0], name, region)
                 for name, lane in band.lanes.items()
-                if lane.lines
-                and (region := _best(name, regions_in_turn)) is not None
+                if lane.queues
+                and (region := self._best_region(name, regions_in_turn, unserved)) is not None
                 and (head := band.head(name, self.parked)) is not None
             ]
             if heads:
@@ -281,20 +318,25 @@ class Service:
         return None
 
     def _preference(self, region: str) -> tuple[bool, float, int]:
-        """Lowest first: healthy, then with the least to do for its weight, if they differ, then fast.
+        """The sort key of a region, best first: healthy, then least loaded for its weight (if weights differ), then
+        fastest.
 
-        One that failed is not avoided for ever: nothing would show that it works again."""
-        health, weights = self.health.get(region), self.rules.region_weights
+        A region that failed is avoided only for a while; otherwise nothing would show that it works again.
+        """
+        breaker, weights = self.breakers.get(region), self.rules.region_weights
         load = (len(self.region_slots.get(region, ())) + 1) / weights.get(region, 1.0) if weights else 0.0
-        return (False, load, 0) if health is None else (health.avoided or health.to_probe, load, health.latency or 0)
+        return (
+            (False, load, 0) if breaker is None else (breaker.avoided or breaker.to_probe, load, breaker.latency or 0)
+        )
 
     def _probes_first(self, preferred: list[str]) -> list[str]:
-        """A region that has rested is tried with the next call that may go there, or it would stay unused until all
-        others are full."""
-        return sorted(preferred, key=lambda region: not ((health := self.health.get(region)) and health.to_probe))
+        """The regions with those that are to be probed moved to the front. Otherwise they would get no call until all
+        other regions are full."""
+        return sorted(preferred, key=lambda region: not ((breaker := self.breakers.get(region)) and breaker.to_probe))
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
-        """The step leaves the line and its user is charged: the step, its user, the estimated cost, the charge."""
+        """Remove the picked step from its queue and charge its user. Returns the entry, the user, the estimate and the
+        charge."""
         number, lane, user_id, _ = pick
         user = self.users[user_id]
         band = self.bands[number]
@@ -311,7 +353,7 @@ class Service:
         return entry, user, estimate, charged
 
     def estimate(self, user: User, cost: int | None) -> int:
-        """How long a step is thought to take, in microseconds."""
+        """The estimated duration of a step, in microseconds."""
         if user.mean is not None:
             return user.mean
         if self.mean is not None:
@@ -319,17 +361,17 @@ class Service:
         return self.default_cost if cost is None else cost
 
     def estimate_at(self, pick: Pick) -> int:
-        """The estimate for the step that would be taken."""
+        """The estimated duration of the picked step, in microseconds."""
         band, lane, user_id, _ = pick
-        return self.estimate(self.users[user_id], self.bands[band].lanes[lane].lines[user_id][0][COST])
+        return self.estimate(self.users[user_id], self.bands[band].lanes[lane].queues[user_id][0][COST])
 
     def job_at(self, pick: Pick) -> str:
-        """The job whose step would be taken."""
+        """The job of the picked step."""
         band, lane, user_id, _ = pick
-        return self.bands[band].lanes[lane].lines[user_id][0][JOB]
+        return self.bands[band].lanes[lane].queues[user_id][0][JOB]
 
-    def give_back(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
-        """End a lease, if it is there: its charge is settled to the slot time really used, or goes back whole."""
+    def release(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
+        """End a lease, if it exists. The user's charge is corrected to the slot time actually used, or refunded."""
         granted = self.leases.pop(name, None)
         if granted is None:
             return None
@@ -337,10 +379,10 @@ class Service:
         self._vacate(name, lease.region)
         if lease.region is not None and self.rules.regions:
             if failed is not None:
-                self.health.setdefault(lease.region, Health())
-            if (health := self.health.get(lease.region)) is not None:
+                self.breakers.setdefault(lease.region, RegionBreaker())
+            if (breaker := self.breakers.get(lease.region)) is not None:
                 verdict = None if refund else failed
-                health.ended(name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
+                breaker.ended(name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
         user = self.users[lease.user_id]
         user.running -= 1
         real = None if refund else micros(now - lease.granted_at)
@@ -360,7 +402,7 @@ class Service:
     # -- users ---------------------------------------------------------------------------------------------------
 
     def _park_or_unpark(self, user: User) -> None:
-        """A user at its limit is set aside, and let back in when below it."""
+        """Park the user if the user's limit is reached, and unpark the user otherwise."""
         limit = self.rules.user_limit
         if limit is not None and user.running >= limit:
             self.parked.add(user.user_id)
@@ -370,19 +412,33 @@ class Service:
                 band.unpark(user.user_id)
 
     def resume(self, lease: Lease) -> None:
-        """Put back a lease after a rebuild."""
+        """Add a lease during a rebuild, and count it as a running step of its user."""
         user = self.user(lease.user_id, lease.weight)
         user.running += 1
         self._park_or_unpark(user)
         self.keep(lease, estimate=0)
 
     def forget_if_idle(self, user_id: str) -> None:
-        """Drop the record of a user with nothing waiting or running, and no debt in any band."""
+        """Drop the record of a user that has nothing waiting or running and no debt in any band."""
         user = self.users.get(user_id)
         if user is None or user.waiting or user.running:
             return
-        if any(band.lingers(user_id) for band in self.bands):
+        for band in self.bands:
+            if band.has_debt(user_id):
+                self._forget_beyond(band)
+                return
+        self._forget(user_id)
+
+    def _forget_beyond(self, band: FairBand | FifoBand) -> None:
+        """If too many idle users are remembered because of their debt, forget the one with the least debt in this band.
+        Normally the virtual time overtakes the debts, but it does not advance if every user submits only once."""
+        if sum(len(each.idle) for each in self.bands) <= MOST_IDLE:
             return
+        user = self.users.get(band.pop_idle())
+        if user is not None and not user.waiting and not user.running:
+            self._forget(user.user_id)
+
+    def _forget(self, user_id: str) -> None:
         for band in self.bands:
             band.forget(user_id)
         del self.users[user_id]

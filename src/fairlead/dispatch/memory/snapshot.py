@@ -1,16 +1,15 @@
-"""What operators see of a service."""
+"""Builds the snapshots of services that operators see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fairlead.dispatch.memory.health import Health
-from fairlead.dispatch.memory.lines import FairBand
-from fairlead.dispatch.memory.service import FIFO_LINE, RETRIES, Service, User
-from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserLine
+from fairlead.dispatch.memory.fair_queue import FairBand, User
+from fairlead.dispatch.memory.region_breaker import RegionBreaker
+from fairlead.dispatch.memory.service import FIFO_BAND, RETRIES, Service
+from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
+from fairlead.domain.fair_share import SECOND
 from fairlead.domain.job import Priority
-from fairlead.domain.limits import regions_of
-from fairlead.domain.order import SECOND
 
 _PRIORITIES = [priority.band for priority in Priority]
 
@@ -25,37 +24,37 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         paused=rules.paused,
         waiting={band: service.waiting[band] for band in _PRIORITIES},
         leases=tuple(lease for lease, _ in service.leases.values()),
-        holds=tuple(service.holds.values()),
+        holds=tuple(hold for hold, _ in service.holds.values()),
         virtual_time=_virtual_times(service),
         mean_duration=None if service.mean is None else service.mean / SECOND,
-        users=tuple(sorted(_user_lines(service), key=lambda line: (line.band, line.tag, line.user_id)))
+        users=tuple(sorted(_user_queues(service), key=lambda queue: (queue.band, queue.tag, queue.user_id)))
         if users
         else (),
         regions=tuple(_region(service, region) for region in sorted(rules.regions)),
-        unbound=_waiting(service, lambda lane: lane is None) if rules.regions else (0, 0),
+        unbound=_waiting(service, lambda lane: service.allowed_regions(lane) is None) if rules.regions else (0, 0),
     )
 
 
 def _region(service: Service, region: str) -> RegionSnapshot:
-    health = service.health.get(region) or Health()
-    waiting, retrying = _waiting(service, lambda lane: lane is not None and region in regions_of(lane))
+    breaker = service.breakers.get(region) or RegionBreaker()
+    waiting, retrying = _waiting(service, lambda lane: region in (service.allowed_regions(lane) or ()))
     return RegionSnapshot(
         region=region,
         limit=service.rules.regions[region],
         in_use=len(service.region_slots.get(region, ())),
         waiting=waiting,
         retrying=retrying,
-        failures=health.failures,
-        resting_until=health.until / SECOND if health.resting else None,
-        probing=bool(health.until) and not health.resting,
-        latency=None if health.latency is None else health.latency / SECOND,
+        failures=breaker.failures,
+        resting_until=breaker.until / SECOND if breaker.resting else None,
+        probing=bool(breaker.until) and not breaker.resting,
+        latency=None if breaker.latency is None else breaker.latency / SECOND,
     )
 
 
-def _waiting(service: Service, fits: Callable[[str | None], bool]) -> tuple[int, int]:
-    """How many wait in the lanes that fit, and how many of the retries that go first."""
+def _waiting(service: Service, matches: Callable[[str | None], bool]) -> tuple[int, int]:
+    """The number of waiting steps in the lanes that match, and the number of waiting retries that go first."""
     counts = [
-        sum(len(line) for name, lane in band.lanes.items() if fits(name) for line in lane.lines.values())
+        sum(len(queue) for name, lane in band.lanes.items() if matches(name) for queue in lane.queues.values())
         for band in service.bands
     ]
     return sum(counts) - counts[RETRIES], counts[RETRIES]
@@ -70,21 +69,22 @@ def _virtual_times(service: Service) -> dict[int, int]:
     }
 
 
-def _user_lines(service: Service) -> Iterator[UserLine]:
-    """One per user and band in which it waits or has a virtual time; a user without either is shown once."""
+def _user_queues(service: Service) -> Iterator[UserQueue]:
+    """One row per user and band in which the user waits or has a virtual time. A user who has neither in any band gets
+    one row."""
     for user in service.users.values():
         shown = False
         for number, band in enumerate(service.bands):
             tag = band.tags.get(user.user_id) if isinstance(band, FairBand) else None
-            waiting = sum(len(lane.lines.get(user.user_id, ())) for lane in band.lanes.values())
+            waiting = sum(len(lane.queues.get(user.user_id, ())) for lane in band.lanes.values())
             if waiting or tag is not None:
                 shown = True
                 arrival = band.arrival(user.user_id) if isinstance(band, FairBand) else 0
-                yield _user_line(service, user, number, waiting, tag or 0, arrival)
+                yield _user_queue(service, user, number, waiting, tag or 0, arrival)
         if not shown:
-            yield _user_line(service, user, FIFO_LINE, 0, 0)
+            yield _user_queue(service, user, FIFO_BAND, 0, 0)
 
 
-def _user_line(service: Service, user: User, band: int, waiting: int, tag: int, arrival: int = 0) -> UserLine:
+def _user_queue(service: Service, user: User, band: int, waiting: int, tag: int, arrival: int = 0) -> UserQueue:
     parked = user.user_id in service.parked
-    return UserLine(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival)
+    return UserQueue(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival)

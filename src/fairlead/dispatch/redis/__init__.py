@@ -1,13 +1,13 @@
-"""The dispatcher in Redis or Valkey: for any number of processes on any number of machines.
+"""The Redis (or Valkey) dispatcher: for any number of processes on any number of machines.
 
-`keys` has the keyspace; `scripts/` one Lua file per operation, each of which is atomic; `dispatcher` calls them, one
-per scope, all scopes in one round trip; `claims` spreads a worker's room over scopes; `wakes` tells this process's
-worker. `leadership` says who leads, `bus` carries messages. Below them all: `connection` makes calls, `clients` knows
-the kinds of URLs, `slots` the nodes of a Cluster, `identity` which server is at the other end, `subscriber` listens.
+`keys` documents the keyspace. `scripts/` has one Lua file per operation, each of them atomic. `dispatcher` calls them,
+one call per scope and all scopes in one round trip. `claims` spreads a worker's budget over scopes and wakes the
+worker. `leadership` elects the leader, `pubsub` carries messages. Underneath, `client` makes calls, `connection` has
+the connections and their pool, and `servers` finds the servers of a URL and checks their identity.
 """
 
-from fairlead.dispatch.redis.bus import RedisBus
 from fairlead.dispatch.redis.dispatcher import RedisDispatcher
 from fairlead.dispatch.redis.leadership import RedisLeadership
+from fairlead.dispatch.redis.pubsub import RedisPubSub
 
-__all__ = ["RedisBus", "RedisDispatcher", "RedisLeadership"]
+__all__ = ["RedisDispatcher", "RedisLeadership", "RedisPubSub"]

@@ -1,35 +1,38 @@
-"""A worker's claim over many scopes: each is atomic, and the room is shared out among them in turn.
+"""A worker's claim over many scopes. The claim is atomic in each scope, and the scopes share its budget in turn.
 
-A claim on one scope is one call. On several, all are asked at once, each for its share of the room; what one cannot
-fill goes to the others in a second round. The outcome is that of granting one step to each scope in turn, beginning
-after the one that last had a turn, until the room is used.
+A claim on one scope is one script call. A claim on several scopes calls all of them at once, each with a part of the
+budget. What one scope cannot use goes to the others in a second round. The outcome is as if each scope granted one step
+in turn, starting after the scope that granted the last one, until the budget is used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Lease, Release
-from fairlead.dispatch.redis import replies
-from fairlead.dispatch.redis.keys import scope_mark
-from fairlead.dispatch.redis.replies import Arg, joined, names
-from fairlead.dispatch.redis.scopes import Scopes
+from fairlead.dispatch.redis import codec
+from fairlead.dispatch.redis.codec import Arg, joined, names
+from fairlead.dispatch.redis.keys import scope_mark, wake_channel
+from fairlead.dispatch.redis.pubsub import Subscriber
+from fairlead.dispatch.redis.script_runner import ScriptRunner
 from fairlead.errors import Unavailable
 
 WORKER_MEMORY_S = 30.0
-"""For how long after its last claim a worker is remembered, as in `scripts/include/pool.lua`."""
+"""How long a worker is remembered after its last claim, as in `scripts/include/pool.lua`."""
 
 REGISTERED_S = 10.0
-"""For how long this process relies on being among the waiters; the scripts forget it after three times as long."""
+"""How long this process relies on its registration as waiting. The scripts forget it after three times as long."""
 
 
 @dataclass(slots=True)
-class Share:
-    """What one scope has given to a claim so far."""
+class ScopeShare:
+    """What one scope has granted to a claim so far, and what the scope replied."""
 
     worker: str
     scope: str
@@ -42,9 +45,9 @@ class Share:
     exhausted: bool = False
     others_wait: bool = False
 
-    def take(self, answer: Sequence[Any]) -> None:
-        _, turned, runnable, left, self.state, more, _, _, others = answer[:9]
-        self.leases += replies.grants(answer, self.worker, self.scope)
+    def take(self, reply: Sequence[Any]) -> None:
+        _, turned, runnable, left, self.state, more, _, _, others = reply[:9]
+        self.leases += codec.grants(reply, self.worker, self.scope)
         self.runnable = set(names(runnable))
         self.turned = (self.turned | set(names(turned))) & self.runnable
         self.left = set(names(left))
@@ -55,120 +58,125 @@ class Share:
 @dataclass(slots=True)
 class WorkerTurns:
     seen_at: float = 0.0
-    last_giver: str = ""
+    last_source: str = ""
     pools: frozenset[str] = frozenset()
 
 
 class Claims:
-    def __init__(self, scopes: Scopes) -> None:
+    def __init__(self, scopes: ScriptRunner) -> None:
         self._scopes = scopes
         self._workers: dict[str, WorkerTurns] = {}
         self._waits_since: dict[str, float] = {}
-        """The scopes among whose waiters this process is, and since when."""
+        """The scopes in which this process is registered as waiting, and since when."""
         self._waits_for: dict[str, set[str]] = {}
 
     # -- one claim -----------------------------------------------------------------------------------------------
 
     async def exchange(self, claim: Claim, releases: Sequence[Release]) -> tuple[list[Lease], set[str]]:
-        """The leases, and the services that this process is to wake for."""
+        """Release slots and claim steps. Returns the leases, and the services for which this process's own worker is to
+        be woken."""
         claimed: dict[str, set[str]] = {}
         for service in claim.services:
             claimed.setdefault(self._scopes.of(service), set()).add(service)
-        given_back: dict[str, list[Release]] = {}
+        released: dict[str, list[Release]] = {}
         for release in releases:
-            given_back.setdefault(self._scopes.of_release(release), []).append(release)
+            for scope in self._scopes.of_release(release):
+                released.setdefault(scope, []).append(release)
         for scope, services in claimed.items():
             self._scopes.learn(scope, services)
         worker = self._worker(claim.worker)
         try:
-            return await self._exchange(claim, claimed, given_back, worker)
+            return await self._exchange(claim, claimed, released, worker)
         except Unavailable:
-            self._waits_since.clear()  # what the server will know of us when it is back, nobody can say
+            self._waits_since.clear()  # the server may have forgotten the registrations
             raise
 
     async def _exchange(
         self,
         claim: Claim,
         claimed: Mapping[str, set[str]],
-        given_back: Mapping[str, list[Release]],
+        released: Mapping[str, list[Release]],
         worker: WorkerTurns,
     ) -> tuple[list[Lease], set[str]]:
         await self._leave_pools(claim.worker, worker, claimed)
-        if len(claimed) == 1 and claimed.keys() >= given_back.keys():
+        if len(claimed) == 1 and claimed.keys() >= released.keys():
             (scope,) = claimed
-            leases, woken = await self._whole(claim, scope, claimed[scope], given_back.get(scope, []))
+            leases, runnable = await self._whole(claim, scope, claimed[scope], released.get(scope, []))
             if leases:
-                worker.last_giver = scope
-            return leases, woken
-        return await self._shared(claim, claimed, given_back, worker)
+                worker.last_source = scope
+            return leases, runnable
+        return await self._shared(claim, claimed, released, worker)
 
     async def _whole(
         self, claim: Claim, scope: str, services: set[str], releases: list[Release]
     ) -> tuple[list[Lease], set[str]]:
-        waits = "-" if not claim.waits else "1" if self._waits(scope, services) else ""
-        args = self._args(claim, scope, claim.room, services, whole=True, waits=waits) + replies.release_args(releases)
-        answer = (await self._scopes.run("exchange", {scope: args}))[scope]
+        waits = "-" if not claim.waits else "1" if self._is_registered(scope, services) else ""
+        args = self._args(claim, scope, claim.budget, services, whole=True, waits=waits) + codec.release_args(releases)
+        reply = (await self._scopes.run("exchange", {scope: args}))[scope]
         if claim.waits:
-            self._note_waiting(scope, services, bool(answer[7]), was=bool(waits))
-        return replies.grants(answer, claim.worker, scope), set(names(answer[6]))
+            self._note_waiting(scope, services, bool(reply[7]), was=bool(waits))
+        return codec.grants(reply, claim.worker, scope), set(names(reply[6]))
 
     async def _shared(
         self,
         claim: Claim,
         claimed: Mapping[str, set[str]],
-        given_back: Mapping[str, list[Release]],
+        released: Mapping[str, list[Release]],
         worker: WorkerTurns,
     ) -> tuple[list[Lease], set[str]]:
         order = sorted(claimed)
-        later = [scope for scope in order if scope > worker.last_giver]
+        later = [scope for scope in order if scope > worker.last_source]
         order = later + order[: len(order) - len(later)]
-        shares = {scope: Share(claim.worker, scope, services) for scope, services in claimed.items()}
-        others = {scope: Share(claim.worker, scope, set()) for scope in given_back if scope not in claimed}
+        shares = {scope: ScopeShare(claim.worker, scope, services) for scope, services in claimed.items()}
+        others = {scope: ScopeShare(claim.worker, scope, set()) for scope in released if scope not in claimed}
         failed: dict[str, Unavailable] = {}
-        releases = {scope: replies.release_args(some) for scope, some in given_back.items()}
-        asked = {**shares, **others}
-        while True:
-            wanted = shared_out(claim.room, order, shares)
-            args = {}
-            for scope in asked:
-                share = asked[scope]
-                waits = "-" if claim.room == 0 or not claim.waits else "1" if self._waits(scope, share.services) else ""
-                if not share.services:
-                    waits = "-"
-                args[scope] = self._args(
-                    claim,
-                    scope,
-                    wanted.get(scope, 0) - len(share.leases),
-                    share.services,
-                    whole=False,
-                    waits=waits,
-                    state=share.state,
-                ) + releases.pop(scope, [])
-            try:
-                answers = await self._scopes.run("exchange", args, failed=failed)
-            except Unavailable as error:
-                answers, failed = {}, failed | dict.fromkeys(args, error)
+        releases = {scope: codec.release_args(some) for scope, some in released.items()}
+        pending = {**shares, **others}
+        while pending:
+            await self._take_round(claim, pending, share_out(claim.budget, order, shares), releases, failed)
             for scope in failed.keys() & shares.keys():
                 shares[scope].exhausted = True
-            for scope, answer in answers.items():
-                asked[scope].take(answer)
-                if args[scope][6] == "":
-                    self._note_waiting(scope, asked[scope].services, True, was=False)
-            wanted = shared_out(claim.room, order, shares)
-            asked = {scope: share for scope, share in shares.items() if wanted[scope] > len(share.leases)}
-            if not asked:
-                break
+            quotas = share_out(claim.budget, order, shares)
+            pending = {scope: share for scope, share in shares.items() if quotas[scope] > len(share.leases)}
         leases = _in_turn(order, shares)
         if failed and not leases:
             raise next(iter(failed.values()))
         if leases:
-            worker.last_giver = leases[-1].scope
-        spare = max(0, claim.room - len(leases)) if claim.waits else 0
-        woken: set[str] = set()
-        with contextlib.suppress(Unavailable):  # what was granted is granted
+            worker.last_source = leases[-1].scope
+        spare = max(0, claim.budget - len(leases)) if claim.waits else 0
+        own_wakeups: set[str] = set()
+        with contextlib.suppress(Unavailable):  # the grants remain valid
             await self._end_shared(claim, shares, spare)
-            woken = await self._wakes(claim, {**others, **shares}, leases, spare)
-        return leases, woken
+            own_wakeups = await self._wake(claim, {**others, **shares}, leases, spare)
+        return leases, own_wakeups
+
+    async def _take_round(
+        self,
+        claim: Claim,
+        shares: Mapping[str, ScopeShare],
+        quotas: Mapping[str, int],
+        releases: dict[str, list[Arg]],
+        failed: dict[str, Unavailable],
+    ) -> None:
+        """Call `exchange` once on each of these scopes. The first round also sends the `releases`."""
+        args = {}
+        for scope, share in shares.items():
+            waits = "1" if self._is_registered(scope, share.services) else ""
+            if not share.services or claim.budget == 0 or not claim.waits:
+                waits = "-"
+            room = quotas.get(scope, 0) - len(share.leases)
+            args[scope] = self._args(
+                claim, scope, room, share.services, whole=False, waits=waits, state=share.state
+            ) + releases.pop(scope, [])
+        try:
+            replies = await self._scopes.run("exchange", args, failed=failed)
+        except Unavailable as error:
+            failed |= dict.fromkeys(args, error)
+            return
+        for scope, reply in replies.items():
+            shares[scope].take(reply)
+            if args[scope][6] == "":
+                self._note_waiting(scope, shares[scope].services, True, was=False)
 
     def _args(
         self, claim: Claim, scope: str, room: int, services: set[str], *, whole: bool, waits: str, state: bytes = b""
@@ -178,7 +186,7 @@ class Claims:
             room,
             joined(services),
             "".join(map(str, sorted(claim.bands))),
-            "" if claim.regions is None else "1" + joined(claim.regions),
+            _regions_of(claim),
             "1" if whole else "0",
             waits,
             state,
@@ -186,21 +194,23 @@ class Claims:
             claim.only or ("turns" if claim.turns else ""),
         ]
 
-    async def _wakes(self, claim: Claim, shares: Mapping[str, Share], leases: list[Lease], spare: int) -> set[str]:
-        """What turned runnable, and what this claim leaves runnable: if it is full, all that it could have had."""
+    async def _wake(self, claim: Claim, shares: Mapping[str, ScopeShare], leases: list[Lease], spare: int) -> set[str]:
+        """Wake workers for the services that became runnable, and for the services of granted steps that are still
+        runnable. If the claiming worker has no budget left, also for all other runnable services that it claimed.
+        Returns the services for which this process's own worker is to be woken."""
         again = {lease.service for lease in leases}
         if leases and not spare:
             again |= claim.services
         own: set[str] = set()
-        told: dict[str, list[Arg]] = {}
+        forwarded: dict[str, list[Arg]] = {}
         for scope, share in shares.items():
-            woken = share.turned | ((again | share.left) & share.runnable)
-            if woken and share.others_wait:
-                told[scope] = [joined(woken)]
+            runnable = share.turned | ((again | share.left) & share.runnable)
+            if runnable and share.others_wait:
+                forwarded[scope] = [joined(runnable)]
             else:
-                own |= woken
-        for answer in (await self._scopes.run("wake", told)).values() if told else ():
-            own |= set(names(answer[1]))
+                own |= runnable
+        for reply in (await self._scopes.run("wake", forwarded)).values() if forwarded else ():
+            own |= set(names(reply[1]))
         return own
 
     def _worker(self, name: str) -> WorkerTurns:
@@ -214,9 +224,9 @@ class Claims:
         worker.seen_at = now
         return worker
 
-    # -- what others know of this process and its workers ----------------------------------------------------------
+    # -- registrations of this process and its workers -------------------------------------------------------------
 
-    def _waits(self, scope: str, services: set[str]) -> bool:
+    def _is_registered(self, scope: str, services: set[str]) -> bool:
         since = self._waits_since.get(scope)
         recent = since is not None and time.monotonic() - since < REGISTERED_S
         return recent and self._waits_for.get(scope, set()) == services
@@ -231,55 +241,117 @@ class Claims:
     def waits_for(self, service: str) -> bool:
         return self._scopes.of(service) in self._waits_since
 
-    async def keep_waiting(self) -> None:
-        """Say again that this process waits, where it does."""
+    async def renew_registration(self) -> None:
+        """Renew the entries in Redis that list this process as waiting for wakeups."""
         args: dict[str, list[Arg]] = {scope: [joined(self._waits_for[scope])] for scope in self._waits_since}
         if args:
             await self._scopes.run("wait", args, failed={})
             self._waits_since = dict.fromkeys(args, time.monotonic())
 
     async def stop_waiting(self, scopes: Sequence[str] | None = None) -> None:
-        """This process has no room: nobody is to count on it."""
+        """Remove the entries in Redis that list this process as waiting for wakeups, because it has no budget left."""
         for scope in list(self._waits_since) if scopes is None else scopes:
             if self._waits_since.pop(scope, None) is not None:
-                await self._scopes.connection.command("HDEL", self._scopes.key(scope, "waiters"), self._scopes.process)
+                await self._scopes.client.command("HDEL", self._scopes.key(scope, "waiters"), self._scopes.process)
 
-    async def _end_shared(self, claim: Claim, shares: Mapping[str, Share], spare: int) -> None:
+    async def _end_shared(self, claim: Claim, shares: Mapping[str, ScopeShare], spare: int) -> None:
         if not spare and claim.waits:
             await self.stop_waiting(list(shares))
         for scope in self._pools(shares):
-            await self._scopes.connection.command(
-                "HSET", self._scopes.key(scope, "workers"), f"s:{claim.worker}", spare
-            )
+            await self._scopes.client.command("HSET", self._scopes.key(scope, "workers"), f"s:{claim.worker}", spare)
 
     async def _leave_pools(self, name: str, worker: WorkerTurns, claimed: Mapping[str, set[str]]) -> None:
-        """A worker that no longer asks for anything of a pool is nobody's rival there."""
+        """Remove a worker from the pools that it no longer claims from, so that no slots are reserved for it there."""
         pools = self._pools(claimed)
         for scope in worker.pools - pools:
             key = self._scopes.key(scope, "workers")
-            await self._scopes.connection.command("HDEL", key, f"w:{name}", f"s:{name}")
+            await self._scopes.client.command("HDEL", key, f"w:{name}", f"s:{name}")
         worker.pools = pools
 
     def _pools(self, scopes: Mapping[str, object]) -> frozenset[str]:
         return frozenset(scope for scope in scopes if scope.startswith("pool:"))
 
 
-def shared_out(room: int, order: Sequence[str], shares: Mapping[str, Share]) -> dict[str, int]:
-    """How much each scope is to give in all: one each in turn; those that have no more give what they gave."""
-    wanted = dict.fromkeys(order, 0)
-    going = list(order)
-    while going and room > 0:
-        for scope in list(going):
-            if shares[scope].exhausted and wanted[scope] >= len(shares[scope].leases):
-                going.remove(scope)
-            elif room > 0:
-                wanted[scope] += 1
-                room -= 1
-    return wanted
+def share_out(budget: int, order: Sequence[str], shares: Mapping[str, ScopeShare]) -> dict[str, int]:
+    """Divide the budget: how many leases each scope should grant in total. The scopes get one lease each in turn. A
+    scope that has no more steps gets as many as it has granted already."""
+    quotas = dict.fromkeys(order, 0)
+    remaining = list(order)
+    while remaining and budget > 0:
+        for scope in list(remaining):
+            if shares[scope].exhausted and quotas[scope] >= len(shares[scope].leases):
+                remaining.remove(scope)
+            elif budget > 0:
+                quotas[scope] += 1
+                budget -= 1
+    return quotas
 
 
-def _in_turn(order: Sequence[str], shares: Mapping[str, Share]) -> list[Lease]:
+def _in_turn(order: Sequence[str], shares: Mapping[str, ScopeShare]) -> list[Lease]:
     leases = []
     for turn in range(max((len(share.leases) for share in shares.values()), default=0)):
         leases += [shares[scope].leases[turn] for scope in order if turn < len(shares[scope].leases)]
     return leases
+
+
+def _regions_of(claim: Claim) -> str:
+    """Encode the regions of a claim as the argument of `exchange.lua`."""
+    if claim.regions is None:
+        return ""
+    unserved = joined(f"{service}:{region}" for service, region in claim.unserved)
+    return "1" + joined(claim.regions) + (f"\1{unserved}" if unserved else "")
+
+
+_log = logging.getLogger("fairlead.dispatch")
+
+
+class RemoteWakeups:
+    """Receives wakeups from other processes, and calls `wake` with their services. After every reconnection it calls
+    `wake` with all services, because wakeups sent while there was no connection are lost."""
+
+    def __init__(self, scopes: ScriptRunner, claims: Claims, *, wake: Callable[[Set[str]], None]) -> None:
+        self._scopes = scopes
+        self._claims = claims
+        self._wake = wake
+        self._subscriber = Subscriber(scopes.ungated, self._receive, self._wake_for_all)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.subscribed = self._subscriber.subscribed
+
+    def start(self) -> None:
+        self._subscriber.subscribe(wake_channel(self._scopes.prefix, self._scopes.process))
+        self._subscriber.start()
+        self._in_background(self._keep_registered())
+
+    async def close(self) -> None:
+        await self._subscriber.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _wake_for_all(self) -> None:
+        self._wake(frozenset().union(*self._scopes.services.values()))
+
+    def _receive(self, channel: str, message: bytes) -> None:
+        """Wake this process's worker. If the worker has no budget left by now, also forward the wakeup to another
+        process."""
+        service = message.decode()
+        if not self._claims.waits_for(service):
+            self._in_background(self._forward(service))
+        self._wake({service})
+
+    async def _forward(self, service: str) -> None:
+        with contextlib.suppress(Unavailable):
+            await self._scopes.run("wake", {self._scopes.of(service): [joined([service])]})
+
+    async def _keep_registered(self) -> None:
+        while True:
+            await asyncio.sleep(REGISTERED_S)
+            try:
+                await self._claims.renew_registration()
+            except Unavailable as error:
+                _log.debug("cannot renew this process's registration as waiting: %s", error)

@@ -1,254 +1,261 @@
-"""Calls of scripts, many in one round trip to each server. Each is tried once, lasts at most `SOCKET_TIMEOUT_S`, and
-fails with `Unavailable`."""
+"""Connections to a Redis server on our own sockets, and a pool of them.
+
+redis-py supplies the settings of a connection (address, TLS, login) and finds the master behind Sentinels. This module
+opens the socket, writes commands and parses replies, because redis-py's client, pool and streams take about 70 µs of
+CPU more per call.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import contextlib
+import socket
+from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import MovedError, NoScriptError
+import hiredis
+from redis.asyncio.connection import DefaultParser
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import AuthenticationWrongNumberOfArgsError, ConnectionError, InvalidResponse, ResponseError
 
-from fairlead.dispatch.redis.clients import SOCKET_TIMEOUT_S, Address, async_client, parse
-from fairlead.dispatch.redis.errors import ERRORS, takes_no_writes, unavailable
-from fairlead.dispatch.redis.identity import Admit
-from fairlead.dispatch.redis.links import Links, packed
-from fairlead.dispatch.redis.scripts import script
-from fairlead.dispatch.redis.slots import Slots
-from fairlead.errors import Unavailable
+from fairlead.dispatch.redis.errors import DOWN_S, ERRORS, REFUSED_S, Pause, is_refusal
+from fairlead.dispatch.redis.servers import IDENTITY_COMMANDS, SOCKET_TIMEOUT_S, Admit, check_identity, close_client
 
-LOOK_S = 1.0
-"""For the answer of one node to where the keys are."""
-MOST_AT_ONCE = 64
-"""Connections of one process; further calls wait for one of them."""
-
-Command = tuple[str | bytes | int, ...]
-_ONLY: Address = ("", 0)
-"""The one server, where there is no Cluster."""
+_NO_REPLY = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a script."""
-
-    script: str
-    keys: tuple[str, ...]
-    args: Sequence[str | bytes | int]
-
-    @property
-    def packed(self) -> bytes:
-        count, opening = _opening(self.script, self.keys)
-        _, _, args = packed(*self.args).partition(b"\r\n")
-        return b"*%d\r\n%b%b" % (count + len(self.args), opening, args)
-
-    @property
-    def with_source(self) -> tuple[Any, ...]:
-        return ("EVAL", script(self.script).source, len(self.keys), *self.keys, *self.args)
-
-    @property
-    def command(self) -> tuple[Any, ...]:
-        return ("EVALSHA", script(self.script).sha, len(self.keys), *self.keys, *self.args)
+def packed(*command: str | bytes | int) -> bytes:
+    """Encode a command in the wire format of Redis."""
+    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return data
 
 
-@lru_cache(1024)  # one per script and scope
-def _opening(name: str, keys: tuple[str, ...]) -> tuple[int, bytes]:
-    """What all calls of a script for a scope begin with, and how many words that is."""
-    words: Command = ("EVALSHA", script(name).sha, len(keys), *keys)
-    return len(words), packed(*words).partition(b"\r\n")[2]
+class Connection(asyncio.Protocol):
+    """A connection that runs one call at a time. `usable` is true until either side closes the connection or an
+    unexpected reply arrives."""
 
+    def __init__(self) -> None:
+        self.usable = True
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(InvalidResponse, DefaultParser.parse_error, notEnoughData=_NO_REPLY)
+        self._replies: list[Any] = []
+        self._missing = 0
+        self._done: asyncio.Future[Any] | None = None
+        self._on_reply: Callable[[Any], None] | None = None
+        self._transport: asyncio.Transport
 
-class Connection:
-    """To a server, or to all nodes of a Cluster. With `admit`, every new connection is compared first (`identity`)."""
-
-    def __init__(self, url: str, admit: Admit | None = None) -> None:
-        self._target = parse(url)
-        self._admit = admit
-        self._slots = Slots(self._target.hosts)
-        self._looking = asyncio.Lock()
-        self._links: dict[Address, Links] = {}
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
-        self.cluster = self._target.cluster
-        if not self.cluster:
-            self._links[_ONLY] = Links(async_client(self._target, admit))
-
-    # -- calls ---------------------------------------------------------------------------------------------------
-
-    async def run(self, calls: Sequence[Call]) -> list[Any]:
-        """The answers, in order. Every call is made, even if another fails."""
-        answers = await self.run_each(calls)
-        for answer in answers:
-            if isinstance(answer, Unavailable):
-                raise answer
-        return answers
-
-    async def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """The answers, in order; in place of a call that failed, its `Unavailable`."""
-        if not self.cluster:
-            answers = await self._run_on(_ONLY, calls)
-        else:
-            answers = [None] * len(calls)
-            await self._spread(calls, range(len(calls)), answers)
-            if moved := [i for i, answer in enumerate(answers) if isinstance(answer, MovedError)]:
-                await self._spread(calls, moved, answers)
-        return [await self._failed(each) if isinstance(each, Exception) else each for each in answers]
-
-    async def _spread(self, calls: Sequence[Call], chosen: Iterable[int], answers: list[Any]) -> None:
-        """Each call to the node that has its keys."""
+    async def call(self, commands: list[bytes], timeout: float) -> list[Any]:
+        """Send commands and return their replies, in order. An error of a single command is returned as its reply."""
+        self._replies, self._missing = [], len(commands)
+        self._done = self._loop.create_future()
+        self._transport.write(b"".join(commands))
+        # A timer of our own: `asyncio.timeout` would have to find the task and tell its own cancellation from others.
+        timer = self._loop.call_later(timeout, self._end, TimeoutError())
         try:
-            await self._look()
-        except Unavailable as error:
-            for i in chosen:
-                answers[i] = error
-            return
-        by_node: dict[Address, list[int]] = {}
-        for i in chosen:
-            node = self._slots.node_of(calls[i].keys[0])
-            if node is None:
-                self._slots.doubt()
-                answers[i] = Unavailable("no node of the Redis Cluster has these keys now")
+            replies: list[Any] = await self._done
+            return replies
+        finally:
+            timer.cancel()
+
+    def stream(self, on_reply: Callable[[Any], None]) -> asyncio.Future[None]:
+        """Pass all further replies to `on_reply`; used for subscriptions. The returned future fails when the connection
+        ends."""
+        self._on_reply = on_reply
+        self._done = self._loop.create_future()
+        return self._done
+
+    def send(self, *command: str) -> None:
+        """Send a command on a connection that is in use by `stream`."""
+        self._transport.write(packed(*command))
+
+    def close(self) -> None:
+        self._end(ConnectionError("the connection to Redis was closed"))
+
+    # -- callbacks of the event loop -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while self.usable and (reply := self._reader.gets()) is not _NO_REPLY:
+                self._take(reply)
+        except InvalidResponse as error:
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(ConnectionError(f"the connection to Redis was lost: {error or 'closed by the server'}"))
+
+    def _take(self, reply: Any) -> None:
+        if self._on_reply is not None:
+            if isinstance(reply, Exception):
+                self._end(reply)
             else:
-                by_node.setdefault(node, []).append(i)
+                self._on_reply(reply)
+        elif not self._missing or self._done is None:
+            self._end(InvalidResponse("Redis sent an unexpected reply"))
+        elif isinstance(reply, Exception) and not isinstance(reply, ResponseError):
+            self._end(reply)  # concerns the connection: the server is loading its data, or has too many clients
+        else:
+            self._replies.append(reply)
+            self._missing -= 1
+            if not self._missing and not self._done.done():
+                self._done.set_result(self._replies)
 
-        async def ask(node: Address, those: list[int]) -> None:
-            for i, answer in zip(those, await self._run_on(node, [calls[i] for i in those]), strict=True):
-                answers[i] = answer
-                if isinstance(answer, MovedError):
-                    self._slots.learn_move(answer, node)
-                elif isinstance(answer, Exception):
-                    self._slots.doubt()
+    def _end(self, error: Exception) -> None:
+        self.usable = False
+        self._transport.abort()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
-        await asyncio.gather(*(ask(node, those) for node, those in by_node.items()))
 
-    async def _run_on(self, node: Address, calls: Sequence[Call]) -> list[Any]:
-        """The answers of one server, or errors in their places."""
+async def open_connection(pool: Any, admit: Admit | None, timeout: float) -> Connection:
+    """Connect and log in with the settings of a redis-py connection pool. If `admit` is given, check the server's
+    identity with it."""
+    settings = pool.make_connection()
+    connection = await _open_socket(pool, settings)
+    try:
+        await _log_in(connection, settings, admit, timeout)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _open_socket(pool: Any, settings: Any) -> Connection:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(settings.socket_connect_timeout):
+        if isinstance(pool, SentinelConnectionPool):
+            settings.host, settings.port = await pool.get_master_address()  # type: ignore[no-untyped-call]
+        path = getattr(settings, "path", None)
+        address = path or f"{settings.host}:{settings.port}"
         try:
-            answers = await self._ask(node, [call.packed for call in calls])
-            for i, answer in enumerate(answers):
-                if isinstance(answer, NoScriptError):
-                    (answers[i],) = await self._ask(node, [packed(*calls[i].with_source)])
-            return answers
-        except ERRORS as error:
-            return [error] * len(calls)
+            if path:
+                _, connection = await loop.create_unix_connection(Connection, path)
+                return connection
+            tls = getattr(settings, "ssl_context", None)
+            transport, connection = await loop.create_connection(
+                Connection, settings.host, settings.port, ssl=None if tls is None else tls.get()
+            )
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ConnectionError(f"cannot connect to {address}: {error.strerror or error}") from error
+    if settings.socket_keepalive:
+        opened = transport.get_extra_info("socket")
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (settings.socket_keepalive_options or {}).items():
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
 
-    async def command(self, *command: str | bytes | int) -> Any:
-        """One of the server's own commands, whose first argument is its key."""
-        if not self.cluster:
-            return await self._command(_ONLY, command)
-        await self._look()
-        node = self._slots.node_of(str(command[1]))
-        if node is None:
-            raise Unavailable("no node of the Redis Cluster has this key now")
+
+async def _log_in(connection: Connection, settings: Any, admit: Admit | None, timeout: float) -> None:
+    if settings.username or settings.password:
+        await _authenticate(connection, settings, timeout)
+    required = []
+    if settings.client_name:
+        required.append(packed("CLIENT", "SETNAME", settings.client_name))
+    if settings.db:
+        required.append(packed("SELECT", int(settings.db)))
+    if admit is not None:
+        required += [packed(*command) for command in IDENTITY_COMMANDS]
+    optional = packed("CLIENT", "SETINFO", "LIB-NAME", "fairlead")  # servers before Redis 7.2 reject it
+    _, *replies = await connection.call([optional, *required], timeout)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    if admit is not None:
+        check_identity(admit, replies[-2], replies[-1])
+
+
+async def _authenticate(connection: Connection, settings: Any, timeout: float) -> None:
+    login = (settings.username, settings.password or "") if settings.username else (settings.password,)
+    (reply,) = await connection.call([packed("AUTH", *login)], timeout)
+    if isinstance(reply, AuthenticationWrongNumberOfArgsError) and settings.username:
+        # Servers before Redis 6 have no user names.
+        (reply,) = await connection.call([packed("AUTH", login[-1])], timeout)
+    if isinstance(reply, Exception):
+        raise reply
+
+
+CLOSE_S = 1.0
+
+
+class ConnectionPool:
+    """A pool of our own connections. The redis-py client only provides their settings.
+
+    All pools of one server share two pauses, during which no connection is opened: `pause` while the server cannot be
+    reached or is read-only, and `gate` while its identity is refused because the database names another server.
+    """
+
+    def __init__(self, client: Any, admit: Admit | None, pause: Pause, gate: Pause) -> None:
+        self._client = client
+        self._admit = admit
+        self.pause = pause
+        self.gate = gate
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._drops = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next call finds an open connection."""
+        return bool(self._idle) and self._idle[-1].usable
+
+    async def call(self, commands: list[bytes], timeout: float) -> list[Any]:
+        """Send commands and return their replies, in order. An error of a single command is returned as its reply. The
+        timeout starts when a connection is open."""
+        drops = self._drops
+        connection = self._idle.pop() if self.ready else await self._take_new()
         try:
-            return await self._command(node, command)
-        except Unavailable as error:
-            if not isinstance(error.__cause__, MovedError):
-                raise
-            self._slots.learn_move(error.__cause__, node)
-            return await self._command((error.__cause__.host or node[0], error.__cause__.port), command)
+            replies = await connection.call(commands, timeout)
+        except BaseException:
+            self._close(connection)
+            raise
+        if drops == self._drops:
+            self._idle.append(connection)
+        else:  # `drop` was called while this connection was being opened
+            self._close(connection)
+        return replies
 
-    async def on_each(self, *command: str) -> list[Any]:
-        """The answers of the server, or of all primaries of the Cluster."""
-        return await asyncio.gather(*(self._command(node, command) for node in await self._primaries()))
-
-    async def on_any(self, commands: Sequence[Command]) -> None:
-        """Several together, to the server or any primary. What they answer is of no interest."""
-        node = random.choice(await self._primaries())
-        try:
-            for answer in await self._ask(node, [packed(*command) for command in commands]):
-                if isinstance(answer, Exception):
-                    raise answer
-        except ERRORS as error:
-            raise await self._failed(error) from error
-
-    async def connect(self) -> Any:
-        """A connection of the caller's own, to the server or any primary: who subscribes needs one for itself."""
-        connection = self._links_to(random.choice(await self._primaries())).make()
-        try:
-            async with asyncio.timeout(SOCKET_TIMEOUT_S), self._places:
-                await connection.connect()
-        except ERRORS as error:
-            raise await self._failed(error) from error
+    async def _take_new(self) -> Connection:
+        while self._idle and not self.ready:
+            self._close(self._idle.pop())
+        connection = await self.connect()
+        self._all.add(connection)
         return connection
 
-    async def _command(self, node: Address, command: Command) -> Any:
+    def _close(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        connection.close()
+
+    async def connect(self) -> Connection:
+        """Open a new connection that is not part of the pool."""
+        self.gate.check()
+        self.pause.check()
+        successes = self.gate.successes, self.pause.successes
         try:
-            (answer,) = await self._ask(node, [packed(*command)])
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-        except ERRORS as error:
-            raise await self._failed(error) from error
+            connection = await open_connection(self._client.connection_pool, self._admit, SOCKET_TIMEOUT_S)
+        except BaseException as error:
+            if successes == (self.gate.successes, self.pause.successes):
+                if is_refusal(error):
+                    self.gate.begin(error, REFUSED_S)
+                elif isinstance(error, ERRORS):
+                    self.pause.begin(error, DOWN_S)
+            raise
+        self.gate.end()
+        self.pause.connected()
+        return connection
 
-    async def _ask(self, node: Address, commands: list[bytes]) -> list[Any]:
-        links = self._links_to(node)
-        if links.ready and not self._places.locked():
-            async with self._places:  # there is nothing to wait for but the answers, and those have their time
-                return await links.ask(commands, SOCKET_TIMEOUT_S)
-        async with asyncio.timeout(SOCKET_TIMEOUT_S), self._places:
-            return await links.ask(commands, SOCKET_TIMEOUT_S)
-
-    async def _failed(self, error: Exception) -> Unavailable:
-        """A server that takes no writes was demoted: all connections are to find its successor, and compare anew."""
-        self._slots.doubt()
-        if takes_no_writes(error):
-            await self.drop()
-        return unavailable(error)
-
-    # -- nodes ---------------------------------------------------------------------------------------------------
-
-    def _links_to(self, node: Address) -> Links:
-        links = self._links.get(node)
-        if links is None:
-            links = self._links[node] = Links(async_client(self._target, self._admit, node))
-        return links
-
-    async def _primaries(self) -> list[Address]:
-        if not self.cluster:
-            return [_ONLY]
-        await self._look()
-        return self._slots.primaries
-
-    async def _look(self) -> None:
-        """Ask where the keys are, if that is not known or in doubt."""
-        if not self._slots.in_doubt():
-            return
-        async with self._looking:
-            if not self._slots.in_doubt():
-                return
-            error: Exception | None = None
-            for node in self._slots.to_ask():
-                try:
-                    self._slots.learn(await self._slots_by(node), node)
-                except ERRORS as failure:
-                    error = failure
-                else:
-                    if self._slots.primaries:
-                        await self._forget_lost_nodes()
-                        return
-            raise unavailable(error or LookupError("this Redis Cluster has no slots"))
-
-    async def _slots_by(self, node: Address) -> Any:
-        client = async_client(self._target, node=node)
-        try:
-            async with asyncio.timeout(LOOK_S):
-                return await client.execute_command("CLUSTER", "SLOTS")
-        finally:
-            await client.aclose()
-
-    async def _forget_lost_nodes(self) -> None:
-        for node in self._links.keys() - set(self._slots.to_ask()):
-            await self._links.pop(node).close()
-
-    async def drop(self) -> None:
-        """End all connections; the next call makes a new one."""
-        self._slots.doubt()
-        for links in list(self._links.values()):
-            await links.drop()
+    def drop(self) -> None:
+        """Close all connections, including those in use. The next call opens a new one."""
+        connections, self._all, self._idle = self._all, set(), []
+        self._drops += 1
+        for connection in connections:
+            connection.close()
 
     async def close(self) -> None:
-        self._slots.doubt()
-        for links in list(self._links.values()):
-            await links.close()
+        self.drop()
+        with contextlib.suppress(*ERRORS):
+            await close_client(self._client, CLOSE_S)

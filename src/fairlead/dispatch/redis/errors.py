@@ -1,28 +1,113 @@
-"""redis-py's errors end here: what leaves this package is `Unavailable`."""
+"""Translation of redis-py's errors, and the pauses between attempts to connect.
+
+Callers of this package see only `Unavailable`. A process has a dozen components that use Redis, and each retries on its
+own schedule: every commit relays, every read of a job requests its position. After a failure, only one of the
+components tries to connect from time to time, and the others fail at once with the same error. When the connection
+succeeds, all of them continue.
+"""
 
 from __future__ import annotations
+
+import re
+import time
+from functools import cache
 
 from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError
 
 from fairlead.errors import Unavailable
 
-ERRORS = (RedisError, RedisClusterException, OSError, EOFError)
-"""What a client may raise."""
+DOWN_S = (0.5, 1.0)
+"""The first and the longest pause, in seconds, while the server cannot be reached."""
+READ_ONLY_S = (1.0, 2.0)
+"""The first and the longest pause, in seconds, while the server is read-only."""
+REFUSED_S = (0.25, 0.5)
+"""The first and the longest pause while the database names another server (`server_identity`)."""
 
-NOT_OURS = "this Redis is not, or not yet, the one that the line was built on; waiting for a manager to build it"
+
+class Paused(RedisError):
+    """No connection was tried, because another component of this process failed to connect a moment ago."""
+
+
+class Pause:
+    def __init__(self) -> None:
+        self._until = self._length = 0.0
+        self._lengths = DOWN_S
+        self._cause: BaseException | None = None
+        self.successes = 0
+        """The number of successes. An attempt that began before a success and fails after it begins no pause."""
+
+    def check(self) -> None:
+        """Raise `Paused` during a pause. After the pause one caller passes and may connect; for the others the pause
+        goes on meanwhile."""
+        if self._cause is None:
+            return
+        now = time.monotonic()
+        if now < self._until:
+            raise Paused from self._cause
+        self._until = now + self._length
+
+    def begin(self, cause: BaseException, lengths: tuple[float, float]) -> None:
+        """Begin a pause. It is twice as long as the previous one, if nothing has succeeded since."""
+        if isinstance(cause, Paused):
+            return
+        first, most = self._lengths = lengths
+        self._length = first if self._cause is None else max(first, min(most, 2 * self._length))
+        self._cause = cause
+        self._until = time.monotonic() + self._length
+
+    def connected(self) -> None:
+        """End the pause after a successful connection. The pause of a read-only server goes on: a connection does not
+        prove that the server accepts writes."""
+        if self._lengths is not READ_ONLY_S:
+            self.end()
+
+    def end(self) -> None:
+        self._cause = None
+        self.successes += 1
+
+
+@cache
+def pause_of(url: str, node: tuple[str, int] | None, *, gated: bool = False) -> Pause:
+    """The pause shared by all connections of this process to the server. The connections that check the server's
+    identity (`gated`) share another pause."""
+    return Pause()
+
+
+ERRORS = (RedisError, RedisClusterException, OSError, EOFError)
+"""The exceptions that a Redis client may raise."""
+
+NOT_OURS = "the queue is not built on this Redis server yet; waiting for a manager to build it"
 
 
 class WrongServer(RedisError):
-    """Not a `ConnectionError`: redis-py must neither try again nor look for another node by itself."""
+    """The server's identity is refused. This is not a `ConnectionError`, so redis-py neither retries nor tries another
+    node."""
 
 
-def takes_no_writes(error: BaseException) -> bool:
-    """Whether the server has become a replica. Up to Redis 6 a script's error says so in its text only, and redis-py
-    has words of its own for it behind Sentinels."""
+def is_read_only(error: BaseException) -> bool:
+    """Whether the error means that the server has become a replica. Up to Redis 6 only the message of a script's error
+    shows this, and behind Sentinels redis-py raises an error with a message of its own."""
+    if isinstance(error, Paused):
+        return False  # no command was sent
     return isinstance(error, ReadOnlyError) or "READONLY" in str(error) or "is now a slave" in str(error)
 
 
+def is_script_failure(error: Unavailable) -> bool:
+    """Whether one of our scripts failed because of a bug or corrupt data, and not because the server refused a
+    command."""
+    return re.search(r"user_script:\d+: [^-@]", str(error.__cause__ or "")) is not None
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether a new connection was closed because the server's identity is refused."""
+    while error is not None and not isinstance(error, WrongServer):
+        error = error.__cause__
+    return error is not None
+
+
 def unavailable(error: BaseException) -> Unavailable:
+    if isinstance(error, Paused) and error.__cause__ is not None:
+        error = error.__cause__  # the error of the last attempt
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WrongServer):
@@ -31,9 +116,9 @@ def unavailable(error: BaseException) -> Unavailable:
             return cause
         cause = cause.__cause__
     if isinstance(error, TimeoutError):
-        return _from(error, "Redis does not answer")
-    text = str(error).partition(" : <")[0]  # what follows are the Sentinels' clients with all their settings
-    return _from(error, f"Redis cannot be used now: {text or type(error).__name__}", "Redis cannot be used now")
+        return _from(error, "Redis does not respond")
+    text = str(error).partition(" : <")[0]  # drop the repr of the Sentinel clients, which follows
+    return _from(error, f"Redis is unavailable: {text or type(error).__name__}", "Redis is unavailable")
 
 
 def _from(error: BaseException, text: str, public: str | None = None) -> Unavailable:

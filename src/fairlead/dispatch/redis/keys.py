@@ -1,35 +1,37 @@
-"""The keyspace. All keys of a scope carry it as their hash tag, so on a Cluster they are in one slot, and every script
-is given all the keys that it may touch. Band and lane are part of members, not of keys, so their number is known
-beforehand.
+"""The keyspace.
 
-    fairlead:scopes                the scopes there are, each with a service, joined by NUL: a set
-    fairlead:leader                who leads, as `term holder`: it expires unless renewed
-    fairlead:wake:<process>        the channel on which one process is told of services with something to do
+All keys of a scope carry it as their hash tag, so that a Cluster keeps them in one slot, and every script receives all
+keys that it may touch. Band and lane are part of members rather than of keys, so the number of keys is fixed.
+
+    fairlead:scopes                the set of scopes, each with a service, joined by NUL
+    fairlead:leader                the leader, as `term holder`; expires unless renewed
+    fairlead:wake:<process>        the channel on which a process receives the names of runnable services
 
 One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
 
-    meta       epoch, open (0: being rebuilt), version, services, pool_limit, counter (of lease names), and
-               rules:<service>, state:<service> (both as include/scope.lua takes them), pool (its turns)
-    waiters    processes with room: process -> when it said so, when it was last told, its services
-    workers    of a pool: w:<worker> -> its last claim, s:<worker> -> the room that was left
-    entries    every step in line: job -> seq, user, service, band, rank, step, run, cost, region, weight
-    onlease    job -> its leases: name, run of each
+    meta       epoch, open (1; 0: being rebuilt; lost: a key has vanished and a rebuild is due), version, services,
+               pool_limit, counter (of lease names), and rules:<service>, state:<service>, kept:<service> (in the
+               formats of include/scope.lua), pool (the fair share of its services)
+    waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services
+    workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget
+    entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
+    onlease    job -> its leases: name and run of each
 
-Per service, `...:s:<service>:...`; `lane` is a band with `-` (unbound), `=<region>`, or several: `=eu+us`. Numbers
-are of fixed width:
+One of each per service, `...:s:<service>:...`. `lane` is a band followed by `-` (unbound), `=<region>`, several regions
+as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+us`. Numbers have a fixed width:
 
     users      user -> weight, waiting, running, mean, parked, virtual time by band, waiting by lane
-    heads      who is next: lane NUL virtual-time user (FIFO: lowest seq), all of score 0, so sorted as text
-    line       the lines: lane NUL user order job, likewise: one set whose members sort by user and then by order
-    seqs       of FIFO lanes: lane NUL seq job, for exact places
-    idle       users with nothing to do but a debt: band virtual-time user
+    heads      the order of users: lane NUL virtual-time user (FIFO: lowest seq), all of score 0, so sorted as text
+    line       the queues: lane NUL user order job, likewise; members sort by user and then by order
+    seqs       of FIFO lanes: lane NUL seq job, for exact positions
+    idle       users with nothing waiting or running but a debt: band virtual-time user
     leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate, expires
     holds      key -> job, region, until, band
-    ends       holds by the time at which they end
+    ends       holds by their end
     slots      leases and holds bound to a region: region NUL name
 
-Several values are packed by MessagePack, one after the other. Numbers are whole microseconds; as doubles they are exact
-up to 2^53, which is the year 2255.
+Multiple values are concatenated MessagePack. Times are whole microseconds, which doubles represent exactly up to 2^53
+(the year 2255).
 """
 
 from __future__ import annotations
@@ -59,13 +61,13 @@ def scope_key(prefix: str, scope: str, name: str) -> str:
 
 
 def keys_of(prefix: str, scope: str, services: Iterable[str]) -> list[str]:
-    """All keys of a scope, in the order in which `scripts/include/scope.lua` takes them."""
+    """All keys of a scope, in the order expected by `scripts/include/scope.lua`."""
     keys = [scope_key(prefix, scope, name) for name in _OF_SCOPE]
     keys += [scope_key(prefix, scope, f"s:{service}:{name}") for service in services for name in _OF_SERVICE]
     return keys
 
 
 def scope_mark(scope: str) -> str:
-    """The last digits of the lease names of a scope. Counters are each scope's own, but names are not to repeat in
-    another, and a heartbeat names leases only."""
+    """The last digits of all lease names of a scope. Each scope numbers its leases itself, but names must be unique
+    across scopes, because a heartbeat sends only the names."""
     return f"{zlib.crc32(scope.encode()):0{_MARK_DIGITS}}"

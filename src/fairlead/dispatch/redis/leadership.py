@@ -1,19 +1,20 @@
-"""Who leads: a lease in Redis, taken if nobody has it, and renewed by who has."""
+"""Leader election: a lease in Redis."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fairlead.dispatch.redis.connection import Call, Connection
+from fairlead.dispatch.redis.client import ScriptCall, ScriptClient
 from fairlead.dispatch.redis.keys import leader_key
 
 
 class RedisLeadership:
-    """Implements `Leadership`. On any server: a leader is needed to rebuild one that is new."""
+    """Implements `Leadership` by a lease in Redis. It works on any server, even if its identity is refused, because a
+    leader is needed to rebuild the scopes on a new server."""
 
     def __init__(self, url: str, *, prefix: str = "fairlead", holder: str, ttl: float = 10.0) -> None:
         self.ttl = ttl
-        self._connection = Connection(url)
+        self._connection = ScriptClient(url)
         self._key = leader_key(prefix)
         self._holder = holder
 
@@ -41,5 +42,5 @@ class RedisLeadership:
         return max(1, round(self.ttl * 1000))
 
     async def _run(self, script: str, *args: str | int) -> Any:
-        (answer,) = await self._connection.run([Call(script, (self._key,), args)])
-        return answer
+        (reply,) = await self._connection.run([ScriptCall(script, (self._key,), args)])
+        return reply

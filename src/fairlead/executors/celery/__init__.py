@@ -1,1 +1,1 @@
-"""Services that are Celery tasks: Fairlead keeps the line, Celery's workers do the work (docs/celery.md)."""
+"""Services that are Celery tasks: Fairlead queues the jobs, Celery's workers run them (docs/celery.md)."""

@@ -1,4 +1,5 @@
-"""One service that is a Celery task: sent when its turn has come, waited for, and taken back when nobody wants it."""
+"""The executor of a service that is a Celery task: sends the task, waits for its result, and revokes the task when the
+call is abandoned."""
 
 from __future__ import annotations
 
@@ -8,40 +9,45 @@ from typing import Any
 
 import orjson
 
+from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import ServiceConfig
-from fairlead.domain.retry import CONNECTION, PERMANENT, Failure
-from fairlead.executors.celery.answers import outcome_of, tell_progress
-from fairlead.executors.celery.errands import Errand
-from fairlead.executors.celery.link import Link, Wait
-from fairlead.executors.failure import failure_of, storable
+from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure
+from fairlead.executors.call_outcome import failure_of, storable
+from fairlead.executors.celery.celery_client import CeleryClient, RegisteredTask, Wait
+from fairlead.executors.celery.results import outcome_of, report_progress
 from fairlead.executors.port import GIVEN_UP, Call, Success
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("fairlead.celery")
 
 STOPS_WITHIN = 1.0
 HEADER = "fairlead"
 
 
 class CeleryExecutor:
-    def __init__(self, config: ServiceConfig, link: Link, *, max_result: int) -> None:
+    def __init__(self, config: ServiceConfig, client: CeleryClient, *, max_result: int) -> None:
         assert config.celery is not None
         self._task = config.celery
         self._queue = config.celery_queue
         self._raw = config.raw
-        self._link = link
+        self._template = config.body
+        self._client = client
         self._max_result = max_result
 
     async def execute(self, call: Call) -> Success | Failure:
         try:
-            errand = await self._link.errand_of(call.idempotency_key)
+            kwargs = self._kwargs(call)
+        except MissingField as error:
+            return Failure(MISSING_FIELD, str(error), retryable=False)
+        try:
+            registered = await self._client.task_for(call.idempotency_key)
         except Exception as error:
             return _unsent(error)
-        wait = self._link.wait_for(errand, lambda meta: tell_progress(call, meta))
+        wait = self._client.wait_for(registered, lambda meta: report_progress(call, meta))
         keeps_waiting = False
         try:
-            sending = self._link.spawn(self._send(call, errand))
+            sending = self._client.spawn(self._send(call, registered, kwargs))
             try:
-                # Sending is not stopped halfway: whether there is a task to take back must be known.
+                # Shielded: we must know whether there is a task to revoke.
                 await asyncio.shield(sending)
                 return await self._outcome(wait)
             except asyncio.CancelledError as error:
@@ -53,43 +59,48 @@ class CeleryExecutor:
                 return _unsent(error)
         finally:
             if not keeps_waiting:
-                self._link.wait_no_more(wait)
+                self._client.stop_waiting(wait)
 
-    async def _send(self, call: Call, errand: Errand) -> None:
-        if errand.taken_over:
-            log.info("job %s: its Celery task %s is under way already, and waited for", call.job_id, errand.task_id)
+    async def _send(self, call: Call, registered: RegisteredTask, kwargs: dict[str, Any]) -> None:
+        if registered.taken_over:
+            log.info(
+                "job %s: waiting for its Celery task %s, which is running already", call.job_id, registered.task_id
+            )
             return
         where = {} if self._queue is None else {"queue": self._queue}
-        headers = {HEADER: _about(call)}
-        await self._link.send(errand, self._task, self._kwargs(call), call.timeout, headers=headers, **where)
+        headers = {HEADER: _request_fields(call)}
+        await self._client.send(registered, self._task, kwargs, call.timeout, headers=headers, **where)
 
     def _kwargs(self, call: Call) -> dict[str, Any]:
+        if self._template is not None:
+            return filled(self._template, call.params, call.context)
         params = orjson.loads(call.params_json)
         if self._raw:
             return dict(params)
         return {"meta": call.meta, "payload": {"params": params, "context": orjson.loads(call.context_json)}}
 
     async def _outcome(self, wait: Wait) -> Success | Failure:
-        said = await asyncio.shield(wait.ended)
-        lost = isinstance(said, Failure)
-        outcome = said if isinstance(said, Failure) else outcome_of(said, raw=self._raw, max_result=self._max_result)
+        ended = await asyncio.shield(wait.ended)
+        lost = isinstance(ended, Failure)
+        outcome = ended if isinstance(ended, Failure) else outcome_of(ended, raw=self._raw, max_result=self._max_result)
         if isinstance(outcome, Failure):
-            # A lost task may come back from the broker; by then it is another attempt's turn.
-            await self._forgotten(wait.errand, revoke=lost)
+            # The broker may redeliver a lost task while the next attempt runs.
+            await self._give_up(wait.registered, revoke=lost)
         return outcome
 
-    async def _forgotten(self, errand: Errand, *, revoke: bool) -> bool:
+    async def _give_up(self, registered: RegisteredTask, *, revoke: bool) -> bool:
         try:
-            return await self._link.give_up(errand, revoke=revoke)
+            return await self._client.give_up(registered, revoke=revoke)
         except Exception as error:
-            log.warning("the Celery task %s cannot be given up: %s", errand.task_id, error)
+            log.warning("cannot unregister the Celery task %s: %s", registered.task_id, error)
             return True
 
-    # ------------------------------------------------------------ taking it back
+    # ------------------------------------------------------------ revoking
 
     async def _take_back(self, call: Call, wait: Wait, sending: asyncio.Task[None]) -> None:
-        """Most tasks stop at once. One that cannot (in a thread, say) keeps its slot until it ends."""
-        stopping = self._link.spawn(self._stop(call, wait, sending))
+        """Revoke the task. Most tasks then stop at once. The slot of a task that cannot be stopped, for example because
+        it runs in a thread, stays taken until the task ends."""
+        stopping = self._client.spawn(self._stop(call, wait, sending))
         done, _ = await asyncio.wait([stopping], timeout=STOPS_WITHIN)
         if not done:
             call.lingering = stopping
@@ -97,23 +108,23 @@ class CeleryExecutor:
     async def _stop(self, call: Call, wait: Wait, sending: asyncio.Task[None]) -> None:
         try:
             await asyncio.wait([sending])
-            if sending.exception() is not None or not await self._forgotten(wait.errand, revoke=True):
+            if sending.exception() is not None or not await self._give_up(wait.registered, revoke=True):
                 return
             ended, _ = await asyncio.wait([wait.ended], timeout=STOPS_WITHIN)
-            # What is not active waits in the broker, where workers will throw it away: it takes no slot of theirs.
-            if not ended and await self._link.is_active(wait.errand.task_id):
+            # A task that is not active waits in the broker, and workers discard it: it takes no slot.
+            if not ended and await self._client.is_active(wait.registered.task_id):
                 await asyncio.wait([wait.ended], timeout=call.timeout)
         except Exception as error:
-            log.warning("whether the Celery task %s has stopped is not known: %s", wait.errand.task_id, error)
+            log.warning("cannot find out whether the Celery task %s has stopped: %s", wait.registered.task_id, error)
         finally:
-            self._link.wait_no_more(wait)
+            self._client.stop_waiting(wait)
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._client.close()
 
 
-def _about(call: Call) -> dict[str, Any]:
-    """What a task finds in `self.request.fairlead`."""
+def _request_fields(call: Call) -> dict[str, Any]:
+    """The fields that the task finds in `self.request.fairlead`."""
     return {**call.meta, "user_id": call.user_id, "idempotency_key": call.idempotency_key}
 
 
@@ -121,9 +132,9 @@ def _unsent(error: Exception) -> Failure:
     from kombu.exceptions import EncodeError, OperationalError
     from redis.exceptions import RedisError
 
-    said = storable(f"{type(error).__name__}: {error}")
+    message = storable(f"{type(error).__name__}: {error}")
     if isinstance(error, EncodeError):
-        return Failure(PERMANENT, said, retryable=False)
+        return Failure(PERMANENT, message, retryable=False)
     if isinstance(error, OperationalError | RedisError | OSError):
-        return Failure(CONNECTION, said, retryable=True)
+        return Failure(CONNECTION, message, retryable=True)
     return failure_of(error)

@@ -1,6 +1,8 @@
-"""How results come back: from Redis as they are stored, from any other backend by asking.
+"""Receives the results of Celery tasks, and converts them to the outcome of a call or to a progress report.
 
-One thread per process listens for all calls that are open. Nothing is unpickled: what is no JSON is no result.
+A result backend in Redis publishes results; any other backend is polled. One thread per process serves all open calls.
+Results are never unpickled: a result that is not JSON is a failure. A `Meta` is the metadata that Celery's result
+backends store for a task; only its `status` and `result` are used here.
 """
 
 from __future__ import annotations
@@ -11,27 +13,114 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import orjson
 
-from fairlead.executors.celery.answers import Meta
+from fairlead.domain.json_codec import NotJson, from_json
+from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, WORKER_DIED, Failure
+from fairlead.executors.call_outcome import encoded, enveloped, shortened, storable, too_large
+from fairlead.executors.port import Call, Success
 
-log = logging.getLogger(__name__)
+Meta = Mapping[str, Any]
 
-Heard = Callable[[str, Meta], None]
+ENDED = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
+STARTED = "STARTED"
+_OWN_STATES = frozenset({"PENDING", "RECEIVED", STARTED, "RETRY", "REJECTED", "IGNORED"})
+
+# By the top-level package of the exception and its name.
+_MEANING = {
+    ("fairlead", "Permanent"): (PERMANENT, False),
+    ("fairlead", "Retry"): (RETRY_ASKED, True),
+    ("billiard", "WorkerLostError"): (WORKER_DIED, True),
+    ("billiard", "TimeLimitExceeded"): (TIMEOUT, True),
+    ("billiard", "SoftTimeLimitExceeded"): (TIMEOUT, True),
+    ("celery", "NotRegistered"): (PERMANENT, False),
+    ("kombu", "EncodeError"): (BAD_RESULT, False),
+    ("builtins", "TimeoutError"): (TIMEOUT, True),
+}
+
+
+def outcome_of(meta: Meta, *, raw: bool, max_result: int) -> Success | Failure:
+    """The outcome of a call, from the metadata of its ended task."""
+    if meta["status"] == "REVOKED":
+        return _revoked(_message(meta.get("result")))
+    if meta["status"] == "FAILURE":
+        trace = meta.get("traceback")
+        failure = _failed(meta.get("result"))
+        return replace(failure, traceback=shortened(trace)) if isinstance(trace, str) and trace else failure
+    result = meta.get("result")
+    if raw:
+        return encoded(result, max_result)
+    outcome = enveloped(result)
+    if isinstance(outcome, Success) and len(outcome.data_json) > max_result:
+        return too_large(len(outcome.data_json), max_result)
+    return outcome
+
+
+def report_progress(call: Call, meta: Meta) -> None:
+    """Report the progress of a task. The task sets it with `update_state(state="PROGRESS", meta={"fraction": 0.3,
+    "message": "..."})`, or with `current` and `total` in place of `fraction`."""
+    report = meta.get("result")
+    if meta["status"] in _OWN_STATES or not isinstance(report, dict):
+        return
+    details = {name: value for name, value in report.items() if name not in ("fraction", "message", "self")}
+    with contextlib.suppress(TypeError, ValueError):  # a malformed report must not fail the call
+        call.progress(_fraction(report), report.get("message"), **details)
+
+
+def _fraction(report: Mapping[str, Any]) -> float | None:
+    if "fraction" in report:
+        return float(report["fraction"])
+    if report.get("total") and "current" in report:
+        return float(report["current"]) / float(report["total"])
+    return None
+
+
+def _failed(error: Any) -> Failure:
+    if isinstance(error, BaseException):  # from backends that Celery decodes itself
+        error = {"exc_type": type(error).__name__, "exc_module": type(error).__module__, "exc_message": error.args}
+    if not isinstance(error, dict):
+        return Failure(EXCEPTION, storable(str(error)), retryable=True)
+    name, module = str(error.get("exc_type", "Exception")), str(error.get("exc_module", ""))
+    text = _message(error)
+    code, retryable = _MEANING.get((module.partition(".")[0], name), (EXCEPTION, True))
+    if name == "NotRegistered":
+        return Failure(code, storable(f"the task is not registered with the Celery worker: {text}"), retryable)
+    ours = module.partition(".")[0] == "fairlead"
+    return Failure(code, storable(text if ours and text else f"{name}: {text}"), retryable)
+
+
+def _revoked(reason: str) -> Failure:
+    if "expired" in reason:
+        return Failure(TIMEOUT, "the Celery task expired before a worker took it", retryable=True)
+    return Failure(PERMANENT, storable(f"the Celery task was revoked: {reason or 'no reason given'}"), retryable=False)
+
+
+def _message(error: Any) -> str:
+    message = error.get("exc_message", "") if isinstance(error, dict) else error
+    if isinstance(message, list | tuple):
+        return ", ".join(str(part) for part in message)
+    return "" if message is None else str(message)
+
+
+log = logging.getLogger("fairlead.celery")
+
+OnState = Callable[[str, Meta], None]
 SWEEP_EVERY = 5.0
-"""Seconds: the net under the messages, for a connection that broke without a word."""
+"""Seconds between reads of all open tasks, for messages that were lost with a connection."""
 AGAIN_AFTER = 0.5
 POLL_EVERY = 0.5
 
 
-class Results(Protocol):
-    """`heard` is called from the thread, with every state of a task that is watched."""
+class ResultBackend(Protocol):
+    """Watches the states of tasks. `on_state` is called for every state of a watched task, in the thread of the
+    backend."""
 
-    def start(self, heard: Heard) -> None: ...
+    def start(self, on_state: OnState) -> None: ...
 
     def watch(self, task_id: str) -> None: ...
 
@@ -40,89 +129,102 @@ class Results(Protocol):
     def close(self) -> None: ...
 
 
-def results_of(app: Any) -> Results:
+def results_of(app: Any) -> ResultBackend:
     from celery.backends.redis import RedisBackend
 
     return RedisResults(app.backend) if isinstance(app.backend, RedisBackend) else PolledResults(app.backend)
 
 
 class RedisResults:
-    """Celery publishes what it stores, on a channel with the name of its key. A task is looked up once when Redis has
-    confirmed that it listens, so that nothing falls between the two."""
+    """Receives results that Celery publishes in Redis, each on a channel with the name of the result's key. After Redis
+    has confirmed the subscription for a task, the stored result is read once, in case it was published before."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._wishes: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+        self._changes: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         self._open: set[str] = set()
-        self._bell, self._rung = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rung.setblocking(False)
+        self._wakeup_writer, self._wakeup_reader = socket.socketpair()
+        self._wakeup_writer.setblocking(False)
+        self._wakeup_reader.setblocking(False)
         self._closed = False
+        self._polls = False
         self._prefix = bytes(backend.get_key_for_task("_")).removesuffix(b"_")
 
-    def start(self, heard: Heard) -> None:
-        self._heard = heard
+    def start(self, on_state: OnState) -> None:
+        self._on_state = on_state
         self._thread = threading.Thread(target=self._run, name="fairlead-celery-results", daemon=True)
         self._thread.start()
 
     def watch(self, task_id: str) -> None:
-        self._wishes.put((task_id, True))
-        self._ring()
+        self._changes.put((task_id, True))
+        self._wake()
 
     def unwatch(self, task_id: str) -> None:
-        self._wishes.put((task_id, False))
-        self._ring()
+        self._changes.put((task_id, False))
+        self._wake()
 
     def close(self) -> None:
         self._closed = True
-        self._ring()
+        self._wake()
         self._thread.join(timeout=2.0)
 
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it will wake anyway
-            self._bell.send(b".")
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the buffer is full: it wakes up anyway
+            self._wakeup_writer.send(b".")
 
     def _run(self) -> None:
         away = False
         while not self._closed:
             pubsub = self._backend.client.pubsub()
             try:
-                # A channel of nobody's, so that there is a connection to wait on before the first task.
+                # An unused channel, so that there is a connection to wait on before the first task.
                 pubsub.subscribe("fairlead-celery-results", *map(self._key, self._open))
                 away = self._listen(pubsub, away)
             except Exception as error:
                 if not away:
-                    log.warning("the results of Celery cannot be heard (%s); trying again", error)
+                    log.warning("cannot subscribe to Celery results (%s); trying again", error)
                 away = True
                 time.sleep(AGAIN_AFTER)
             finally:
                 with contextlib.suppress(Exception):
                     pubsub.close()
-        self._bell.close()
-        self._rung.close()
+        self._wakeup_writer.close()
+        self._wakeup_reader.close()
 
     def _listen(self, pubsub: Any, away: bool) -> bool:
         swept = time.monotonic()
+        sockets, patience = self._sockets(pubsub)
         while not self._closed:
-            self._follow_wishes(pubsub)
+            self._apply_changes(pubsub)
             confirmed = self._drain(pubsub)
             if confirmed and away:
-                log.warning("the results of Celery are heard again")
+                log.warning("subscribed to Celery results again")
                 away = False
             if time.monotonic() - swept > SWEEP_EVERY:
                 confirmed, swept = list(self._open), time.monotonic()
             self._look_up(confirmed)
-            select.select([pubsub.connection._sock, self._rung], [], [], SWEEP_EVERY)
+            select.select(sockets, [], [], patience)
             with contextlib.suppress(BlockingIOError):
-                self._rung.recv(4096)
+                self._wakeup_reader.recv(4096)
         return away
 
-    def _follow_wishes(self, pubsub: Any) -> None:
+    def _sockets(self, pubsub: Any) -> tuple[list[socket.socket], float]:
+        """The sockets to wait on, and the seconds to wait. The socket of the Redis client is a private attribute of
+        redis-py. If this attribute is missing, the wait is short and the client is polled."""
+        own = getattr(pubsub.connection, "_sock", None)
+        if isinstance(own, socket.socket):
+            return [own, self._wakeup_reader], SWEEP_EVERY
+        if not self._polls:
+            log.warning("this version of redis-py hides its socket; polling for Celery results every %g s", POLL_EVERY)
+        self._polls = True
+        return [self._wakeup_reader], POLL_EVERY
+
+    def _apply_changes(self, pubsub: Any) -> None:
         begun: list[str] = []
         ended: list[str] = []
         with contextlib.suppress(Empty):
             while True:
-                task_id, wanted = self._wishes.get_nowait()
+                task_id, wanted = self._changes.get_nowait()
                 (begun if wanted else ended).append(task_id)
         self._open.update(begun)
         self._open.difference_update(ended)
@@ -132,14 +234,14 @@ class RedisResults:
             pubsub.unsubscribe(*map(self._key, ended))
 
     def _drain(self, pubsub: Any) -> list[str]:
-        """The tasks that Redis now listens for; what it says of others is told at once."""
+        """Process all messages that have arrived. Returns the ids of the tasks whose subscriptions were confirmed."""
         confirmed = []
         while (message := pubsub.get_message(timeout=0)) is not None:
             task_id = bytes(message["channel"]).removeprefix(self._prefix).decode()
             if message["type"] == "subscribe":
                 confirmed.append(task_id)
             elif message["type"] == "message":
-                self._tell(task_id, message["data"])
+                self._notify(task_id, message["data"])
         return confirmed
 
     def _look_up(self, task_ids: Iterable[str]) -> None:
@@ -147,18 +249,18 @@ class RedisResults:
         if wanted:
             for task_id, stored in zip(wanted, self._backend.client.mget(map(self._key, wanted)), strict=True):
                 if stored is not None:
-                    self._tell(task_id, stored)
+                    self._notify(task_id, stored)
 
-    def _tell(self, task_id: str, stored: bytes) -> None:
+    def _notify(self, task_id: str, stored: bytes) -> None:
         if task_id in self._open:
-            self._heard(task_id, _read(stored))
+            self._on_state(task_id, _read(stored))
 
     def _key(self, task_id: str) -> bytes:
         return self._prefix + task_id.encode()
 
 
 class PolledResults:
-    """A database, a memcached, a file: asked for every open task, twice a second."""
+    """Polls any other result backend (a database, memcached, files): each open task is read twice a second."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -166,8 +268,8 @@ class PolledResults:
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    def start(self, heard: Heard) -> None:
-        self._heard = heard
+    def start(self, on_state: OnState) -> None:
+        self._on_state = on_state
         threading.Thread(target=self._run, name="fairlead-celery-results", daemon=True).start()
 
     def watch(self, task_id: str) -> None:
@@ -188,29 +290,29 @@ class PolledResults:
                 known = dict(self._open)
             try:
                 for task_id, before in known.items():
-                    self._ask(task_id, before)
+                    self._poll(task_id, before)
                 away = False
             except Exception as error:
                 if not away:
-                    log.warning("the result backend of Celery cannot be asked (%s); trying again", error)
+                    log.warning("cannot read from the Celery result backend (%s); trying again", error)
                 away = True
 
-    def _ask(self, task_id: str, before: Any) -> None:
-        meta = self._backend._get_task_meta_for(task_id)
-        said = meta["status"], meta.get("result")
-        if said != before:
+    def _poll(self, task_id: str, before: Any) -> None:
+        meta = self._backend.get_task_meta(task_id, cache=False)
+        state = meta["status"], meta.get("result")
+        if state != before:
             with self._lock:
                 if task_id in self._open:
-                    self._open[task_id] = said
-            self._heard(task_id, meta)
+                    self._open[task_id] = state
+            self._on_state(task_id, meta)
 
 
 def _read(stored: bytes) -> Meta:
     try:
-        meta = orjson.loads(stored)
+        meta = from_json(stored)
         if isinstance(meta, dict) and "status" in meta:
             return meta
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, NotJson):
         pass
     error = {"exc_type": "EncodeError", "exc_module": "kombu", "exc_message": "the result is not JSON"}
     return {"status": "FAILURE", "result": error}

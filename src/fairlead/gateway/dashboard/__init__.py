@@ -1,5 +1,6 @@
-"""The dashboard: pages (`pages.py`), who is signed in (`session.py`), and what they show, live (`socket.py`).
+"""The dashboard: pages and sign-in (`pages.py`), the views (`views.py`), and the pages that follow them
+(`live_views.py`). A view is the data that one page shows.
 
-A page opens one WebSocket and names the view that it shows. Each distinct view is computed once for all who follow it,
-and only while somebody does (`channel.py`); what changed goes out as a JSON merge patch (`patch.py`).
+A page opens one WebSocket and names its view. Each distinct view is computed once for all pages that show it, and only
+while such a page is open (`live_views.py`). Changes are sent as JSON merge patches.
 """

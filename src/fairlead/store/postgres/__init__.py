@@ -1,4 +1,4 @@
-"""PostgreSQL: the truth on a server that any number of processes share."""
+"""The PostgreSQL store, shared by any number of processes."""
 
 from fairlead.store.postgres.store import PostgresStore
 

@@ -1,39 +1,38 @@
--- The writes. A commit is one transaction: `begin`, then one statement per kind of transition that is in the batch,
--- each for all transitions of its kind, given as arrays.
+-- The statements of a commit. A commit is one transaction: `begin`, then one statement per kind of transition in the
+-- batch. The statement applies all transitions of its kind, which are passed as arrays.
 --
--- Every statement goes from its arrays to the rows by an index, one after the other, and the arrays are sorted by job
--- id: so all processes lock the rows of a kind in the same order, and the kinds one after the other. What is left of
--- deadlocks (two processes with different moves of the same two jobs) the journal tries again.
--- `begin` holds the planner to that plan. It would not keep to it by itself: the plan of a table that was small a minute
--- ago is a scan of the whole of it.
+-- Every statement looks up the rows of its arrays by index, one after the other, and the arrays are sorted by job id.
+-- All processes therefore lock the rows of a kind in the same order, and the kinds in the same order. The group commit
+-- retries the remaining deadlocks (two processes with different moves of the same two jobs).
+-- `begin` forces the planner to use the indexes. Otherwise it would scan a table that was small a minute ago.
 
 -- name: begin
--- The transaction's number, by which a lost COMMIT is found again, and the moment that is stored.
+-- The transaction id, which identifies a COMMIT whose reply was lost, and the time to store.
 SELECT pg_current_xact_id()::text, (extract(epoch FROM now()) * 1000000)::bigint,
        set_config('lock_timeout', $1, true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)
 
 -- name: hold_to_plans
--- The same for a session of its own: its statements may then be transactions by themselves.
+-- The planner settings of `begin` for a whole session, so that a statement can be its own transaction.
 SELECT set_config('lock_timeout', $1, false), set_config('plan_cache_mode', 'force_generic_plan', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)
 
 -- name: backend
--- Who answers on this connection.
+-- The server process of this connection.
 SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()
 
 -- name: is_backend_there
--- $1, $2: as told by `backend`.
+-- $1, $2: the columns of `backend`.
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND backend_start::text = $2)
 
 -- name: status_of_commit
 SELECT pg_xact_status($1::text::xid8)
 
 -- name: recalled
--- $1: ids. What a commit whose reply was lost may have left: the outbox row (NULL if it is relayed), what a start
--- returns, and what a completion wrote.
+-- $1: ids. The effects of a commit whose reply was lost: the outbox row (NULL if relayed), the columns of a start, and
+-- the result of a completion.
 SELECT (SELECT max(o.id) FROM fairlead.outbox AS o WHERE o.job_id = j.id OR j.id = ANY (o.job_ids)),
        j.result_about, j.input, {context},
        {job_columns}
@@ -46,26 +45,31 @@ SELECT id, run FROM fairlead.job WHERE id = ANY ($1::text[])
 -- ---------------------------------------------------------------- the rules and the epochs
 
 -- name: raise_epoch
--- $1: scope, $2: the dispatcher's server. Locks the row, so it waits for every commit that started steps of this scope,
--- and those that follow wait for it.
+-- $1: scope, $2: dispatcher server. Locks the row, so it waits for commits with starts of this scope, and later ones
+-- wait for it.
 INSERT INTO fairlead.epoch AS e (scope, number, server) VALUES ($1, 1, $2)
     ON CONFLICT (scope) DO UPDATE SET number = e.number + 1, server = excluded.server, rebuild_asked = false
     RETURNING number
 
--- name: know_scopes
--- $1: scopes. A row that is not there cannot be locked.
+-- name: leave_epochs
+-- $1: scopes, sorted. Waits like `raise_epoch`. The server is kept: the queue was built on it.
+INSERT INTO fairlead.epoch AS e (scope, number) SELECT scope, 1 FROM unnest($1::text[]) AS scope
+    ON CONFLICT (scope) DO UPDATE SET number = e.number + 1
+
+-- name: create_epochs
+-- $1: scopes. Creates missing rows, so that they can be locked.
 INSERT INTO fairlead.epoch (scope, number) SELECT scope, 0 FROM unnest($1::text[]) AS scope ON CONFLICT DO NOTHING
 
 -- name: share_epochs
--- $1: scopes. Nobody raises these until the starts of this commit are in.
+-- $1: scopes. Locks the epochs until the starts of this transaction are committed.
 SELECT scope, number FROM fairlead.epoch WHERE scope = ANY ($1::text[]) ORDER BY scope FOR SHARE
 
 -- name: declare
--- $1: the declaration in its one canonical spelling, so that the version rises only when something changed.
-UPDATE fairlead.rules SET version = version + 1, declared = $1 WHERE declared <> $1
+-- $1: the declaration in canonical form, so that the version rises only on a change.
+UPDATE fairlead.rules SET version = version + 1, declared = $1 WHERE declared <> $1 RETURNING version
 
 -- name: override_of
--- $1: service. What is in force for it.
+-- $1: service. Its current override.
 SELECT slots, paused FROM fairlead.service_override WHERE service = $1
 
 -- name: override
@@ -74,7 +78,7 @@ INSERT INTO fairlead.service_override VALUES ($1, $2, $3)
     ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused
 
 -- name: adapted_of
--- $1: service. Where its limit is.
+-- $1: service. Its automatic limit.
 SELECT slots FROM fairlead.adaptive_limit WHERE service = $1
 
 -- name: adapt
@@ -86,20 +90,24 @@ INSERT INTO fairlead.adaptive_limit (service, slots, best, history) VALUES ($1, 
 UPDATE fairlead.rules SET version = version + 1 RETURNING version
 
 -- name: lock_rules
--- Declarations and what changes them at run time come one after the other: each must see what the one before it did.
-SELECT declared FROM fairlead.rules FOR UPDATE
+-- Serialises declarations and run-time changes: each must see the effect of the previous one.
+SELECT declared, version FROM fairlead.rules FOR UPDATE
+
+-- name: share_rules
+-- Locks the rules until this transaction ends.
+SELECT version FROM fairlead.rules FOR SHARE
 
 -- ---------------------------------------------------------------- submit
 
 -- name: lock_users
--- $1: users with a cap. Who counts a user's waiting jobs keeps others from adding to them meanwhile. The users share 64
--- locks, so that a batch of many users does not fill the server's table of locks. Sorted, as all locks are.
+-- $1: users with a limit. Keeps other processes from adding jobs of these users while they are counted. Users share 64
+-- locks, so that a batch with many users does not fill the server's lock table. Sorted, like all locks.
 SELECT pg_advisory_xact_lock(1180781900, bucket) FROM (
     SELECT DISTINCT hashtext(user_id) & 63 AS bucket FROM unnest($1::text[]) AS user_id ORDER BY 1
 ) AS buckets
 
 -- name: waiting_of_users
--- $1: users. How many jobs of each wait.
+-- $1: users. The number of waiting jobs of each.
 SELECT u.user_id, (
     SELECT count(*) FROM fairlead.job AS j WHERE j.user_id = u.user_id AND j.ended IS NULL AND j.status < 3
 ) FROM unnest($1::text[]) AS u (user_id)
@@ -112,45 +120,46 @@ JOIN fairlead.idempotency AS i ON i.user_id = g.user_id AND i.key = g.key
 LEFT JOIN fairlead.job AS j ON j.id = i.job_id
 
 -- name: claim_keys
--- $1: users, $2: keys, $3: body hashes, $4: job ids. Waits for another process that is claiming one of them, and then
--- leaves that one out.
+-- $1: users, $2: keys, $3: body hashes, $4: job ids. Waits for a process that is claiming one of
+-- them, and then omits that one.
 INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
     ON CONFLICT DO NOTHING RETURNING user_id, key
 
 -- name: submit
--- Numbers are given in the order of the ids. $33: this process, $34: now, or the server's.
+-- Seqs are assigned in the order of the ids. $33: origin, $34: now (NULL: server time), $35 and $36: see `late`.
 WITH inserted AS (
     {new_jobs}
     RETURNING j.seq, j.id, j.step, j.spec, j.priority,
               CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
-), told AS (
+), outbox_rows AS (
     INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
         SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
                {service}, j.priority
         FROM inserted AS j WHERE j.outbox_id IS NOT NULL
 )
-SELECT seq, outbox_id FROM inserted
+SELECT seq, outbox_id, {late} FROM inserted
 
 -- name: submit_together
--- As `submit`, of jobs that all enter one lane: so many of them, $35, share a row of the outbox.
+-- Like `submit`, for jobs that enter the same lane: up to $37 jobs share an outbox row.
 WITH inserted AS (
     {new_jobs}
     RETURNING j.seq
-), told AS (
+), outbox_rows AS (
     INSERT INTO fairlead.outbox (id, job_ids, origin, written_at, service, band)
-        SELECT nextval('fairlead.outbox_id'), j.ids[first : first + $35::int - 1], $33::text,
+        SELECT nextval('fairlead.outbox_id'), j.ids[first : first + $37::int - 1], $33::text,
                coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint), {service}, $21::smallint
         FROM (SELECT string_to_array($2::text, $1::text) AS ids, $28::text AS spec, 0 AS step) AS j,
-             generate_series(1, cardinality(j.ids), $35::int) AS first
+             generate_series(1, cardinality(j.ids), $37::int) AS first
     RETURNING id
 )
-SELECT (SELECT array_agg(seq ORDER BY seq) FROM inserted), (SELECT array_agg(id ORDER BY id) FROM told)
+SELECT (SELECT array_agg(seq ORDER BY seq) FROM inserted), (SELECT array_agg(id ORDER BY id) FROM outbox_rows),
+    {late}
 
 -- ---------------------------------------------------------------- start
 
 -- name: start
--- $8: now. Those of another epoch have been left out.
+-- $8: now. Starts of another epoch were left out before.
 UPDATE fairlead.job AS j SET {started_columns}
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[],
             $7::text[]) WITH ORDINALITY
@@ -158,9 +167,9 @@ FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[]
 WHERE j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
 RETURNING g.n, j.input, {context}, {job_columns}
 
--- name: start_express
--- $8: now, or the server's; $9: scopes, $10: their epochs as the leases have them. The epochs' rows are locked before a
--- job's row is reached: each is joined to its own. Who has to wait for a rebuild to raise one sees the raised one.
+-- name: start_single
+-- $8: now (NULL: server time), $9: scopes, $10: the epochs of the leases. The epoch row of each start is locked before
+-- its job row. A start that waits for a rebuild sees the raised epoch.
 WITH shared AS MATERIALIZED (
     SELECT scope, number FROM fairlead.epoch WHERE scope IN (SELECT unnest($9::text[])) ORDER BY scope FOR SHARE
 )
@@ -176,7 +185,7 @@ RETURNING g.n, j.input, {context}, {job_columns}
 -- ---------------------------------------------------------------- move
 
 -- name: complete
--- The last step is done: nearly every job ends so, and it needs few of a move's columns. The result goes into the row.
+-- The move that completes a job, which is how nearly every job ends. It needs few columns; the result goes into the row.
 UPDATE fairlead.job AS j SET
     status = 4, ended = 4, run = j.run + 1, step = g.step, attempt = 0, round = g.round,
     timer_at = NULL, waiting_since = NULL, finished_at = g.finished_at, retryable = NULL, error = NULL,
@@ -190,27 +199,27 @@ WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n
 
 -- name: move
--- Moves that the line need not hear of.
+-- Moves without an outbox row.
 UPDATE fairlead.job AS j SET {moved_columns}
 FROM {moves}
 WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n, j.seq
 
--- name: move_and_tell
--- $18: this process, $19: now.
+-- name: move_with_outbox
+-- Moves with an outbox row. $18: origin, $19: now.
 WITH moved AS (
     UPDATE fairlead.job AS j SET {moved_columns}
     FROM {moves}
     WHERE j.id = g.job_id AND j.run = g.run
     RETURNING g.n, nextval('fairlead.outbox_id') AS outbox_id, {job_columns}
-), told AS (
+), outbox_rows AS (
     INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
         SELECT j.outbox_id, j.id, $18::text, $19::bigint, {service}, j.priority FROM moved AS j
 )
 SELECT * FROM moved
 
 -- name: spill
--- $1: ids. Completed jobs that are about to begin a new round: the result in their row makes room for the next one.
+-- $1: ids. Moves the result out of the row of completed jobs that begin a new round.
 INSERT INTO fairlead.step_result (seq, step, round, service, data, metrics, finished_at, lease)
     SELECT seq, (about ->> 0)::int, (about ->> 2)::int, about ->> 1, result_data, result_metrics,
            (about ->> 3)::bigint, about ->> 4
@@ -219,7 +228,7 @@ INSERT INTO fairlead.step_result (seq, step, round, service, data, metrics, fini
     ON CONFLICT DO NOTHING
 
 -- name: unspill
--- $1: ids, after `spill`.
+-- $1: ids. Clears the result in the row, after `spill`.
 UPDATE fairlead.job SET result_data = NULL, result_metrics = NULL
     WHERE id = ANY ($1::text[]) AND result_data IS NOT NULL
 
@@ -241,14 +250,14 @@ INSERT INTO fairlead.hold (id, job_id, service, region, until, band)
 -- ---------------------------------------------------------------- sweeps
 
 -- name: due
--- $1: now, $2: limit, $3: jobs that this batch moves already. Those whose timer has rung, earliest first, locked until
--- they are moved. One that another process is moving is passed over and never waited for: it is in good hands.
+-- $1: now, $2: limit, $3: jobs that this batch already moves. Jobs whose timer has fired, earliest first, locked until
+-- they are moved. Skips jobs that another process is moving.
 SELECT {job_columns} FROM fairlead.job AS j
 WHERE j.timer_at <= $1::bigint AND j.id <> ALL ($3::text[])
 ORDER BY j.timer_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 
 -- name: promotable
--- $1: queued up to here, $2: limit, $3: jobs that this batch moves already, $4: band. As `due`.
+-- $1: queued at or before, $2: limit, $3: jobs that this batch already moves, $4: band. Locks like `due`.
 SELECT {job_columns} FROM fairlead.job AS j
 WHERE j.ended IS NULL AND j.priority = $4::smallint AND j.queued_at <= $1::bigint AND j.status = 1
 AND j.id <> ALL ($3::text[])
@@ -278,7 +287,7 @@ WHERE j.id = g.job_id AND j.run = g.run AND j.turn IS NOT NULL
 RETURNING g.n
 
 -- name: delete
--- $1: ids. A job and everything kept beside it. A hold stays: its call may still be computing.
+-- $1: ids. Deletes jobs with their results and attempts. Holds stay: the call may still be running.
 WITH gone AS (
     DELETE FROM fairlead.job AS j WHERE j.id = ANY ($1::text[]) AND j.ended IS NOT NULL
     RETURNING j.seq, j.id, j.user_id, j.idempotency_key
@@ -295,18 +304,18 @@ SELECT id FROM gone
 -- $1: outbox ids.
 DELETE FROM fairlead.outbox WHERE id = ANY ($1::text::bigint[])
 
--- name: relayed_express
--- The same as a transaction of its own, for which nobody waits: a row that comes back after a crash is relayed again.
-DELETE FROM fairlead.outbox AS o USING (SELECT set_config('synchronous_commit', 'off', true) AS said) AS s
-WHERE o.id = ANY ($1::text::bigint[]) AND s.said IS NOT NULL
+-- name: relayed_single
+-- Like `relayed`, as its own asynchronous transaction: a row that reappears after a crash is relayed again.
+DELETE FROM fairlead.outbox AS o USING (SELECT set_config('synchronous_commit', 'off', true) AS setting) AS s
+WHERE o.id = ANY ($1::text::bigint[]) AND s.setting IS NOT NULL
 
 -- name: end_holds
--- $1: the moment up to which holds end.
+-- $1: the time up to which holds end.
 WITH ended AS (DELETE FROM fairlead.hold WHERE until <= $1::bigint RETURNING 1) SELECT count(*) FROM ended
 
 -- name: prunable
--- $1: finished before, $2: failed before, $3: limit; the ids, for `delete`. Another manager that prunes at the same
--- moment takes others instead of waiting for these.
+-- $1: finished before, $2: failed before, $3: limit; the ids, for `delete`. Skips jobs that another manager is
+-- pruning.
 SELECT id FROM fairlead.job
 WHERE (ended IN (4, 6) AND finished_at < $1::bigint) OR (ended = 5 AND finished_at < $2::bigint)
 LIMIT $3::bigint FOR UPDATE SKIP LOCKED

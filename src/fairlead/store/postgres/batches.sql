@@ -1,8 +1,8 @@
--- Batches, one statement after the other for each transition: they are rare. The jobs themselves are written by the
--- statements of every other job.
+-- The writes of batches of jobs, one statement each, because they are rare. The jobs of a batch are inserted like all
+-- other jobs, by the statements in apply.sql.
 
 -- name: create_batch
--- No row: another process has made a batch with this key in this moment.
+-- Returns no row if another process created a batch with this key at the same time.
 INSERT INTO fairlead.job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash)
     VALUES ($1, $2, $3, $4, $5::bigint, $6::int, $7, $8) ON CONFLICT DO NOTHING RETURNING 1
 
@@ -11,11 +11,11 @@ INSERT INTO fairlead.batch_item (batch_id, item, job_id, custom_id)
     SELECT * FROM unnest($1::text[], $2::int[], $3::text[], $4::text[])
 
 -- name: lock_batch
--- $1: id. `settle_batch` must see what a job's revival committed that had it locked before.
+-- $1: id. `settle_batch` must see the commit of a resume that held this lock before.
 SELECT 1 FROM fairlead.job_batch WHERE id = $1 FOR UPDATE
 
 -- name: settle_batch
--- $1: id, $2: now, for a batch of which no job is left.
+-- $1: id, $2: now, used if no job of the batch is left.
 WITH found AS (
     SELECT j.status, count(*) AS n, max(j.finished_at) AS finished_at
     FROM fairlead.batch_item AS i JOIN fairlead.job AS j ON j.id = i.job_id WHERE i.batch_id = $1 GROUP BY j.status
@@ -27,8 +27,8 @@ WHERE id = $1 AND finished_at IS NULL AND NOT EXISTS (SELECT FROM found WHERE st
 RETURNING 1
 
 -- name: reopen_batches
--- $1: ids of jobs that begin a new round. Locked whether settled or not: a settlement under way, which still saw these jobs
--- ended, is struck out when it is done.
+-- $1: ids of jobs that begin a new round. Locks the batches whether settled or not: a concurrent settlement that still
+-- saw these jobs as ended is cleared once it commits.
 UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id = ANY (ARRAY(
     SELECT b.id FROM fairlead.job_batch AS b
     WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))
@@ -36,7 +36,7 @@ UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id = ANY (
 ))
 
 -- name: strike_counts
--- $1: ids of jobs that are gone: what was counted of their batches is so no more. Locked as by `reopen_batches`.
+-- $1: ids of deleted jobs. Clears the stored counts of their batches. Locks like `reopen_batches`.
 UPDATE fairlead.job_batch SET counts = NULL WHERE id = ANY (ARRAY(
     SELECT b.id FROM fairlead.job_batch AS b
     WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))
@@ -44,8 +44,8 @@ UPDATE fairlead.job_batch SET counts = NULL WHERE id = ANY (ARRAY(
 ))
 
 -- name: prune_batches
--- $1: finished before, $2: limit. One that another manager is pruning is left to it. An array, made once: a plan may ask a
--- subquery anew for each row, and get others each time.
+-- $1: finished before, $2: limit. Skips batches that another manager is pruning. Collects the ids into an
+-- array first, like `prune_audit`.
 WITH gone AS (
     DELETE FROM fairlead.job_batch WHERE id = ANY (ARRAY(
         SELECT id FROM fairlead.job_batch WHERE finished_at < $1::bigint

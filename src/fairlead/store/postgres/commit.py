@@ -1,4 +1,4 @@
-"""A batch of transitions as one transaction: one statement per kind, each for all transitions of its kind."""
+"""Applies a batch of transitions in one transaction: one statement per kind of transition."""
 
 from __future__ import annotations
 
@@ -10,46 +10,51 @@ import orjson
 
 from fairlead.domain.job import Job
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
-from fairlead.store import batches as batch_kinds
-from fairlead.store import board as board_kinds
-from fairlead.store.operators import KINDS
+from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store.commits import (
+    DONE,
+    MOVED_ELSEWHERE,
+    MOVED_ON,
+    NOT_FINISHED,
+    NOT_STARTED,
+    OTHER_RULES,
+    UNDECLARED,
+    UNDONE,
+    Sweep,
+    moves_of,
+    promoted_bands,
+    taken_in,
+)
 from fairlead.store.port import (
     Adapt,
     Committed,
     DeclareServices,
     Done,
     EndHolds,
-    LineChange,
+    FireTimers,
+    OutboxEntry,
     Outcome,
     Override,
     PromoteWaiting,
     Prune,
     RaiseEpoch,
-    Refused,
     Relayed,
-    RingTimers,
-    Rung,
     Started,
+    SweepResult,
     Transition,
 )
-from fairlead.store.postgres import batches, board, encode, operators
+from fairlead.store.postgres import dashboard, encode, records
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
-from fairlead.store.postgres.submit import UNDONE, submitting
+from fairlead.store.postgres.submit import run, submitting
+from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, micros, micros_by
-from fairlead.store.settings import adapted_row, declaration_of, rules_of
-from fairlead.store.sweeps import Sweep, moves_of, promoted_bands, taken_in
-
-MOVED_ON = Refused("the job moved on or is not there")
-NOT_STARTED = Refused("the job moved on, is not there, or the epoch changed")
-NOT_FINISHED = Refused("the job is not finished or is not there")
-UNDECLARED = Refused("no such service is declared")
-MOVED_ELSEWHERE = Refused("no such service is declared, or its limit was moved meanwhile")
-DONE = Done()
+from fairlead.store.rules import adapted_row, declaration_of, rules_of
 
 
 class Undone(Exception):
-    """One of an all-or-nothing batch was turned away: roll back, these are the outcomes."""
+    """Raised if a submit of an all-or-nothing batch was refused. The transaction is rolled back, and these outcomes are
+    returned."""
 
     def __init__(self, committed: Committed) -> None:
         super().__init__()
@@ -57,7 +62,8 @@ class Undone(Exception):
 
 
 class Commit:
-    """Within a transaction of `connection` that is open already. A *place* is an index into the batch."""
+    """Applies a batch within an open transaction of `connection`. An *index* is the position of a transition in the
+    batch."""
 
     def __init__(
         self,
@@ -73,26 +79,26 @@ class Commit:
         self._batch = batch
         self._origin = origin
         self._now = now
-        self._scopes = scopes  # whose rows are there, to this process's knowledge
+        self._scopes = scopes  # scopes known to have an epoch row
         self._all_or_nothing = all_or_nothing
         self._outcomes: list[Outcome | Exception] = [DONE] * len(batch)
-        self._changes: list[LineChange] = []
+        self._changes: list[OutboxEntry] = []
         self._moves = Moves(self._ask, origin=origin, now=now)
         self._swept: set[str] = set()
 
     async def apply(self, skip: Iterable[int] = ()) -> Committed:
-        """`skip`: places that have their outcome already."""
+        """Apply the batch. `skip` holds the indexes of transitions that already have an outcome."""
         kinds: dict[type, list[int]] = {}
-        for place, transition in enumerate(self._batch):
-            kinds.setdefault(type(transition), []).append(place)
-        for place in skip:
-            kinds[type(self._batch[place])].remove(place)
-        # The rules first, and jobs enter before they move and go.
+        for index, transition in enumerate(self._batch):
+            kinds.setdefault(type(transition), []).append(index)
+        for index in skip:
+            kinds[type(self._batch[index])].remove(index)
+        # Rules, then epochs: they are always locked in this order. Jobs are inserted before they move or are deleted.
         steps: tuple[tuple[type, Callable[[list[int]], Any]], ...] = (
-            (RaiseEpoch, self._raise_epochs),
             (DeclareServices, self._declare),
             (Override, self._override),
             (Adapt, self._adapt),
+            (RaiseEpoch, self._raise_epochs),
             (Submit, self._submit),
             (Start, self._start),
             (Move, self._move),
@@ -100,114 +106,123 @@ class Commit:
             (Prioritise, self._prioritise),
             (Adopt, self._adopt),
             (Delete, self._delete),
-            # A sweep never waits for a job's row. So it comes when nothing else that follows waits for one: whoever
-            # waits for what a sweep has locked waits for the rest of this commit only, and there is no deadlock in it.
-            (RingTimers, self._sweep),
+            # A sweep never waits for a job's row, and nothing after it does. A process that waits for rows locked by
+            # the sweep therefore waits for the rest of this commit only, without a deadlock.
+            (FireTimers, self._sweep),
             (PromoteWaiting, self._sweep),
             (Relayed, self._relayed),
             (EndHolds, self._end_holds),
             (Prune, self._prune),
-            *((kind, self._batch_up) for kind in batch_kinds.KINDS),
-            *((kind, self._operate) for kind in KINDS),
-            *((kind, self._keep_board) for kind in board_kinds.KINDS),
+            *((kind, self._job_batches) for kind in BATCH_KINDS),
+            *((kind, self._operate) for kind in ADMIN_KINDS),
+            *((kind, self._dashboard) for kind in dashboard_kinds.KINDS),
         )
         for kind, step in steps:
-            if places := kinds.get(kind):
-                await step(places)
+            if indexes := kinds.get(kind):
+                await step(indexes)
         return Committed(self._outcomes, [*self._changes, *self._moves.changes])
 
-    def _by_job(self, places: Iterable[int]) -> list[int]:
-        """Rows are locked in the order of the arrays: by job id, in every process."""
-        return sorted(places, key=lambda place: self._batch[place].job_id)  # type: ignore[union-attr]
+    def _by_job(self, indexes: Iterable[int]) -> list[int]:
+        """Sort the indexes by job id. Rows are locked in the order of the arrays, which must be the same in every
+        process."""
+        return sorted(indexes, key=lambda index: self._batch[index].job_id)  # type: ignore[union-attr]
 
-    def _of(self, places: Sequence[int]) -> list[Any]:
-        return [self._batch[place] for place in places]
+    def _of(self, indexes: Sequence[int]) -> list[Any]:
+        return [self._batch[index] for index in indexes]
 
     async def _ask(self, name: str, *parameters: Any) -> list[Any]:
         return list(await self._connection.fetch(WRITES[name], *parameters))
 
     # ------------------------------------------------------------ the rules and the epochs
 
-    async def _raise_epochs(self, places: list[int]) -> None:
-        # In the order of their names, for they stay locked; of one scope, one after the other.
-        for place in sorted(places, key=lambda place: self._batch[place].scope):  # type: ignore[union-attr]
-            raising: Any = self._batch[place]
-            ((number,),) = await self._ask("raise_epoch", raising.scope, raising.server)
-            self._outcomes[place] = Done(number)
-
-    async def _declare(self, places: list[int]) -> None:
-        await self._ask("lock_rules")
-        for place in places:
-            await self._ask("declare", declaration_of(self._batch[place]))  # type: ignore[arg-type]
-            self._outcomes[place] = Done(await self._rules())
-
-    async def _override(self, places: list[int]) -> None:
-        for place in places:
-            override: Any = self._batch[place]
-            if not await self._lock_rules_of(override.service):
-                self._outcomes[place] = UNDECLARED
+    async def _raise_epochs(self, indexes: list[int]) -> None:
+        raises: dict[int, Any] = {index: self._batch[index] for index in indexes}
+        version = None
+        if any(one.version is not None for one in raises.values()):
+            ((version,),) = await self._ask("share_rules")
+        # Sorted by scope, because the rows stay locked.
+        for index, raising in sorted(raises.items(), key=lambda item: item[1].scope):
+            if raising.version not in (None, version):
+                self._outcomes[index] = OTHER_RULES
                 continue
-            found = await self._ask("override_of", override.service)
-            before = tuple(found[0]) if found else (None, None)
+            ((number,),) = await self._ask("raise_epoch", raising.scope, raising.server)
+            self._outcomes[index] = Done(number)
+
+    async def _declare(self, indexes: list[int]) -> None:
+        for index in indexes:
+            declaration: Any = self._batch[index]
+            ((_, version),) = await self._ask("lock_rules")
+            if declaration.based_on not in (None, version):
+                self._outcomes[index] = OTHER_RULES
+                continue
+            if await self._ask("declare", declaration_of(declaration)) and declaration.moved:
+                await self._ask("leave_epochs", sorted(declaration.moved))
+            self._outcomes[index] = Done(await self._rules())
+
+    async def _override(self, indexes: list[int]) -> None:
+        for index in indexes:
+            override: Any = self._batch[index]
+            if not await self._lock_rules_of(override.service):
+                self._outcomes[index] = UNDECLARED
+                continue
+            rows = await self._ask("override_of", override.service)
+            before = tuple(rows[0]) if rows else (None, None)
             limit = None if override.lift_limit else before[0] if override.limit is None else override.limit
             after = (limit, before[1] if override.paused is None else override.paused)
             if before != after:
                 await self._ask("override", override.service, *after)
                 await self._ask("raise_version")
-            self._outcomes[place] = Done(await self._rules())
+            self._outcomes[index] = Done(await self._rules())
 
-    async def _adapt(self, places: list[int]) -> None:
-        for place in places:
-            service, was, *now = adapted_row(self._batch[place])  # type: ignore[arg-type]
+    async def _adapt(self, indexes: list[int]) -> None:
+        for index in indexes:
+            service, was, *now = adapted_row(self._batch[index])  # type: ignore[arg-type]
             declared = await self._lock_rules_of(service)
-            found = await self._ask("adapted_of", service)
-            if not declared or (found[0][0] if found else None) != was:
-                self._outcomes[place] = MOVED_ELSEWHERE
+            rows = await self._ask("adapted_of", service)
+            if not declared or (rows[0][0] if rows else None) != was:
+                self._outcomes[index] = MOVED_ELSEWHERE
                 continue
             await self._ask("adapt", service, *now)
             ((version,),) = await self._ask("raise_version")
-            self._outcomes[place] = Done(version)
+            self._outcomes[index] = Done(version)
 
     async def _lock_rules_of(self, service: str) -> bool:
-        """False: it is not declared."""
-        ((declared,),) = await self._ask("lock_rules")
+        """Lock the rules of a service. Returns False if the service is not declared."""
+        ((declared, _),) = await self._ask("lock_rules")
         return any(each["service"] == service for each in orjson.loads(declared)["services"])
 
     async def _rules(self) -> Any:
-        version, *found = (await self._connection.fetch(READS["rules"]))[0]
-        return rules_of([version, *map(orjson.loads, found)])
+        version, *texts = (await self._connection.fetch(READS["rules"]))[0]
+        return rules_of([version, *map(orjson.loads, texts)])
 
     # ------------------------------------------------------------ submit and start
 
-    async def _submit(self, places: list[int]) -> None:
-        talk = submitting(self._of(places), origin=self._origin, now=self._now, all_or_nothing=self._all_or_nothing)
-        try:
-            sql, parameters = next(talk)
-            while True:
-                sql, parameters = talk.send(await self._connection.fetch(sql, *parameters))
-        except StopIteration as end:
-            submitted = end.value
-        for place, outcome in zip(places, submitted.outcomes, strict=True):
-            self._outcomes[place] = outcome
+    async def _submit(self, indexes: list[int]) -> None:
+        submits, everything = self._of(indexes), self._all_or_nothing
+        statements = submitting(submits, origin=self._origin, now=self._now, all_or_nothing=everything)
+        submitted = await run(statements, lambda sql, parameters: self._connection.fetch(sql, *parameters))
+        for index, outcome in zip(indexes, submitted.outcomes, strict=True):
+            self._outcomes[index] = outcome
         self._changes += submitted.changes
         if submitted.undone:
-            others = set(range(len(self._batch))).difference(places)
-            for place in others:
-                self._outcomes[place] = UNDONE
+            others = set(range(len(self._batch))).difference(indexes)
+            for index in others:
+                self._outcomes[index] = UNDONE
             raise Undone(Committed(self._outcomes, []))
 
-    async def _start(self, places: list[int]) -> None:
-        """Those of another epoch are left out; the others' epochs stay as they are until this commit is done."""
-        starts: list[Any] = self._of(places)
+    async def _start(self, indexes: list[int]) -> None:
+        """Apply the starts, and refuse those whose lease has an older epoch. The epochs of the applied starts stay
+        locked until this commit ends."""
+        starts: list[Any] = self._of(indexes)
         scopes = sorted({start.scope for start in starts})
         if unknown := [scope for scope in scopes if scope not in self._scopes]:
-            await self._ask("know_scopes", unknown)
+            await self._ask("create_epochs", unknown)
         epochs = dict(map(tuple, await self._ask("share_epochs", scopes)))
         current = []
-        for place, start in zip(places, starts, strict=True):
-            self._outcomes[place] = NOT_STARTED
+        for index, start in zip(indexes, starts, strict=True):
+            self._outcomes[index] = NOT_STARTED
             if encode.epoch_of(start.lease) == epochs.get(start.scope, 0):
-                current.append(place)
+                current.append(index)
         if not current:
             return
         current = self._by_job(current)
@@ -217,90 +232,92 @@ class Commit:
 
     # ------------------------------------------------------------ move and sweep
 
-    async def _move(self, places: list[int]) -> None:
-        applied = await self._moves.apply(self._of(places))
-        for n, place in enumerate(places):
-            self._outcomes[place] = DONE if n in applied else MOVED_ON
+    async def _move(self, indexes: list[int]) -> None:
+        applied = await self._moves.apply(self._of(indexes))
+        for n, index in enumerate(indexes):
+            self._outcomes[index] = DONE if n in applied else MOVED_ON
 
-    async def _sweep(self, places: list[int]) -> None:
+    async def _sweep(self, indexes: list[int]) -> None:
         taken = taken_in(self._batch) | self._swept
-        for place in places:
-            sweep: Any = self._batch[place]
+        for index in indexes:
+            sweep: Any = self._batch[index]
             jobs = await self._due(sweep, sorted(taken))
-            wanted = moves_of(sweep, jobs)
-            applied = await self._moves.apply([move for _, move in wanted])
-            self._outcomes[place] = Done(Rung(len(jobs), [wanted[n] for n in sorted(applied)]))
+            moves = moves_of(sweep, jobs)
+            applied = await self._moves.apply([move for _, move in moves])
+            self._outcomes[index] = Done(SweepResult(len(jobs), [moves[n] for n in sorted(applied)]))
             self._swept.update(job.id for job in jobs)
             taken |= self._swept
 
     async def _due(self, sweep: Sweep, taken: list[str]) -> list[Job]:
-        if isinstance(sweep, RingTimers):
-            rows = await self._ask("due", micros_by(sweep.now), sweep.limit, taken)
+        if isinstance(sweep, FireTimers):
+            rows = await self._ask("due", min(micros_by(sweep.now), self._now), sweep.limit, taken)
         else:
             rows = []
             for band, before in promoted_bands(sweep):
-                if room := sweep.limit - len(rows):
-                    rows += await self._ask("promotable", micros(before), room, taken, band)
+                if limit := sweep.limit - len(rows):
+                    rows += await self._ask("promotable", micros(before), limit, taken, band)
         return [job_of(row) for row in rows]
 
     # ------------------------------------------------------------ progress, delete, and the manager's housekeeping
 
-    async def _progress(self, places: list[int]) -> None:
-        await self._match("progress", places, encode.progress_columns, self._now)
+    async def _progress(self, indexes: list[int]) -> None:
+        await self._match("progress", indexes, encode.progress_columns, self._now)
 
-    async def _prioritise(self, places: list[int]) -> None:
-        await self._match("prioritise", places, encode.prioritise_columns)
+    async def _prioritise(self, indexes: list[int]) -> None:
+        await self._match("prioritise", indexes, encode.prioritise_columns)
 
-    async def _adopt(self, places: list[int]) -> None:
-        await self._match("adopt", places, encode.adopt_columns)
+    async def _adopt(self, indexes: list[int]) -> None:
+        await self._match("adopt", indexes, encode.adopt_columns)
 
     async def _match(
-        self, name: str, places: list[int], columns: Callable[[Iterable[Any]], encode.Columns], *more: Any
+        self, name: str, indexes: list[int], columns: Callable[[Iterable[Any]], encode.Columns], *more: Any
     ) -> None:
-        """What is guarded by `run`, and does not raise it: the statement returns the numbers of those it changed."""
-        places = self._by_job(places)
-        for place in places:
-            self._outcomes[place] = MOVED_ON
-        for (n,) in await self._ask(name, *columns(self._of(places)), *more):
-            self._outcomes[places[n - 1]] = DONE
+        """Apply transitions that require an unchanged `run` and do not raise it. The statement returns the indexes of
+        the transitions that changed a job."""
+        indexes = self._by_job(indexes)
+        for index in indexes:
+            self._outcomes[index] = MOVED_ON
+        for (n,) in await self._ask(name, *columns(self._of(indexes)), *more):
+            self._outcomes[indexes[n - 1]] = DONE
 
-    async def _delete(self, places: list[int]) -> None:
-        ids = [self._batch[place].job_id for place in self._by_job(places)]  # type: ignore[union-attr]
-        gone = set(await self._gone(ids))
-        for place in places:
-            self._outcomes[place] = DONE if self._batch[place].job_id in gone else NOT_FINISHED  # type: ignore[union-attr]
+    async def _delete(self, indexes: list[int]) -> None:
+        ids = [self._batch[index].job_id for index in self._by_job(indexes)]  # type: ignore[union-attr]
+        gone = set(await self._delete_ids(ids))
+        for index in indexes:
+            self._outcomes[index] = DONE if self._batch[index].job_id in gone else NOT_FINISHED  # type: ignore[union-attr]
 
-    async def _gone(self, ids: list[str]) -> list[str]:
-        """Those of the jobs that had ended, and are there no more."""
+    async def _delete_ids(self, ids: list[str]) -> list[str]:
+        """Delete these jobs if they have finished, and return the ids of the deleted ones."""
         gone = [row[0] for row in await self._ask("delete", ids)] if ids else []
         if gone:
             await self._ask("strike_counts", gone)
         return gone
 
-    async def _relayed(self, places: list[int]) -> None:
-        ids = sorted(id_ for place in places for id_ in self._batch[place].outbox_ids)  # type: ignore[union-attr]
+    async def _relayed(self, indexes: list[int]) -> None:
+        ids = sorted(id_ for index in indexes for id_ in self._batch[index].outbox_ids)  # type: ignore[union-attr]
         await self._ask("relayed", encode.array(ids))
 
-    async def _end_holds(self, places: list[int]) -> None:
-        for place in places:
-            ((ended,),) = await self._ask("end_holds", micros(self._batch[place].now))  # type: ignore[union-attr]
-            self._outcomes[place] = Done(ended)
+    async def _end_holds(self, indexes: list[int]) -> None:
+        for index in indexes:
+            now = min(micros_by(self._batch[index].now), self._now)  # type: ignore[union-attr]
+            ((ended,),) = await self._ask("end_holds", now)
+            self._outcomes[index] = Done(ended)
 
-    async def _prune(self, places: list[int]) -> None:
-        for place in places:
-            prune: Any = self._batch[place]
+    async def _prune(self, indexes: list[int]) -> None:
+        for index in indexes:
+            prune: Any = self._batch[index]
             moments = micros(prune.finished_before), micros(prune.failed_before)
-            doomed = await self._ask("prunable", *moments, prune.limit)
-            self._outcomes[place] = Done(len(await self._gone(sorted(row[0] for row in doomed))))
+            prunable = await self._ask("prunable", *moments, prune.limit)
+            self._outcomes[index] = Done(len(await self._delete_ids(sorted(row[0] for row in prunable))))
 
-    async def _batch_up(self, places: list[int]) -> None:
-        for place in places:
-            self._outcomes[place] = await batches.apply(self._batch[place], self._ask, self._now)
+    async def _job_batches(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await records.apply_batch(self._batch[index], self._ask, self._now)
 
-    async def _operate(self, places: list[int]) -> None:
-        for place in places:
-            self._outcomes[place] = await operators.apply(self._batch[place], self._ask, self._now)
+    async def _operate(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await records.apply_operator(self._batch[index], self._ask, self._now)
 
-    async def _keep_board(self, places: list[int]) -> None:
-        for place in places:
-            self._outcomes[place] = await board.apply(self._batch[place], self._ask, self._now)
+    async def _dashboard(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await dashboard.apply(self._batch[index], self._ask, self._now)

@@ -1,4 +1,4 @@
-"""Transitions as the arrays that the statements of `apply.sql` take: one array per column."""
+"""Encodes transitions as parameters of the statements in `apply.sql`: one array per column."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def columns(rows: Iterable[Sequence[Any]]) -> Columns:
 
 
 def array(values: Sequence[Any]) -> Array:
-    """As a parameter of the kind that costs least.
+    """Encode the values of one column as the parameter that costs asyncpg the least.
 
-    Where all is NULL there is no array at all: `unnest` fills it up. Numbers go as text, `{1,NULL,3}`, and the
-    statement casts them: asyncpg looks at each element of a list several times, and asks the server about its type.
+    If all values are NULL, the parameter is NULL: `unnest` pads a missing array with NULLs. Numbers are sent as one
+    text, `{1,NULL,3}`, which the statement casts, because asyncpg inspects every element of a list several times and
+    queries the server for its type.
     """
     kind = next((type(value) for value in values if value is not None), None)
     if kind is None:
@@ -34,7 +35,7 @@ def array(values: Sequence[Any]) -> Array:
 
 
 def epoch_of(lease: str) -> int:
-    """Leases are named `epoch:counter`; one that is not belongs to no epoch."""
+    """The epoch of a lease named `epoch:counter`, or -1 for any other name."""
     epoch = lease.partition(":")[0]
     return int(epoch) if epoch.isdecimal() else -1
 
@@ -44,7 +45,8 @@ def start_columns(starts: Iterable[Start]) -> Columns:
 
 
 def completes(move: Move) -> bool:
-    """Its result can go into the job's row, by the statement `complete`: nothing else is to be written."""
+    """Whether the statement `complete` can apply this move. That statement only ends the job and stores the result in
+    the job's row."""
     return (
         move.status is JobStatus.COMPLETED
         and move.result is not None
@@ -83,7 +85,8 @@ def complete_columns(moves: Iterable[Move]) -> Columns:
 
 
 def about_of(move: Move) -> str | None:
-    """Beside the result in the job's row: which step's it is, and whose lease brought it."""
+    """The value of the column `result_about`: which step and round the result belongs to, and which lease produced
+    it."""
     if (result := move.result) is None:
         return None
     facts = (result.step, result.service, result.round, micros(result.finished_at), result.lease)
@@ -142,7 +145,7 @@ def attempt_columns(attempts: Iterable[tuple[int, int, Attempt]]) -> Columns:
 
 
 def hold_columns(holds: Iterable[tuple[int, Hold]]) -> Columns:
-    """A hold without a name gets that of the call it stands for."""
+    """The columns of the holds. A hold without an id gets an id made from its job and call."""
     return columns(
         (h.id or f"{h.job_id}:{run}", h.job_id, h.service, h.region, micros(h.until), h.band) for run, h in holds
     )

@@ -1,9 +1,9 @@
--- Expressions that several statements share: `{name}` in a query stands for them.
--- One that contains another comes before it.
+-- Expressions shared by several statements: `{name}` in a query is replaced by the fragment.
+-- A fragment that contains another one comes before it.
 
 -- name: new_jobs
--- $1: what is between texts, $2: ids. Of each other column $3 to $17 are the values, or $18 to $32 the one that all jobs
--- share; the other of the two is NULL.
+-- $1: separator of texts, $2: ids. For the other columns, $3 to $17 are the values per job, and $18 to $32 the value shared
+-- by all jobs; one of the two is NULL.
 INSERT INTO fairlead.job AS j (
     id, user_id, feature_name, status, priority,
     created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
@@ -30,21 +30,30 @@ INSERT INTO fairlead.job AS j (
         spec, input, metadata, idempotency_key, turn
     )
 
--- name: jobs_told
--- Of `found`, rows of the outbox, as many as it takes to tell of $3 jobs; the order is that of `rows.change_from`.
+-- name: late
+-- Whether the outbox has rows of the services $35 (NULL: not checked) that no process relays or that are older than $36 µs.
+$35::text[] IS NOT NULL AND EXISTS (
+    SELECT FROM fairlead.outbox AS o WHERE o.service = ANY ($35::text[]) AND (
+        o.origin <> $33::text
+        OR o.written_at < coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint) - $36::bigint
+    )
+)
+
+-- name: outbox_jobs
+-- As many outbox rows of `found` as it takes for $3 jobs, with the columns of `rows.change_from`.
 counted AS (
     SELECT id, coalesce(job_ids, ARRAY[job_id]) AS ids,
            sum(coalesce(cardinality(job_ids), 1)) OVER (ORDER BY id) AS total
     FROM found
-), told AS (
+), outbox_rows AS (
     SELECT id, unnest(ids) AS job_id FROM counted WHERE total - cardinality(ids) < $3::bigint
 )
 SELECT o.id, o.job_id, {job_columns}
-FROM told AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
+FROM outbox_rows AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
 ORDER BY o.id, j.seq
 
 -- name: record_columns
--- A job, aliased j, with everything kept beside it. The order is that of `rows.record_from`.
+-- A job, aliased j, with its input, results and attempts. Read by `rows.record_from`.
 {job_columns}, j.input, j.metadata,
 (SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
                  ORDER BY r.step, r.round)::text
@@ -55,15 +64,14 @@ ORDER BY o.id, j.seq
 j.result_about, j.result_data, j.result_metrics
 
 -- name: job_columns
--- A row of `job`, aliased j. The order is that of `store.rows.job_of`.
+-- A row of `job`, aliased j. Read by `store.rows.job_of`.
 j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
 j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
 j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started_at, j.call_deadline,
 j.call_region, j.spilled_at, j.turn, j.retryable, j.error, j.progress, j.goes_back, j.spec
 
 -- name: batch_row
--- A batch, aliased b. Its counts are counted from its jobs, but for those of a settled one that has all of them. The order
--- is that of `batches.state_of`.
+-- A batch, aliased b. Counts its jobs, unless the counts are stored because it is settled. Read by `batches.state_of`.
 b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
 CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
     SELECT json_agg(json_build_array(found.status, found.n))::text FROM (
@@ -73,8 +81,8 @@ CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
 ) END
 
 -- name: rules
--- The version, what is declared, [[service, limit, paused], …], and [[service, limit, best latency, history], …];
--- `settings.rules_of` reads it back.
+-- The version, the declaration, [[service, limit, paused], …], and [[service, limit, best latency, history], …];
+-- Read by `rules.rules_of`.
 SELECT version, declared, (
     SELECT coalesce(json_agg(json_build_array(service, slots, paused)), '[]')::text FROM fairlead.service_override
 ), (
@@ -83,8 +91,8 @@ SELECT version, declared, (
 ) FROM fairlead.rules
 
 -- name: context
--- Earlier steps' results of the job j, of each step the newest round, in the shape of `domain.job.context_of`.
--- Spliced as text: the data is JSON already, and most readers only pass it on.
+-- The results of earlier steps of the job j, newest round of each, in the format of `domain.job.context_of`.
+-- Concatenated as text: the data is already JSON, and most readers only pass it on.
 CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
     SELECT string_agg(
         to_json('step_' || r.step || '_' || r.service)::text
@@ -96,7 +104,7 @@ CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
 ), '') || '}' END
 
 -- name: moved_columns
--- What every move writes, whatever else it does. `j` is the job, `g` the move as given.
+-- The columns that every move writes. `j` is the job, `g` the move.
 status = g.status, ended = CASE WHEN g.status > 3 THEN g.status END,
 run = j.run + 1, step = g.step, attempt = g.attempt, round = g.round,
 timer_at = g.timer_at, waiting_since = g.waiting_since, finished_at = g.finished_at,
@@ -108,7 +116,7 @@ lease = NULL, worker = NULL, call_started_at = NULL, call_deadline = NULL, call_
 spilled_at = coalesce(g.spilled_at, j.spilled_at), goes_back = g.goes_back, progress = NULL
 
 -- name: moves
--- The moves as given, $1 to $17; `n` counts them from 1.
+-- The moves, $1 to $17; `n` counts them from 1.
 unnest($1::text[], $2::text::int[], $3::text::smallint[], $4::text::int[], $5::text::int[], $6::text::int[],
        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[],
        $10::text::boolean[], $11::text[], $12::text::bigint[], $13::text::smallint[], $14::text::bigint[],
@@ -117,9 +125,9 @@ AS g (job_id, run, status, step, attempt, round, timer_at, waiting_since, finish
       retryable, error, queued_at, priority, promoted_at, last_progress_at, spilled_at, goes_back, n)
 
 -- name: service
--- Of the step that the job j is at; of the last one when all are done, as `domain.job.Job.service`.
--- The spec begins with the names of the steps, `[["a","b"],…`. Cut out as text, which takes a fifth of the time; only a
--- name that JSON escapes has a backslash (92) in it, and only then, or past the last step, it must be read as JSON.
+-- The service of the current step of the job j, or of the last step when all are done, like `domain.job.Job.service`.
+-- The spec begins with the names of the steps, `[["a","b"],…`. Extracting the name as text takes a fifth of the time; it
+-- is parsed as JSON only if it contains a backslash (92), or past the last step.
 coalesce(
     CASE strpos(j.spec, chr(92)) WHEN 0 THEN
         nullif(split_part(split_part(j.spec, '"],', 1), '"', 2 * j.step + 2), '') END,
@@ -128,7 +136,7 @@ coalesce(
 )
 
 -- name: started_columns
--- `j` is the job, `g` the start as given, `t` has the moment.
+-- `j` is the job, `g` the start, `t` the time.
 status = 3, run = j.run + 1, attempt = j.attempt + 1, lease = g.lease, worker = g.worker,
 call_started_at = t.now, call_deadline = t.now + g.timeout, call_region = g.region,
 started_at = coalesce(j.started_at, t.now), timer_at = j.deadline_at

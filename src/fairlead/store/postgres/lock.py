@@ -1,9 +1,13 @@
-"""Only one process may dispatch from memory for a database: it holds an advisory lock on a connection of its own. Those
-that dispatch through Redis share it, so that nobody dispatches from memory beside them.
+"""The dispatch lock: an advisory lock, held by a connection of its own.
 
-The server gives the lock back when that connection ends, however it ends. If it was the server that went away, the lock
-is taken again before the next commit. Should another process have been faster: it raised the epochs when it began, so
-that none of our starts is accepted any more, and we say so.
+A process that dispatches from memory holds the lock exclusively; processes that dispatch through Redis share it.
+
+The server releases the lock when the connection ends. After a restart of the server, the process takes the lock again
+before its next commit. If another process took it first, that process has raised the epochs, so our starts are refused,
+and AlreadyDispatching is raised.
+
+Behind a pooler, sessions are shared with other clients, so the lock belongs to a transaction that stays open. That
+transaction reads and writes nothing, so it does not block vacuum.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import asyncio
 import os
 import secrets
 import socket
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import asyncpg
 
@@ -28,6 +33,10 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint = $1 AND l.obj
 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
+_KEEP_OPEN = """
+SELECT set_config('application_name', $1, true), set_config('idle_in_transaction_session_timeout', '0', true)
+"""
+
 
 class DispatchLock:
     def __init__(self, server: Server) -> None:
@@ -35,8 +44,10 @@ class DispatchLock:
         self._wanted = False
         self._shared = False
         self._connection: asyncpg.Connection | None = None
+        self._host = ""
+        self._in_doubt = False
         self._mark = f" #{secrets.token_hex(4)}"
-        self._acquiring = asyncio.Lock()  # two commits at once may both find that it was lost
+        self._acquiring = asyncio.Lock()  # two concurrent commits may both find it lost
 
     async def acquire(self, *, shared: bool = False) -> None:
         async with self._acquiring:
@@ -47,36 +58,73 @@ class DispatchLock:
             return
         name = f"fairlead process {os.getpid()} on {socket.gethostname()}"[:50] + self._mark
         connection = await self._server.connection(name)
-        function = "pg_try_advisory_lock_shared" if shared else "pg_try_advisory_lock"
-        if not await connection.fetchval(f"SELECT {function}($1)", DISPATCH_LOCK):
-            holder = await connection.fetchrow(_HOLDER, DISPATCH_LOCK >> 32, DISPATCH_LOCK & 0xFFFF_FFFF)
-            await connection.close()
-            if holder is not None and holder[0] == name:
-                raise Busy("the server has not noticed yet that our own earlier session is gone")
-            what = "dispatches from memory for" if shared else "dispatches from"
-            advice = "stop it first" if shared else "submit to it from here, or stop it"
-            raise AlreadyDispatching(
-                f"the {_named(holder)} {what} the database at {self._server.shown} already: "
-                f"{advice}; to run several, use Redis: set REDIS_URL for all of them"
-            )
-        self._connection = connection
+        try:
+            pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
+            if pooled:
+                await connection.execute("BEGIN")
+                await connection.execute(_KEEP_OPEN, name)
+            function = f"pg_try_advisory{'_xact' if pooled else ''}_lock{'_shared' if shared else ''}"
+            if not await connection.fetchval(f"SELECT {function}($1)", DISPATCH_LOCK):
+                await self._refused(connection, name, shared=shared)
+        except BaseException:
+            connection.terminate()  # it may hold the lock
+            raise
+        self._connection, self._host = connection, self._server.hosts.current
         self._wanted, self._shared = True, shared
 
+    async def _refused(self, connection: asyncpg.Connection, name: str, *, shared: bool) -> NoReturn:
+        """Raise the error for a lock that another session holds. If that is an earlier session of this process, whose
+        connection was lost, the session is terminated first: the server may take hours to notice the lost
+        connection."""
+        holder = await connection.fetchrow(_HOLDER, DISPATCH_LOCK >> 32, DISPATCH_LOCK & 0xFFFF_FFFF)
+        if holder is None:
+            raise Busy("the session that had the dispatch lock has just ended")
+        if holder[0] == name:
+            await connection.execute("SELECT pg_terminate_backend($1)", holder[1])
+            raise Busy("our own earlier session still had the dispatch lock")
+        what = "dispatches from memory for" if shared else "dispatches from"
+        advice = "stop it first" if shared else "submit to it from here, or stop it"
+        raise AlreadyDispatching(
+            f"the {_named(holder)} already {what} the database at {self._server.shown}: "
+            f"{advice}; to run several, use Redis: set REDIS_URL for all of them"
+        )
+
     async def keep(self) -> None:
-        """If it was ours and its connection broke, take it again."""
-        if self._wanted:
-            await self.acquire(shared=self._shared)
+        """Take the lock again if its connection was lost, or if its server is no longer the primary."""
+        if not self._wanted:
+            return
+        async with self._acquiring:
+            if self._in_doubt or self._host != self._server.hosts.current:
+                await self._leave_standby()
+            await self._acquire(self._shared)
+
+    def doubt(self) -> None:
+        """Have the next commit check first that the server is still the primary. Called when the server refused a
+        write."""
+        self._in_doubt = True
+
+    async def _leave_standby(self) -> None:
+        """Give up a lock on a server that is not the primary any more. Such a lock does not protect the new primary."""
+        self._in_doubt = False
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            return
+        if self._host == self._server.hosts.current:
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError):
+                if not await connection.fetchval("SELECT pg_is_in_recovery()"):
+                    return
+        connection.terminate()
 
     async def release(self) -> None:
         self._wanted = False
         if self._connection is not None:
+            if self._connection.is_in_transaction():
+                await self._connection.execute("ROLLBACK", timeout=5)
             await self._connection.close(timeout=5)
             self._connection = None
 
 
 def _named(holder: Any) -> str:
-    if holder is None:
-        return "process 0 (unknown, it may have ended just now)"
     name, pid = holder
     name = name.partition(" #")[0]
     return name.removeprefix("fairlead ") if name.startswith("fairlead process ") else f"process {pid} of the server"

@@ -1,7 +1,7 @@
-"""Applying moves, those of a batch and those of a sweep alike.
+"""Applies moves, from a batch or from a sweep.
 
-One statement for all that complete their job, one for all that tell the line, one for the others, and one for each kind
-of record that they insert beside the job.
+There is one statement for moves that complete their job, one for moves with an outbox row, one for all other moves, and
+one for each kind of record that moves insert: results, attempts and holds.
 """
 
 from __future__ import annotations
@@ -10,64 +10,65 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fairlead.domain.transitions import Move
-from fairlead.store.port import LineChange
+from fairlead.store.port import OutboxEntry
 from fairlead.store.postgres import encode
 from fairlead.store.rows import begins_round, job_of
 
 Ask = Callable[..., Awaitable[list[Any]]]
-"""Runs the statement of that name with these parameters."""
+"""Runs a named statement with these parameters."""
 
 
 class Moves:
-    """Within an open transaction. `changes` are the outbox rows that were written so far."""
+    """Applies moves within an open transaction. `changes` holds the outbox rows written so far."""
 
     def __init__(self, ask: Ask, *, origin: str, now: int) -> None:
         self._ask = ask
         self._origin = origin
         self._now = now
-        self.changes: list[LineChange] = []
+        self.changes: list[OutboxEntry] = []
 
     async def apply(self, moves: Sequence[Move]) -> set[int]:
-        """The places of those that changed something; the jobs of the others had moved on."""
-        completing, telling, quiet = [], [], []
-        # Rows are locked in the order of the arrays: by job id, in every process.
-        for place in sorted(range(len(moves)), key=lambda place: moves[place].job_id):
-            move = moves[place]
+        """Apply the moves and return the indexes of those that took effect. The other moves changed nothing, because
+        their jobs had changed."""
+        completing, relayed, quiet = [], [], []
+        # Rows are locked in the order of the arrays; every process sorts them by job id.
+        for index in sorted(range(len(moves)), key=lambda index: moves[index].job_id):
+            move = moves[index]
             if encode.completes(move):
-                completing.append(place)
+                completing.append(index)
             elif move.tells_line:
-                telling.append(place)
+                relayed.append(index)
             else:
-                quiet.append(place)
+                quiet.append(index)
         applied: set[int] = set()
         if completing:
-            rows = await self._ask("complete", *encode.complete_columns(moves[place] for place in completing))
+            rows = await self._ask("complete", *encode.complete_columns(moves[index] for index in completing))
             applied.update(completing[n - 1] for (n,) in rows)
         if quiet:
-            rows = await self._ask("move", *encode.move_columns(moves[place] for place in quiet))
+            rows = await self._ask("move", *encode.move_columns(moves[index] for index in quiet))
             applied.update(quiet[n - 1] for n, _ in rows)
             await self._insert([(moves[quiet[n - 1]], seq) for n, seq in rows])
-        if telling:
-            applied.update([telling[n] for n in await self._tell([moves[place] for place in telling])])
+        if relayed:
+            applied.update([relayed[n] for n in await self._tell([moves[index] for index in relayed])])
         return applied
 
     async def _tell(self, moves: Sequence[Move]) -> list[int]:
         if reviving := [move.job_id for move in moves if begins_round(move)]:
             await self._ask("spill", reviving)
             await self._ask("unspill", reviving)
-        rows = await self._ask("move_and_tell", *encode.move_columns(moves), self._origin, self._now)
+        rows = await self._ask("move_with_outbox", *encode.move_columns(moves), self._origin, self._now)
         if reviving:
             await self._ask("reopen_batches", reviving)
         moved = []
         for n, outbox_id, *row in rows:
             job = job_of(row)
-            self.changes.append(LineChange(outbox_id, job.id, job))
+            self.changes.append(OutboxEntry(outbox_id, job.id, job))
             moved.append((moves[n - 1], job.seq))
         await self._insert(moved)
         return [n - 1 for n, *_ in rows]
 
     async def _insert(self, moved: Sequence[tuple[Move, int]]) -> None:
-        """(move, seq) of those that were applied: what some of them insert beside the job."""
+        """Insert the results, attempts and holds of the applied moves, given as (move, seq)."""
         results, failed, holds = [], [], []
         for move, seq in moved:
             if move.result is not None:

@@ -1,17 +1,18 @@
-"""The queries of this engine, by name: see `store/queries.py`."""
+"""The SQL statements of PostgreSQL by name, read from the SQL files of this package (see `store/sql_files.py`)."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from fairlead.store import queries
+from fairlead.store import sql_files
 
 
 @cache
 def load(file: str) -> dict[str, str]:
-    """Without their comments: these go to the server with every statement that is not prepared yet."""
-    return {name: queries.without_comments(sql) for name, sql in queries.load(__package__, file).items()}
+    """Read a SQL file and return its statements by name. Comments are removed, because they would be sent to the server
+    with every statement that is not prepared."""
+    return {name: sql_files.without_comments(sql) for name, sql in sql_files.load(__package__, file).items()}
 
 
 READS = load("queries.sql")
-WRITES = load("apply.sql") | load("operators.sql") | load("batches.sql") | load("board.sql")
+WRITES = load("apply.sql") | load("admin.sql") | load("batches.sql") | load("dashboard.sql")

@@ -1,11 +1,11 @@
--- The reads. Each is one statement, so one snapshot, and no transaction is held open between two of them.
+-- The reads. Each is one statement, so it sees one snapshot, and no transaction stays open between two reads.
 --
--- Nothing is locked here, and nothing skipped that is locked. What time alone moves is found by the commit that moves
--- it, with SKIP LOCKED (`due` and `promotable` in apply.sql, docs/adr/0007). `outbox` has no need of that: two processes
--- that find the same row bring the same state of its job to the line, and the second to come changes nothing.
+-- Reads neither lock rows nor skip locked ones. Jobs that are due are selected by the commit that moves them, with
+-- SKIP LOCKED (`due` and `promotable` in apply.sql, docs/adr/0007). `outbox` needs no locks: if two processes relay
+-- the same row, the second relay changes nothing.
 
 -- name: get
--- A job with everything kept beside it.
+-- A job with its input, results and attempts.
 SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = $1
 
 -- name: get_records
@@ -17,17 +17,27 @@ SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
 -- name: list_jobs
--- Newest first. {where} is built by reads.py of the filters given.
+-- Newest first. reads.py builds {where} from the filters.
 SELECT {job_columns} FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LIMIT {limit}
 
 -- name: count
 SELECT count(*) FROM fairlead.job AS j WHERE {where}
 
+-- name: users_with_prefix
+-- $1: prefix, $2: limit. Steps from one user to the next in the index `job_by_user`.
+WITH RECURSIVE found (user_id) AS (
+    (SELECT user_id FROM fairlead.job WHERE user_id >= $1::text ORDER BY user_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.user_id FROM fairlead.job AS j WHERE j.user_id > f.user_id ORDER BY j.user_id LIMIT 1)
+    FROM found AS f WHERE starts_with(f.user_id, $1::text)
+)
+SELECT user_id FROM found WHERE starts_with(user_id, $1::text) LIMIT $2::bigint
+
 -- name: get_batch
 SELECT {batch_row} FROM fairlead.job_batch AS b WHERE b.id = $1
 
 -- name: list_batches
--- $1: before, $2: limit, and if a user is asked for, $3. Newest first.
+-- $1: before, $2: limit, optionally $3: user. Newest first.
 SELECT {batch_row} FROM fairlead.job_batch AS b
 WHERE ($1::text IS NULL OR b.id < $1) AND {whose} ORDER BY b.id DESC LIMIT $2::bigint
 
@@ -38,14 +48,14 @@ SELECT user_id FROM fairlead.job_batch WHERE id = $1
 SELECT id, body_hash FROM fairlead.job_batch WHERE user_id = $1 AND idempotency_key = $2
 
 -- name: batch_items
--- $1: batch, $2: after, $3: limit. Their numbers have no gaps, so a page is a range of them: whatever the planner knows of
--- tables that were filled a moment ago, no more is read than is asked for.
+-- $1: batch, $2: after, $3: limit. Numbers have no gaps, so a page is a range of them, and no more rows are read even if
+-- the planner has no statistics for tables that were filled a moment ago.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
 WHERE i.batch_id = $1 AND i.item > $2::int AND i.item <= $2::int + $3::int ORDER BY i.item
 
 -- name: batch_items_of_status
--- $4: statuses. From item to item, until there are enough; OFFSET 0 keeps the planner from joining all of them first.
+-- $4: statuses. Goes from item to item until there are enough; OFFSET 0 keeps the planner from joining all of them first.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM (
     SELECT item, custom_id, job_id FROM fairlead.batch_item WHERE batch_id = $1 AND item > $2::int ORDER BY item OFFSET 0
@@ -55,7 +65,7 @@ FROM (
 ORDER BY i.item LIMIT $3::bigint
 
 -- name: removed_items
--- As `batch_items_of_status`: those whose job is gone.
+-- Like `batch_items_of_status`, for items whose job is gone.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM (
     SELECT item, custom_id, job_id FROM fairlead.batch_item WHERE batch_id = $1 AND item > $2::int ORDER BY item OFFSET 0
@@ -63,15 +73,19 @@ FROM (
 WHERE j.id IS NULL ORDER BY i.item LIMIT $3::bigint
 
 -- name: batch_item
--- $1: batch, $2: the caller's name for it, $3: its number if that can be one.
+-- $1: batch, $2: custom_id, $3: the number, if the name is one.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
 WHERE i.batch_id = $1 AND (i.custom_id = $2 OR i.item = $3::int)
 ORDER BY (i.custom_id = $2) IS NOT TRUE LIMIT 1
 
+-- name: batch_of_job
+SELECT b.id, b.name, i.item, i.custom_id
+FROM fairlead.batch_item AS i JOIN fairlead.job_batch AS b ON b.id = i.batch_id WHERE i.job_id = $1 LIMIT 1
+
 -- name: ended_batches
--- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end. As
--- `batch_items_of_status`, from item to item.
+-- Searches the last open item of each batch, which is found soon, because the last items mostly end last. Goes from item
+-- to item, like `batch_items_of_status`.
 SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
     SELECT j.open FROM (
         SELECT job_id FROM fairlead.batch_item WHERE batch_id = b.id ORDER BY item DESC OFFSET 0
@@ -84,16 +98,16 @@ SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
 SELECT EXISTS (SELECT FROM fairlead.idempotency WHERE user_id = $1 AND key = $2)
 
 -- name: outbox
--- $1: this process, $2: older than, $3: limit. The outbox is small and scanned whole: ids are not in the order of commits.
+-- $1: origin, $2: older than, $3: limit. The outbox is small and scanned whole: ids are not in commit order.
 WITH found AS (
     SELECT id, job_id, job_ids FROM fairlead.outbox WHERE origin <> $1 OR written_at < $2::bigint
     ORDER BY id LIMIT $3::bigint
-), {jobs_told}
+), {outbox_jobs}
 
 -- name: outbox_of_lanes
--- As `outbox`; $4: services, $5: bands, $6: all but these. Goes from one lane that has rows to the next by the index, and
--- into those that are asked for: so it costs as much as there is to find, however many rows wait for another shard. What
--- the release before wrote has no lane, and is everybody's.
+-- Like `outbox`; $4: services, $5: bands, $6: all except these. Goes by the index from one lane with rows to the next, and
+-- reads the selected ones, so that the cost does not depend on the rows of other shards. Rows of the previous release
+-- have no lane and are returned to every shard.
 WITH RECURSIVE present AS (
     (SELECT service, band FROM fairlead.outbox ORDER BY service, band LIMIT 1)
     UNION ALL
@@ -116,7 +130,7 @@ WITH RECURSIVE present AS (
         ORDER BY id LIMIT $3::bigint
     )
     ORDER BY id LIMIT $3::bigint
-), {jobs_told}
+), {outbox_jobs}
 
 -- name: next_timer
 SELECT min(timer_at) FROM fairlead.job WHERE timer_at IS NOT NULL
@@ -131,7 +145,7 @@ SELECT
         ORDER BY queued_at LIMIT 1)
 
 -- name: next_promotion
--- When the longest waiting low and medium job were queued.
+-- When the longest-waiting low and medium jobs were queued.
 SELECT
     (SELECT queued_at FROM fairlead.job WHERE ended IS NULL AND priority = 3 AND queued_at IS NOT NULL AND status = 1
         ORDER BY queued_at LIMIT 1),
@@ -139,18 +153,21 @@ SELECT
         ORDER BY queued_at LIMIT 1)
 
 -- name: of_lanes
--- Takes the place of {lanes}, unless everything is asked for.
+-- Replaces {lanes}, unless all lanes are read.
 (({service}, j.priority) IN (SELECT * FROM unnest({services}::text[], {bands}::smallint[]))) <> {others}::boolean
 
 -- name: waiting
--- The numbers of all PENDING jobs; `waiting_jobs` then reads them in portions.
+-- The seqs of all PENDING jobs, which `waiting_jobs` reads in portions.
 SELECT coalesce(array_agg(j.seq), '{}') FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes}
 
 -- name: count_waiting
 SELECT count(*) FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes}
 
+-- name: count_waiting_by_service
+SELECT {service}, count(*) FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes} GROUP BY 1
+
 -- name: waiting_jobs
--- $1: numbers. Those that left the line or the lanes meanwhile are left out.
+-- $1: seqs. Jobs that left the queue or the lanes meanwhile are omitted.
 SELECT {job_columns} FROM fairlead.job AS j
 WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.seq
 
@@ -158,18 +175,20 @@ WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.s
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns: from one to the next by the index, however many turns each has.
+-- The processes that own open turns which are not set aside. Skips through the index, independent of the number of turns.
 WITH RECURSIVE owner AS (
-    SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL) AS name
+    SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND status > 0) AS name
     UNION ALL
-    SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND turn > owner.name)
+    SELECT (SELECT min(turn) FROM fairlead.job
+            WHERE turn IS NOT NULL AND ended IS NULL AND status > 0 AND turn > owner.name)
     FROM owner WHERE owner.name IS NOT NULL
 )
 SELECT name FROM owner WHERE name IS NOT NULL
 
 -- name: turns_of
--- $1: the process, $2: limit. Its open turns, oldest first.
-SELECT {job_columns} FROM fairlead.job AS j WHERE j.turn = $1 AND j.ended IS NULL ORDER BY j.seq LIMIT $2::bigint
+-- $1: the process, $2: limit. Its open turns which are not set aside, oldest first.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.turn = $1 AND j.ended IS NULL AND j.status > 0 ORDER BY j.seq LIMIT $2::bigint
 
 -- name: holds
 SELECT job_id, service, region, until, id, band FROM fairlead.hold
@@ -181,7 +200,7 @@ SELECT job_id, service, region, until, id, band FROM fairlead.hold
 SELECT scope, number, server, rebuild_asked FROM fairlead.epoch WHERE number > 0
 
 -- name: now
-SELECT extract(epoch FROM now())::float8
+SELECT extract(epoch FROM clock_timestamp())::float8
 
 -- name: keys
 SELECT id, role, user_id, name, hash, created_at, revoked_at FROM fairlead.api_key ORDER BY created_at, id
@@ -190,7 +209,7 @@ SELECT id, role, user_id, name, hash, created_at, revoked_at FROM fairlead.api_k
 SELECT count(*), count(revoked_at) FROM fairlead.api_key
 
 -- name: audit
--- Newest first. {where} is built by reads.py of the filters given.
+-- Newest first. reads.py builds {where} from the filters.
 SELECT id, at, who, action, target, details, outcome FROM fairlead.audit WHERE {where} ORDER BY id DESC LIMIT {limit}
 
 -- name: processes
@@ -201,18 +220,18 @@ SELECT name, seen_at, drain_asked, about FROM fairlead.process ORDER BY name
 SELECT key_id, expires_at FROM fairlead.dashboard_session WHERE hash = $1 AND expires_at > $2::bigint
 
 -- name: activity
--- $1: the first minute that is asked for.
+-- $1: the first minute.
 SELECT process, minute, service, about FROM fairlead.activity WHERE minute >= $1::int
 
 -- name: waiting_by_service
--- Of PENDING jobs since when the longest one waits, and how many are RETRYING.
+-- Since when the longest-waiting PENDING job waits, and the number of RETRYING jobs.
 SELECT service, min(waiting_since) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2) FROM (
     SELECT {service} AS service, j.waiting_since, j.status FROM fairlead.job AS j
     WHERE j.ended IS NULL AND j.status IN (1, 2)
 ) AS open GROUP BY service
 
 -- name: user_loads
--- $1: limit. The weight is that of the newest job, looked up for those that are shown alone.
+-- $1: limit. The weight is that of the newest job, read only for the users returned.
 SELECT found.user_id, waiting, running, oldest, (
     SELECT coalesce(spec::json ->> 3, '1')::float8 FROM fairlead.job WHERE seq = newest AND user_id = found.user_id
 ) FROM (
@@ -223,27 +242,27 @@ SELECT found.user_id, waiting, running, oldest, (
 ) AS found
 
 -- name: heads
--- $1: users, $2: service, $3: how many of each user and band. In the order of `domain.job.Job.rank`.
-SELECT {job_columns} FROM unnest($1::text[]) AS wanted (user_id) CROSS JOIN generate_series(1, 3) AS band
+-- $1: users, $2: service, $3: jobs per user and band. In the order of `domain.job.Job.rank`.
+SELECT {job_columns} FROM unnest($1::text[]) AS requested (user_id) CROSS JOIN generate_series(1, 3) AS band
 CROSS JOIN LATERAL (
     SELECT * FROM fairlead.job AS j
-    WHERE j.user_id = wanted.user_id AND j.ended IS NULL AND j.status = 1 AND j.priority = band AND {service} = $2
+    WHERE j.user_id = requested.user_id AND j.ended IS NULL AND j.status = 1 AND j.priority = band AND {service} = $2
     ORDER BY j.attempt = 0, j.step = 0, j.seq LIMIT $3::bigint
 ) AS j
 
 -- name: first_in_line
--- $1: service, $2: how many.
+-- $1: service, $2: limit.
 SELECT {job_columns} FROM fairlead.job AS j
 WHERE j.ended IS NULL AND j.status = 1 AND {service} = $1 ORDER BY j.seq LIMIT $2::bigint
 
 -- name: dead_groups
--- $1: limit. The examples are the newest and the oldest: ids grow with time.
+-- $1: limit. The examples are the newest and the oldest job; ids grow with time.
 SELECT j.error::json ->> 'code' AS code, j.error::json ->> 'message' AS message, {service} AS service, count(*) AS n,
        min(j.finished_at), max(j.finished_at) AS last, max(j.id), min(j.id)
 FROM fairlead.job AS j WHERE j.ended = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT $1::bigint
 
 -- name: facts
--- $1: now, or the server's. What others' sessions do is told only as far as this user may see it.
+-- $1: now (NULL: server time). Other sessions are included as far as this role may see them.
 WITH clock AS (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), oldest_transaction AS (
@@ -253,6 +272,7 @@ WITH clock AS (
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
       AND backend_type = 'client backend'
+      AND application_name NOT LIKE 'fairlead process %' -- the dispatch lock behind a pooler: it pins nothing
     ORDER BY xact_start LIMIT 1
 ), oldest_xmin AS (
     SELECT age, what FROM (
@@ -293,12 +313,19 @@ FROM clock
 SELECT version FROM fairlead.rules
 
 -- name: try_to_write
--- A commit that changes nothing: the same version again.
+-- A commit that changes nothing: it writes the same version again.
 UPDATE fairlead.schema_version SET number = number
 
+-- name: try_to_grow
+-- Tests for about a megabyte of free space in the tablespace. Updating a row may need none.
+BEGIN;
+SET LOCAL temp_tablespaces = '';
+CREATE TEMPORARY TABLE fairlead_room ON COMMIT DROP AS SELECT repeat(md5(n::text), 32) FROM generate_series(1, 1000) AS n;
+ROLLBACK
+
 -- name: schema
--- Is our schema there? Asked of the catalogue itself: to_regclass() may answer from a cache that has not heard yet of a
--- migration that ended while we waited for its lock.
+-- Whether the schema exists. Reads the catalogue itself: to_regclass() may use a cache that predates a migration that
+-- ended while we waited for its lock.
 SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = 'fairlead' AND tablename = 'schema_version'
 
 -- name: schema_version

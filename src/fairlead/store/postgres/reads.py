@@ -1,4 +1,4 @@
-"""The reads of the store: each is one statement on a connection of the pool."""
+"""The reads of the PostgreSQL store. Each is one statement on a pooled connection."""
 
 from __future__ import annotations
 
@@ -8,32 +8,62 @@ from typing import Any
 import asyncpg
 import orjson
 
-from fairlead.domain.audit import AuditRecord
+from fairlead.domain.access import AuditRecord, Key
 from fairlead.domain.batch import BatchItem, BatchState
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
-from fairlead.domain.keys import Key
-from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
-from fairlead.store import batches, operators
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
-from fairlead.store.postgres import rows
-from fairlead.store.postgres.board import BoardReads
-from fairlead.store.postgres.connect import Server, translated
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, OutboxEntry
+from fairlead.store.postgres.connect import Server, spoils_session, translated
+from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS, load
-from fairlead.store.rows import STATUS_CODES, job_of, micros, seconds
-from fairlead.store.settings import declared_of, rules_of
+from fairlead.store.records import audit_of, batch_state_of, item_number_of, key_of, process_of
+from fairlead.store.rows import STATUS_CODES, job_of, micros, record_of, seconds
+from fairlead.store.rules import declared_of, rules_of
+
+JOB_COLUMNS = 32  # in the fragment `job_columns`
 
 
-class Reads(BoardReads):
-    """What `PostgresStore` answers without writing."""
+def change_from(row: Sequence[Any]) -> OutboxEntry:
+    """Read an outbox row: its id, the job id, and the job columns, which are NULL if the job is gone."""
+    outbox_id, job_id, *job = row
+    return OutboxEntry(outbox_id, job_id, None if job[0] is None else job_of(job))
+
+
+def item_from(row: Sequence[Any]) -> BatchItem:
+    """Read a batch item: number, custom_id, job id, and the job columns, which are NULL if the job is gone."""
+    number, custom_id, job_id, *job = row
+    return BatchItem(number, custom_id, job_id, None if job[0] is None else job_of(job))
+
+
+def hold_from(row: Sequence[Any]) -> Hold:
+    job_id, service, region, until, id_, band = row
+    return Hold(job_id, service, region, until / 1e6, id_, band)
+
+
+def record_from(row: Sequence[Any]) -> JobRecord:
+    """Read a row of the query `get`: a job with its input, results and attempts."""
+    input_json, metadata_json, results, attempts, about, data, metrics = row[JOB_COLUMNS:]
+    rows = [] if results is None else orjson.loads(results)
+    if data is not None:
+        step, service, round_, finished_at, lease = orjson.loads(about)
+        rows.append((step, service, round_, data, metrics, finished_at, lease))
+        rows.sort(key=lambda row: (row[0], row[2]))
+    stored = () if attempts is None else orjson.loads(attempts)
+    return record_of((row[:JOB_COLUMNS], input_json, metadata_json, rows, stored))
+
+
+class Reads(PostgresDashboardReads):
+    """The read methods of `PostgresStore`."""
 
     def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:
         self._server = server
         self._clock = clock
         self._origin = ""
         self._pool: asyncpg.Pool | None = None
+        self._renew_readers = False
 
     def _opened(self) -> asyncpg.Pool:
         if self._pool is None:
@@ -42,8 +72,15 @@ class Reads(BoardReads):
 
     async def _ask(self, sql: str, *parameters: Any) -> list[Any]:
         pool = self._opened()
+        if self._renew_readers:
+            self._renew_readers = False
+            await pool.expire_connections()
         with translated(self._server.shown):
-            return list(await pool.fetch(sql, *parameters))
+            try:
+                return list(await pool.fetch(sql, *parameters))
+            except Exception as error:
+                self._renew_readers = self._renew_readers or spoils_session(error)
+                raise
 
     async def _jobs(self, sql: str, *parameters: Any) -> list[Job]:
         return [job_of(row) for row in await self._ask(sql, *parameters)]
@@ -53,20 +90,22 @@ class Reads(BoardReads):
 
     async def get(self, job_id: str) -> JobRecord | None:
         answer = await self._ask(READS["get"], job_id)
-        return rows.record_from(answer[0]) if answer else None
+        return record_from(answer[0]) if answer else None
 
     async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        records = [rows.record_from(row) for row in await self._ask(READS["get_records"], list(set(job_ids)))]
+        records = [record_from(row) for row in await self._ask(READS["get_records"], list(set(job_ids)))]
         return {record.job.id: record for record in records}
 
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if not job_ids:
             return {}
-        found = {job.id: job for job in await self._jobs(READS["get_jobs"], list(set(job_ids)))}
-        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+        jobs = {job.id: job for job in await self._jobs(READS["get_jobs"], list(set(job_ids)))}
+        return {job_id: jobs[job_id] for job_id in job_ids if job_id in jobs}
 
-    async def list_jobs(self, where: JobFilter, *, before_seq: int | None, limit: int) -> list[Job]:
-        condition, parameters = _condition(where, before_seq)
+    async def list_jobs(
+        self, where: JobFilter, *, before_seq: int | None, limit: int, from_seq: int | None = None
+    ) -> list[Job]:
+        condition, parameters = _condition(where, before_seq, from_seq)
         sql = READS["list_jobs"].replace("{where}", condition).replace("{limit}", f"${len(parameters) + 1}")
         return await self._jobs(sql, *parameters, limit)
 
@@ -75,9 +114,12 @@ class Reads(BoardReads):
         ((number,),) = await self._ask(READS["count"].replace("{where}", condition), *parameters)
         return int(number)
 
+    async def users_with_prefix(self, prefix: str, limit: int) -> list[str]:
+        return [row[0] for row in await self._ask(READS["users_with_prefix"], prefix, limit)]
+
     async def get_batch(self, batch_id: str) -> BatchState | None:
         answer = await self._ask(READS["get_batch"], batch_id)
-        return batches.state_of(answer[0]) if answer else None
+        return batch_state_of(answer[0]) if answer else None
 
     async def batch_owner(self, batch_id: str) -> str | None:
         answer = await self._ask(READS["batch_owner"], batch_id)
@@ -88,9 +130,9 @@ class Reads(BoardReads):
         return (answer[0][0], answer[0][1]) if answer else None
 
     async def list_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[BatchState]:
-        whose, given = ("TRUE", ()) if user_id is None else ("b.user_id = $3", (user_id,))
+        whose, arguments = ("TRUE", ()) if user_id is None else ("b.user_id = $3", (user_id,))
         sql = READS["list_batches"].replace("{whose}", whose)
-        return [batches.state_of(row) for row in await self._ask(sql, before, limit, *given)]
+        return [batch_state_of(row) for row in await self._ask(sql, before, limit, *arguments)]
 
     async def batch_items(
         self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
@@ -98,37 +140,41 @@ class Reads(BoardReads):
         name, codes = "batch_items", []
         if statuses:
             name, codes = "batch_items_of_status", [[STATUS_CODES[status] for status in statuses]]
-        return [rows.item_from(row) for row in await self._ask(READS[name], batch_id, after, limit, *codes)]
+        return [item_from(row) for row in await self._ask(READS[name], batch_id, after, limit, *codes)]
 
     async def removed_items(self, batch_id: str, *, after: int = -1, limit: int) -> list[BatchItem]:
-        return [rows.item_from(row) for row in await self._ask(READS["removed_items"], batch_id, after, limit)]
+        return [item_from(row) for row in await self._ask(READS["removed_items"], batch_id, after, limit)]
 
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
-        answer = await self._ask(READS["batch_item"], batch_id, name, batches.number_of(name))
-        return rows.item_from(answer[0]) if answer else None
+        answer = await self._ask(READS["batch_item"], batch_id, name, item_number_of(name))
+        return item_from(answer[0]) if answer else None
+
+    async def batch_of_job(self, job_id: str) -> tuple[str, str | None, int, str | None] | None:
+        answer = await self._ask(READS["batch_of_job"], job_id)
+        return tuple(answer[0]) if answer else None
 
     async def ended_batches(self, limit: int) -> list[str]:
         return [row[0] for row in await self._ask(READS["ended_batches"], limit)]
 
     async def was_submitted(self, user_id: str, key: str) -> bool:
-        ((found,),) = await self._ask(READS["was_submitted"], user_id, key)
-        return bool(found)
+        ((exists,),) = await self._ask(READS["was_submitted"], user_id, key)
+        return bool(exists)
 
-    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
-        given = RELAYING, micros(older_than), limit
+    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
+        arguments = RELAYING, micros(older_than), limit
         if lanes == EVERYTHING:
-            answer = await self._ask(READS["outbox"], *given)
+            answer = await self._ask(READS["outbox"], *arguments)
         else:
-            answer = await self._ask(READS["outbox_of_lanes"], *given, *_parameters(lanes))
-        return [rows.change_from(row) for row in answer]
+            answer = await self._ask(READS["outbox_of_lanes"], *arguments, *_parameters(lanes))
+        return [change_from(row) for row in answer]
 
     async def next_timer(self) -> float | None:
         ((moment,),) = await self._ask(READS["next_timer"])
         return seconds(moment)
 
     async def oldest_waiting(self) -> dict[int, float]:
-        (found,) = await self._ask(READS["oldest_waiting"])
-        return {band: moment / 1e6 for band, moment in enumerate(found, 1) if moment is not None}
+        (times,) = await self._ask(READS["oldest_waiting"])
+        return {band: moment / 1e6 for band, moment in enumerate(times, 1) if moment is not None}
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         ((low, medium),) = await self._ask(READS["next_promotion"])
@@ -140,7 +186,7 @@ class Reads(BoardReads):
         return min(moments, default=None)
 
     async def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
-        # All numbers at once and then the jobs in portions, so that no transaction is open while they are worked on.
+        # Read all seqs first and then the jobs in portions, so that no transaction stays open meanwhile.
         sql, parameters = _of_lanes("waiting", lanes)
         ((numbers,),) = await self._ask(sql, *parameters)
         numbers.sort()
@@ -155,6 +201,10 @@ class Reads(BoardReads):
         ((number,),) = await self._ask(sql, *parameters)
         return int(number)
 
+    async def count_waiting_by_service(self, lanes: Lanes = EVERYTHING) -> dict[str, int]:
+        sql, parameters = _of_lanes("count_waiting_by_service", lanes)
+        return {service: int(number) for service, number in await self._ask(sql, *parameters)}
+
     async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]:
         sql, parameters = _of_lanes("running", lanes)
         return await self._jobs(sql, *parameters)
@@ -166,11 +216,11 @@ class Reads(BoardReads):
         return await self._jobs(READS["turns_of"], process, limit)
 
     async def holds(self) -> list[Hold]:
-        return [rows.hold_from(row) for row in await self._ask(READS["holds"])]
+        return [hold_from(row) for row in await self._ask(READS["holds"])]
 
     async def rules(self) -> Rules:
-        ((version, *found),) = await self._ask(READS["rules"])
-        return rules_of([version, *map(orjson.loads, found)])
+        ((version, *texts),) = await self._ask(READS["rules"])
+        return rules_of([version, *map(orjson.loads, texts)])
 
     async def declared(self) -> DeclareServices:
         ((_, declared, *_),) = await self._ask(READS["rules"])
@@ -188,36 +238,37 @@ class Reads(BoardReads):
         return float(moment)
 
     async def keys(self) -> list[Key]:
-        return [operators.key_of(row) for row in await self._ask(READS["keys"])]
+        return [key_of(row) for row in await self._ask(READS["keys"])]
 
     async def count_keys(self) -> tuple[int, int]:
         ((made, revoked),) = await self._ask(READS["count_keys"])
         return made, revoked
 
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
-        given = {"id <": before, "action =": action}
-        parameters = [value for value in given.values() if value is not None]
-        terms = [term for term, value in given.items() if value is not None]
+        arguments = {"id <": before, "action =": action}
+        parameters = [value for value in arguments.values() if value is not None]
+        terms = [term for term, value in arguments.items() if value is not None]
         condition = " AND ".join(f"{term} ${n}" for n, term in enumerate(terms, 1)) or "TRUE"
         sql = READS["audit"].replace("{where}", condition).replace("{limit}", f"${len(terms) + 1}")
-        return [operators.audit_of(row) for row in await self._ask(sql, *parameters, limit)]
+        return [audit_of(row) for row in await self._ask(sql, *parameters, limit)]
 
     async def processes(self) -> list[ProcessRecord]:
-        return [operators.process_of(row) for row in await self._ask(READS["processes"])]
+        return [process_of(row) for row in await self._ask(READS["processes"])]
 
     async def facts(self) -> Facts:
         now = None if self._clock is None else micros(self._clock())
         return {"engine": "postgresql", **dict((await self._ask(READS["facts"], now))[0])}
 
 
-def _of_lanes(name: str, lanes: Lanes, *given: Any) -> tuple[str, list[Any]]:
-    """The query, held to these lanes; for everything it is asked without a condition."""
+def _of_lanes(name: str, lanes: Lanes, *arguments: Any) -> tuple[str, list[Any]]:
+    """The SQL and parameters of a query, restricted to these lanes. For all lanes the query has no condition on
+    lanes."""
     if lanes == EVERYTHING:
-        return READS[name].replace("{lanes}", "TRUE"), list(given)
+        return READS[name].replace("{lanes}", "TRUE"), list(arguments)
     condition = READS["of_lanes"]
-    for place, part in enumerate(("services", "bands", "others"), len(given) + 1):
-        condition = condition.replace(f"{{{part}}}", f"${place}")
-    return READS[name].replace("{lanes}", condition), [*given, *_parameters(lanes)]
+    for number, part in enumerate(("services", "bands", "others"), len(arguments) + 1):
+        condition = condition.replace(f"{{{part}}}", f"${number}")
+    return READS[name].replace("{lanes}", condition), [*arguments, *_parameters(lanes)]
 
 
 def _parameters(lanes: Lanes) -> tuple[list[str], list[int], bool]:
@@ -225,42 +276,46 @@ def _parameters(lanes: Lanes) -> tuple[list[str], list[int], bool]:
     return [service for service, _ in pairs], [band for _, band in pairs], lanes.others
 
 
-def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:
-    """Only the filters that are given, so that PostgreSQL can choose the index that suits them."""
+def _condition(where: JobFilter, before_seq: int | None = None, from_seq: int | None = None) -> tuple[str, list[Any]]:
+    """The WHERE condition of a job list. It contains only the filters that are set, so that PostgreSQL can choose a
+    matching index."""
     terms: list[str] = []
     parameters: list[Any] = []
 
-    def given(term: str, value: Any) -> None:
+    def add(term: str, value: Any) -> None:
         parameters.append(value)
         terms.append(f"{term} ${len(parameters)}")
 
     if where.user_id is not None:
-        given("j.user_id =", where.user_id)
+        add("j.user_id =", where.user_id)
     if where.feature_name is not None:
-        given("j.feature_name =", where.feature_name)
+        add("j.feature_name =", where.feature_name)
     if where.service is not None:
-        given(f"{load('fragments.sql')['service']} =", where.service)
+        add(f"{load('fragments.sql')['service']} =", where.service)
     if where.error_code is not None:
-        given("j.error::json ->> 'code' =", where.error_code)
+        add("j.error::json ->> 'code' =", where.error_code)
     if where.retryable is not None:
-        given("j.retryable =", where.retryable)
+        add("j.retryable =", where.retryable)
     if where.finished_from is not None:
-        given("j.finished_at >=", micros(where.finished_from))
+        add("j.finished_at >=", micros(where.finished_from))
     if where.finished_before is not None:
-        given("j.finished_at <", micros(where.finished_before))
+        add("j.finished_at <", micros(where.finished_before))
     if where.created_from is not None:
-        given("j.created_at >=", micros(where.created_from))
+        add("j.created_at >=", micros(where.created_from))
     if where.created_before is not None:
-        given("j.created_at <", micros(where.created_before))
+        add("j.created_at <", micros(where.created_before))
     if where.statuses:
         terms.append(_has_status(sorted(STATUS_CODES[status] for status in where.statuses)))
     if before_seq is not None:
-        given("j.seq <", before_seq)
+        add("j.seq <", before_seq)
+    if from_seq is not None:
+        add("j.seq >=", from_seq)
     return " AND ".join(terms) or "TRUE", parameters
 
 
 def _has_status(codes: list[int]) -> str:
-    """Asked of `ended` where that says it all, because the partial indexes know that column and not `status`."""
+    """The condition on the status. It uses the column `ended` where possible, because the partial indexes are on
+    `ended` and not on `status`."""
     one_of = f"= {codes[0]}" if len(codes) == 1 else f"IN ({', '.join(map(str, codes))})"
     if codes[0] > 3:
         return f"j.ended {one_of}"

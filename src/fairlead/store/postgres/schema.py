@@ -1,7 +1,7 @@
-"""Is the server one that we can use, is the schema the one we know? Bring it up to date if it is older.
+"""Checks the server version and migrates the schema.
 
-Two processes that open a new database at once are kept apart by an advisory lock; the second finds the work done.
-Everything lives in the schema `fairlead`, so it can share a database with the application that submits to it.
+An advisory lock serialises processes that open a new database at the same time. Everything lives in the schema
+`fairlead`, so that Fairlead can share a database with the application that submits jobs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncpg
 from asyncpg import exceptions as pg
 
 from fairlead.errors import StoreError
-from fairlead.store.migrate import migrations
 from fairlead.store.postgres.connect import OLDEST_SERVER, Server, translated
 from fairlead.store.postgres.queries import READS
+from fairlead.store.sql_files import migrations
 
 MIGRATION_LOCK = 0x4641_4952_4D49_4752  # "FAIRMIGR"
-# Changing a table waits for everyone who uses it, and everyone else waits behind that. So it gives up before the
-# commits of running processes do (store.LOCK_TIMEOUT_MS), lets them through, and tries again.
+# Altering a table waits for its users, and blocks all later ones. Time out before the commits of running processes do
+# (store.LOCK_TIMEOUT_MS), let them through, and retry.
 LOCK_TIMEOUT_MS = 2000
 TRIES = 10
 _MIGRATIONS = "fairlead.store.postgres"
@@ -47,7 +47,7 @@ async def prepare(connection: asyncpg.Connection, server: Server) -> None:
 
 
 async def _migrate(connection: asyncpg.Connection, server: Server) -> None:
-    """One transaction: a migration that fails leaves the database as it was."""
+    """Migrate in one transaction, so that a failure leaves the database unchanged."""
     async with connection.transaction():
         await connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
         await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -57,8 +57,8 @@ async def _migrate(connection: asyncpg.Connection, server: Server) -> None:
             version = 0
         if version > known_version():
             raise StoreError(
-                f"the database at {server.shown} has schema {version}, this Fairlead knows {known_version()}: "
-                "upgrade Fairlead; the database is left as it is"
+                f"the database at {server.shown} has schema {version}, but this Fairlead supports {known_version()}: "
+                "upgrade Fairlead; the database was not changed"
             )
         for migration in migrations(_MIGRATIONS)[version:]:
             await connection.execute(migration.sql)
@@ -66,14 +66,14 @@ async def _migrate(connection: asyncpg.Connection, server: Server) -> None:
 
 
 async def version_of(connection: asyncpg.Connection) -> int | None:
-    """None: there is nothing of ours yet."""
+    """The version of the schema, or None if the database has no Fairlead schema."""
     if await connection.fetchval(READS["schema"]) is None:
         return None
     return int(await connection.fetchval(READS["schema_version"]))
 
 
 async def found_version(url: str) -> int | None:
-    """Of the database at this URL, on a connection of its own. Nothing is created or changed."""
+    """The schema version of the database at this URL. Opens a connection of its own and changes nothing."""
     server = Server.of(url, pool_size=1)
     with translated(server.shown):
         connection = await server.connection("fairlead doctor")

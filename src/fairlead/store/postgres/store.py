@@ -1,7 +1,7 @@
-"""The truth in a PostgreSQL database that any number of processes share.
+"""The store in a PostgreSQL database, shared by any number of processes.
 
-A commit is one short transaction on a connection of the pool, see `commit.py` and `apply.sql`. What is stored as "now"
-is the server's clock, read once per commit, so that processes on machines whose clocks differ agree.
+A commit is one short transaction on a pooled connection, see `commit.py` and `apply.sql`. Stored times come from the
+server clock, read once per commit, so that processes on machines with different clocks agree.
 """
 
 from __future__ import annotations
@@ -17,22 +17,31 @@ from fairlead.errors import Unavailable
 from fairlead.store.port import RELAYING, Committed, RaiseEpoch, Transition
 from fairlead.store.postgres import schema
 from fairlead.store.postgres.commit import Commit, Undone
-from fairlead.store.postgres.connect import Backend, Server, Writing, is_contended, is_ending, translated
-from fairlead.store.postgres.doubt import Doubts
-from fairlead.store.postgres.express import Plan, plan_of
+from fairlead.store.postgres.connect import (
+    Backend,
+    Server,
+    WritePool,
+    Writing,
+    is_contended,
+    is_ending,
+    is_full,
+    is_read_only,
+    translated,
+)
+from fairlead.store.postgres.in_doubt_commits import InDoubtCommits
 from fairlead.store.postgres.lock import DispatchLock
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.reads import Reads
-from fairlead.store.postgres.writers import Writers
+from fairlead.store.postgres.single_statement import Plan, plan_of
 from fairlead.store.rows import micros
 
 LOCK_TIMEOUT_MS = 5000
 POOL_SIZE = 4
-PING_TIMEOUT = 5.0  # a commit may hang for want of a standby
+PING_TIMEOUT = 5.0  # a commit may hang while a synchronous standby is missing
 
 
 class PostgresStore(Reads):
-    """`clock`, for tests, gives the time that is stored instead of the server's."""
+    """The store in PostgreSQL. Tests pass a `clock` that replaces the clock of the server."""
 
     def __init__(
         self,
@@ -43,10 +52,10 @@ class PostgresStore(Reads):
     ) -> None:
         super().__init__(Server.of(url, pool_size), clock)
         self._dispatch_lock = DispatchLock(self._server)
-        self._doubts = Doubts()
+        self._doubts = InDoubtCommits()
         self._scopes: set[str] = set()
-        self._cannot_write = False
-        self._open_writers: Writers[Writing] | None = None
+        self._cannot_write = self._disk_was_full = False
+        self._open_writers: WritePool[Writing] | None = None
 
     async def open(self) -> None:
         with translated(self._server.shown):
@@ -63,7 +72,7 @@ class PostgresStore(Reads):
         pools = self._pool, self._open_writers
         self._pool = self._open_writers = None
         try:
-            with suppress(Unavailable), translated(self._server.shown):  # a server that is gone needs no goodbye
+            with suppress(Unavailable), translated(self._server.shown):  # the server may be gone
                 await self._dispatch_lock.release()
                 for pool in filter(None, pools):
                     await pool.close()
@@ -93,39 +102,46 @@ class PostgresStore(Reads):
                 if not answers and backend is not None:
                     plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
                 if plan is not None and backend is not None:
-                    committed = await self._transact_express(connection, backend, batch, plan)
+                    committed = await self._run_statement(connection, backend, batch, plan)
                 else:
                     committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
-        for place, outcome in answers.items():
-            outcomes[place] = outcome
-        self._doubts.answered(batch[place] for place in answers)
+        for index, outcome in answers.items():
+            outcomes[index] = outcome
+        self._doubts.answered(batch[index] for index in answers)
         return Committed(outcomes, [*self._doubts.changes(), *committed.changes])
 
     async def ping(self) -> None:
-        """It can be read, and the last commit did not fail for want of a server that can write. If it did, one is tried
-        now: while nobody sends jobs there may be no other."""
+        """Check that the database can be read. If the last commit failed because the server could not write, try a
+        write too: without new jobs no other commit would notice that the server has recovered."""
         await super().ping()
         if self._cannot_write:
             with self._writing():
                 async with self._writers().connection() as connection:
                     await connection.execute(READS["try_to_write"], timeout=PING_TIMEOUT)
+                    if self._disk_was_full:
+                        with suppress(asyncpg.InsufficientPrivilegeError):  # temporary tables may be forbidden
+                            await connection.execute(READS["try_to_grow"], timeout=PING_TIMEOUT)
 
-    def _writers(self) -> Writers[Writing]:
+    def _writers(self) -> WritePool[Writing]:
         if self._open_writers is None:
             raise Unavailable("the store is not open")
         return self._open_writers
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Remembers whether it worked; a row that another process has locked for a while does not count."""
+        """Record whether the commit in the block could write. Lock conflicts do not count as failures."""
         try:
             with translated(self._server.shown):
                 yield
         except Unavailable as error:
             self._cannot_write = self._cannot_write or not is_contended(error)
+            self._disk_was_full = self._disk_was_full or is_full(error)
+            if is_read_only(error):
+                self._renew_readers = True  # after a failover they would read from a standby
+                self._dispatch_lock.doubt()
             raise
-        self._cannot_write = False
+        self._cannot_write = self._disk_was_full = False
 
     async def _transact(
         self, connection: Any, batch: Sequence[Transition], all_or_nothing: bool, answers: dict[int, Any]
@@ -152,10 +168,11 @@ class PostgresStore(Reads):
         self._scopes.update(one.scope for one in batch if isinstance(one, Start | RaiseEpoch))
         return committed
 
-    async def _transact_express(
+    async def _run_statement(
         self, connection: Any, backend: Backend, batch: Sequence[Transition], plan: Plan
     ) -> Committed:
-        """The statement is the transaction. If its reply is lost, it is in doubt."""
+        """Run the single statement of a batch, which is its own transaction. If its reply is lost, the commit is in
+        doubt (see `in_doubt_commits`)."""
         sql, parameters, read = plan
         try:
             rows = await connection.fetch(sql, *parameters)
@@ -169,7 +186,8 @@ class PostgresStore(Reads):
     async def _end(
         self, connection: Any, transaction: str | None, batch: Sequence[Transition], committed: Committed
     ) -> None:
-        """COMMIT. If its reply is lost, it is in doubt, unless nothing was written."""
+        """Send COMMIT. If its reply is lost and something was written, the commit is in doubt (see
+        `in_doubt_commits`)."""
         try:
             await connection.execute("COMMIT")
         except BaseException:
@@ -188,7 +206,7 @@ async def _prepare(connection: Writing) -> None:
 
 
 async def _begin(connection: asyncpg.Connection, sql: str) -> None:
-    """A connection that cannot even begin is of no use to the next one either."""
+    """Begin a transaction. If that fails, the connection is closed."""
     try:
         await connection.execute(sql)
     except BaseException:
@@ -197,7 +215,8 @@ async def _begin(connection: asyncpg.Connection, sql: str) -> None:
 
 
 async def _roll_back(connection: asyncpg.Connection) -> None:
-    """The error that brought us here is the one to tell; a connection that cannot even roll back is thrown away."""
+    """Roll back, or close the connection if the rollback fails. Errors of the rollback are not raised: the original
+    error is reported."""
     try:
         await connection.execute("ROLLBACK", timeout=5)
     except Exception:

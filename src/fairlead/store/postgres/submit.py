@@ -1,73 +1,201 @@
-"""Submitting, without a word about how the server is reached.
+"""The statements that store submitted jobs, independent of how they are sent to the server.
 
-A generator yields each statement it wants to run and is sent the rows; so the store's own connection and a caller's
-(`enlist.py`), of whichever driver and synchronous or not, run the very same statements.
+A generator yields each statement and receives its rows. Three runners share it: the transaction of a commit
+(`commit.py`), a single statement that is its own transaction (`single_statement.py`), and the connection of a caller
+with any driver, asynchronous or not (`caller_transaction.py`).
+
+The jobs of a bulk submission differ in little more than id, user and input. Each column is sent either as one shared
+value or as one value per job, and jobs that enter the same lane share an outbox row. Text columns are sent as one
+string with a separator, because asyncpg inspects every element of a list several times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from fairlead.domain.transitions import Submit
-from fairlead.errors import IdempotencyMismatch, TooManyWaiting
-from fairlead.store.port import Accepted, LineChange, Outcome, Refused
-from fairlead.store.postgres.newcomers import check_names, insertion
+from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting
+from fairlead.store.commits import UNDONE
+from fairlead.store.port import LATE_AFTER, Accepted, OutboxEntry, Outcome, Refused
+from fairlead.store.postgres.encode import Array, array
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.rows import numbered
+from fairlead.store.rows import PENDING, SPEC_FIELDS, STATUS_CODES, micros, numbered, spec_of
 
-UNDONE = Refused("another one of the same bulk was turned away")
+Column = tuple[Array, Any]
+"""The values in the order of the jobs, and the value that all jobs share. One of the two is None."""
 
-Ask = tuple[str, Sequence[Any]]
-"""A statement and its parameters."""
-Talk = Generator[Ask, list[Any], "Submitted"]
+JOBS_PER_ROW = 1000
+"""The most jobs per outbox row: a manager relays them in one call."""
+
+_spec = attrgetter(*SPEC_FIELDS)
+_SEPARATORS = [chr(code) for code in range(1, 32) if chr(code) not in "\t\n\r"]
+"""Control characters that JSON never contains, and names hardly ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """A statement that inserts jobs. `together` is true if all jobs enter the same lane; the reply then has another
+    format."""
+
+    sql: str
+    parameters: Sequence[Any]
+    together: bool
+
+    def numbers(self, rows: Sequence[Any]) -> list[tuple[int, int | None, bool]]:
+        """Read the reply: the seq, the outbox id and the `late` flag (see `OutboxEntry`) of each job, in order."""
+        if not self.together:
+            # Seqs are assigned in the order of the jobs, but rows may be returned in another order.
+            return sorted(map(tuple, rows))
+        ((seqs, outbox_ids, late),) = rows
+        return [(seq, outbox_ids[n // JOBS_PER_ROW], late) for n, seq in enumerate(seqs)]
+
+
+def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion:
+    """Build the statement that inserts these jobs. `now` is the time stored with the outbox rows; None means the time
+    of the server."""
+    jobs = [submit.job for submit in submits]
+    ids = [job.id for job in jobs]
+    users = [job.user_id for job in jobs]
+    features = [job.feature_name for job in jobs]
+    specs = [spec_of(jobs[0])] * len(jobs) if _alike([_spec(job) for job in jobs]) else [spec_of(job) for job in jobs]
+    inputs = [submit.input_json for submit in submits]
+    separator = _separator(ids, users, features)
+    status = _numbers([job.status for job in jobs], STATUS_CODES.__getitem__)
+    priority = _numbers([job.priority for job in jobs], attrgetter("band"))
+    spec = _texts(specs, separator)
+    values, shared = zip(
+        _texts(users, separator),
+        _texts(features, separator),
+        status,
+        priority,
+        _numbers([job.created_at for job in jobs], micros),
+        _numbers([job.queued_at for job in jobs], micros),
+        _numbers([job.waiting_since for job in jobs], micros),
+        _numbers([job.scheduled_at for job in jobs], micros),
+        _numbers([job.timer_at for job in jobs], micros),
+        _numbers([job.deadline_at for job in jobs], micros),
+        spec,
+        _texts(inputs, separator),
+        _maybe_texts([submit.metadata_json for submit in submits]),
+        _maybe_texts([submit.idempotency_key for submit in submits]),
+        _maybe_texts([job.turn for job in jobs]),
+        strict=True,
+    )
+    ordered = sorted({submit.job.service for submit in submits if submit.ordered}) or None
+    parameters = [separator, _joined(ids, separator), *values, *shared, origin, now, ordered, micros(LATE_AFTER)]
+    if len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
+        return Insertion(WRITES["submit_together"], [*parameters, JOBS_PER_ROW], together=True)
+    return Insertion(WRITES["submit"], parameters, together=False)
+
+
+def check_names(submits: Sequence[Submit]) -> None:
+    """Refuse NUL, which PostgreSQL cannot store in text."""
+    for submit in submits:
+        job = submit.job
+        if "\0" in job.user_id or "\0" in job.id or "\0" in job.feature_name or "\0" in (submit.idempotency_key or ""):
+            raise InvalidInput("a name must not contain the character NUL")
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    return values.count(values[0]) == len(values)
+
+
+def _separator(*names: list[str]) -> str:
+    text = "".join(["".join(column) for column in names])
+    for each in _SEPARATORS:
+        if each not in text:
+            return each
+    raise InvalidInput("the names contain every control character")
+
+
+def _texts(values: list[str], separator: str) -> Column:
+    return (None, values[0]) if _alike(values) else (_joined(values, separator), None)
+
+
+def _joined(values: list[str], separator: str) -> str:
+    text = separator.join(values)
+    if text.count(separator) != len(values) - 1:
+        raise InvalidInput("an input contains a control character and is not valid JSON")
+    return text
+
+
+def _maybe_texts(values: list[str | None]) -> Column:
+    return (None, values[0]) if _alike(values) else (array(values), None)
+
+
+def _numbers(values: list[Any], number_of: Callable[[Any], int | None]) -> Column:
+    return (None, number_of(values[0])) if _alike(values) else (array([number_of(value) for value in values]), None)
+
+
+Statement = tuple[str, Sequence[Any]]
+"""SQL and its parameters."""
+Statements = Generator[Statement, list[Any], "Submitted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """One outcome per submit, in their order. `undone`: nothing may be stored, the transaction is to be rolled back."""
+    """The result of a submission: one outcome per submit, in order. With `undone`, the transaction must be rolled
+    back."""
 
     outcomes: Sequence[Outcome | Exception]
-    changes: list[LineChange]
+    changes: list[OutboxEntry]
     undone: bool = False
 
 
-def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_or_nothing: bool = False) -> Talk:
-    """`now` is what the outbox rows are stamped with; None leaves it to the server."""
+def needs_admission(submits: Sequence[Submit]) -> bool:
+    """Whether one of these submits can be refused. If none can, a single INSERT stores all jobs."""
+    return any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits)
+
+
+def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_or_nothing: bool = False) -> Statements:
+    """Yield the statements that store these jobs, and receive their rows. `now` is the time stored with the outbox
+    rows; None means the time of the server."""
     check_names(submits)
     outcomes: list[Outcome | Exception | None] = [None] * len(submits)
-    if any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits):
+    admission = needs_admission(submits)
+    if admission:
         yield from _admitting(submits, outcomes)
         if all_or_nothing and any(isinstance(outcome, Exception) for outcome in outcomes):
             return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], [], undone=True)
-    accepted = [place for place, outcome in enumerate(outcomes) if outcome is None]
-    changes: list[LineChange] = []
+    accepted = [index for index, outcome in enumerate(outcomes) if outcome is None]
+    changes: list[OutboxEntry] = []
     if accepted:
-        jobs = insertion([submits[place] for place in accepted], origin=origin, now=now)
+        jobs = insertion([submits[index] for index in accepted], origin=origin, now=now)
         rows = yield jobs.sql, jobs.parameters
-        for place, (seq, outbox_id) in zip(accepted, jobs.numbers(rows), strict=True):
-            job = submits[place].job
-            outcomes[place] = Accepted(job.id, seq)
+        for index, (seq, outbox_id, late) in zip(accepted, jobs.numbers(rows), strict=True):
+            job = submits[index].job
+            outcomes[index] = Accepted(job.id, seq)
             if outbox_id is not None:
-                changes.append(LineChange(outbox_id, job.id, numbered(job, seq)))
-    _answer_repeats(submits, outcomes)
+                changes.append(OutboxEntry(outbox_id, job.id, numbered(job, seq), late))
+    if admission:
+        _answer_repeats(submits, outcomes)
     return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], changes)
 
 
-# ---------------------------------------------------------------- who is turned away
+async def run(statements: Statements, fetch: Callable[[str, Sequence[Any]], Awaitable[list[Any]]]) -> Submitted:
+    try:
+        sql, parameters = next(statements)
+        while True:
+            sql, parameters = statements.send(await fetch(sql, parameters))
+    except StopIteration as end:
+        submitted: Submitted = end.value
+        return submitted
 
 
 class _Repeat(Refused):
-    """Of a submit earlier in this batch, whose number is not known yet."""
+    """The provisional outcome of a submit that repeats an earlier submit of this batch. The seq of the earlier job is
+    not known yet."""
 
     __slots__ = ()
 
 
 def _admitting(
     submits: Sequence[Submit], outcomes: list[Outcome | Exception | None]
-) -> Generator[Ask, list[Any], None]:
-    """Gives those that are turned away their outcome, and claims the keys of the others."""
+) -> Generator[Statement, list[Any], None]:
+    """Decide which submits are refused and set their outcomes. Claims the idempotency keys of the others."""
     capped = sorted({submit.job.user_id for submit in submits if submit.max_waiting > 0})
     waiting: dict[str, int] = {}
     if capped:
@@ -79,11 +207,11 @@ def _admitting(
         for user, key, *rest in (yield WRITES["known_keys"], [list(column) for column in zip(*keyed, strict=True)]):
             known[user, key] = rest
     claims: dict[tuple[str, str], int] = {}
-    for place, submit in enumerate(submits):
-        outcomes[place] = _verdict(submit, known, claims, submits, waiting)
-        if outcomes[place] is None:
+    for index, submit in enumerate(submits):
+        outcomes[index] = _refusal(submit, known, claims, submits, waiting)
+        if outcomes[index] is None:
             if submit.idempotency_key is not None:
-                claims[submit.job.user_id, submit.idempotency_key] = place
+                claims[submit.job.user_id, submit.idempotency_key] = index
             if submit.job.user_id in waiting:
                 waiting[submit.job.user_id] += 1
     if claims:
@@ -92,28 +220,30 @@ def _admitting(
 
 def _claiming(
     submits: Sequence[Submit], outcomes: list[Outcome | Exception | None], claims: dict[tuple[str, str], int]
-) -> Generator[Ask, list[Any], None]:
-    """Of a key that another process claimed in this very moment, its job is the answer."""
-    wanted = sorted(claims)
-    given = [
-        (user, key, submits[claims[user, key]].body_hash, submits[claims[user, key]].job.id) for user, key in wanted
+) -> Generator[Statement, list[Any], None]:
+    """Claim the idempotency keys in the database. If another process claimed a key at the same time, the outcome of the
+    submit is the job of that process."""
+    keys = sorted(claims)
+    values = [
+        (user, key, submits[claims[user, key]].body_hash, submits[claims[user, key]].job.id) for user, key in keys
     ]
-    rows = yield WRITES["claim_keys"], [list(column) for column in zip(*given, strict=True)]
-    lost = sorted(set(wanted).difference(map(tuple, rows)))
+    rows = yield WRITES["claim_keys"], [list(column) for column in zip(*values, strict=True)]
+    lost = sorted(set(keys).difference(map(tuple, rows)))
     if lost:
         for user, key, *known in (yield WRITES["known_keys"], [list(column) for column in zip(*lost, strict=True)]):
-            place = claims[user, key]
-            outcomes[place] = _seen_before(submits[place], *known)
+            index = claims[user, key]
+            outcomes[index] = _seen_before(submits[index], *known)
 
 
-def _verdict(
+def _refusal(
     submit: Submit,
     known: dict[tuple[str, str], Any],
     claims: dict[tuple[str, str], int],
     submits: Sequence[Submit],
     waiting: dict[str, int],
 ) -> Outcome | Exception | None:
-    """None: it may go in. Its key is asked first, so that a repeat is answered even when its user is at the cap."""
+    """The outcome of a submit that must not be stored, or None if it may be stored. The idempotency key is checked
+    before the user's limit of waiting jobs, so that a repeated submit succeeds even if the limit is reached."""
     if submit.idempotency_key is not None:
         name = (submit.job.user_id, submit.idempotency_key)
         if name in known:
@@ -122,12 +252,13 @@ def _verdict(
             first = submits[claims[name]]
             return _Repeat("") if first.body_hash == submit.body_hash else _mismatch(submit)
     if submit.max_waiting > 0 and waiting[submit.job.user_id] >= submit.max_waiting:
-        return TooManyWaiting(f"this user has {submit.max_waiting} jobs waiting already, which is the limit")
+        return TooManyWaiting(f"this user already has {submit.max_waiting} jobs waiting, which is the limit")
     return None
 
 
 def _seen_before(submit: Submit, body_hash: str | None, job_id: str, seq: int | None) -> Outcome | Exception:
-    """The same body is answered with the job that it made, another one is a mistake."""
+    """The outcome of a submit whose idempotency key was used before: the earlier job if the request is the same, else
+    an error."""
     return Accepted(job_id, seq or 0, replayed=True) if body_hash == submit.body_hash else _mismatch(submit)
 
 
@@ -138,19 +269,20 @@ def _mismatch(submit: Submit) -> Exception:
 
 
 def _answer_repeats(submits: Sequence[Submit], outcomes: list[Outcome | Exception | None]) -> None:
-    """Those that repeat an earlier one of the batch get its answer, now that there is one."""
+    """Set the outcomes of submits that repeat an earlier submit of the same batch: each gets a copy of the earlier
+    outcome."""
     first: dict[tuple[str, str], Outcome | Exception | None] = {}
-    for place, submit in enumerate(submits):
+    for index, submit in enumerate(submits):
         if submit.idempotency_key is None:
             continue
         name = (submit.job.user_id, submit.idempotency_key)
-        outcome = outcomes[place]
+        outcome = outcomes[index]
         if not isinstance(outcome, _Repeat):
             if not isinstance(outcome, Exception):
                 first.setdefault(name, outcome)
             continue
         original = first.get(name)
         if isinstance(original, Accepted):
-            outcomes[place] = Accepted(original.job_id, original.seq, replayed=True)
+            outcomes[index] = Accepted(original.job_id, original.seq, replayed=True)
         else:
-            outcomes[place] = _mismatch(submit)
+            outcomes[index] = _mismatch(submit)

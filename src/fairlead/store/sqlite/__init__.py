@@ -1,4 +1,4 @@
-"""SQLite: the truth in one file beside the process."""
+"""The SQLite store: one file, one process."""
 
 from fairlead.store.sqlite.store import SqliteStore
 

@@ -1,11 +1,11 @@
 -- A commit is ONE statement: INSERT INTO batch VALUES ('begin', …), ('submit', …), ('start', …), …
 --
--- `batch` is a view of nothing, and each kind of row fires the trigger of its name below. All of them together are one
--- implicit transaction, so a commit is one call of sqlite3_step: the writer thread gives up the interpreter's lock once,
--- not once per row or statement. That is what keeps commits fast while the event loop is busy.
+-- `batch` is an empty view, and each kind of row fires the trigger of that name below. Together they are one implicit
+-- transaction, so a commit is one call of sqlite3_step: the writer thread releases the GIL once, not once per row or
+-- statement. That keeps commits fast while the event loop is busy.
 --
--- These are TEMP objects of the writer's connection: they are no part of the database file. `body` is a JSON array;
--- `n` counts transitions of one kind within the batch. What the caller must know is left in `answer`, for one SELECT.
+-- These are TEMP objects of the writing connection, not part of the database file. `body` is a JSON array; `n` counts the
+-- transitions of one kind within the batch. The results are collected in `answer`, for one SELECT.
 
 CREATE TEMP TABLE answer (kind TEXT, value TEXT);
 CREATE TEMP TABLE turned_away (n INTEGER PRIMARY KEY, why TEXT, job_id TEXT);
@@ -37,24 +37,38 @@ END;
 
 -- ---------------------------------------------------------------- the rules and the epochs
 
--- body: [scope, the dispatcher's server]
+-- body: [scope, dispatcher server, required version of the rules or null]. Answers null if the version differs.
 CREATE TEMP TRIGGER on_epoch INSTEAD OF INSERT ON batch WHEN NEW.kind = 'epoch'
 BEGIN
-    INSERT INTO epoch (scope, number) VALUES (NEW.body ->> 0, 1) ON CONFLICT (scope) DO UPDATE SET number = number + 1;
-    INSERT INTO epoch_server (scope, server) VALUES (NEW.body ->> 0, NEW.body ->> 1)
+    INSERT INTO epoch (scope, number)
+        SELECT NEW.body ->> 0, 1 FROM rules WHERE version = coalesce(NEW.body ->> 2, version)
+        ON CONFLICT (scope) DO UPDATE SET number = number + 1;
+    INSERT INTO epoch_server (scope, server)
+        SELECT NEW.body ->> 0, NEW.body ->> 1 FROM rules WHERE version = coalesce(NEW.body ->> 2, version)
         ON CONFLICT (scope) DO UPDATE SET server = excluded.server;
-    DELETE FROM rebuild_request WHERE scope = NEW.body ->> 0;
-    INSERT INTO answer SELECT 'epoch', number FROM epoch WHERE scope = NEW.body ->> 0;
+    DELETE FROM rebuild_request
+        WHERE scope = NEW.body ->> 0 AND EXISTS (SELECT 1 FROM rules WHERE version = coalesce(NEW.body ->> 2, version));
+    INSERT INTO answer SELECT 'epoch', CASE WHEN version = coalesce(NEW.body ->> 2, version) THEN (
+        SELECT number FROM epoch WHERE scope = NEW.body ->> 0
+    ) END FROM rules;
 END;
 
--- body: the declaration in its one canonical spelling, so that the version rises only when something changed.
+-- body: [the declaration in canonical form, so that the version rises only on a change; the required version or null;
+-- the scopes whose epochs are raised]. Answers null if refused.
 CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON batch WHEN NEW.kind = 'declare'
 BEGIN
-    UPDATE rules SET version = version + 1, declared = NEW.body WHERE declared <> NEW.body;
-    INSERT INTO answer SELECT 'rules', {rules};
+    INSERT INTO epoch (scope, number)
+        SELECT s.value, 1 FROM rules, json_each(NEW.body, '$[2]') AS s
+        WHERE declared <> NEW.body ->> 0 AND version = coalesce(NEW.body ->> 1, version)
+        ON CONFLICT (scope) DO UPDATE SET number = number + 1;
+    UPDATE rules SET version = version + 1, declared = NEW.body ->> 0
+        WHERE declared <> NEW.body ->> 0 AND version = coalesce(NEW.body ->> 1, version);
+    INSERT INTO answer SELECT 'rules', CASE
+        WHEN declared = NEW.body ->> 0 AND version - coalesce(NEW.body ->> 1, version) IN (0, 1) THEN {rules}
+    END FROM rules;
 END;
 
--- body: [service, limit, paused, lift_limit]. Of a service that is not declared nothing is written.
+-- body: [service, limit, paused, lift_limit]. Writes nothing for an undeclared service.
 CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON batch WHEN NEW.kind = 'override'
 BEGIN
     INSERT INTO service_override (service, slots, paused)
@@ -79,8 +93,8 @@ BEGIN
         ) THEN {rules} END;
 END;
 
--- body: [service, where its limit was, where it is, the best latency, the history]. Nothing is written of a service that
--- is not declared, or whose limit is elsewhere.
+-- body: [service, old limit, new limit, best latency, history]. Writes nothing if the service is not declared or its limit
+-- is not the old one.
 CREATE TEMP TRIGGER on_adapt INSTEAD OF INSERT ON batch WHEN NEW.kind = 'adapt'
 BEGIN
     INSERT INTO answer SELECT 'adapt', (
@@ -99,11 +113,11 @@ END;
 
 -- ---------------------------------------------------------------- submit
 
--- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be turned away.
--- One after the other, because an earlier one of the same batch counts.
+-- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be refused.
+-- Checked one after the other, because earlier submits of the same batch count.
 CREATE TEMP TRIGGER on_admit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'admit'
 BEGIN
-    -- Each user is counted once per batch: a bulk must not count its user over and over.
+    -- Each user is counted once per batch, not once per submit.
     INSERT INTO tally
         SELECT capped.user_id, (SELECT count(*) FROM job WHERE job.user_id = capped.user_id AND status < 3)
         FROM (SELECT DISTINCT value ->> 2 AS user_id FROM json_each(NEW.body) WHERE value ->> 5 > 0) AS capped;
@@ -113,7 +127,7 @@ END;
 
 CREATE TEMP TRIGGER on_admission INSTEAD OF INSERT ON admission
 BEGIN
-    -- Its key was seen before: the same body is answered with the job that it made, another one is a mistake.
+    -- The key was used before: the same body returns the earlier job, another body is an error.
     INSERT INTO turned_away
         SELECT NEW.n, CASE WHEN body_hash IS NEW.body_hash THEN 'replayed' ELSE 'mismatch' END, job_id
         FROM idempotency WHERE user_id = NEW.user_id AND key = NEW.key;
@@ -128,7 +142,7 @@ BEGIN
         WHERE user_id = NEW.user_id AND NOT EXISTS (SELECT 1 FROM turned_away WHERE n = NEW.n);
 END;
 
--- body: as for `admit`, and all submits are in it. The batch is stored whole or not at all: one error undoes the rest.
+-- body: as for `admit`, with all submits. One error refuses the whole batch.
 CREATE TEMP TRIGGER on_all_or_nothing INSTEAD OF INSERT ON batch
 WHEN NEW.kind = 'all_or_nothing' AND EXISTS (SELECT 1 FROM turned_away WHERE why <> 'replayed')
 BEGIN
@@ -140,8 +154,15 @@ BEGIN
         WHERE value ->> 0 NOT IN (SELECT n FROM turned_away);
 END;
 
+-- body: µs. Whether the outbox has rows that no process relays or that are older than this.
+CREATE TEMP TRIGGER on_late INSTEAD OF INSERT ON batch WHEN NEW.kind = 'late'
+BEGIN
+    INSERT INTO answer
+        SELECT 'late', EXISTS (SELECT 1 FROM outbox WHERE origin <> NEW.origin OR written_at < NEW.now - NEW.body);
+END;
+
 -- body: [[id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
---         deadline_at, spec, turn], …]. They get consecutive numbers, in this order.
+--         deadline_at, spec, turn], …]. They get consecutive seqs, in this order.
 CREATE TEMP TRIGGER on_submit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit'
 BEGIN
     INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
@@ -160,7 +181,7 @@ BEGIN
         FROM turned_away AS t LEFT JOIN job ON job.id = t.job_id HAVING count(*) > 0;
 END;
 
--- body: [input, …], one for each submit. It must follow `submit`: their numbers are the last ones given.
+-- body: [input, …], one for each submit. Must follow `submit`, because it uses the last seqs.
 CREATE TEMP TRIGGER on_input INSTEAD OF INSERT ON batch WHEN NEW.kind = 'input'
 BEGIN
     INSERT INTO job_input (seq, input)
@@ -232,13 +253,13 @@ BEGIN
         HAVING count(*) > 0;
 END;
 
--- body: [text, …]: what is too large to be taken apart once per column. Must precede `result`.
+-- body: [text, …]: large texts, which are not parsed once per column. Must precede `result`.
 CREATE TEMP TRIGGER on_piece INSTEAD OF INSERT ON batch WHEN NEW.kind = 'piece'
 BEGIN
     INSERT INTO piece SELECT key, value FROM json_each(NEW.body);
 END;
 
--- body: [[n of the move, step, round, service, finished_at, lease], …]; data and metrics are the next two pieces each.
+-- body: [[n of the move, step, round, service, finished_at, lease], …]; data and metrics are the next two pieces.
 CREATE TEMP TRIGGER on_result INSTEAD OF INSERT ON batch WHEN NEW.kind = 'result'
 BEGIN
     INSERT INTO step_result (seq, step, round, service, data, metrics, finished_at, lease)
@@ -313,13 +334,13 @@ BEGIN
         SELECT job.seq FROM json_each(NEW.body) AS d CROSS JOIN job ON job.id = d.value WHERE job.status > 3;
 END;
 
--- One job and everything kept beside it. A hold stays: its call may still be computing.
+-- Deletes one job with its results and attempts. Holds stay: the call may still be running.
 CREATE TEMP TRIGGER on_forgetting INSTEAD OF INSERT ON forgetting
 BEGIN
     DELETE FROM idempotency WHERE (user_id, key) IN (
         SELECT job.user_id, note.idempotency_key FROM job_note AS note JOIN job USING (seq) WHERE note.seq = NEW.seq
     );
-    -- Its batch's counts are no more what they were.
+    -- Clear the stored counts of its batch.
     UPDATE job_batch SET counts = NULL WHERE id IN (
         SELECT i.batch_id FROM job CROSS JOIN batch_item AS i ON i.job_id = job.id WHERE job.seq = NEW.seq
     );
@@ -336,11 +357,11 @@ BEGIN
     DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(NEW.body));
 END;
 
--- body: the moment up to which holds end.
+-- body: the time up to which holds end, capped by our own clock.
 CREATE TEMP TRIGGER on_end_holds INSTEAD OF INSERT ON batch WHEN NEW.kind = 'end_holds'
 BEGIN
-    INSERT INTO answer SELECT 'ended', count(*) FROM hold WHERE until <= NEW.body;
-    DELETE FROM hold WHERE until <= NEW.body;
+    INSERT INTO answer SELECT 'ended', count(*) FROM hold WHERE until <= min(NEW.body, NEW.now);
+    DELETE FROM hold WHERE until <= min(NEW.body, NEW.now);
 END;
 
 -- body: [finished_before, failed_before, limit]

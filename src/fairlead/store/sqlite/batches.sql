@@ -1,8 +1,7 @@
--- The triggers of batches of jobs, as those in apply.sql: one row of the view `batch` for each transition, which is
--- another kind of batch.
+-- Triggers for batches of jobs, like those in apply.sql. (The view `batch` is a batch of transitions.)
 
--- body: [id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, id of its first job]. If its jobs were
--- turned away, it is too.
+-- body: [id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, id of its first job]. Not stored if
+-- its jobs were refused.
 CREATE TEMP TRIGGER on_job_batch INSTEAD OF INSERT ON batch
 WHEN NEW.kind = 'job_batch' AND EXISTS (SELECT 1 FROM job WHERE id = NEW.body ->> 8)
 BEGIN

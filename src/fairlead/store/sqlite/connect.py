@@ -1,28 +1,32 @@
-"""Opening a database file: is it one of ours, is it whole, is its schema the one we know?
+"""Opens a database file after checking its application id, integrity and schema version.
 
-A file that is refused is left exactly as it was: what can be told is told from its header and from a connection that
-does not write. A new database is migrated *before* it is switched to WAL, so the application id is always in the file
-itself, and never only in a log.
+A refused file is left unchanged: the checks read its header and use a connection that does not write. A new database is
+migrated *before* it is switched to WAL, so that the application id is in the file itself and not only in the
+write-ahead log.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from fairlead.errors import StoreError, Unavailable
-from fairlead.store.migrate import migrations
+from fairlead.errors import InvalidInput, StoreError, Unavailable
 from fairlead.store.port import Busy
+from fairlead.store.sql_files import migrations
+from fairlead.store.sqlite.lock import is_open_here
 
 APPLICATION_ID = 0x4641_4952  # "FAIR"
 OLDEST_SQLITE = (3, 38, 0)  # `->>`, and json_each as a part of every build
 BUSY_TIMEOUT = 5.0
+MODE = 0o600
+MIN_FREE_SPACE = 1 << 20  # bytes
 _MIGRATIONS = "fairlead.store.sqlite"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _AWAY = {
@@ -30,7 +34,7 @@ _AWAY = {
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written",
     sqlite3.SQLITE_READONLY: "the file is read-only",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
-    sqlite3.SQLITE_NOMEM: "there is no memory left",
+    sqlite3.SQLITE_NOMEM: "out of memory",
 }
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -40,17 +44,17 @@ def known_version() -> int:
 
 
 def version_of(path: str) -> int:
-    """From the file's header, where SQLite keeps `user_version`: reading it locks and writes nothing."""
+    """Read the schema version (`user_version`) from the header of the file, without locking or writing."""
     try:
         with Path(path).open("rb") as file:
             return int.from_bytes(file.read(64)[60:64], "big")
     except OSError:
-        return 0  # there is none, or none that can be opened, which `prepare` says
+        return 0  # missing or unreadable, which `prepare` reports
 
 
 def found_version(path: str) -> int | None:
-    """Of a database that others may be using: then the newest version may be in the log only. None: there is none.
-    Nothing is created or changed."""
+    """The schema version of a database that other processes may be using. The newest version may be in the write-ahead
+    log only, so this opens the database if there is a log. Returns None if there is no file. Changes nothing."""
     if not os.path.exists(path):
         return None
     if not _in_use(path):
@@ -64,24 +68,29 @@ def found_version(path: str) -> int | None:
             connection.close()
 
 
-def identity(path: str) -> tuple[int, int]:
-    """Which file it is, whatever it is called."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
 def size_of_log(path: str) -> int:
     try:
         return os.path.getsize(f"{path}-wal")
     except OSError:
-        return 0  # nobody writes
+        return 0  # no log
+
+
+def is_readable_by_others(path: str) -> bool:
+    """Whether every user of this machine can read the file."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IROTH)
+    except OSError:
+        return False
 
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """SQLite's errors as ours: what passes by itself, what an operator must mend, what cannot be used at all."""
+    """Translate errors of SQLite: transient ones to Busy, lasting ones to Unavailable, and errors of broken files to
+    StoreError."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise InvalidInput("a text must not contain a lone surrogate") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
@@ -96,31 +105,35 @@ def translated(path: str) -> Iterator[None]:
 
 
 def prepare(path: str) -> None:
-    """Check the file, create it if there is none, and bring its schema up to date."""
+    """Check or create the file, and migrate its schema."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 or newer is needed")
     if path == ":memory:" or not path:
-        raise StoreError("a database in memory would lose every accepted job; give a file's path")
-    _check_place(Path(path))
+        raise StoreError("an in-memory database would lose every accepted job; use the path of a file")
+    _check_path(Path(path))
     with translated(path):
         try:
-            _check(path)
+            if not is_open_here(path):
+                _check(path)
+            _create(path)
         except OSError as error:
             raise StoreError(f"the database {path} cannot be read: {error.strerror or error}") from error
         _migrate(path)
 
 
-def _check_place(file: Path) -> None:
-    """SQLite says no more than "unable to open database file"."""
+def _check_path(file: Path) -> None:
+    """Raise an error that names the exact problem of the path. SQLite only reports "unable to open database file"."""
     folder = file.parent
     if file.is_dir():
-        raise StoreError(f"the database {file} is a folder; give the path of a file in it, such as {file}/fairlead.db")
+        raise StoreError(f"the database {file} is a directory; use a file in it, such as {file}/fairlead.db")
     if not folder.is_dir():
-        raise StoreError(f"the database {file} cannot be made: there is no folder {folder}; make it first")
+        raise StoreError(
+            f"the database {file} cannot be created: the directory {folder} does not exist; create it first"
+        )
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
         raise StoreError(f"the database {file} cannot be used: this user may not read and write it")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreError(f"the database {file} cannot be used: this user may not write in the folder {folder}")
+        raise StoreError(f"the database {file} cannot be used: this user may not write to the directory {folder}")
 
 
 def _check(path: str) -> None:
@@ -130,11 +143,11 @@ def _check(path: str) -> None:
     with file.open("rb") as opened:
         header = opened.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise StoreError(f"{path} is not a SQLite database; it is left as it is")
+        raise StoreError(f"{path} is not a SQLite database; it was not changed")
     (version,) = struct.unpack(">I", header[60:64])
     (application,) = struct.unpack(">I", header[68:72])
     if application not in (0, APPLICATION_ID):
-        raise StoreError(f"{path} is the SQLite database of another application; it is left as it is")
+        raise StoreError(f"{path} is the SQLite database of another application; it was not changed")
     if version > known_version():
         raise StoreError(_newer(path, version))
     if not _in_use(path):
@@ -142,8 +155,14 @@ def _check(path: str) -> None:
     _check_schema(path, application, in_wal=header[18] == 2)
 
 
+def _create(path: str) -> None:
+    """Create the database file, readable by its owner only. SQLite gives its other files the same mode."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, MODE))
+
+
 def _in_use(path: str) -> bool:
-    """Then the log belongs to the database, and its file alone says little."""
+    """Whether the database has a log file. The log may hold newer data than the database file."""
     return os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal")
 
 
@@ -156,11 +175,11 @@ def _check_pages(path: str, header: bytes) -> None:
 
 
 def _check_schema(path: str, application: int, *, in_wal: bool) -> None:
-    # `immutable` touches nothing, not even a log's index; but it is not for a file that someone may be writing.
+    # `immutable` touches nothing, not even the index of a log, but must not be used while another process writes.
     options = "mode=ro&immutable=1" if in_wal and not _in_use(path) else "mode=ro"
     connection = sqlite3.connect(f"file:{quote(path)}?{options}", uri=True, timeout=BUSY_TIMEOUT)
     try:
-        # The id is asked for again: another process may have created the schema since the header was read.
+        # Read the id again: another process may have created the schema since the header was read.
         connection.execute("BEGIN")
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -171,11 +190,12 @@ def _check_schema(path: str, application: int, *, in_wal: bool) -> None:
     finally:
         connection.close()
     if application != APPLICATION_ID and tables:
-        raise StoreError(f"{path} is the SQLite database of another application; it is left as it is")
+        raise StoreError(f"{path} is the SQLite database of another application; it was not changed")
 
 
 def _migrate(path: str) -> None:
-    """Each migration is one transaction, which first looks whether another process has been here meanwhile."""
+    """Apply each missing migration in its own transaction. The transaction first checks whether another process has
+    already applied that migration."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT * 4)
     try:
         for migration in migrations(_MIGRATIONS):
@@ -201,13 +221,14 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _newer(path: str, version: int) -> str:
     return (
-        f"the database {path} has schema version {version}, this Fairlead knows versions up to {known_version()}; "
+        f"the database {path} has schema version {version}, but this Fairlead supports up to {known_version()}; "
         "use the Fairlead that wrote it, or a newer one"
     )
 
 
 def _statements(script: str) -> Iterator[str]:
-    """`executescript` would commit first, and the migration would not be one transaction."""
+    """Split a script into statements. `executescript` cannot be used: it commits first, so the migration would not be
+    one transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -217,7 +238,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """The switch needs the file alone, and SQLite does not wait for it by itself."""
+    """Switch the database to WAL. This needs exclusive access, for which SQLite does not wait, so retry for a while."""
     deadline = time.monotonic() + BUSY_TIMEOUT
     while True:
         try:
@@ -236,8 +257,13 @@ def writer(path: str, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
-def try_to_write(connection: sqlite3.Connection) -> None:
-    """A commit that changes nothing: the same version again."""
+def try_to_write(connection: sqlite3.Connection, path: str) -> None:
+    """Check that the database can be written, by storing its version again. Because that small write can succeed on a
+    disk that is too full for a job, some free space is required as well. Raises `Unavailable`."""
+    free = os.statvfs(path)
+    if free.f_bavail * free.f_frsize < MIN_FREE_SPACE:
+        text = f"less than {MIN_FREE_SPACE >> 20} MiB is free"
+        raise Unavailable(f"the disk is full: {path} ({text})", retry_after=5.0, public="the disk is full")
     connection.execute(f"PRAGMA user_version = {_version(connection)}")
 
 

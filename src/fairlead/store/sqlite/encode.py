@@ -1,4 +1,4 @@
-"""Transitions as the rows of the view `batch` that `apply.sql` describes: one row per kind, its body a JSON array."""
+"""Encodes transitions as rows of the view `batch` in `apply.sql`: one row per kind, with a JSON array as body."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import orjson
 from fairlead.domain.job import Attempt, Hold
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
-from fairlead.store.port import Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
-from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, spec_of
-from fairlead.store.settings import adapted_row, declaration_of
+from fairlead.store.port import LATE_AFTER, Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
+from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, micros_by, spec_of
+from fairlead.store.rules import adapted_row, declaration_of
 
 Row = tuple[str, str | int | None]
-"""(kind, body)"""
+"""A row of the view `batch`: (kind, body)."""
 
 
-# Of the rules and epochs each is a row of its own: they are rare, and each must see what the one before it did.
+# Rules and epochs have one row each: they are rare, and each must see the effect of the previous one.
 
 
 def epoch_rows(raises: Sequence[RaiseEpoch]) -> list[Row]:
-    return [("epoch", _body((one.scope, one.server))) for one in raises]
+    return [("epoch", json_body((one.scope, one.server, one.version))) for one in raises]
 
 
 def declare_rows(declarations: Sequence[DeclareServices]) -> list[Row]:
-    return [("declare", declaration_of(one)) for one in declarations]
+    return [("declare", json_body((declaration_of(one), one.based_on, sorted(one.moved)))) for one in declarations]
 
 
 def override_rows(overrides: Sequence[Override]) -> list[Row]:
-    return [("override", _body((one.service, one.limit, one.paused, one.lift_limit))) for one in overrides]
+    return [("override", json_body((one.service, one.limit, one.paused, one.lift_limit))) for one in overrides]
 
 
 def adapt_rows(adapts: Sequence[Adapt]) -> list[Row]:
-    return [("adapt", _body(adapted_row(one))) for one in adapts]
+    return [("adapt", json_body(adapted_row(one))) for one in adapts]
 
 
 def submit_rows(submits: Sequence[Submit], *, all_or_nothing: bool = False) -> list[Row]:
-    """The checks, then the jobs, then what is kept beside them."""
+    """The rows that insert jobs: first the checks, then the jobs, then their inputs, metadata and idempotency keys."""
     checks = [
         (n, submit.job.id, submit.job.user_id, submit.idempotency_key, submit.body_hash, submit.max_waiting)
         for n, submit in enumerate(submits)
@@ -50,20 +50,22 @@ def submit_rows(submits: Sequence[Submit], *, all_or_nothing: bool = False) -> l
         if submit.metadata_json is not None or submit.idempotency_key is not None
     ]
     rows: list[Row] = []
+    if any(submit.ordered for submit in submits):
+        rows.append(("late", micros(LATE_AFTER)))
     if checks:
-        rows.append(("admit", body := _body(checks)))
+        rows.append(("admit", body := json_body(checks)))
         if all_or_nothing:
             rows.append(("all_or_nothing", body))
-    rows.append(("submit", _body([_job_row(submit) for submit in submits])))
-    rows.append(("input", _body([submit.input_json for submit in submits])))
+    rows.append(("submit", json_body([_job_row(submit) for submit in submits])))
+    rows.append(("input", json_body([submit.input_json for submit in submits])))
     if notes:
-        rows.append(("note", _body(notes)))
+        rows.append(("note", json_body(notes)))
     return rows
 
 
 def _job_row(submit: Submit) -> tuple[Any, ...]:
     job = submit.job
-    # SQLite's JSON ends a text at a NUL, and two users who differ only behind it would become one.
+    # A NUL ends a text in SQLite's JSON, so two users that differ only after it would become one.
     if "\0" in job.user_id or "\0" in job.id or "\0" in job.feature_name or "\0" in (submit.idempotency_key or ""):
         raise InvalidInput("a name must not contain the character NUL")
     return (
@@ -87,7 +89,7 @@ def start_rows(starts: Sequence[Start]) -> list[Row]:
     return [
         (
             "start",
-            _body(
+            json_body(
                 [
                     (
                         start.job_id,
@@ -108,31 +110,31 @@ def start_rows(starts: Sequence[Start]) -> list[Row]:
 
 
 def _epoch_of(lease: str) -> int:
-    """Leases are named `epoch:counter`; one that is not belongs to no epoch."""
+    """The epoch of a lease named `epoch:counter`, or -1 for any other name."""
     epoch = lease.partition(":")[0]
     return int(epoch) if epoch.isdecimal() else -1
 
 
 def move_rows(moves: Sequence[Move]) -> list[Row]:
-    """The jobs' rows, then what some of the moves insert beside them."""
-    rows: list[Row] = [("move", _body([_moved_row(move) for move in moves]))]
+    """The rows that apply moves: first the changes of the jobs, then the new results, attempts and holds."""
+    rows: list[Row] = [("move", json_body([_moved_row(move) for move in moves]))]
     results = [(n, move.result) for n, move in enumerate(moves) if move.result is not None]
     failed = [(n, move.failed) for n, move in enumerate(moves) if move.failed is not None]
     holds = [(n, move.hold) for n, move in enumerate(moves) if move.hold is not None]
     if results:
-        rows.append(("piece", _body([text for _, r in results for text in (r.data_json, r.metrics_json)])))
+        rows.append(("piece", json_body([text for _, r in results for text in (r.data_json, r.metrics_json)])))
         rows.append(
             (
                 "result",
-                _body([(n, r.step, r.round, r.service, micros(r.finished_at), r.lease) for n, r in results]),
+                json_body([(n, r.step, r.round, r.service, micros(r.finished_at), r.lease) for n, r in results]),
             )
         )
     if reviving := [move.job_id for move in moves if begins_round(move)]:
-        rows.append(("reopen", _body(reviving)))
+        rows.append(("reopen", json_body(reviving)))
     if failed:
-        rows.append(("failed", _body([_attempt_row(n, attempt) for n, attempt in failed])))
+        rows.append(("failed", json_body([_attempt_row(n, attempt) for n, attempt in failed])))
     if holds:
-        rows.append(("hold", _body([_hold_row(n, hold) for n, hold in holds])))
+        rows.append(("hold", json_body([_hold_row(n, hold) for n, hold in holds])))
     return rows
 
 
@@ -179,33 +181,33 @@ def _moved_row(move: Move) -> tuple[Any, ...]:
 
 
 def progress_rows(reports: Sequence[Progress]) -> list[Row]:
-    return [("progress", _body([(one.job_id, one.run, json_text(one.progress)) for one in reports]))]
+    return [("progress", json_body([(one.job_id, one.run, json_text(one.progress)) for one in reports]))]
 
 
 def prioritise_rows(wishes: Sequence[Prioritise]) -> list[Row]:
     rows = [(w.job_id, w.run, w.priority.band, micros(w.queued_at), micros(w.promoted_at)) for w in wishes]
-    return [("prioritise", _body(rows))]
+    return [("prioritise", json_body(rows))]
 
 
 def adopt_rows(adoptions: Sequence[Adopt]) -> list[Row]:
-    return [("adopt", _body([(one.job_id, one.run, one.process) for one in adoptions]))]
+    return [("adopt", json_body([(one.job_id, one.run, one.process) for one in adoptions]))]
 
 
 def delete_rows(deletes: Sequence[Delete]) -> list[Row]:
-    return [("delete", _body([delete.job_id for delete in deletes]))]
+    return [("delete", json_body([delete.job_id for delete in deletes]))]
 
 
 def relayed_rows(relayed: Sequence[Relayed]) -> list[Row]:
-    return [("relayed", _body([outbox_id for one in relayed for outbox_id in one.outbox_ids]))]
+    return [("relayed", json_body([outbox_id for one in relayed for outbox_id in one.outbox_ids]))]
 
 
 def end_holds_rows(ends: Sequence[EndHolds]) -> list[Row]:
-    return [("end_holds", micros(one.now)) for one in ends]
+    return [("end_holds", micros_by(one.now)) for one in ends]
 
 
 def prune_rows(prunes: Sequence[Prune]) -> list[Row]:
-    return [("prune", _body((micros(one.finished_before), micros(one.failed_before), one.limit))) for one in prunes]
+    return [("prune", json_body((micros(one.finished_before), micros(one.failed_before), one.limit))) for one in prunes]
 
 
-def _body(value: Any) -> str:
+def json_body(value: Any) -> str:
     return orjson.dumps(value).decode()

@@ -1,8 +1,8 @@
--- Expressions that several statements share: `{name}` in a query stands for them.
--- One that contains another comes before it.
+-- Expressions shared by several statements: `{name}` in a query is replaced by the fragment.
+-- A fragment that contains another one comes before it.
 
 -- name: record_row
--- A job, aliased j, with everything kept beside it, as one JSON array. The order is that of `rows.record_of`.
+-- A job, aliased j, with its input, results and attempts, as one JSON array. Read by `rows.record_of`.
 json_array(
     {job_row},
     (SELECT input FROM job_input WHERE seq = j.seq),
@@ -15,8 +15,7 @@ json_array(
 )
 
 -- name: batch_row
--- A batch, aliased b, as one JSON array. Its counts are counted from its jobs, but for those of a settled one that has
--- all of them. The order is that of
+-- A batch, aliased b, as one JSON array. Counts its jobs, unless the counts are stored because it is settled. Read by
 -- `batches.state_of`.
 json_array(
     b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
@@ -33,7 +32,7 @@ json_array(
 json_array(i.item, i.custom_id, i.job_id, json(CASE WHEN j.seq IS NOT NULL THEN {job_row} END))
 
 -- name: job_row
--- A row of `job`, aliased j, as one JSON array. The order is that of `store.rows.job_of`.
+-- A row of `job`, aliased j, as one JSON array. Read by `store.rows.job_of`.
 json_array(
     j.seq, j.id, j.user_id, j.feature_name, j.status, j.priority, j.step, j.run, j.attempt, j.round,
     j.created_at, j.queued_at, j.waiting_since, j.scheduled_at, j.promoted_at, j.started_at, j.finished_at,
@@ -42,8 +41,8 @@ json_array(
 )
 
 -- name: rules
--- [version, what is declared, [[service, limit, paused], …], [[service, limit, best latency, history], …]];
--- `settings.rules_of` reads it back.
+-- [version, declaration, [[service, limit, paused], …], [[service, limit, best latency, history], …]];
+-- Read by `rules.rules_of`.
 (SELECT json_array(version, json(declared), (
     SELECT json_group_array(json_array(service, slots, paused)) FROM service_override
 ), (
@@ -51,8 +50,8 @@ json_array(
 )) FROM rules)
 
 -- name: context
--- Earlier steps' results of the job j, of each step the newest round, in the shape of `domain.job.context_of`.
--- Spliced as text: the data is JSON already, and most readers only pass it on.
+-- The results of earlier steps of the job j, newest round of each, in the format of `domain.job.context_of`.
+-- Concatenated as text: the data is already JSON, and most readers only pass it on.
 CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
     SELECT group_concat(
         json_quote('step_' || r.step || '_' || r.service)
@@ -64,5 +63,5 @@ CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
 ), '') || '}' END
 
 -- name: service
--- Of the step that the job j is at; of the last one when all are done, as `domain.job.Job.service`.
+-- The service of the current step of the job j, or of the last step when all are done, like `domain.job.Job.service`.
 coalesce(j.spec ->> ('$[0][' || j.step || ']'), j.spec ->> '$[0][#-1]')

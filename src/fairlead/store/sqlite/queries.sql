@@ -1,33 +1,47 @@
--- The reads. Each answers with one row and one column of JSON, whatever the number of jobs: see rows.py.
--- `status < 4` and its like are spelled out because SQLite takes a partial index only where its condition is repeated.
+-- The reads. Each returns one row with one JSON column, whatever the number of jobs: see rows.py.
+-- Conditions such as `status < 4` are repeated, because SQLite uses a partial index only if the query contains the
+-- condition of that index.
 
 -- name: get
--- A job with everything kept beside it.
+-- A job with its input, results and attempts.
 SELECT {record_row} FROM job AS j WHERE j.id = ?
 
 -- name: get_records
 -- ?1: JSON array of ids.
 SELECT '[' || coalesce(group_concat({record_row}, ','), '') || ']'
-FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value
+FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 
 -- name: get_jobs
 -- ?1: JSON array of ids.
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']'
-FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value
+FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 
 -- name: list_jobs
--- Newest first. {where} is built by reads.py of the filters given.
+-- Newest first. reads.py builds {where} from the filters.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
 FROM (SELECT {job_row} AS row FROM job AS j WHERE {where} ORDER BY j.seq DESC LIMIT ?)
 
 -- name: count
 SELECT count(*) FROM job AS j WHERE {where}
 
+-- name: users_with_prefix
+-- ?: prefix (three times), limit, prefix (twice), limit. Steps from one user to the next in the index `job_by_user`.
+SELECT json_group_array(user_id) FROM (
+    WITH RECURSIVE found (user_id) AS (
+        SELECT * FROM (SELECT user_id FROM job WHERE user_id >= ? ORDER BY user_id LIMIT 1)
+        UNION ALL
+        SELECT (SELECT j.user_id FROM job AS j WHERE j.user_id > f.user_id ORDER BY j.user_id LIMIT 1)
+        FROM found AS f WHERE substr(f.user_id, 1, length(?)) = ?
+        LIMIT ?
+    )
+    SELECT user_id FROM found WHERE substr(user_id, 1, length(?)) = ? ORDER BY user_id LIMIT ?
+)
+
 -- name: get_batch
 SELECT {batch_row} FROM job_batch AS b WHERE b.id = ?
 
 -- name: list_batches
--- Newest first. {whose} says whose and before which.
+-- Newest first. {whose} restricts the user and the id.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
 FROM (SELECT {batch_row} AS row FROM job_batch AS b WHERE {whose} ORDER BY b.id DESC LIMIT ?)
 
@@ -53,12 +67,17 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
 )
 
 -- name: batch_item
--- ?1: batch, ?2: the caller's name for it, ?3: its number if that can be one.
+-- ?: batch, custom_id, the number if the name is one, the name again. Numbered parameters (?2) are not used, because
+-- Python 3.12.0 to 3.12.3 treat them as named ones and warn.
 SELECT {item_row} FROM batch_item AS i LEFT JOIN job AS j ON j.id = i.job_id
-WHERE i.batch_id = ?1 AND (i.custom_id = ?2 OR i.item = ?3) ORDER BY i.custom_id IS NOT ?2 LIMIT 1
+WHERE i.batch_id = ? AND (i.custom_id = ? OR i.item = ?) ORDER BY i.custom_id IS NOT ? LIMIT 1
+
+-- name: batch_of_job
+SELECT json_array(b.id, b.name, i.item, i.custom_id)
+FROM batch_item AS i JOIN job_batch AS b ON b.id = i.batch_id WHERE i.job_id = ? LIMIT 1
 
 -- name: ended_batches
--- Of each the last open item is looked for, which is soon found: the last ones are mostly the last to end.
+-- Searches the last open item of each batch, which is found soon, because the last items mostly end last.
 SELECT json_group_array(id) FROM (
     SELECT b.id FROM job_batch AS b WHERE b.finished_at IS NULL AND (
         SELECT 1 FROM batch_item AS i CROSS JOIN job AS j ON j.id = i.job_id
@@ -70,8 +89,8 @@ SELECT json_group_array(id) FROM (
 SELECT EXISTS (SELECT 1 FROM idempotency WHERE user_id = ? AND key = ?)
 
 -- name: outbox
--- ?1: this process, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in the order of
--- commits. A row is taken for one of the lane that its job is in now, and that of a job that is gone for everybody's.
+-- ?1: origin, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in commit order. A row
+-- belongs to the current lane of its job; rows of deleted jobs belong to every lane.
 SELECT '[' || coalesce(group_concat(line, ','), '') || ']' FROM (
     SELECT '[' || o.id || ',' || json_quote(o.job_id) || ',' || coalesce(CASE WHEN j.seq IS NOT NULL THEN {job_row} END, 'null') || ']' AS line
     FROM outbox AS o LEFT JOIN job AS j ON j.id = o.job_id
@@ -79,8 +98,8 @@ SELECT '[' || coalesce(group_concat(line, ','), '') || ']' FROM (
 )
 
 -- name: due
--- Jobs whose timer has rung, earliest first, but for those of the JSON array ?2. Asked by the writer, within the
--- transaction that moves them.
+-- Jobs whose timer has fired, earliest first, except those in the JSON array ?2. Run by the writer within the transaction
+-- that moves them.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT {job_row} AS row FROM job AS j
     WHERE j.timer_at <= ? AND j.id NOT IN (SELECT value FROM json_each(?)) ORDER BY j.timer_at LIMIT ?
@@ -90,7 +109,7 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
 SELECT min(timer_at) FROM job WHERE timer_at IS NOT NULL
 
 -- name: promotable
--- ?1: band, ?2: queued up to here. As `due`.
+-- ?1: band, ?2: queued at or before. Like `due`.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT {job_row} AS row FROM job AS j
     WHERE j.status < 4 AND j.status = 1 AND j.priority = ? AND j.queued_at <= ?
@@ -105,27 +124,32 @@ SELECT json_array(
 )
 
 -- name: next_promotion
--- When the longest waiting low and medium job were queued.
+-- When the longest-waiting low and medium jobs were queued.
 SELECT json_array(
     (SELECT min(queued_at) FROM job WHERE status < 4 AND status = 1 AND priority = 3),
     (SELECT min(queued_at) FROM job WHERE status < 4 AND status = 1 AND priority = 2)
 )
 
 -- name: waiting
--- The numbers of all PENDING jobs; `waiting_jobs` then reads them in portions.
+-- The seqs of all PENDING jobs, which `waiting_jobs` reads in portions.
 SELECT json_group_array(j.seq) FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes}
 
 -- name: count_waiting
 SELECT count(*) FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes}
 
+-- name: count_waiting_by_service
+SELECT json_group_object(service, n) FROM (
+    SELECT {service} AS service, count(*) AS n FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes} GROUP BY 1
+)
+
 -- name: of_lanes
--- Takes the place of {lanes}, unless everything is asked for. ?: JSON array of [service, band], ?: all but these.
+-- Replaces {lanes}, unless all lanes are read. ?: JSON array of [service, band], ?: all except these.
 (({service}, j.priority) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))) <> ?
 
 -- name: waiting_jobs
--- ?1: JSON array of numbers. Those that left the line or the lanes meanwhile are left out.
+-- ?1: JSON array of seqs. Jobs that left the queue or the lanes meanwhile are omitted.
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']'
-FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.seq = wanted.value
+FROM json_each(?) AS requested CROSS JOIN job AS j ON j.seq = requested.value
 WHERE j.status = 1 AND {lanes}
 
 -- name: running
@@ -133,19 +157,19 @@ SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j
 WHERE j.status < 4 AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns: from one to the next by the index, however many turns each has.
+-- The processes that own open turns which are not set aside. Skips through the index, independent of the number of turns.
 WITH RECURSIVE owner (name) AS (
-    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4)
+    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND status > 0)
     UNION ALL
-    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND turn > owner.name)
+    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND status > 0 AND turn > owner.name)
     FROM owner WHERE owner.name IS NOT NULL
 )
 SELECT json_group_array(name) FROM owner WHERE name IS NOT NULL
 
 -- name: turns_of
--- Open turns of one process, oldest first.
+-- Open turns of one process which are not set aside, oldest first.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
-    SELECT {job_row} AS row FROM job AS j WHERE j.turn = ? AND j.status < 4 ORDER BY j.seq LIMIT ?
+    SELECT {job_row} AS row FROM job AS j WHERE j.turn = ? AND j.status < 4 AND j.status > 0 ORDER BY j.seq LIMIT ?
 )
 
 -- name: holds
@@ -166,7 +190,7 @@ FROM (SELECT * FROM api_key ORDER BY created_at, id)
 SELECT json_array(count(*), count(revoked_at)) FROM api_key
 
 -- name: audit
--- Newest first. {where} is built by reads.py of the filters given.
+-- Newest first. reads.py builds {where} from the filters.
 SELECT json_group_array(json_array(id, at, who, action, target, details, outcome))
 FROM (SELECT * FROM audit WHERE {where} ORDER BY id DESC LIMIT ?)
 
@@ -178,11 +202,11 @@ SELECT json_group_array(json_array(name, seen_at, drain_asked, about)) FROM (SEL
 SELECT json_array(key_id, expires_at) FROM dashboard_session WHERE hash = ? AND expires_at > ?
 
 -- name: activity
--- ?: the first minute that is asked for.
+-- ?: the first minute.
 SELECT json_group_array(json_array(process, minute, service, about)) FROM activity WHERE minute >= ?
 
 -- name: waiting_by_service
--- Of PENDING jobs since when the longest one waits, and how many are RETRYING.
+-- Since when the longest-waiting PENDING job waits, and the number of RETRYING jobs.
 SELECT json_group_array(json_array(service, oldest, retrying)) FROM (
     SELECT {service} AS service, min(CASE j.status WHEN 1 THEN j.waiting_since END) AS oldest,
            sum(j.status = 2) AS retrying
@@ -190,7 +214,7 @@ SELECT json_group_array(json_array(service, oldest, retrying)) FROM (
 )
 
 -- name: user_loads
--- SQLite takes what is beside max() from the row that has it: the weight is that of the newest job.
+-- SQLite reads the other columns from the row of max(), so the weight is that of the newest job.
 SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) FROM (
     SELECT j.user_id, sum(j.status < 3) AS waiting, sum(j.status = 3) AS running,
            (SELECT min(w.waiting_since) FROM job AS w WHERE w.user_id = j.user_id AND w.status < 3 AND w.status = 1)
@@ -200,21 +224,21 @@ SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) F
 )
 
 -- name: heads
--- ?: JSON array of users, service, how many of each user and band. In the order of `domain.job.Job.rank`.
+-- ?: JSON array of users, service, jobs per user and band. In the order of `domain.job.Job.rank`.
 SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM (
     SELECT j.seq, row_number() OVER (PARTITION BY j.user_id, j.priority ORDER BY j.attempt = 0, j.step = 0, j.seq) AS n
-    FROM json_each(?) AS wanted CROSS JOIN job AS j ON j.user_id = wanted.value
+    FROM json_each(?) AS requested CROSS JOIN job AS j ON j.user_id = requested.value
     WHERE j.status < 3 AND j.status = 1 AND {service} = ?
 ) AS head CROSS JOIN job AS j ON j.seq = head.seq WHERE head.n <= ?
 
 -- name: first_in_line
--- ?: service, how many.
+-- ?: service, limit.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT {job_row} AS row FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {service} = ? ORDER BY j.seq LIMIT ?
 )
 
 -- name: dead_groups
--- The examples are the newest and the oldest: ids grow with time.
+-- The examples are the newest and the oldest job; ids grow with time.
 SELECT json_group_array(json_array(code, message, service, n, first, last, newest, oldest)) FROM (
     SELECT j.error ->> '$.code' AS code, j.error ->> '$.message' AS message, {service} AS service, count(*) AS n,
            min(j.finished_at) AS first, max(j.finished_at) AS last, max(j.id) AS newest, min(j.id) AS oldest
@@ -233,6 +257,5 @@ SELECT json_object(
 )
 
 -- name: answer
--- What the last commit left behind, see apply.sql.
--- Its values are JSON already, and are spliced as text.
+-- The results of the last commit, see apply.sql. The values are already JSON and are concatenated as text.
 SELECT '[' || coalesce(group_concat('["' || kind || '",' || coalesce(value, 'null') || ']', ','), '') || ']' FROM temp.answer

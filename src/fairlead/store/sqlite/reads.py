@@ -1,8 +1,9 @@
-"""The reads of the store: each is one query, run on a read-only connection in a thread of its own."""
+"""The reads of the SQLite store. Each is one query on a read-only connection in a reader thread."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,38 +12,39 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.audit import AuditRecord
+from fairlead.domain.access import AuditRecord, Key
 from fairlead.domain.batch import BatchItem, BatchState
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
-from fairlead.domain.keys import Key
-from fairlead.domain.limits import EVERYTHING, Lanes, Rules
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
-from fairlead.store import batches, operators, rows
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, LineChange
-from fairlead.store.queries import without_comments
-from fairlead.store.settings import declared_of, rules_of
+from fairlead.store import rows
+from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, OutboxEntry
+from fairlead.store.records import audit_of, batch_state_of, item_number_of, key_of, process_of
+from fairlead.store.rules import declared_of, rules_of
+from fairlead.store.sql_files import load, without_comments
 from fairlead.store.sqlite import connect
-from fairlead.store.sqlite.board import BoardReads
-from fairlead.store.sqlite.handover import prompt_handover
-from fairlead.store.sqlite.queries import load
+from fairlead.store.sqlite.dashboard import SqliteDashboardReads
+from fairlead.store.sqlite.gil import prompt_handover
+from fairlead.store.sqlite.lock import File
 
-READERS = 2  # one may be in a long count while the manager asks for timers
+READERS = 2  # one may run a long count while the manager queries timers
 
 
-class Reads(BoardReads):
-    """What `SqliteStore` answers without writing."""
+class Reads(SqliteDashboardReads):
+    """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:
-        self._path = path
+        # Absolute, since the process may change its working directory. Invalid paths are kept for the error message.
+        self._path = path if path in ("", ":memory:") else os.path.abspath(path)
         self._clock = clock
         self._synchronous = synchronous
         self._origin = ""
-        self._sql = load("queries.sql")
+        self._sql = load(__package__, "queries.sql")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._threads: ThreadPoolExecutor | None = None
-        self._file: tuple[int, int] | None = None
+        self._files: dict[str, File] = {}  # the files at these paths when the store was opened
 
     def _open_readers(self) -> None:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="fairlead-read")
@@ -55,7 +57,7 @@ class Reads(BoardReads):
             self._connections.pop().close()
 
     async def _ask(self, sql: str, *parameters: Any) -> Any:
-        """The one value that the query answers with."""
+        """Run a query that returns one value."""
         if self._threads is None:
             raise Unavailable("the store is not open")
         with prompt_handover():
@@ -65,46 +67,65 @@ class Reads(BoardReads):
         with connect.translated(self._path):
             connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
             if connection is None:
+                self._check_file()  # otherwise this thread might read another file
                 connection = self._local.connection = connect.reader(self._path)
                 self._connections.append(connection)
             row = connection.execute(sql, parameters).fetchone()
         return None if row is None else row[0]
 
     async def ping(self) -> None:
-        # The file first: a thread's first question opens whatever is there now.
+        # Check the file first: the first query of a thread opens whatever is there now.
         if self._threads is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._check_file)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._check_files)
         await self._ask("SELECT version FROM rules")
 
     def _check_file(self) -> None:
-        """Open connections go on with a file that was deleted or replaced, and its jobs are gone with the process."""
-        try:
-            there = connect.identity(self._path)
-        except FileNotFoundError:
-            raise self._not_as_it_was("was deleted while it was open") from None
-        except OSError as error:
-            raise self._not_as_it_was(f"cannot be looked at: {error.strerror}") from error
-        if there != self._file:
-            raise self._not_as_it_was("was replaced by another file while it was open")
+        self._check_is_same(self._path, "the database")
 
-    def _not_as_it_was(self, what: str) -> Unavailable:
-        return Unavailable(f"the database {self._path} {what}", public=f"the database {what}")
+    def _check_files(self) -> None:
+        """Raise an error if the database files were deleted or replaced. SQLite would continue to use the old files,
+        and all commits to them would be lost when the process ends."""
+        self._check_file()
+        self._check_is_same(f"{self._path}-wal", "the log of the database")
+        self._check_is_same(f"{self._path}-shm", "the index of the database's log")
+
+    def _check_is_same(self, path: str, what: str) -> None:
+        expected = self._files.get(path)
+        try:
+            values = os.stat(path)
+        except FileNotFoundError:
+            if expected is None:
+                return
+            problem = "was deleted or moved while it was open"
+        except OSError as error:
+            problem = f"cannot be accessed: {error.strerror}"
+        else:
+            if expected in (None, (values.st_dev, values.st_ino)):
+                return
+            problem = "was replaced by another file while it was open"
+        raise Unavailable(
+            f"{what} {path} {problem}: put it back, or restart this process",
+            retry_after=5.0,
+            public=f"{what} {problem}",
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
         answer = await self._ask(self._sql["get"], job_id)
         return None if answer is None else rows.record_of(orjson.loads(answer))
 
     async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        wanted = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
-        records = map(rows.record_of, orjson.loads(await self._ask(self._sql["get_records"], wanted)))
+        ids = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
+        records = map(rows.record_of, orjson.loads(await self._ask(self._sql["get_records"], ids)))
         return {record.job.id: record for record in records}
 
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        wanted = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
-        return {job.id: job for job in rows.jobs_of(await self._ask(self._sql["get_jobs"], wanted))}
+        ids = orjson.dumps(list(dict.fromkeys(job_ids))).decode()
+        return {job.id: job for job in rows.jobs_of(await self._ask(self._sql["get_jobs"], ids))}
 
-    async def list_jobs(self, where: JobFilter, *, before_seq: int | None, limit: int) -> list[Job]:
-        condition, parameters = _condition(where, before_seq)
+    async def list_jobs(
+        self, where: JobFilter, *, before_seq: int | None, limit: int, from_seq: int | None = None
+    ) -> list[Job]:
+        condition, parameters = _condition(where, before_seq, from_seq)
         answer = await self._ask(self._sql["list_jobs"].replace("{where}", condition), *parameters, limit)
         return rows.jobs_of(answer)
 
@@ -112,24 +133,30 @@ class Reads(BoardReads):
         condition, parameters = _condition(where)
         return int(await self._ask(self._sql["count"].replace("{where}", condition), *parameters))
 
+    async def users_with_prefix(self, prefix: str, limit: int) -> list[str]:
+        users: list[str] = orjson.loads(
+            await self._ask(self._sql["users_with_prefix"], prefix, prefix, prefix, limit, prefix, prefix, limit)
+        )
+        return users
+
     async def get_batch(self, batch_id: str) -> BatchState | None:
         answer = await self._ask(self._sql["get_batch"], batch_id)
-        return None if answer is None else batches.state_of(orjson.loads(answer))
+        return None if answer is None else batch_state_of(orjson.loads(answer))
 
     async def batch_owner(self, batch_id: str) -> str | None:
-        found: str | None = await self._ask(self._sql["batch_owner"], batch_id)
-        return found
+        owner: str | None = await self._ask(self._sql["batch_owner"], batch_id)
+        return owner
 
     async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
         answer = await self._ask(self._sql["batch_of_key"], user_id, key)
         return None if answer is None else tuple(orjson.loads(answer))
 
     async def list_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[BatchState]:
-        given = {"b.user_id = ?": user_id, "b.id < ?": before}
-        terms = [term for term, value in given.items() if value is not None]
+        filters = {"b.user_id = ?": user_id, "b.id < ?": before}
+        terms = [term for term, value in filters.items() if value is not None]
         sql = self._sql["list_batches"].replace("{whose}", " AND ".join(terms) or "TRUE")
-        answer = await self._ask(sql, *(value for value in given.values() if value is not None), limit)
-        return [batches.state_of(row) for row in orjson.loads(answer)]
+        answer = await self._ask(sql, *(value for value in filters.values() if value is not None), limit)
+        return [batch_state_of(row) for row in orjson.loads(answer)]
 
     async def batch_items(
         self, batch_id: str, *, statuses: Sequence[JobStatus] = (), after: int = -1, limit: int
@@ -141,17 +168,21 @@ class Reads(BoardReads):
         return rows.items_of(await self._ask(self._sql["removed_items"], batch_id, after, limit))
 
     async def batch_item(self, batch_id: str, name: str) -> BatchItem | None:
-        answer = await self._ask(self._sql["batch_item"], batch_id, name, batches.number_of(name))
+        answer = await self._ask(self._sql["batch_item"], batch_id, name, item_number_of(name), name)
         return None if answer is None else rows.items_of(f"[{answer}]")[0]
 
+    async def batch_of_job(self, job_id: str) -> tuple[str, str | None, int, str | None] | None:
+        answer = await self._ask(self._sql["batch_of_job"], job_id)
+        return None if answer is None else tuple(orjson.loads(answer))
+
     async def ended_batches(self, limit: int) -> list[str]:
-        found: list[str] = orjson.loads(await self._ask(self._sql["ended_batches"], limit))
-        return found
+        ids: list[str] = orjson.loads(await self._ask(self._sql["ended_batches"], limit))
+        return ids
 
     async def was_submitted(self, user_id: str, key: str) -> bool:
         return bool(await self._ask(self._sql["was_submitted"], user_id, key))
 
-    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[LineChange]:
+    async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         sql, parameters = self._of_lanes("outbox", lanes)
         answer = await self._ask(sql, RELAYING, rows.micros(older_than), *parameters, limit)
         return rows.changes_of(answer)
@@ -160,8 +191,8 @@ class Reads(BoardReads):
         return rows.seconds(await self._ask(self._sql["next_timer"]))
 
     async def oldest_waiting(self) -> dict[int, float]:
-        found = orjson.loads(await self._ask(self._sql["oldest_waiting"]))
-        return {band: moment / 1e6 for band, moment in enumerate(found, 1) if moment is not None}
+        values = orjson.loads(await self._ask(self._sql["oldest_waiting"]))
+        return {band: moment / 1e6 for band, moment in enumerate(values, 1) if moment is not None}
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
         low, medium = orjson.loads(await self._ask(self._sql["next_promotion"]))
@@ -173,8 +204,8 @@ class Reads(BoardReads):
         return min(moments, default=None)
 
     async def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
-        # All numbers at once and then the jobs in portions: a walk by number over the whole table would pass every
-        # finished job, one by the index of open jobs would sort all of them again for each portion.
+        # Read all seqs first and then the jobs in portions: a scan by seq would pass every finished job, and a scan of
+        # the index of open jobs would sort all of them again for each portion.
         sql, parameters = self._of_lanes("waiting", lanes)
         numbers = sorted(orjson.loads(await self._ask(sql, *parameters)))
         sql, parameters = self._of_lanes("waiting_jobs", lanes)
@@ -186,6 +217,11 @@ class Reads(BoardReads):
     async def count_waiting(self, lanes: Lanes = EVERYTHING) -> int:
         sql, parameters = self._of_lanes("count_waiting", lanes)
         return int(await self._ask(sql, *parameters))
+
+    async def count_waiting_by_service(self, lanes: Lanes = EVERYTHING) -> dict[str, int]:
+        sql, parameters = self._of_lanes("count_waiting_by_service", lanes)
+        counts: dict[str, int] = orjson.loads(await self._ask(sql, *parameters))
+        return counts
 
     async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]:
         sql, parameters = self._of_lanes("running", lanes)
@@ -215,48 +251,51 @@ class Reads(BoardReads):
         return self._clock()
 
     async def keys(self) -> list[Key]:
-        return [operators.key_of(row) for row in orjson.loads(await self._ask(self._sql["keys"]))]
+        return [key_of(row) for row in orjson.loads(await self._ask(self._sql["keys"]))]
 
     async def count_keys(self) -> tuple[int, int]:
         made, revoked = orjson.loads(await self._ask(self._sql["count_keys"]))
         return made, revoked
 
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:
-        given = {"id < ?": before, "action = ?": action}
-        parameters = [value for value in given.values() if value is not None]
-        condition = " AND ".join(term for term, value in given.items() if value is not None) or "TRUE"
+        filters = {"id < ?": before, "action = ?": action}
+        parameters = [value for value in filters.values() if value is not None]
+        condition = " AND ".join(term for term, value in filters.items() if value is not None) or "TRUE"
         answer = await self._ask(self._sql["audit"].replace("{where}", condition), *parameters, limit)
-        return [operators.audit_of(row) for row in orjson.loads(answer)]
+        return [audit_of(row) for row in orjson.loads(answer)]
 
     async def processes(self) -> list[ProcessRecord]:
-        return [operators.process_of(row) for row in orjson.loads(await self._ask(self._sql["processes"]))]
+        return [process_of(row) for row in orjson.loads(await self._ask(self._sql["processes"]))]
 
     async def facts(self) -> Facts:
-        found = orjson.loads(await self._ask(self._sql["facts"]))
-        now, oldest = self._clock(), found["oldest_outbox_row"]
+        values = orjson.loads(await self._ask(self._sql["facts"]))
+        now, oldest = self._clock(), values["oldest_outbox_row"]
         return {
             "engine": "sqlite",
-            "server_version": found["server_version"],
+            "server_version": values["server_version"],
             "clock": now,
-            "database_bytes": found["pages"] * found["page_size"],
-            "free_bytes": found["free_pages"] * found["page_size"],
+            "database_bytes": values["pages"] * values["page_size"],
+            "free_bytes": values["free_pages"] * values["page_size"],
             "wal_bytes": connect.size_of_log(self._path),
-            "outbox_rows": found["outbox_rows"],
+            "outbox_rows": values["outbox_rows"],
             "outbox_age": 0.0 if oldest is None else now - oldest / 1e6,
-            "journal_mode": found["journal_mode"],
+            "journal_mode": values["journal_mode"],
             "synchronous": self._synchronous,
+            "readable_by_others": connect.is_readable_by_others(self._path),
         }
 
     def _of_lanes(self, name: str, lanes: Lanes) -> tuple[str, list[Any]]:
-        """The query, held to these lanes; for everything it is asked without a condition."""
+        """The SQL and parameters of a query, restricted to these lanes. For all lanes the query has no condition on
+        lanes."""
         if lanes == EVERYTHING:
             return self._sql[name].replace("{lanes}", "TRUE"), []
         pairs = orjson.dumps(sorted(lanes.pairs)).decode()
         return self._sql[name].replace("{lanes}", without_comments(self._sql["of_lanes"])), [pairs, lanes.others]
 
 
-def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, list[Any]]:
-    """Only the filters that are given, so that SQLite can choose the index that suits them."""
+def _condition(where: JobFilter, before_seq: int | None = None, from_seq: int | None = None) -> tuple[str, list[Any]]:
+    """The WHERE condition of a job list. It contains only the filters that are set, so that SQLite can choose a
+    matching index."""
     terms: list[str] = []
     parameters: list[Any] = []
     if where.user_id is not None:
@@ -266,7 +305,7 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
         terms.append("j.feature_name = ?")
         parameters.append(where.feature_name)
     if where.service is not None:
-        terms.append(f"{without_comments(load('fragments.sql')['service'])} = ?")
+        terms.append(f"{without_comments(load(__package__, 'fragments.sql')['service'])} = ?")
         parameters.append(where.service)
     if where.error_code is not None:
         terms.append("j.error ->> '$.code' = ?")
@@ -289,7 +328,7 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
     if where.statuses:
         codes = sorted(rows.STATUS_CODES[status] for status in where.statuses)
         terms.append(f"j.status IN ({', '.join(map(str, codes))})")
-        # The condition of the partial index that serves these statuses, if one does.
+        # Repeat the condition of the partial index that covers these statuses.
         if codes[-1] < 4:
             terms.append("j.status < 4")
         elif codes[0] > 4:
@@ -297,4 +336,7 @@ def _condition(where: JobFilter, before_seq: int | None = None) -> tuple[str, li
     if before_seq is not None:
         terms.append("j.seq < ?")
         parameters.append(before_seq)
+    if from_seq is not None:
+        terms.append("j.seq >= ?")
+        parameters.append(from_seq)
     return " AND ".join(terms) or "TRUE", parameters

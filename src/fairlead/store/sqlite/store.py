@@ -1,8 +1,8 @@
-"""The truth in one SQLite file.
+"""The store in one SQLite file.
 
-One connection writes, in a thread of its own; others only read (`reads.py`). A commit is a single statement, see
-`apply.sql`: set-based, so that its cost for the event loop is a few microseconds per transition and its duration does
-not depend on how busy that loop is. Only a commit with a sweep in it asks first for the jobs that are due.
+One connection writes, in a thread of its own; other connections only read (`reads.py`). A commit is a single set-based
+statement (see `apply.sql`). It costs the event loop a few microseconds per transition, and its duration does not depend
+on how busy the loop is. Only a commit with a sweep first selects the jobs that are due.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,20 +20,20 @@ import orjson
 from fairlead.domain.job import Job
 from fairlead.errors import Unavailable
 from fairlead.store import rows
-from fairlead.store.batches import key_taken
-from fairlead.store.port import RELAYING, Busy, Committed, RingTimers, Transition
+from fairlead.store.commits import Sweep, promoted_bands
+from fairlead.store.port import RELAYING, Busy, Committed, FireTimers, Transition
+from fairlead.store.records import key_taken
+from fairlead.store.sql_files import script
 from fairlead.store.sqlite import connect
-from fairlead.store.sqlite.batch import Batch
-from fairlead.store.sqlite.handover import prompt_handover
-from fairlead.store.sqlite.lock import DispatchLock
-from fairlead.store.sqlite.queries import script
+from fairlead.store.sqlite.commit import CommitBatch
+from fairlead.store.sqlite.gil import prompt_handover
+from fairlead.store.sqlite.lock import DispatchLock, file_identity, store_closed, store_opened
 from fairlead.store.sqlite.reads import Reads
-from fairlead.store.sqlite.thread import Thread
-from fairlead.store.sweeps import Sweep, promoted_bands
+from fairlead.store.sqlite.writer_thread import WriterThread
 
 
 class SqliteStore(Reads):
-    """`clock` gives the time that is stored."""
+    """The store in SQLite. `clock` gives the times that are stored."""
 
     def __init__(
         self,
@@ -42,13 +43,13 @@ class SqliteStore(Reads):
         synchronous: str = "FULL",
     ) -> None:
         super().__init__(path, clock, synchronous)
-        self._dispatch_lock = DispatchLock(path)
+        self._dispatch_lock = DispatchLock(self._path)
         self._writer: sqlite3.Connection | None = None
-        self._writer_thread: Thread | None = None
+        self._writer_thread: WriterThread | None = None
         self._cannot_write = False
 
     async def open(self) -> None:
-        self._writer_thread = Thread("fairlead-write")
+        self._writer_thread = WriterThread("fairlead-write")
         try:
             await self._in_writer(self._open_writer)
         except BaseException:
@@ -60,12 +61,15 @@ class SqliteStore(Reads):
     async def close(self) -> None:
         if self._writer_thread is None:
             return
-        # The readers first: the last connection to close empties the log, and a read-only one cannot.
+        # Close the readers first: the last connection to close empties the log, which a read-only one cannot.
         self._close_readers()
         await self._in_writer(self._close_writer)
         self._writer_thread.shutdown()
         self._writer_thread = None
         self._dispatch_lock.release()
+        if (file := self._files.pop(self._path, None)) is not None:
+            store_closed(file)
+        self._files.clear()
 
     def relays(self) -> None:
         self._origin = RELAYING
@@ -74,7 +78,7 @@ class SqliteStore(Reads):
         self._dispatch_lock.acquire()
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
-        ordered = Batch(batch, all_or_nothing=all_or_nothing)
+        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing)
         now = rows.micros(self._clock())
         with prompt_handover():
             if ordered.sweeps:
@@ -83,25 +87,28 @@ class SqliteStore(Reads):
                 answer = await self._in_writer(self._apply, self._parameters(ordered, now))
         return ordered.committed(answer)
 
-    def _parameters(self, batch: Batch, now: int | None) -> list[Any]:
+    def _parameters(self, batch: CommitBatch, now: int | None) -> list[Any]:
         return [value for kind, body in batch.rows() for value in (kind, body, now, self._origin)]
 
     async def ping(self) -> None:
-        """It can be read, it is the file that was opened, and the last commit worked. If not, one is tried now:
-        while nobody sends jobs there may be no other."""
+        """Check that the database can be read and that its file is still the one that was opened. If the last commit
+        failed, try a write too: without new jobs no other commit would notice that the disk has recovered."""
         await super().ping()
         if self._cannot_write:
             await self._in_writer(self._try_to_write)
 
     def _open_writer(self) -> None:
         connect.prepare(self._path)
-        self._file = connect.identity(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous)
-            self._writer.executescript(script("apply.sql"))
-            self._writer.executescript(script("operators.sql"))
-            self._writer.executescript(script("batches.sql"))
-            self._writer.executescript(script("board.sql"))
+            self._writer.executescript(script(__package__, "apply.sql"))
+            self._writer.executescript(script(__package__, "admin.sql"))
+            self._writer.executescript(script(__package__, "batches.sql"))
+            self._writer.executescript(script(__package__, "dashboard.sql"))
+        for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
+            with suppress(OSError):
+                self._files[path] = file_identity(path)
+        store_opened(self._files[self._path])
 
     def _close_writer(self) -> None:
         if self._writer is not None:
@@ -109,21 +116,22 @@ class SqliteStore(Reads):
             self._writer = None
 
     def _apply(self, parameters: list[Any]) -> str:
-        """A single statement is a transaction by itself: after an error nothing of it remains."""
-        assert self._writer is not None  # while there is a writer's thread, there is its connection
-        places = ", ".join(["(?, ?, ?, ?)"] * (len(parameters) // 4))
+        """Run the statement of a commit. The statement is a transaction of its own, so an error changes nothing."""
+        assert self._writer is not None  # the writer thread exists only with its connection
+        values = ", ".join(["(?, ?, ?, ?)"] * (len(parameters) // 4))
         with self._writing():
-            self._writer.execute(f"INSERT INTO batch (kind, body, now, origin) VALUES {places}", parameters)
+            self._writer.execute(f"INSERT INTO batch (kind, body, now, origin) VALUES {values}", parameters)
             answer: str = self._writer.execute(self._sql["answer"]).fetchone()[0]
         return answer
 
-    def _sweep_and_apply(self, batch: Batch, now: int | None) -> str:
-        """From the look at what is due until it is moved, no other process writes."""
+    def _sweep_and_apply(self, batch: CommitBatch, now: int) -> str:
+        """Select the due jobs and commit the batch with their moves, in one transaction. No other process writes
+        meanwhile."""
         assert self._writer is not None
         with self._writing():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                batch.sweep(self._due)
+                batch.sweep(partial(self._due, now))
                 answer = self._apply(self._parameters(batch, now))
                 self._writer.execute("COMMIT")
             finally:
@@ -131,12 +139,13 @@ class SqliteStore(Reads):
                     self._writer.execute("ROLLBACK")
         return answer
 
-    def _due(self, sweep: Sweep, taken: Sequence[str]) -> list[Job]:
+    def _due(self, now: int, sweep: Sweep, taken: Sequence[str]) -> list[Job]:
         assert self._writer is not None
         others = orjson.dumps(taken).decode()
-        if isinstance(sweep, RingTimers):
-            found = self._writer.execute(self._sql["due"], (rows.micros_by(sweep.now), others, sweep.limit))
-            return rows.jobs_of(found.fetchone()[0])
+        if isinstance(sweep, FireTimers):
+            by = min(rows.micros_by(sweep.now), now)
+            due = self._writer.execute(self._sql["due"], (by, others, sweep.limit))
+            return rows.jobs_of(due.fetchone()[0])
         jobs: list[Job] = []
         for band, before in promoted_bands(sweep):
             parameters = band, rows.micros(before), others, sweep.limit - len(jobs)
@@ -146,11 +155,13 @@ class SqliteStore(Reads):
     def _try_to_write(self) -> None:
         assert self._writer is not None
         with self._writing():
-            connect.try_to_write(self._writer)
+            connect.try_to_write(self._writer, self._path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Remembers whether it worked; a database that someone else has locked for a while is not broken."""
+        """Record whether the write in the block succeeded. A lock held by another process does not count as a failure.
+        If the database file is no longer at its path, the write raises an error, even if SQLite has committed it."""
+        self._check_file()
         try:
             with connect.translated(self._path):
                 yield
@@ -163,6 +174,7 @@ class SqliteStore(Reads):
             if "job_batch.idempotency_key" in str(error):
                 raise key_taken() from None
             raise
+        self._check_files()
         self._cannot_write = False
 
     async def _in_writer(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,5 @@
-"""What a view would do, printed as JSON: single calls, a group, a chord, a call that another route sends elsewhere."""
+"""Calls as a view makes them, printed as JSON: single calls, a group, a chord, a call that another route sends
+elsewhere."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""As Celery's guide for Django has it; the balancer is one line more."""
+"""As in Celery's guide for Django; the balancer is one more line."""
 
 import os
 

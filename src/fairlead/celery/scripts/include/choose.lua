@@ -1,4 +1,4 @@
--- Who gets the next ticket: the queue with the least pending and running, the lowest index of several.
+-- The queue for the next ticket: the one with the fewest pending and running tasks, of several the lowest index.
 local function know_loads(count)
   if redis.call('ZCARD', loads) ~= count then
     redis.call('DEL', loads)
@@ -10,7 +10,7 @@ local function know_loads(count)
   redis.call('EXPIRE', loads, ttl)
 end
 
--- `candidates`: indices with commas between, or '' for all queues. Returns an index.
+-- `candidates`: indices separated by commas, or '' for all queues. Returns an index.
 local function least(candidates)
   if candidates == '' then return tonumber(redis.call('ZRANGE', loads, 0, 0)[1]) end
   local best, lowest

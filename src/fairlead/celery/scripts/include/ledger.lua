@@ -1,8 +1,8 @@
--- Where each task is: `queue:Q:pending:tasks` and `queue:Q:running:tasks` are sorted sets of tickets, with the moment of
--- the last move in microseconds. `queue:Q:pending` and `queue:Q:running` say how many those are, plus what was counted
--- by hand (`increment_pending` and its siblings, in the hash of credits). The sorted set of loads has the sum of both for
--- every queue, by its index in three digits: its first is the least loaded, the lowest index of several.
--- ARGV[1]: the prefix of the queues' names; ARGV[2]: how many seconds anything outlives its last move.
+-- The state of each task: `queue:Q:pending:tasks` and `queue:Q:running:tasks` are sorted sets of tickets, with the time
+-- of the last change in microseconds. `queue:Q:pending` and `queue:Q:running` are their sizes, plus what was counted by
+-- hand (`increment_pending` and similar calls, in the hash of credits). The sorted set of loads has the sum of both for
+-- every queue, by its index in three digits: its first is the least loaded queue, of several the lowest index.
+-- ARGV[1]: the prefix of the queues' names; ARGV[2]: the seconds after its last change when a key expires.
 local prefix, ttl = ARGV[1], ARGV[2]
 local credits = 'fairlead:celery:' .. prefix .. ':credits'
 local loads = 'fairlead:celery:' .. prefix .. ':loads'
@@ -28,7 +28,7 @@ local function member(index)
   return string.format('%03d', index)
 end
 
--- Never from the counter's own value: what somebody else wrote there is gone with the next move.
+-- Computed, and not incremented: a value that other code wrote there is replaced by the next change.
 local function recount(queue, state)
   local members = redis.call('ZCARD', tickets(queue, state))
   local field = queue .. ':' .. state
@@ -39,12 +39,12 @@ local function recount(queue, state)
   end
   redis.call('SET', counter(queue, state), members + credit, 'EX', ttl)
   local rest = count_of(queue, state == 'pending' and 'running' or 'pending')
-  -- Only where all of them are known: apps with more queues than the next caller has share the set.
+  -- Only if the loads of all queues are known: apps with different numbers of queues share the set.
   redis.call('ZADD', loads, 'XX', members + credit + rest, member(string.sub(queue, #prefix + 1)))
   return members + credit
 end
 
--- Makes it so that the ticket is in this state ('' for in none), whatever was before.
+-- Put the ticket into this state ('' for none), whatever its state was.
 local function place(queue, ticket, state, at)
   for _, other in ipairs({'pending', 'running'}) do
     if other ~= state and redis.call('ZREM', tickets(queue, other), ticket) == 1 then

@@ -1,5 +1,5 @@
--- close: begin a rebuild. Lines, leases, holds and what was measured are forgotten; the rules stay, and so does the
--- counter of names. An older epoch than the present one does nothing.
+-- close: begin a rebuild of the scope. Deletes its queues, leases, holds and measurements, and keeps its rules and the
+-- counter of its lease names. Does nothing if ARGV[5] is an older epoch than the scope has.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            epoch
@@ -16,9 +16,9 @@ local fields = { 'epoch', format('%d', epoch), 'open', '0' }
 for _, service in ipairs(services) do
   local k = service.keys
   call('UNLINK', k.users, k.heads, k.line, k.seqs, k.idle, k.leases, k.holds, k.ends, k.slots)
-  fields[#fields + 1] = 'state:' .. service.name
   take_new_state(service)
-  fields[#fields + 1] = stored_state(service)
+  count_slots(service)
+  add_state(fields, service)
 end
 if scope.pool then
   local pool = new_pool()
@@ -26,5 +26,5 @@ if scope.pool then
   fields[#fields + 1] = 'pool'
   fields[#fields + 1] = pack(pool)
 end
-call('HSET', META, unpack(fields))
+call_many('HSET', META, fields, 2)
 return { 1 }

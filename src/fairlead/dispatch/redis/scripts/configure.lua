@@ -1,18 +1,18 @@
--- configure: take new rules, unless older than the present ones. Lines stay; services that the rules no longer have
--- get a limit of nothing. Users are set aside or let back by a new user limit.
+-- configure: apply rules, unless they are older than the rules of the scope. Queues are kept; services that the rules
+-- no longer contain get a limit of 0. Users are parked or unparked if the limit per user has changed.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]   version
 --   ARGV[6]   the pool's limit, or empty
 --   ARGV[7]   the scope's services by these rules, joined by NUL
---   ARGV[8..] per service of these: name, rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
---             user_limit or absent, regions as a list of [name, limit] by name, breaker and its rest in µs,
---             and if there is more to say of the regions: `more`, as a list of [weight or false, whether in the pool] in
---             the same order, and `partial` if not all calls count in the pool}
+--   ARGV[8..] per service: name, and rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
+--             user_limit or absent, regions as a list of [name, limit] by name, breaker and breaker_rest in µs};
+--             optionally `more`, a list of [weight or false, whether in the pool] per region, and `partial` if some
+--             regions are outside the pool
 --
--- Returns {0, services this process is to wake for, joined by NUL}.
+-- Returns {0, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+--- @include queues
 --- @include regions
 --- @include moves
 --- @include pick
@@ -27,8 +27,8 @@ local function each_user(service, visit)
   each_stored_user(service, function(user_id) visit(user_of(service, user_id)) end)
 end
 
--- Lines for another order, or other lanes. Fair shares begin anew.
-local function sort_anew(service)
+-- Rebuild the queues for another order or other lanes. Fair shares start from zero.
+local function requeue_all(service)
   local k = service.keys
   call('UNLINK', k.heads, k.line, k.seqs, k.idle)
   service.vt = { [0] = 0, 0, 0, 0 }
@@ -46,18 +46,18 @@ local function sort_anew(service)
     cursor = page[1]
     for i = 1, #page[2], 2 do
       local entry = read_entry(page[2][i], page[2][i + 1])
-      -- A page may bring an entry that an earlier one brought: a step that is in line already is not counted again.
+      -- HSCAN may return an entry twice; do not count a queued step again.
       if entry.service == service.name then
-        local _, member = place_of(service, entry)
-        put_in_line(service)
+        local _, member = member_of(service, entry)
+        flush_joins(service)
         if not call('ZSCORE', k.line, member) then
           local user = user_of(service, entry.user)
-          join_line(service, user, entry.job, entry.seq, entry.band, entry.rank, entry.region)
+          join_queue(service, user, entry.job, entry.seq, entry.band, entry.rank, entry.region)
         end
       end
     end
   until cursor == '0'
-  -- All that are in line have been there before: none of them is new.
+  -- All waiting users waited before, so none is new.
   for _, user in pairs(service.users) do
     if user then
       for band = 0, 3 do
@@ -67,7 +67,7 @@ local function sort_anew(service)
   end
 end
 
--- Those set aside first, in an order that every engine knows: they enter one after the other.
+-- Parked users last and sorted, because the order in which they re-enter a band matters.
 local function park_or_unpark_all(service)
   local parked = {}
   each_user(service, function(user)
@@ -100,8 +100,11 @@ local function change(service, rules, breaker, breaker_rest)
     end
   end
   count_slots(service)
+  if scope.lost then -- the rebuild queues and parks
+    old_shape, old_limit = shape(service), service.user_limit
+  end
   if shape(service) ~= old_shape then
-    sort_anew(service)
+    requeue_all(service)
   end
   if service.user_limit ~= old_limit then
     park_or_unpark_all(service)
@@ -111,15 +114,15 @@ local function change(service, rules, breaker, breaker_rest)
   touch(service)
 end
 
--- In the order of `take_rules`.
+-- In the order expected by take_rules.
 local function rules_from(r)
   local rules = { r.limit, r.fifo, r.paused, r.retries_first, r.ttl, r.cost, r.user_limit or false }
   for _, region in ipairs(r.regions) do
     rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
   end
   if r.more then
-    for _, said in ipairs(r.more) do
-      rules[#rules + 1], rules[#rules + 2] = said[1], said[2]
+    for _, region in ipairs(r.more) do
+      rules[#rules + 1], rules[#rules + 2] = region[1], region[2]
     end
     rules[#rules + 1], rules[#rules + 2] = r.partial, true
   end
@@ -134,12 +137,12 @@ local function without_slots(service)
   return rules
 end
 
-local wanted = {}
+local rules_by_name = {}
 for i = 8, #ARGV, 2 do
-  wanted[ARGV[i]] = ARGV[i + 1]
+  rules_by_name[ARGV[i]] = ARGV[i + 1]
 end
 for _, service in ipairs(services) do
-  local json = wanted[service.name]
+  local json = rules_by_name[service.name]
   if json then
     local r = cjson.decode(json)
     change(service, rules_from(r), r.breaker, r.breaker_rest)

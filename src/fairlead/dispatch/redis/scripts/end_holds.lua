@@ -1,16 +1,19 @@
--- end_holds: free the slots of holds whose time has come.
+-- end_holds: free the slots of holds whose time is over.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5]            the time, in µs
+--   ARGV[5], ARGV[6]   optional: end the holds that are over at this time; the database's clock; both in µs
 --
--- Returns {how many ended, services this process is to wake for, joined by NUL}.
+-- Returns {number of holds ended, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include grant
 --- @include holds
 --- @include save
 
-local ended = end_holds(tonumber(ARGV[5]))
+local ended = end_holds(ARGV[5] and now + ARGV[5] - ARGV[6] or now)
 return { ended, wake(save()) }

@@ -1,29 +1,31 @@
--- exchange: give back slots and take the next steps, as one operation.
+-- exchange: release slots and claim the next steps, in one operation.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]   worker
---   ARGV[6]   room: how many steps to take from this scope
+--   ARGV[6]   the maximum number of steps to take from this scope
 --   ARGV[7]   the claim's services of this scope, joined by NUL
 --   ARGV[8]   the claim's bands, as digits in order
---   ARGV[9]   `1` and the claim's regions joined by NUL; empty: any
---   ARGV[10]  `1`: this is the whole claim, so whom to wake is decided here. Else the caller decides, when it knows
---   ARGV[11]  `1`: this process is among the scope's waiters already; `-`: it is not to be
---   ARGV[12]  the claim's state from its last call to this scope, or empty
---   ARGV[13]  the name's last digits: which scope a lease is of
---   ARGV[14]  what may be granted: empty: anything; `turns`: turns, as long as one is next; else this job alone
+--   ARGV[9]   `1` and the claim's regions joined by NUL; empty: any. If some regions have no live worker, there follow
+--             a byte 1, and these as service:region, joined by NUL
+--   ARGV[10]  `1`: this is the whole claim, so this script also sends the wakeups. Otherwise the caller does
+--   ARGV[11]  `1`: this process is already registered as waiting in this scope; `-`: it is not to be registered
+--   ARGV[12]  the state returned by the claim's previous call to this scope, or empty
+--   ARGV[13]  the last digits of the scope's lease names
+--   ARGV[14]  what to grant: empty: anything; `turns`: steps while the next one is a turn; else this job only
 --   ARGV[15..]  the releases, as release_all in include/grant.lua
 --
--- Returns {0, turned, runnable, left to others, state, more, wakes, waits, others wait, now, services}, then leases:
---   turned, runnable, left to others   services: made runnable by this, runnable now, whose workers slots were left for
---   more      1 if another step could be taken by this claim
---   wakes     services this process is to wake for, if the whole claim
---   waits     1 if this process is now among the scope's waiters;  others wait: 1 if other processes are
+-- Returns {0, turned, runnable, reserved, state, more, wakeups, waits, others wait, now, services}, then the leases:
+--   turned    services that became runnable;  runnable: those that are
+--   reserved  services for whose workers slots were reserved;  state: for the claim's next call
+--   more      1 if the claim could take another step
+--   wakeups   services for which to wake this process, if this is the whole claim
+--   waits     1 if this process is now registered as waiting;  others wait: 1 if other processes are
 --   services  of the leases: name, and when they expire
---   leases    ten values each: name, job, step, run, number of its service, user, region, charge, weight, band
+--   leases    ten values each: name, job, step, run, index of the service, user, region, charge, weight, band
 -- Services are joined by NUL.
---- @const ANSWERS 11
+--- @const HEADER 11
 --- @include scope
---- @include lines
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include grant
@@ -37,25 +39,29 @@ local worker = { name = worker_name, services = read_set(claimed), bands = { 0 }
 for digit in string.gmatch(ARGV[8], '%d') do
   worker.bands[#worker.bands + 1] = tonumber(digit)
 end
-local regions = ARGV[9] ~= '' and split(sub(ARGV[9], 2)) or false
+local bound, unserved = string.match(ARGV[9], '^1([^\1]*)\1?(.*)$')
+local regions = bound and split(bound) or false
 worker.regions = regions and read_set(regions) or nil
+worker.unserved = unserved and unserved ~= '' and read_set(split(unserved)) or nil
 
 if not whole and ARGV[11] == '' then
-  -- Whether the claim will leave it with room is not known yet: the caller takes it off the list again if not.
+  -- Register now: whether the claim leaves unused budget is not known yet. If not, the caller removes the registration.
   call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
   waits_here = true
 end
 
-release_all(15)
-end_holds(now)
+if not scope.lost then
+  release_all(15)
+  end_holds(now)
+end
 for _, service in ipairs(services) do
   refresh(service)
 end
 
-local answer, count, taken, granted = { 0, '', '', '', '', 0, '', 0, 0, now, '' }, 0, {}, {}
+local reply, count, taken, granted = { 0, '', '', '', '', 0, '', 0, 0, now, '' }, 0, {}, {}
 local jobs, lease_names, runs, of_services, number_of = {}, {}, {}, {}, {}
 
--- What the leases of a service have in common is answered once.
+-- The values that the leases of a service share are returned once.
 local function first_lease(service)
   local n, expires = #of_services, now + service.ttl
   of_services[n + 1], of_services[n + 2] = service.name, format('%d', expires)
@@ -67,37 +73,37 @@ end
 
 local first_of_name = format('%d:', scope.epoch or 0)
 local function issue(service, job, step, run, user, estimate, charged, band, region)
-  local n, user_id, weight, expires = ANSWERS + 10 * count, user[ID], user[WEIGHT], now + service.ttl
+  local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
   local name = first_of_name .. scope.counter .. ARGV[13]
   keep_lease(service, name, region,
     pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires))
   jobs[count], lease_names[count], runs[count] = job, name, run
-  answer[n + 1], answer[n + 2], answer[n + 3], answer[n + 4] = name, job, step, run
-  answer[n + 5], answer[n + 6], answer[n + 7] = number_of[service] or first_lease(service), user_id, region
-  answer[n + 8], answer[n + 9], answer[n + 10] = charged, weight_text(weight), band
+  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, job, step, run
+  reply[n + 5], reply[n + 6], reply[n + 7] = number_of[service] or first_lease(service), user_id, region
+  reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight_text(weight), band
 end
 
--- What only some scopes need is made only there: to make a function costs 0.3 µs in every call.
-local single, passing, left = by_name[claimed[1]], {}, {}
-local wanted, admits = ARGV[14], nil
-if wanted ~= '' then
+-- Functions that only some scopes need are created only there: creating one costs 0.3 µs per call.
+local single, passed_over, reserved = by_name[claimed[1]], {}, {}
+local only, admits = ARGV[14], nil
+if only ~= '' then
   admits = function(service, chosen)
-    local job = sub(first_in_line(service, chosen.lane, chosen.user), 18)
-    return job == wanted or (wanted == 'turns' and #job == 36 and sub(job, 15, 15) == '8') -- as domain/turns.py
+    local job = sub(first_queued(service, chosen.lane, chosen.user), 18)
+    return job == only or (only == 'turns' and #job == 36 and sub(job, 15, 15) == '8') -- as domain/turns.py
   end
 end
 if scope.pool_limit then
   --- @include pool
   call('HSET', WORKERS, 'w:' .. worker_name, pack({ claimed, worker.bands, regions, now }))
-  local dealings = { left = {}, left_to = {}, worker = worker, rivals = rivals_of(worker_name) }
+  local state = { reserved = {}, reserved_for = {}, worker = worker, rivals = rivals_of(worker_name) }
   if ARGV[12] ~= '' then
-    local state = unpack_of(ARGV[12])
-    dealings.left, dealings.left_to = state[1], state[2]
+    local previous = unpack_of(ARGV[12])
+    state.reserved, state.reserved_for = previous[1], previous[2]
   end
   local service, chosen = nil, nil
   if room > 0 then
-    service, chosen = next_of_pool(dealings)
+    service, chosen = next_of_pool(state)
   end
   while chosen and (not admits or admits(service, chosen)) do
     local entry, user, estimate, charged = take(service, chosen, taken)
@@ -105,23 +111,23 @@ if scope.pool_limit then
     issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
     chosen = nil
     if count < room then
-      service, chosen = next_of_pool(dealings)
+      service, chosen = next_of_pool(state)
     end
   end
-  if next(dealings.left) then
-    for _, option in ipairs(options_of(dealings, worker)) do
-      passing[option.service.name] = true
+  if next(state.reserved) then
+    for _, option in ipairs(options_of(state, worker)) do
+      passed_over[option.service.name] = true
     end
-    for name in pairs(dealings.left) do
-      left[#left + 1] = name
+    for name in pairs(state.reserved) do
+      reserved[#reserved + 1] = name
     end
   end
   call('HSET', WORKERS, 's:' .. worker_name, ARGV[11] == '-' and 0 or math.max(0, room - count))
-  answer[5] = pack({ dealings.left, dealings.left_to })
+  reply[5] = pack({ state.reserved, state.reserved_for })
 elseif single and (single.regional or admits) then
-  -- One step after the other: each grant may change whose turn is next.
+  -- Step by step, because each grant may change which step is next.
   while count < room do
-    local chosen = pick(single, worker.bands, worker.regions)
+    local chosen = pick(single, worker.bands, worker.regions, nil, worker.unserved)
     if not chosen or (admits and not admits(single, chosen)) then
       break
     end
@@ -134,21 +140,21 @@ elseif single then
 end
 local more = 0
 if not whole and count >= room then
-  local dry = scope.pool_limit and pool_free() <= 0
+  local pool_full = scope.pool_limit and pool_free() <= 0
   for _, name in ipairs(claimed) do
     local service = by_name[name]
     if service then
       refresh(service)
-      if pick(service, worker.bands, worker.regions, dry) then
+      if pick(service, worker.bands, worker.regions, pool_full, worker.unserved) then
         more = 1
       end
     end
   end
 end
 call_many('HDEL', ENTRIES, taken)
-note_granted(jobs, lease_names, runs)
+record_granted(jobs, lease_names, runs)
 
-local turned, turned_list, runnable = save(passing), {}, {}
+local turned, turned_list, runnable = save(passed_over), {}, {}
 for name in pairs(turned) do
   turned_list[#turned_list + 1] = name
 end
@@ -157,22 +163,22 @@ for _, service in ipairs(services) do
     runnable[#runnable + 1] = service.name
   end
 end
-answer[2], answer[3] = table.concat(turned_list, '\0'), table.concat(runnable, '\0')
-answer[4], answer[6], answer[11] = table.concat(left, '\0'), more, table.concat(of_services, '\0')
+reply[2], reply[3] = table.concat(turned_list, '\0'), table.concat(runnable, '\0')
+reply[4], reply[6], reply[11] = table.concat(reserved, '\0'), more, table.concat(of_services, '\0')
 if not whole then
-  answer[8] = waits_here and 1 or 0
-  answer[9] = call('HLEN', WAITERS) > call('HEXISTS', WAITERS, PROCESS) and 1 or 0
-  return answer
+  reply[8] = waits_here and 1 or 0
+  reply[9] = call('HLEN', WAITERS) > call('HEXISTS', WAITERS, PROCESS) and 1 or 0
+  return reply
 end
 
--- Before anyone is woken: who is full does not wait, and who has room does.
+-- Update this process's registration before sending wakeups.
 local spare = ARGV[11] == '-' and 0 or math.max(0, room - count)
 if spare > 0 and not waits_here then
   call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
 elseif spare == 0 and waits_here then
   call('HDEL', WAITERS, PROCESS)
 end
-for _, name in ipairs(left) do
+for _, name in ipairs(reserved) do
   granted[name] = true
 end
 if count > 0 and spare == 0 then
@@ -185,5 +191,5 @@ for _, name in ipairs(runnable) do
     turned[name] = true
   end
 end
-answer[7], answer[8] = wake(turned), spare > 0 and 1 or 0
-return answer
+reply[7], reply[8] = wake(turned), spare > 0 and 1 or 0
+return reply

@@ -1,17 +1,20 @@
--- expired: leases past their expiry. They keep their slots until released.
+-- expired: list the leases whose expiry has passed. They keep their slots until they are released.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --
--- Returns {0}, then the leases, thirteen values each, as add_row in include/grant.lua.
+-- Returns {0}, then thirteen values per lease, as add_row in include/grant.lua.
 --- @include scope
---- @include lines
+if scope.lost then
+  return { 0 }
+end
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include grant
 --- @include master
 
--- All leases of a service are looked through, but only when one may have expired: while they are renewed, not before
--- most of their TTL has passed again.
+-- All leases of a service are scanned, but only when one may have expired. While they are renewed, that is at most once
+-- in most of a TTL.
 local rows = { 0 }
 for _, service in ipairs(services) do
   if service.due and service.due <= now then
@@ -24,7 +27,9 @@ for _, service in ipairs(services) do
         add_row(rows, lease)
       end
     end
-    call('HSET', META, 'state:' .. service.name, stored_state(service))
+    local fields = {}
+    add_state(fields, service)
+    call('HSET', META, unpack(fields))
   end
 end
 return rows

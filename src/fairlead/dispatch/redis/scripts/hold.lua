@@ -1,18 +1,30 @@
--- hold: keep slots taken until their time; a hold already known, or over, is not counted.
+-- hold: keep slots taken until a time. A hold is ignored if its key exists or its time is over.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5..]          per hold: key, job, service, region or empty, until in µs, band
+--   ARGV[5]            the version of the caller's rules, or empty
+--   ARGV[6]            the database's clock in µs
+--   ARGV[7..]          per hold: key, job, service, region or empty, until in µs, band
 --
--- Returns {0, services this process is to wake for, joined by NUL}.
+-- Returns {0, services for which to wake this process, joined by NUL}; or {-2, ''}, without any change, if newer rules
+-- than the caller's have moved a service out of this scope.
 --- @include scope
---- @include lines
+--- @include outdated
+for i = 9, outdated and #ARGV or 0, 6 do
+  if not outdated[ARGV[i]] then
+    return { -2, '' }
+  end
+end
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include grant
 --- @include holds
 --- @include save
 
-for i = 5, #ARGV, 6 do
-  keep_hold(i)
+for i = 7, #ARGV, 6 do
+  keep_hold(i, now - tonumber(ARGV[6]))
 end
 return { 0, wake(save()) }

@@ -1,4 +1,4 @@
--- leader_acquire: become the leader if nobody is, or stay it with a new term.
+-- leader_acquire: take the lease if it is free, or renew it with a new term if this holder has it.
 --
 --   KEYS[1]   the lease: `term holder`
 --   ARGV      holder, term, ttl in ms

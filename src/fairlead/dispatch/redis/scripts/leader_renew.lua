@@ -1,4 +1,4 @@
--- leader_renew: stay the leader for another while.
+-- leader_renew: extend the lease if this holder has it.
 --
 --   KEYS[1]   the lease: `term holder`
 --   ARGV      holder, ttl in ms

@@ -1,9 +1,9 @@
--- leader_resign: end the lease, if it is this holder's.
+-- leader_resign: delete the lease if this holder has it.
 --
 --   KEYS[1]   the lease: `term holder`
 --   ARGV      holder
 --
--- Returns 1 if it was, else 0.
+-- Returns 1 if it was deleted, else 0.
 local leader = redis.call('GET', KEYS[1])
 if not leader or string.match(leader, '^%d+ (.*)$') ~= ARGV[1] then
   return 0

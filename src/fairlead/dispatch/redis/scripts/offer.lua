@@ -1,18 +1,36 @@
--- offer: put steps into line, or move them; an offer that is not newer than what is there does nothing.
+-- offer: add steps to the queue, or move queued steps. An offer is ignored if the same or a newer run of the job is
+-- queued or leased.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5..]          per offer: job, and the rest of it as it is stored (entries in keys.py)
+--   ARGV[5]            the version of the caller's rules, or empty
+--   ARGV[6..]          per offer: job, and its other values as they are stored (entries in keys.py)
 --
--- Returns {how many were newer, services this process is to wake for, joined by NUL}.
+-- Returns {number of offers not ignored, services for which to wake this process, joined by NUL}; or {-2, ''}, without
+-- any change, if newer rules than the caller's have moved a service out of this scope.
 --- @include scope
---- @include lines
+local function service_of(packed)
+  local _, _, name = unpack_of(packed)
+  return name
+end
+
+--- @include outdated
+for i = 7, outdated and #ARGV or 0, 2 do
+  if not outdated[service_of(ARGV[i])] then
+    return { -2, '' }
+  end
+end
+
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include moves
 --- @include pick
 --- @include save
 
 local jobs, count = {}, 0
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   count = count + 1
   jobs[count] = ARGV[i]
 end
@@ -23,13 +41,13 @@ local function run_of(packed)
   return run
 end
 
--- Whether an offer is newer than what waits, and than the leases that are noted of its job.
-local function is_newer(packed, stored, noted)
+-- Whether an offer is newer than the queued step and the recorded leases of its job.
+local function is_newer(packed, stored, recorded)
   local run = run_of(packed)
   if stored and run_of(stored) >= run then
     return false
   end
-  local of_leases = { unpack_of(noted or '') }
+  local of_leases = { unpack_of(recorded or '') }
   for i = 2, #of_leases, 2 do
     if of_leases[i] >= run then
       return false
@@ -38,7 +56,7 @@ local function is_newer(packed, stored, noted)
   return true
 end
 
-local function put_into_line(job, packed, stored)
+local function enqueue(job, packed, stored)
   local seq, user_id, name, band, rank, _, _, _, region, weight = unpack_of(packed)
   local service = by_name[name]
   local user = user_of(service, user_id)
@@ -50,17 +68,17 @@ local function put_into_line(job, packed, stored)
   end
   local present = read_entry(job, stored)
   local old = by_name[present.service]
-  replace_in_line(old, present, service, read_entry(job, packed), user)
+  replace_queued(old, present, service, read_entry(job, packed), user)
   forget_if_idle(old, read_user(old, present.user))
   touch(old)
 end
 
 local newer = 0
 for i = 1, count do
-  local job, packed = jobs[i], ARGV[4 + 2 * i]
+  local job, packed = jobs[i], ARGV[5 + 2 * i]
   local stored = offered[job] or waiting[i]
   if not (stored or leased[i]) or is_newer(packed, stored, leased[i]) then
-    put_into_line(job, packed, stored)
+    enqueue(job, packed, stored)
     offered[job] = packed
     newer = newer + 1
     written[2 * newer - 1], written[2 * newer] = job, packed

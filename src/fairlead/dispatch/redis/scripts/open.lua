@@ -1,11 +1,11 @@
--- open: the end of a rebuild. A scope that was never closed has no epoch yet, so it stays as it is.
+-- open: end a rebuild, so that the scope grants steps again. A scope that was never closed has no epoch and stays closed.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            the rebuild's epoch
 --
--- Returns {1 if the scope is open at this epoch else 0, services this process is to wake for, joined by NUL}.
+-- Returns {1 if the scope is open at this epoch else 0, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include save

@@ -1,11 +1,15 @@
--- promote: move waiting steps to another band, unless they are not there or newer than the run, which they then carry.
+-- promote: move waiting steps to another band and set their run. A step is left unchanged if it is queued with a newer
+-- run; a job that is not queued is ignored.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per promotion: job, run, band
 --
--- Returns {how many moved, services this process is to wake for, joined by NUL}.
+-- Returns {number of steps moved, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include moves
 --- @include pick
@@ -20,7 +24,7 @@ for i = 5, #ARGV, 3 do
     local service = by_name[entry.service]
     local raised = read_entry(job, stored)
     raised.band, raised.run = band, run
-    replace_in_line(service, entry, service, raised, user_of(service, entry.user))
+    replace_queued(service, entry, service, raised, user_of(service, entry.user))
     forget_if_idle(service, read_user(service, entry.user))
     call('HSET', ENTRIES, job, stored_entry(raised))
     touch(service)

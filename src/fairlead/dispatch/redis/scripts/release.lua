@@ -1,11 +1,14 @@
--- release: give back slots.
+-- release: end leases and free their slots.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          the releases, as release_all in include/grant.lua
 --
--- Returns {0, services this process is to wake for, joined by NUL}.
+-- Returns {0, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include grant

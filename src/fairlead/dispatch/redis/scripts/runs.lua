@@ -1,10 +1,10 @@
--- runs: what a scope knows of jobs that are offered to another one.
+-- runs: look up which runs of these jobs are queued or leased in this scope.
 --
 --   KEYS   entries, onlease
 --   ARGV   jobs
 --
--- Returns, per job, the run that waits here and the newest on lease here; -1 for none.
-local answer = {}
+-- Returns per job the queued run and the newest leased run, or -1 if there is none.
+local reply = {}
 for first = 1, #ARGV, 1000 do
   local last = math.min(first + 999, #ARGV)
   local entries = redis.call('HMGET', KEYS[1], unpack(ARGV, first, last))
@@ -14,12 +14,12 @@ for first = 1, #ARGV, 1000 do
     if entries[i] then
       waiting = select(7, cmsgpack.unpack(entries[i]))
     end
-    local noted = { cmsgpack.unpack(leases[i] or '') } -- name and run of each lease
-    for n = 2, #noted, 2 do
-      leased = math.max(leased, noted[n])
+    local recorded = { cmsgpack.unpack(leases[i] or '') } -- name and run of each lease
+    for n = 2, #recorded, 2 do
+      leased = math.max(leased, recorded[n])
     end
-    answer[#answer + 1] = waiting
-    answer[#answer + 1] = leased
+    reply[#reply + 1] = waiting
+    reply[#reply + 1] = leased
   end
 end
-return answer
+return reply

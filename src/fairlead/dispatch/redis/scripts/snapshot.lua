@@ -1,14 +1,15 @@
--- snapshot: what operators see. Holds whose time has come end first.
+-- snapshot: return the state of the services, for operators. Holds that are over are ended first.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5]            `1`: with the users
+--   ARGV[5]            `1`: include the users
 --
--- Returns {0, services this process is to wake for, services}, each service {name, limit, leased, held, paused,
--- {waiting of bands 1 to 3}, leases, holds {job, region, until, key, band}, {virtual times of bands 0 to 3}, mean or -1,
--- fifo, retries first, users {user, band, waiting, running, tag, weight, parked, arrival}, regions {name, limit, taken, waiting,
--- retries, failures, until or 0, 1 if it is to be probed, latency or -1}, {waiting, retries} of the unbound lane}.
+-- Returns {0, services for which to wake this process, joined by NUL, services, this server's clock in µs}. Each
+-- service is {name, limit, leased, held, paused, {waiting in bands 1 to 3}, leases, holds {job, region, until, key,
+-- band}, {virtual times of bands 0 to 3}, mean or -1, fifo, retries first, users {user, band, waiting, running, tag,
+-- weight, parked, arrival}, regions {name, limit, taken, waiting, retries, failures, until or 0, 1 if it is to be
+-- probed, latency or -1}, {waiting, retries} of the unbound lane}.
 --- @include scope
---- @include lines
+--- @include queues
 --- @include regions
 --- @include lanes
 --- @include pick
@@ -33,7 +34,7 @@ local function hold_rows(service)
   return rows
 end
 
--- One per user and band in which it waits or has a virtual time; a user without either is shown once.
+-- One row per user and band in which the user waits or has a virtual time; users with neither appear once.
 local function user_rows(service)
   local rows, ids = {}, call('HKEYS', service.keys.users)
   for _, id in ipairs(ids) do
@@ -59,12 +60,12 @@ local function user_rows(service)
   return rows
 end
 
--- How many wait in the lanes that fit, and how many of the retries that go first.
-local function waiting_in(service, fits)
+-- How many steps wait in the matching lanes, and how many of the retries that go first.
+local function waiting_in(service, matches)
   local waiting, retries = 0, 0
   for band = 0, 3 do
     for _, lane in ipairs(lanes_of(service.keys.line, band)) do
-      if fits(lane) then
+      if matches(lane) then
         local count = call('ZLEXCOUNT', service.keys.line, '[' .. lane .. '\0', '(' .. lane .. '\1')
         waiting, retries = waiting + (band > 0 and count or 0), retries + (band == 0 and count or 0)
       end
@@ -73,15 +74,14 @@ local function waiting_in(service, fits)
   return waiting, retries
 end
 
-local function is_unbound(lane)
-  return sub(lane, 2, 2) == '-'
-end
-
 local function region_rows(service)
   local rows = {}
   for i = 1, #service.regions, 2 do
     local name, limit = service.regions[i], service.regions[i + 1]
-    local waiting, retries = waiting_in(service, function(lane) return not is_unbound(lane) and serves(name, lane) end)
+    local waiting, retries = waiting_in(service, function(lane)
+      local reached = allowed_regions(service, lane)
+      return reached ~= '' and is_within(name, reached)
+    end)
     local health = service.health[name] or { 0, 0, 0, false, false }
     rows[#rows + 1] = { name, limit, service.taken[name], waiting, retries, health[FAILURES], health[UNTIL],
       health[UNTIL] > 0 and now >= health[UNTIL] and 1 or 0, health[LATENCY] or -1 }
@@ -89,8 +89,10 @@ local function region_rows(service)
   return rows
 end
 
-end_holds(now)
-local woken = wake(save())
+if not scope.lost then
+  end_holds(now)
+end
+local wakeups = wake(save())
 local rows = {}
 for _, service in ipairs(services) do
   local vt = service.vt
@@ -99,7 +101,7 @@ for _, service in ipairs(services) do
     lease_rows(service), hold_rows(service), { vt[0], vt[1], vt[2], vt[3] }, service.mean or -1,
     service.fifo and 1 or 0, service.retries_first and 1 or 0, ARGV[5] == '1' and user_rows(service) or {},
     service.regional and region_rows(service) or NONE,
-    service.regional and { waiting_in(service, is_unbound) } or NONE,
+    service.regional and { waiting_in(service, function(lane) return allowed_regions(service, lane) == '' end) } or NONE,
   }
 end
-return { 0, woken, rows }
+return { 0, wakeups, rows, now }

@@ -1,17 +1,17 @@
--- wake: tell one waiting process per service that its lane is runnable.
+-- wake: notify, for each of these services, one of the processes that wait for it. The services are runnable.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            services, joined by NUL
 --
--- Returns {0, services this process is to wake for itself, joined by NUL}.
+-- Returns {0, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+--- @include queues
 --- @include regions
 --- @include pick
 --- @include save
 
-local woken = {}
+local runnable = {}
 for _, name in ipairs(split(ARGV[5])) do
-  woken[name] = true
+  runnable[name] = true
 end
-return { 0, wake(woken) }
+return { 0, wake(runnable) }

@@ -1,11 +1,14 @@
--- withdraw: take jobs out of line, unless what is there is newer.
+-- withdraw: remove jobs from the queue. A job stays in the queue if it is queued with a newer run.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per withdrawal: job, run
 --
--- Returns {how many left, services this process is to wake for, joined by NUL}.
+-- Returns {number of jobs removed, services for which to wake this process, joined by NUL}.
 --- @include scope
---- @include lines
+if scope.lost then
+  return { 0, '' } -- the rebuild loads the state from the database
+end
+--- @include queues
 --- @include regions
 --- @include moves
 --- @include pick

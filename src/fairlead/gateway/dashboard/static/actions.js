@@ -1,4 +1,4 @@
-// Everything an operator can do here, as the question that is asked first. The routes are those of the API.
+// All actions, each with its confirmation dialog. They use the routes of the API.
 import { call, path } from "./api.js";
 import { number, plural, shortId, text } from "./format.js";
 import { html } from "./html.js";
@@ -9,54 +9,121 @@ const who = (job) => html`<b>${text(job.feature_name)}</b> of <b>${text(job.user
 
 export const cancelJob = (job) => ({
   title: "Cancel this job?",
-  text: html`<p>${who(job)} ends as cancelled. ${job.status === "RUNNING" ? "The call under way is stopped." : "It leaves the line."} Results of finished steps stay.</p>`,
+  text: html`<p>${who(job)} ends as cancelled. ${job.status === "RUNNING" ? "The running call is stopped." : "It leaves the queue."} Results of finished steps stay.</p>`,
   confirm: "Cancel the job",
   danger: true,
   run: () => call("POST", path`/api/v1/jobs/${job.job_id}/cancel`),
   done: `Cancelled job ${shortId(job.job_id)}.`,
 });
 
-export const resumeJob = (job) => ({
-  title: "Resume this job?",
-  text: html`<p>${who(job)} goes back in line at step ${job.current_step_index + 1}, <b>${text(job.steps?.[job.current_step_index])}</b>, with fresh attempts.</p>`,
-  confirm: "Resume the job",
-  run: () => call("POST", path`/api/v1/jobs/${job.job_id}/resume`),
-  done: `Job ${shortId(job.job_id)} is in line again.`,
+/** Steps by number and name: "step 2, judge", "steps 2 to 4, judge to sum_up". */
+export function stepsOf(job, indexes) {
+  const name = (index) => text(job.steps?.[index]);
+  const [first, last] = [indexes[0], indexes.at(-1)];
+  return first === last ? html`step ${first + 1}, <b>${name(first)}</b>`
+    : html`steps ${first + 1} to ${last + 1}, <b>${name(first)}</b> to <b>${name(last)}</b>`;
+}
+
+const allSteps = (job) => (job.steps || []).map((_, index) => index);
+
+const FROM = { name: "from", label: "Begin at", type: "select", value: "step", options: [
+  ["step", "the step that failed"], ["start", "the first step: run all steps again"]] };
+
+const PERMANENT = html`<p class="caution">The last error is permanent: with the same input it will probably happen again. Fix the cause first.</p>`;
+
+export const isPermanent = (job) => job.retryable === false && job.error?.reason !== "ATTEMPTS_USED_UP";
+
+/** `steps` are the indexes of the steps that a retry at the failed step runs. */
+export const retryJob = (job, steps) => ({
+  title: "Retry this job?",
+  text: (_, { from }) => html`<p>${who(job)} is queued again and runs ${stepsOf(job, from === "start" ? allSteps(job) : steps)}, with fresh attempts.
+      ${steps.length === 1 && steps[0] + 1 < job.total_steps && from !== "start" ? " Later steps keep their results." : ""}</p>
+    ${isPermanent(job) && PERMANENT}`,
+  fields: job.current_step_index > 0 ? [{ name: "from", label: "Begin at", type: "select", value: "step", options: [
+    ["step", `step ${steps[0] + 1}, ${text(job.steps?.[steps[0]])}: the one that failed`],
+    ["start", `step 1, ${text(job.steps?.[0])}: run all steps again`]] }] : [],
+  confirm: "Retry the job",
+  run: ({ from = "step" }) => call("POST", path`/api/v1/jobs/${job.job_id}/retry`, { from }),
+  done: `Job ${shortId(job.job_id)} is queued again.`,
 });
 
-export const retryStep = (job, index) => ({
+/** Run one step of a finished job again; `steps` are the indexes of the steps that this runs. */
+export const retryStep = (job, index, steps) => ({
   title: `Run step ${index + 1} again?`,
-  text: html`<p>Of ${who(job)}, only <b>${text(job.steps?.[index])}</b> is called again, with fresh attempts. Later
-    steps are not, and the present result goes to the job's history.</p>`,
+  text: html`<p>Of ${who(job)}, ${stepsOf(job, steps)} ${steps.length > 1 ? "run" : "runs"} again, with fresh attempts.
+    ${steps.length === 1 ? " No other step runs, and the job returns to the status that it has now." : " The job continues to its end."}
+    ${job.context && Object.keys(job.context).some((key) => key.startsWith(`step_${index}_`)) ? " The current result moves to the job's history." : ""}</p>`,
   confirm: "Run the step again",
   run: () => call("POST", path`/api/v1/jobs/${job.job_id}/steps/${index}/retry`),
-  done: `Step ${index + 1} of job ${shortId(job.job_id)} is in line again.`,
+  done: `Step ${index + 1} of job ${shortId(job.job_id)} is queued again.`,
+});
+
+const AT_ONCE = 4; // requests of an action on many jobs
+
+/** Apply `act` to each job. Fails only if all were refused. */
+async function each(jobs, act) {
+  const left = [...jobs];
+  const outcome = { done: 0, refused: 0, message: "" };
+  await Promise.all(Array.from({ length: AT_ONCE }, async () => {
+    while (left.length > 0) {
+      try {
+        await act(left.pop());
+        outcome.done += 1;
+      } catch (problem) {
+        outcome.refused += 1;
+        outcome.message = problem.message;
+      }
+    }
+  }));
+  if (outcome.done === 0) throw new Error(outcome.message);
+  return outcome;
+}
+
+const refusals = ({ refused, message }) => (refused ? ` ${plural(refused, "was", "were")} refused: ${message}.` : "");
+
+export const retryJobs = (jobs) => ({
+  title: `Retry ${plural(jobs.length, "failed job")}?`,
+  text: (_, { from }) => html`<p>${plural(jobs.length, "job is", "jobs are")} queued again with fresh attempts, ${from === "start" ? "from the first step" : "each at the step that failed"}.</p>
+    ${jobs.some(isPermanent) && html`<p class="caution">${plural(jobs.filter(isPermanent).length, "job")} failed with a permanent error and will probably fail again.</p>`}`,
+  fields: [FROM],
+  confirm: `Retry ${plural(jobs.length, "job")}`,
+  run: ({ from }) => each(jobs, (job) => call("POST", path`/api/v1/jobs/${job.job_id}/retry`, { from })),
+  done: (outcome) => `${plural(outcome.done, "job is", "jobs are")} queued again.${refusals(outcome)}`,
+});
+
+export const cancelJobs = (jobs) => ({
+  title: `Cancel ${plural(jobs.length, "job")}?`,
+  text: html`<p>${plural(jobs.length, "job ends", "jobs end")} as cancelled; running calls are stopped. Results of finished steps stay.</p>`,
+  confirm: `Cancel ${plural(jobs.length, "job")}`,
+  danger: true,
+  run: () => each(jobs, (job) => call("POST", path`/api/v1/jobs/${job.job_id}/cancel`)),
+  done: (outcome) => `Cancelled ${plural(outcome.done, "job")}.${refusals(outcome)}`,
 });
 
 export const changePriority = (job) => ({
   title: "Change this job's priority?",
-  text: html`<p>${who(job)} waits in the band you choose from now on. It is <b>${job.priority}</b> now; a call under way goes on.</p>`,
+  text: html`<p>${who(job)} moves to the band you choose. It is <b>${job.priority}</b> now; a running call continues.</p>`,
   fields: [{ name: "priority", label: "Priority", type: "select", options: ["high", "medium", "low"], value: job.priority }],
   confirm: "Change the priority",
   run: ({ priority }) => call("POST", path`/admin/jobs/${job.job_id}/priority`, { priority }),
-  done: (answer) => `Job ${shortId(job.job_id)} is ${answer.priority} now.`,
+  done: (changed) => `Job ${shortId(job.job_id)} is ${changed.priority} now.`,
 });
 
 export const deleteJob = (job) => ({
-  title: "Remove this job for good?",
-  text: html`<p>${who(job)} is removed with its input, results and errors. Nothing brings it back.</p>`,
-  confirm: "Remove the job",
+  title: "Delete this job?",
+  text: html`<p>${who(job)} is deleted with its input, results and errors. This cannot be undone.</p>`,
+  confirm: "Delete the job",
   danger: true,
   run: () => call("DELETE", path`/api/v1/jobs/${job.job_id}`),
-  done: `Removed job ${shortId(job.job_id)}.`,
+  done: `Deleted job ${shortId(job.job_id)}.`,
 });
 
 // ---------------------------------------------------------------- services
 
 export const pauseService = (name, waiting) => ({
   title: `Pause ${name}?`,
-  text: html`<p>Nothing of <b>${name}</b> is started any more, on any machine. ${plural(waiting, "job")} in line wait until it is
-    unpaused; calls under way go on, and new jobs are accepted.</p>`,
+  text: html`<p>No calls of <b>${name}</b> are started, on any machine, until it is unpaused. ${plural(waiting, "job waits", "jobs wait")} in
+    the queue; running calls continue, and new jobs are accepted.</p>`,
   confirm: `Pause ${name}`,
   danger: true,
   run: () => call("POST", path`/admin/services/${name}/pause`),
@@ -65,37 +132,37 @@ export const pauseService = (name, waiting) => ({
 
 export const unpauseService = (name, waiting) => ({
   title: `Unpause ${name}?`,
-  text: html`<p><b>${name}</b> starts calls again, as many as its limit allows. ${plural(waiting, "job waits", "jobs wait")} in line.</p>`,
+  text: html`<p><b>${name}</b> starts calls again, up to its limit.${Number.isFinite(waiting) ? ` ${plural(waiting, "job waits", "jobs wait")} in the queue.` : ""}</p>`,
   confirm: `Unpause ${name}`,
   run: () => call("POST", path`/admin/services/${name}/resume`),
-  done: `${name} goes on.`,
+  done: `${name} is running again.`,
 });
 
 export const changeLimit = (name, limit) => ({
   title: `Change the limit of ${name}?`,
-  text: html`<p>At most so many calls of <b>${name}</b> are open at once, over all machines, whatever the configuration
-    says, until the change is lifted. It is <b>${number(limit)}</b> now. A lower limit stops no call under way.</p>`,
-  fields: [{ name: "limit", label: "Calls at once", type: "number", min: 1, step: 1, value: limit, hint: "To stop the service, pause it instead." }],
+  text: html`<p>The maximum of concurrent calls of <b>${name}</b> over all machines. It overrides the configuration until the
+    override is removed. It is <b>${number(limit)}</b> now. A lower limit does not stop running calls.</p>`,
+  fields: [{ name: "limit", label: "Concurrent calls", type: "number", min: 1, step: 1, value: limit, hint: "To stop the service, pause it instead." }],
   confirm: "Change the limit",
   run: (values) => call("PUT", path`/admin/services/${name}/limit`, { limit: Number(values.limit) }),
-  done: (answer) => `The limit of ${name} is ${answer.limit} now.`,
+  done: (changed) => `The limit of ${name} is ${changed.limit} now.`,
 });
 
 export const liftLimit = (name, configured) => ({
-  title: `Lift the change to the limit of ${name}?`,
-  text: html`<p>The limit of <b>${name}</b> is what its configuration says again${Number.isFinite(configured) ? html`: <b>${number(configured)}</b>` : ""}.</p>`,
-  confirm: "Lift the change",
+  title: `Remove the limit override of ${name}?`,
+  text: html`<p>The configured limit of <b>${name}</b> applies again${Number.isFinite(configured) ? html`: <b>${number(configured)}</b>` : ""}.</p>`,
+  confirm: "Remove the override",
   run: () => call("DELETE", path`/admin/services/${name}/limit`),
-  done: (answer) => `The limit of ${name} is ${answer.limit} again.`,
+  done: (changed) => `The limit of ${name} is ${changed.limit} again.`,
 });
 
 export const rebuildService = (name) => ({
-  title: `Rebuild the line of ${name}?`,
-  text: html`<p>The line of <b>${name}</b> is built anew from the database. Nothing is lost and calls under way go on; for a
-    moment nothing new is started. Only needed when the line and the database differ.</p>`,
-  confirm: "Rebuild the line",
+  title: `Rebuild the queue of ${name}?`,
+  text: html`<p>The queue of <b>${name}</b> is rebuilt from the database. Nothing is lost and running calls continue; no calls
+    are started for a moment. This is only needed if the queue and the database differ.</p>`,
+  confirm: "Rebuild the queue",
   run: () => call("POST", path`/admin/services/${name}/rebuild`),
-  done: (answer) => answer?.problem || `The line of ${name} is being rebuilt.`,
+  done: (accepted) => accepted?.problem || `The queue of ${name} is being rebuilt.`,
 });
 
 // ---------------------------------------------------------------- workers
@@ -103,7 +170,7 @@ export const rebuildService = (name) => ({
 export const drainWorker = (name) => ({
   title: "Drain this worker?",
   text: html`<p>
-    <code>${name}</code> claims no more jobs. Its calls finish, or are handed back when its drain timeout is over; its process goes on.</p>`,
+    <code>${name}</code> claims no more jobs. Its calls finish, or return to the queue after the drain timeout; its process keeps running.</p>`,
   confirm: "Drain the worker",
   danger: true,
   run: () => call("POST", path`/admin/workers/${name}/drain`, { on: true }),
@@ -112,7 +179,7 @@ export const drainWorker = (name) => ({
 
 export const undrainWorker = (name) => ({
   title: "Let this worker claim again?",
-  text: html`<p><code>${name}</code> takes jobs from the line again.</p>`,
+  text: html`<p><code>${name}</code> claims jobs again.</p>`,
   confirm: "Let it claim",
   run: () => call("POST", path`/admin/workers/${name}/drain`, { on: false }),
   done: `${name} claims again.`,
@@ -123,66 +190,67 @@ export const undrainWorker = (name) => ({
 export const cancelBatch = (batch, open) => ({
   title: "Cancel this batch?",
   text: html`<p>${plural(open, "item")} of <b>${text(batch.name) || batch.batch_id}</b> that have not ended are
-    cancelled; calls under way are stopped. Finished items stay.</p>`,
+    cancelled; running calls are stopped. Finished items stay.</p>`,
   confirm: "Cancel the batch",
   danger: true,
   run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/cancel`),
-  done: (answer) => `Cancelled ${plural(answer.cancelled, "item")}.`,
+  done: (changed) => `Cancelled ${plural(changed.cancelled, "item")}.`,
 });
 
-export const resumeBatch = (batch, failed) => ({
-  title: "Resume what failed in this batch?",
-  text: html`<p>Of ${plural(failed, "failed item")} of <b>${text(batch.name) || batch.batch_id}</b>, those marked retryable
-    go back in line with fresh attempts.</p>`,
-  confirm: "Resume the batch",
-  run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/resume`),
-  done: (answer) => `Resumed ${plural(answer.resumed, "item")}.`,
+export const retryBatch = (batch, failed) => ({
+  title: `Retry ${plural(failed, "failed item")}?`,
+  text: (_, { from }) => html`<p>${plural(failed, "item")} of <b>${text(batch.name) || batch.batch_id}</b> ${failed === 1 ? "is" : "are"} queued again with
+    fresh attempts, ${from === "start" ? "from the first step" : "at the step that failed"}. Items with a permanent error are retried too; with
+    the same input they will probably fail again.</p>`,
+  fields: [FROM],
+  confirm: `Retry ${plural(failed, "item")}`,
+  run: ({ from }) => call("POST", path`/api/v1/batches/${batch.batch_id}/retry`, { from }),
+  done: (changed) => `${plural(changed.retried, "item is", "items are")} queued again.`,
 });
 
-// No path can carry a slash, so such an item goes by its number.
-const nameOf = (item) => (item.custom_id && !item.custom_id.includes("/") ? item.custom_id : item.item);
-
-export const retryItem = (batch, item) => ({
+export const retryItem = (item) => ({
   title: `Retry item ${item.custom_id ?? item.item}?`,
-  text: html`<p>Job <code>${item.job_id}</code> goes back in line at the step that failed, retryable or not.</p>`,
+  text: (_, { from }) => html`<p>Job <code>${item.job_id}</code> is queued again with fresh attempts, ${from === "start" ? "from the first step" : "at the step that failed"}.</p>
+    ${isPermanent(item) && PERMANENT}`,
+  fields: [FROM],
   confirm: "Retry the item",
-  run: () => call("POST", path`/api/v1/batches/${batch.batch_id}/items/${nameOf(item)}/retry`),
-  done: `Item ${item.custom_id ?? item.item} is in line again.`,
+  run: ({ from }) => call("POST", path`/api/v1/jobs/${item.job_id}/retry`, { from }),
+  done: `Item ${item.custom_id ?? item.item} is queued again.`,
 });
 
 // ---------------------------------------------------------------- dead letters
 
-/** Those that the dry run counted, and none that failed since: `until` and "all" are two ways to say which. */
-const counted = (which, found) => (found?.until ? { ...which, all: undefined, until: found.until } : which);
+/** Select the jobs that the dry run counted, without those that failed since: `until` replaces "all". */
+const counted = (which, preview) => (preview?.until ? { ...which, all: undefined, until: preview.until } : which);
 
-/** `which` names them as the API does: {job_ids}, some filters, or {all: true}; `words` says the same to people. */
-export const requeueDead = (which, words) => ({
-  title: `Requeue ${words}?`,
+/** `which` is the selection of the API: {job_ids}, filters, or {all: true}; `words` describes it. */
+export const retryDead = (which, words) => ({
+  title: `Retry ${words}?`,
   preview: ({ from_start }) => call("POST", "/admin/queue-dead/requeue", { ...which, from_start, dry_run: true }),
-  text: (found, { from_start }) => html`<p>
-    <b data-testid="dry-run">${plural(found.requeued, "job")}</b> would go back in line with fresh attempts, ${""}
-    ${from_start ? "with all steps run again" : found.requeued === 1 ? "at the step that failed" : "each at the step that failed"}.</p>
-    <${Sample} sample=${found.sample} />`,
-  allowed: (found) => found.requeued > 0,
-  fields: [{ name: "from_start", label: "Run all steps again, not only from the failed one", type: "checkbox", value: false }],
-  confirm: which.job_ids ? "Requeue it" : "Requeue them",
-  run: ({ from_start }, found) => call("POST", "/admin/queue-dead/requeue", { ...counted(which, found), from_start, dry_run: false }),
-  done: (answer) => `Requeued ${plural(answer.requeued, "job")}.`,
+  text: (preview, { from_start }) => html`<p>
+    <b data-testid="dry-run">${plural(preview.requeued, "job")}</b> would be queued again with fresh attempts, ${""}
+    ${from_start ? "from the first step" : preview.requeued === 1 ? "at the step that failed" : "each at the step that failed"}.</p>
+    <${Sample} sample=${preview.sample} />`,
+  allowed: (preview) => preview.requeued > 0,
+  fields: [{ name: "from_start", label: "Run all steps again, instead of continuing at the failed one", type: "checkbox", value: false }],
+  confirm: which.job_ids?.length === 1 ? "Retry it" : "Retry them",
+  run: ({ from_start }, preview) => call("POST", "/admin/queue-dead/requeue", { ...counted(which, preview), from_start, dry_run: false }),
+  done: (changed) => `${plural(changed.requeued, "job is", "jobs are")} queued again.`,
 });
 
 export const purgeDead = (which, words) => ({
   title: `Purge ${words}?`,
   preview: () => call("POST", "/admin/queue-dead/purge", { ...which, dry_run: true }),
-  text: (found) => html`<p>
-    <b data-testid="dry-run">${plural(found.purged, "job")}</b> would be removed for good, with input, results and errors. Nothing brings ${found.purged === 1 ? "it" : "them"} back.</p>
-    <${Sample} sample=${found.sample} />`,
-  allowed: (found) => found.purged > 0,
-  confirm: which.job_ids ? "Purge it" : "Purge them",
+  text: (preview) => html`<p>
+    <b data-testid="dry-run">${plural(preview.purged, "job")}</b> would be deleted with input, results and errors. This cannot be undone.</p>
+    <${Sample} sample=${preview.sample} />`,
+  allowed: (preview) => preview.purged > 0,
+  confirm: which.job_ids?.length === 1 ? "Purge it" : "Purge them",
   danger: true,
-  run: (_, found) => call("POST", "/admin/queue-dead/purge", { ...counted(which, found), dry_run: false }),
-  done: (answer) => `Purged ${plural(answer.purged, "job")}.`,
+  run: (_, preview) => call("POST", "/admin/queue-dead/purge", { ...counted(which, preview), dry_run: false }),
+  done: (changed) => `Purged ${plural(changed.purged, "job")}.`,
 });
 
-const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">${sample.length > 1 ? "For example:" : "Namely:"}</p>
+const Sample = ({ sample }) => sample?.length > 0 && html`<p class="muted">${sample.length > 1 ? "For example:" : "This job:"}</p>
   <ul class="sample">${sample.map((job) => html`<li key=${job.job_id}>
   <code>${shortId(job.job_id)}</code> ${text(job.feature_name)} of ${text(job.user_id)}: ${text(job.error?.code)}</li>`)}</ul>`;

@@ -1,34 +1,34 @@
-// Requests to the same routes that curl uses, with the session's cookie.
+// Requests to the API, with the session's cookie.
 
-/** What the server refused, in its own words. */
+/** An error response, with the message of the server. */
 export class Problem extends Error {
   constructor(status, problem) {
-    super(problem.detail || problem.title || `the server answered ${status}`);
+    super(problem.detail || problem.title || `the server responded with ${status}`);
     this.status = status;
     this.code = problem.code || null;
   }
 }
 
 export async function call(method, path, body) {
-  const answer = await fetch(path, {
+  const response = await fetch(path, {
     method,
     credentials: "same-origin",
     headers: body === undefined ? {} : { "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   }).catch(() => {
-    throw new Problem(0, { detail: "The gateway does not answer. Nothing is known of what it did." });
+    throw new Problem(0, { detail: "The gateway does not respond. It may or may not have completed the action." });
   });
-  const isJson = (answer.headers.get("Content-Type") || "").includes("json");
-  const content = isJson ? await answer.json() : null;
-  if (!answer.ok) throw new Problem(answer.status, content || {});
+  const isJson = (response.headers.get("Content-Type") || "").includes("json");
+  const content = isJson ? await response.json() : null;
+  if (!response.ok) throw new Problem(response.status, content || {});
   return content;
 }
 
 export const get = (path, query = {}) => {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return call("GET", given.length ? `${path}?${new URLSearchParams(given)}` : path);
+  const params = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return call("GET", params.length ? `${path}?${new URLSearchParams(params)}` : path);
 };
 
-/** A path with its parts escaped: path`/api/v1/jobs/${id}/cancel`. */
+/** A path with escaped values: path`/api/v1/jobs/${id}/cancel`. */
 export const path = (texts, ...values) =>
   texts.reduce((whole, part, index) => whole + encodeURIComponent(values[index - 1]) + part);

@@ -1,4 +1,4 @@
-// The entry: who is signed in, which page is shown, and what all pages share.
+// Entry point: the session, the current page, and the context that all pages share.
 import { Problem, get } from "./api.js";
 import { Context } from "./context.js";
 import { html, render, useCallback, useEffect, useMemo, useState } from "./html.js";
@@ -13,21 +13,21 @@ import { useRoute } from "./router.js";
 
 function App() {
   const [session, setSession] = useState(null);
-  const [trouble, setTrouble] = useState(null);
+  const [failure, setFailure] = useState(null);
 
-  const look = useCallback(async () => {
+  const load = useCallback(async () => {
     try {
       setSession(await get("/session"));
-      setTrouble(null);
+      setFailure(null);
     } catch (problem) {
       if (problem instanceof Problem && problem.status === 401) setSession({ role: null });
-      else setTrouble(problem.message);
+      else setFailure(problem.message);
     }
   }, []);
-  useEffect(() => look(), []);
+  useEffect(() => load(), []);
 
-  if (trouble) {
-    return html`<main class="alone"><h1>Fairlead</h1><p role="alert">${trouble}</p><button onClick=${look}>Try again</button></main>`;
+  if (failure) {
+    return html`<main class="alone"><h1>Fairlead</h1><p role="alert">${failure}</p><button onClick=${load}>Try again</button></main>`;
   }
   if (session === null) return html`<main class="alone" aria-busy="true"><p class="muted">Connecting…</p></main>`;
   if (session.role === null) return html`<${SignIn} onSignedIn=${setSession} />`;
@@ -38,21 +38,21 @@ function SignedIn({ session, onSignedOut }) {
   const live = useMemo(() => new Live({ onSignedOut }), []);
   useEffect(() => () => live.stop(), [live]);
   const [question, ask] = useState(null);
-  const [said, setSaid] = useState([]);
-  const say = useCallback((message) => {
+  const [messages, setMessages] = useState([]);
+  const notify = useCallback((message) => {
     const id = crypto.randomUUID?.() ?? `${Date.now()}${Math.random()}`;
-    setSaid((before) => [...before, { id, message }]);
-    setTimeout(() => setSaid((before) => before.filter((each) => each.id !== id)), 6_000);
+    setMessages((before) => [...before, { id, message }]);
+    setTimeout(() => setMessages((before) => before.filter((each) => each.id !== id)), 6_000);
   }, []);
   const route = useRoute();
   const page = pageOf(route, session);
-  const shared = useMemo(() => ({ session, live, ask, say }), [session, live]);
+  const shared = useMemo(() => ({ session, live, ask, notify }), [session, live]);
   return html`<${Context.Provider} value=${shared}>
     <${Shell} page=${page} onSignedOut=${onSignedOut}>
       <${PageOf} key=${page.key} page=${page} route=${route} />
     <//>
     ${question && html`<${Confirmation} question=${question} onClose=${() => ask(null)} />`}
-    <${Toasts} said=${said} />
+    <${Toasts} messages=${messages} />
   <//>`;
 }
 

@@ -1,7 +1,7 @@
-// The server's time, as far as this page can tell, and a tick for what shows ages.
+// The estimated time of the server, and a tick for components that show ages.
 import { useEffect, useState } from "./html.js";
 
-let ahead = 0; // seconds that the server's clock is ahead of ours
+let ahead = 0; // seconds by which the server's clock is ahead of ours
 
 export function setServerTime(epoch) {
   if (Number.isFinite(epoch)) ahead = epoch - Date.now() / 1000;
@@ -9,7 +9,7 @@ export function setServerTime(epoch) {
 
 export const serverNow = () => Date.now() / 1000 + ahead;
 
-// One timer for all ages of the page, and none while nobody looks.
+// One timer for all ages of the page, stopped while the page is hidden.
 const listeners = new Set();
 let timer = null;
 
@@ -18,9 +18,9 @@ function tick() {
 }
 
 function run() {
-  const wanted = listeners.size > 0 && !document.hidden;
-  if (wanted && timer === null) timer = setInterval(tick, 1000);
-  if (!wanted && timer !== null) {
+  const needed = listeners.size > 0 && !document.hidden;
+  if (needed && timer === null) timer = setInterval(tick, 1000);
+  if (!needed && timer !== null) {
     clearInterval(timer);
     timer = null;
   }
@@ -31,7 +31,7 @@ document.addEventListener("visibilitychange", () => {
   run();
 });
 
-/** Now, on the server, again every second. */
+/** The time of the server, updated every second. */
 export function useNow(active = true) {
   const [now, setNow] = useState(serverNow);
   useEffect(() => {

@@ -1,19 +1,19 @@
-// What every page needs: who looks, the socket, a way to ask before acting, and a way to say what happened.
+// What every page needs: the session, the socket, confirmation dialogs and notifications.
 import { createContext, useContext } from "./html.js";
 
 export const Context = createContext(null);
 
-/** `{session, live, ask, say}` */
+/** `{session, live, ask, notify}` */
 export const useApp = () => useContext(Context);
 
-/** Who sees what, as the gateway has it: a user's key only its own jobs and batches, a service's the line too. */
-const SIGHT = {
+/** What each role may see, as in the gateway: a user's key its own jobs and batches, a service's key the queue too. */
+const VISIBILITY = {
   own: () => true,
-  line: ({ role }) => role === "admin" || role === "viewer" || role === "service",
+  queue: ({ role }) => role === "admin" || role === "viewer" || role === "service",
   all: ({ role }) => role === "admin" || role === "viewer",
 };
 
-export const sees = (session, what) => SIGHT[what](session);
+export const sees = (session, what) => VISIBILITY[what](session);
 
-/** Whether to offer what changes the line for everybody. */
+/** Whether to offer actions that affect all users. */
 export const mayOperate = (session) => session.may_act && session.role === "admin";

@@ -1,4 +1,4 @@
-// Numbers, durations and moments as people read them.
+// Formatting of numbers, durations and times.
 
 const numbers = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const clockTime = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -7,7 +7,7 @@ const fullTime = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle
 
 const NONE = "–";
 
-/** Seconds since 1970 of a moment that the server gave as such, or as ISO 8601; null if it gave none. */
+/** Seconds since 1970 of a time in seconds or ISO 8601; null for none. */
 export function epoch(moment) {
   if (moment === null || moment === undefined) return null;
   if (typeof moment === "number") return moment;
@@ -36,10 +36,10 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
 }
 
-/** A duration that ticks: whole seconds, so that it does not flicker. */
+/** A ticking duration, in whole seconds so that it does not flicker. */
 export const age = (seconds) => (Number.isFinite(seconds) ? duration(Math.max(0, Math.floor(seconds))) : NONE);
 
-/** The same where there is little room: 45s, 3m, 2h, 5d. */
+/** A short form for small spaces: 45s, 3m, 2h, 5d. */
 export function shortAge(seconds) {
   if (!Number.isFinite(seconds)) return NONE;
   const whole = Math.max(0, Math.floor(seconds));
@@ -47,7 +47,7 @@ export function shortAge(seconds) {
   return `${Math.floor(whole / size)}${unit}`;
 }
 
-/** The time of day, with the day if it is not of the last 24 hours. */
+/** The time of day, with the date if it is more than 12 hours away. */
 export function moment(value) {
   const at = epoch(value);
   if (at === null) return NONE;
@@ -55,17 +55,28 @@ export function moment(value) {
   return Math.abs(Date.now() - date.getTime()) < 86_400_000 / 2 ? clockTime.format(date) : dayTime.format(date);
 }
 
+/** For tooltips: local time, and UTC as in logs. */
 export function wholeMoment(value) {
   const at = epoch(value);
-  return at === null ? "" : fullTime.format(new Date(at * 1000));
+  if (at === null) return "";
+  const date = new Date(at * 1000);
+  return `${fullTime.format(date)}\n${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
-/** Ids begin alike when made together: their end tells them apart. */
+/** Relative to now, in one unit: 12 s ago, 3 min ago, in 2 h. */
+export function relative(seconds) {
+  const whole = Math.floor(Math.abs(seconds));
+  const [unit, size] = [["d", 172_800, 86_400], ["h", 7200, 3600], ["min", 120, 60]].filter(([, least]) => whole >= least).map(([name, , each]) => [name, each])[0] || ["s", 1];
+  const words = `${Math.floor(whole / size)} ${unit}`;
+  return seconds >= 0 ? `${words} ago` : `in ${words}`;
+}
+
+/** The end of an id: ids created together start alike. */
 export const shortId = (id) => (String(id).length > 13 ? `…${String(id).slice(-8)}` : String(id));
 
 export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
-/** What a user sent, as text, whatever it is. */
+/** Any value of a user as text. */
 export function text(value) {
   if (value === null || value === undefined) return "";
   return typeof value === "string" ? value : JSON.stringify(value);
@@ -73,7 +84,7 @@ export function text(value) {
 
 const UNITS = [["s", 1, 120], ["min", 60, 7200], ["h", 3600, 172_800], ["d", 86_400, Infinity]];
 
-/** A range of durations, in one unit so that it is short: 81–95 s, 3–5 min. */
+/** A range of durations in one unit: 81–95 s, 3–5 min. */
 export function wait({ low, high }) {
   const [unit, size] = UNITS.find(([, , most]) => high < most);
   const [from, until] = [low, high].map((seconds) => number(unit === "s" ? Math.round(seconds) : Number((seconds / size).toPrecision(2))));

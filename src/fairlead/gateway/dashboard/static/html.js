@@ -1,5 +1,5 @@
-// What every module builds elements with: Preact, its hooks, and htm instead of a build step.
-// All text goes through Preact's children, which are text nodes: nothing here, or anywhere, writes markup from data.
+// Element building for all modules: Preact, its hooks, and htm instead of a build step.
+// All text becomes text nodes through Preact's children: no module writes markup from data.
 import { Component, Fragment, createContext, h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 
@@ -7,7 +7,7 @@ export * from "./vendor/hooks.js";
 export { Fragment, createContext, h, render };
 export const html = htm.bind(h);
 
-/** A component that is drawn again only when one of its props is another: patches leave the rest as it was. */
+/** A component that renders again only when a prop changes: patches keep the identity of unchanged objects. */
 export function memo(component) {
   return class extends Component {
     shouldComponentUpdate(next) {

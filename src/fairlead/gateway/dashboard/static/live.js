@@ -1,12 +1,12 @@
-// The page's one WebSocket. It follows one view at a time: first its whole state, then small changes to it.
-// When it is lost, what was shown stays (dimmed), and a new one is tried until the gateway is back.
+// The page's one WebSocket. It follows one view at a time: first the whole state, then changes to it.
+// When it is lost, the last state stays visible (dimmed), and the page reconnects until the gateway is back.
 import { Problem, get } from "./api.js";
 import { setServerTime } from "./clock.js";
 import { useEffect, useState } from "./html.js";
 import { merge } from "./merge.js";
 
 const FIRST_PAUSE = 500;
-const LONGEST_PAUSE = 8_000;
+const MAX_PAUSE = 8_000;
 const SESSION_ENDED = 4401;
 
 const sameView = (one, other) => {
@@ -23,7 +23,7 @@ export class Live {
     this.socket = null;
     this.timer = null;
     this.stopped = false;
-    // A laptop that wakes up, or a network that is back, is no time to wait for the pause to end.
+    // Reconnect at once when the network is back.
     this.retryNow = () => {
       if (this.timer !== null) this.#connectAfter(0);
     };
@@ -34,7 +34,7 @@ export class Live {
   follow(view) {
     if (sameView(view, this.shown.view)) return;
     this.#show({ view, state: null, error: null });
-    this.#ask();
+    this.#requestView();
   }
 
   subscribe(listener) {
@@ -54,7 +54,7 @@ export class Live {
     for (const listener of this.listeners) listener(this.shown);
   }
 
-  #ask() {
+  #requestView() {
     if (this.socket?.readyState === WebSocket.OPEN && this.shown.view) this.socket.send(JSON.stringify(this.shown.view));
   }
 
@@ -65,9 +65,9 @@ export class Live {
     socket.onopen = () => {
       this.failures = 0;
       this.#show({ connection: "live", lostAt: null });
-      this.#ask();
+      this.#requestView();
     };
-    socket.onmessage = (event) => this.#hear(JSON.parse(event.data));
+    socket.onmessage = (event) => this.#receive(JSON.parse(event.data));
     socket.onclose = (event) => {
       if (this.stopped || socket !== this.socket) return;
       if (event.code === SESSION_ENDED) {
@@ -81,15 +81,15 @@ export class Live {
 
   #pause() {
     this.failures += 1;
-    const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (this.failures - 1));
-    return pause * (0.7 + 0.6 * Math.random()); // or all open pages would knock at the same moment
+    const pause = Math.min(MAX_PAUSE, FIRST_PAUSE * 2 ** (this.failures - 1));
+    return pause * (0.7 + 0.6 * Math.random()); // jitter, so that not all open pages reconnect at once
   }
 
   #connectAfter(pause) {
     clearTimeout(this.timer);
     this.timer = setTimeout(async () => {
       this.timer = null;
-      // A refused WebSocket does not say why: the session does.
+      // A refused WebSocket gives no reason; /session does.
       try {
         await get("/session");
         if (!this.stopped) this.#connect();
@@ -101,13 +101,13 @@ export class Live {
     }, pause);
   }
 
-  #hear(message) {
+  #receive(message) {
     const { view, state } = this.shown;
     if (message.type === "state" && sameView(message.view, view)) {
       setServerTime(message.state.now);
       this.#show({ state: message.state, error: null });
     } else if (message.type === "patch" && state !== null) {
-      // Before its state has come, a patch is still of the view before.
+      // A patch that arrives before the state belongs to the previous view.
       this.#show({ state: merge(state, message.patch) });
     } else if (message.type === "error") {
       this.#show({ error: { code: message.code, message: message.message } });
@@ -115,7 +115,7 @@ export class Live {
   }
 }
 
-/** What is shown of `live`, again whenever it changes. */
+/** The current data of `live`; renders again when it changes. */
 export function useShown(live) {
   const [shown, setShown] = useState(live.shown);
   useEffect(() => {
@@ -125,7 +125,7 @@ export function useShown(live) {
   return shown;
 }
 
-/** Follow a view while a component is there. */
+/** Follow a view while the component is mounted. */
 export function useView(live, view) {
   const shown = useShown(live);
   useEffect(() => live.follow(view), [live, JSON.stringify(view)]);

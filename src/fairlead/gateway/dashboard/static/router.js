@@ -1,4 +1,4 @@
-// Where the page is: `#/jobs/ID?status=FAILED`. A hash needs no route on the server, and every view has an address.
+// The address of a page: `#/jobs/ID?status=FAILED`. A hash needs no route on the server.
 import { useEffect, useState } from "./html.js";
 
 export function here() {
@@ -10,14 +10,14 @@ function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part; // somebody typed a lone %
+    return part; // a lone %
   }
 }
 
-/** The address of a page, its parts and filters escaped. */
+/** The address of a page with escaped parts and filters. */
 export function to(parts, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  const search = new URLSearchParams(given).toString();
+  const params = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const search = new URLSearchParams(params).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 }
 

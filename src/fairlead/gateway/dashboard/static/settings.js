@@ -1,10 +1,10 @@
-// What a reader chose, kept in this browser.
+// Settings of the reader, stored in this browser.
 
 function read(name) {
   try {
     return localStorage.getItem(`fairlead.${name}`);
   } catch {
-    return null; // storage may be forbidden: then choices last as long as the page
+    return null; // storage may be disabled; settings then last as long as the page
   }
 }
 
@@ -13,7 +13,7 @@ function write(name, value) {
     if (value === null) localStorage.removeItem(`fairlead.${name}`);
     else localStorage.setItem(`fairlead.${name}`, value);
   } catch {
-    // as above
+    // see read()
   }
 }
 
@@ -24,7 +24,7 @@ const systemTheme = () => (window.matchMedia("(prefers-color-scheme: dark)").mat
 
 export const theme = () => document.documentElement.dataset.theme || systemTheme();
 
-/** Light becomes dark and back. A choice that is the system's own is not kept, so that it follows the system again. */
+/** Toggle light and dark. A choice equal to the system's is not stored, so that the page follows the system again. */
 export function toggleTheme() {
   const next = theme() === "dark" ? "light" : "dark";
   if (next === systemTheme()) {

@@ -1,9 +1,9 @@
-// Loaded before the first paint, and so no module: a choice of light or dark must not flash in the other.
+// A classic script that runs before the first paint, so that the page does not flash in the wrong theme.
 (() => {
   try {
     const chosen = localStorage.getItem("fairlead.theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // Without storage the system's choice holds.
+    // Without storage, use the system's theme.
   }
 })();

@@ -1,18 +1,18 @@
 -- Times are whole microseconds since the epoch, UTC, as bigint: exact, the same numbers as in the SQLite engine, and
--- read without making a datetime of each. They come from this database's now(), once per commit.
+-- read without creating a datetime for each. They come from now() of this database, once per commit.
 -- Statuses: 0 SCHEDULED, 1 PENDING, 2 RETRYING, 3 RUNNING, 4 COMPLETED, 5 FAILED, 6 CANCELLED,
 -- so that `status < 3` waits and `status < 4` is open. Priorities are bands: 1 high, 2 medium, 3 low.
--- Texts compare byte by byte (COLLATE "C"): nothing here is sorted for a human reader, and an index that follows a
--- locale can be wrong after the system's next update.
+-- Texts compare byte by byte (COLLATE "C"): nothing here is sorted for people, and an index in the
+-- order of a locale can become invalid with an update of the system.
 
 CREATE SEQUENCE fairlead.outbox_id;
 
--- The row that moves. No index mentions `status`, `run` or anything else that a start writes, but for the timer that
--- some jobs have: so a start is a HOT update, which touches no index at all. An index of the running ones would end that
--- (docs/adr/0005 has the figures), so `running` filters the open ones. `ended` is the status once the job
--- is finished and NULL before; it is written once in a life, and it is what the partial indexes ask for.
--- Input and result are in the row: a small one is copied along more cheaply than a row beside it would be inserted, and
--- a large one is kept outside by TOAST, where an update leaves it alone.
+-- The row that changes. No index contains `status`, `run` or any other column that a start writes, except the timer that
+-- some jobs have. A start is therefore a HOT update, which touches no index. An index of running jobs would prevent that
+-- (docs/adr/0005 has figures), so `running` filters the open ones. `ended` is the status once the job is finished and
+-- NULL before; it is written once, and the partial indexes are based on it.
+-- Input and result are in the row: copying a small one is cheaper than inserting another row, and a large one is stored
+-- by TOAST, which an update does not touch.
 CREATE TABLE fairlead.job (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     created_at bigint NOT NULL,
@@ -42,7 +42,7 @@ CREATE TABLE fairlead.job (
     worker text COLLATE "C",
     error text,           -- JSON
     progress text,        -- JSON
-    -- JSON, never changed or asked for: [steps, original_priority, cost, weight, region, allowed_regions]
+    -- JSON, never changed and not used in queries: [steps, original_priority, cost, weight, region, allowed_regions]
     spec text NOT NULL,
     idempotency_key text COLLATE "C",
     metadata text,        -- JSON
@@ -53,7 +53,7 @@ CREATE TABLE fairlead.job (
     result_metrics text,  -- JSON
     CONSTRAINT job_id_unique PRIMARY KEY (id)
 ) WITH (
-    fillfactor = 50,                        -- room on the page for the version that each row's start writes
+    fillfactor = 50,                        -- space on the page for the row version that a start writes
     toast_tuple_target = 512,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 10000,
@@ -62,13 +62,13 @@ CREATE TABLE fairlead.job (
     autovacuum_vacuum_cost_delay = 1
 );
 
--- list_jobs of everybody, newest first; and what refers to a job.
+-- list_jobs of all users, newest first; and references to a job.
 CREATE UNIQUE INDEX job_by_seq ON fairlead.job (seq);
 -- list_jobs and count of one user.
 CREATE INDEX job_by_user ON fairlead.job (user_id, seq);
 -- promotable, next_promotion, waiting, running, and the count of what is open.
 CREATE INDEX job_open ON fairlead.job (priority, queued_at) WHERE ended IS NULL;
--- The cap on a user's waiting jobs, counted at submit.
+-- The limit of waiting jobs per user, counted at submit.
 CREATE INDEX job_open_by_user ON fairlead.job (user_id) WHERE ended IS NULL;
 -- timers, next_timer. Few jobs have a timer, and while one has none its updates stay HOT.
 CREATE INDEX job_timer ON fairlead.job (timer_at) WHERE timer_at IS NOT NULL;
@@ -85,7 +85,7 @@ CREATE TABLE fairlead.idempotency (
     PRIMARY KEY (user_id, key)
 );
 
--- One per step that is done and round, but for the one that completed the job. Insert-only.
+-- One per finished step and round, except the one that completed the job. Insert-only.
 CREATE TABLE fairlead.step_result (
     seq bigint NOT NULL,
     step int NOT NULL,
@@ -98,7 +98,7 @@ CREATE TABLE fairlead.step_result (
     PRIMARY KEY (seq, step, round)
 );
 
--- One per call that did not succeed, keyed by the run that its end required. Insert-only.
+-- One per failed call, keyed by the run that its end required. Insert-only.
 CREATE TABLE fairlead.attempt (
     seq bigint NOT NULL,
     run int NOT NULL,
@@ -114,8 +114,8 @@ CREATE TABLE fairlead.attempt (
     PRIMARY KEY (seq, run)
 );
 
--- "This job changed; make the line match it." Every row is deleted soon after it is written, so dead rows are swept
--- often and at full speed; else the scan of the whole table would pass them all.
+-- "This job changed; update the dispatcher." Every row is deleted soon after it is written, so dead rows are vacuumed
+-- often and at full speed; otherwise a scan of the table would pass them all.
 CREATE TABLE fairlead.outbox (
     id bigint PRIMARY KEY,
     written_at bigint NOT NULL,
@@ -138,20 +138,20 @@ CREATE TABLE fairlead.hold (
     until bigint NOT NULL
 );
 
--- A scope that no rebuild has touched is 0. Its row is there from its first start on, so that it can be locked.
+-- A scope without a rebuild has epoch 0. Its row exists from the first start on, so that it can be locked.
 CREATE TABLE fairlead.epoch (
     scope text COLLATE "C" PRIMARY KEY,
     number bigint NOT NULL
 ) WITH (fillfactor = 50);
 
--- What was declared last, as JSON, and the version that every change raises, declared or overridden.
+-- The last declaration, as JSON, and the version, which every declaration and override raises.
 CREATE TABLE fairlead.rules (
     version int NOT NULL,
     declared text NOT NULL
 );
 INSERT INTO fairlead.rules VALUES (0, '{"pools":{},"services":[]}');
 
--- Run-time changes, kept until lifted, whatever is declared meanwhile.
+-- Run-time overrides, kept until lifted, whatever is declared meanwhile.
 CREATE TABLE fairlead.service_override (
     service text COLLATE "C" PRIMARY KEY,
     slots int,

@@ -1,11 +1,10 @@
--- What operators need beside the jobs: keys, tickets, the audit trail, the processes that run, and requests for a
--- rebuild. Processes of the release before go on beside it: all is new, but for one column that they neither read nor
--- write and that has a default.
+-- Tables for operators: keys, tickets, the audit trail, the running processes, and rebuild requests. Processes of the
+-- previous release keep running: all tables are new, except one column that has a default.
 
--- Someone wants this scope built anew. The next rebuild takes it back.
+-- A rebuild of this scope was requested. The next rebuild clears it.
 ALTER TABLE fairlead.epoch ADD COLUMN rebuild_asked boolean NOT NULL DEFAULT false;
 
--- `hash` is the SHA-256 of the secret; the secret itself is nowhere.
+-- `hash` is the SHA-256 of the secret, which is not stored.
 CREATE TABLE fairlead.api_key (
     id text COLLATE "C" PRIMARY KEY,
     role text NOT NULL,
@@ -16,7 +15,7 @@ CREATE TABLE fairlead.api_key (
     revoked_at bigint
 );
 
--- Deleted when used: that is what makes it single-use.
+-- Deleted when used, which makes a ticket single-use.
 CREATE TABLE fairlead.ticket (
     hash text COLLATE "C" PRIMARY KEY,
     key_id text COLLATE "C" NOT NULL,
@@ -37,8 +36,8 @@ CREATE INDEX audit_by_action ON fairlead.audit (action, id);
 -- PruneRecords.
 CREATE INDEX audit_by_time ON fairlead.audit (at);
 
--- `about` is what the process says of itself, and is read by nobody in SQL: see store/operators.py. Each row is
--- rewritten every two seconds: with room on its page that touches no index.
+-- `about` is JSON that no query reads: see store/admin.py. Each row is rewritten every two seconds; with free space on
+-- its page that touches no index.
 CREATE TABLE fairlead.process (
     name text COLLATE "C" PRIMARY KEY,
     seen_at bigint NOT NULL,

@@ -1,15 +1,15 @@
--- What the dashboard keeps: who is signed in, and what was done in the last two hours, minute by minute. Processes of the
--- release before go on beside it: all is new.
+-- Tables of the dashboard: sessions, and the statistics of the last two hours per minute. Processes of the previous
+-- release keep running: all tables are new.
 
--- `hash` is the SHA-256 of the cookie; the cookie itself is nowhere. `key_id` is the key that it stands for.
+-- `hash` is the SHA-256 of the cookie, which is not stored. `key_id` is the key of the session.
 CREATE TABLE fairlead.dashboard_session (
     hash text COLLATE "C" PRIMARY KEY,
     key_id text COLLATE "C" NOT NULL,
     expires_at bigint NOT NULL
 );
 
--- Each process writes its own rows, and again while their minute lasts: with room on the page that touches no index.
--- `about` is read by nobody in SQL: see store/board.py.
+-- Each process writes its own rows, repeatedly during the minute; with free space on the page that touches no index.
+-- `about` is JSON that no query reads: see store/dashboard.py.
 CREATE TABLE fairlead.activity (
     minute int NOT NULL,
     process text COLLATE "C" NOT NULL,

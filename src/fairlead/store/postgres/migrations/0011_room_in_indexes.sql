@@ -1,7 +1,7 @@
--- Room for the entry that a job's end adds to each of these. An end changes what partial indexes are about, so it is never
--- a heap-only update: every index gets the new version of the row, on a page that was filled when the job came. On a full
--- page that is a search for dead entries, in vain while the row's start is a moment ago, and then a split: a quarter of
--- what an end costs. It concerns new pages only; processes of the release before go on beside it.
+-- Free space for the index entries that the end of a job adds. The end changes columns of partial indexes, so it is never
+-- a HOT update: every index gets an entry for the new row version, on a page that was filled when the job was inserted.
+-- On a full page that means a search for dead entries and then a page split, a quarter of the cost of an end. Applies to
+-- new pages only; processes of the previous release keep running.
 
 ALTER INDEX fairlead.job_id_unique SET (fillfactor = 45);
 ALTER INDEX fairlead.job_by_seq SET (fillfactor = 45);

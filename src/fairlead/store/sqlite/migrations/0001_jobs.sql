@@ -2,8 +2,8 @@
 -- Statuses: 0 SCHEDULED, 1 PENDING, 2 RETRYING, 3 RUNNING, 4 COMPLETED, 5 FAILED, 6 CANCELLED,
 -- so that `status < 3` waits and `status < 4` is open. Priorities are bands: 1 high, 2 medium, 3 low.
 
--- The row that moves. It is rewritten by every transition, so all that is large or never changes is kept beside it.
--- `seq` is the order of acceptance; AUTOINCREMENT because a deleted job's number must never be given again.
+-- The row that changes. Every transition rewrites it, so large and immutable values are in other tables.
+-- `seq` is the order of acceptance; AUTOINCREMENT because the seq of a deleted job must never be reused.
 CREATE TABLE job (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -32,14 +32,14 @@ CREATE TABLE job (
     retryable INTEGER,
     error TEXT,       -- JSON
     progress TEXT,    -- JSON
-    spec TEXT NOT NULL -- JSON, never changed or asked for: [steps, original_priority, cost, weight, region, allowed_regions]
+    spec TEXT NOT NULL -- JSON, never changed and not used in queries: [steps, original_priority, cost, weight, region, allowed_regions]
 );
 
 -- list_jobs and count of one user.
 CREATE INDEX job_by_user ON job (user_id, seq);
 -- waiting, running, promotable, next_promotion.
 CREATE INDEX job_open ON job (status, priority, queued_at) WHERE status < 4;
--- The cap on a user's waiting jobs, counted at submit.
+-- The limit of waiting jobs per user, counted at submit.
 CREATE INDEX job_waiting_by_user ON job (user_id) WHERE status < 3;
 -- timers, next_timer. Few jobs have a timer.
 CREATE INDEX job_timer ON job (timer_at) WHERE timer_at IS NOT NULL;
@@ -82,7 +82,7 @@ CREATE TABLE step_result (
     PRIMARY KEY (seq, step, round)
 ) WITHOUT ROWID;
 
--- One per call that did not succeed, keyed by the run that its end required. Insert-only.
+-- One per failed call, keyed by the run that its end required. Insert-only.
 CREATE TABLE attempt (
     seq INTEGER NOT NULL,
     run INTEGER NOT NULL,
@@ -98,8 +98,8 @@ CREATE TABLE attempt (
     PRIMARY KEY (seq, run)
 ) WITHOUT ROWID;
 
--- "This job changed; make the line match it." AUTOINCREMENT because a row is deleted by its id, possibly by two
--- processes: the later of them must never meet a new row under an old id.
+-- "This job changed; update the dispatcher." AUTOINCREMENT because two processes may delete a row by its id: the second
+-- one must never delete a new row with the same id.
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     job_id TEXT NOT NULL,
@@ -120,14 +120,14 @@ CREATE TABLE epoch (
     number INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- What was declared last, as JSON, and the version that every change raises, declared or overridden.
+-- The last declaration, as JSON, and the version, which every declaration and override raises.
 CREATE TABLE rules (
     version INTEGER NOT NULL,
     declared TEXT NOT NULL
 );
 INSERT INTO rules VALUES (0, '{"pools":{},"services":[]}');
 
--- Run-time changes, kept until lifted, whatever is declared meanwhile.
+-- Run-time overrides, kept until lifted, whatever is declared meanwhile.
 CREATE TABLE service_override (
     service TEXT PRIMARY KEY,
     slots INTEGER,

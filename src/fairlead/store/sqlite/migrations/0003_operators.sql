@@ -1,7 +1,7 @@
--- What operators need beside the jobs: keys, tickets, the audit trail, the processes that run, and requests for a
--- rebuild. All of it is in tables of its own, so a process of the release before goes on with the file as it knows it.
+-- Tables for operators: keys, tickets, the audit trail, the running processes, and rebuild requests. All tables are new,
+-- so a process of the previous release keeps running.
 
--- `hash` is the SHA-256 of the secret; the secret itself is nowhere.
+-- `hash` is the SHA-256 of the secret, which is not stored.
 CREATE TABLE api_key (
     id TEXT PRIMARY KEY,
     role TEXT NOT NULL,
@@ -12,7 +12,7 @@ CREATE TABLE api_key (
     revoked_at INTEGER
 ) WITHOUT ROWID;
 
--- Deleted when used: that is what makes it single-use.
+-- Deleted when used, which makes a ticket single-use.
 CREATE TABLE ticket (
     hash TEXT PRIMARY KEY,
     key_id TEXT NOT NULL,
@@ -33,7 +33,7 @@ CREATE INDEX audit_by_action ON audit (action, id);
 -- PruneRecords.
 CREATE INDEX audit_by_time ON audit (at);
 
--- `about` is what the process says of itself, and is read by nobody in SQL: see store/operators.py.
+-- `about` is JSON that no query reads: see store/admin.py.
 CREATE TABLE process (
     name TEXT PRIMARY KEY,
     seen_at INTEGER NOT NULL,
@@ -41,7 +41,7 @@ CREATE TABLE process (
     about TEXT NOT NULL -- JSON
 ) WITHOUT ROWID;
 
--- Scopes that someone wants built anew; gone when the rebuild begins.
+-- Scopes with a requested rebuild; deleted when the rebuild begins.
 CREATE TABLE rebuild_request (
     scope TEXT PRIMARY KEY
 ) WITHOUT ROWID;

@@ -1,7 +1,7 @@
--- Where a job's call is, and that a job waits no longer for the region it asked for. A process of the release before
--- neither reads nor writes these.
+-- The region of a running call, and when a job stopped waiting for its preferred region. A process of the previous
+-- release neither reads nor writes these columns.
 
--- Of the call under way.
+-- The region of the running call.
 ALTER TABLE job ADD COLUMN call_region TEXT;
--- When it had waited so long for its `region` that it may go to others.
+-- When the job stopped waiting for its `region` and became free to go to others.
 ALTER TABLE job ADD COLUMN spilled_at INTEGER;

@@ -1,5 +1,5 @@
--- Where a job goes back to when one step of it, run again by itself, is done. A process of the release before neither
--- reads nor writes it: a re-run that it finishes goes on to the next step.
+-- The state a job returns to after the re-run of one step. Processes of the previous release neither read nor write it:
+-- a re-run that they finish continues with the next step.
 
--- JSON: the step, error and retryable that the job had before; NULL: it goes on.
+-- JSON: the step, error and retryable of the job before; NULL: the job continues.
 ALTER TABLE job ADD COLUMN goes_back TEXT;

@@ -1,5 +1,5 @@
--- Limits that are found by themselves. A process of the release before does not know of this table, and goes on with the
--- lowest limit, which is what the declaration says of such a service.
+-- Automatic limits. Processes of the previous release do not know this table and use the lowest limit, which is the
+-- declared one.
 
 CREATE TABLE adaptive_limit (
     service TEXT PRIMARY KEY,

@@ -1,5 +1,5 @@
--- Turns: slots whose callers do the work themselves. A process of the release before neither reads nor writes this, and
--- would execute a turn of a service that it serves: turns are for when all processes are of this release.
+-- Turns: slots whose callers do the work themselves. Processes of the previous release do not read this column and would
+-- execute a turn of a service that they serve: use turns once all processes run this release.
 
 -- The process whose caller waits for the slot, or has it. NULL: a job.
 ALTER TABLE job ADD COLUMN turn TEXT;

@@ -1,15 +1,15 @@
--- What the dashboard keeps: who is signed in, and what was done in the last two hours, minute by minute. All of it is in
--- tables of its own, so a process of the release before goes on with the file as it knows it.
+-- Tables of the dashboard: sessions, and the statistics of the last two hours per minute. All tables are new, so a
+-- process of the previous release keeps running.
 
--- `hash` is the SHA-256 of the cookie; the cookie itself is nowhere. `key_id` is the key that it stands for.
+-- `hash` is the SHA-256 of the cookie, which is not stored. `key_id` is the key of the session.
 CREATE TABLE dashboard_session (
     hash TEXT PRIMARY KEY,
     key_id TEXT NOT NULL,
     expires_at INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- Each process writes its own rows, and again while their minute lasts. `about` is read by nobody in SQL: see
--- store/board.py.
+-- Each process writes its own rows, repeatedly during the minute. `about` is JSON that no query reads: see
+-- store/dashboard.py.
 CREATE TABLE activity (
     minute INTEGER NOT NULL,
     process TEXT NOT NULL,

@@ -1,6 +1,6 @@
--- Leases: how they begin and end. As memory/service.py.
+-- Granting and releasing leases. Same behaviour as dispatch/memory/service.py.
 
--- Idle users whose tag the virtual time has reached since this was last asked.
+-- Forget the idle users whose tag the virtual time has reached.
 local function drop_overtaken(service, band)
   local past = call('ZRANGEBYLEX', service.keys.idle, '[' .. band, '(' .. band .. sortable(service.vt[band] + 1))
   for _, member in ipairs(past) do
@@ -9,10 +9,10 @@ local function drop_overtaken(service, band)
   end
 end
 
--- The step leaves the line and its user is charged: the step, its user, the estimate and the charge.
+-- Remove the picked step from its queue and charge its user; returns the entry, the user, the estimate and the charge.
 local function take(service, chosen, taken)
   local user = user_of(service, chosen.user)
-  local suffix, member = first_in_line(service, chosen.lane, chosen.user)
+  local suffix, member = first_queued(service, chosen.lane, chosen.user)
   local job = sub(suffix, 18)
   local entry = read_entry(job, call('HGET', ENTRIES, job))
   call('ZREM', service.keys.line, member)
@@ -48,15 +48,15 @@ local function vacate(service, slot, region)
   end
 end
 
--- `stored` are its values, packed in this order: job, step, run, user, worker, granted, region or false, charge,
--- weight, band, estimate, expires.
+-- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
+-- estimate, expires.
 local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
     occupy(service, name, region)
     local health = service.health[region]
     if health and health[UNTIL] > 0 then
-      health[PROBE] = name -- the first call to a region that has rested
+      health[PROBE] = name -- the first call after a rest is the probe
     end
   end
   local leases, n = service.new_leases, #service.new_leases
@@ -74,8 +74,7 @@ local function weight_text(weight)
   return weight % 1 == 0 and weight or format('%.17g', weight)
 end
 
--- A lease as the dispatcher reads it: thirteen values, at the end of a list. Not a list of its own: the server would
--- write each of those to the socket by itself.
+-- Append the thirteen values of a lease to a flat list. A nested list would cost a separate write to the socket.
 local function add_row(rows, lease)
   local n = #rows
   rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = lease.name, lease.job, lease.step, lease.run
@@ -84,24 +83,24 @@ local function add_row(rows, lease)
   rows[n + 12], rows[n + 13] = weight_text(lease.weight), lease.band
 end
 
--- Which leases a job has: `name, run` of each, packed one behind the other. It is one lease but for a job that came
--- back before the lease it lost was released. Each job is to be named once.
-local function note_granted(jobs, lease_names, runs)
+-- Record the leases of jobs: `name, run` of each, packed one after the other. A job has more than one only if it was
+-- requeued before its lost lease was released. Each job may appear once.
+local function record_granted(jobs, lease_names, runs)
   local known, written = read_many(ONLEASE, jobs), {}
   for i = 1, #jobs do
-    local noted = pack(lease_names[i], runs[i])
-    written[2 * i - 1], written[2 * i] = jobs[i], known[i] and known[i] .. noted or noted
+    local recorded = pack(lease_names[i], runs[i])
+    written[2 * i - 1], written[2 * i] = jobs[i], known[i] and known[i] .. recorded or recorded
   end
   write_many(ONLEASE, written, true)
 end
 
--- One of several leases of a job has ended.
-local function note_one_of_many(job, name)
+-- Remove one of several leases of a job.
+local function remove_one_lease(job, name)
   local stored = call('HGET', ONLEASE, job)
-  local noted, others = { unpack_of(stored or '') }, {}
-  for i = 1, #noted, 2 do
-    if noted[i] ~= name then
-      others[#others + 1], others[#others + 2] = noted[i], noted[i + 1]
+  local recorded, others = { unpack_of(stored or '') }, {}
+  for i = 1, #recorded, 2 do
+    if recorded[i] ~= name then
+      others[#others + 1], others[#others + 2] = recorded[i], recorded[i + 1]
     end
   end
   if #others > 0 then
@@ -111,14 +110,14 @@ local function note_one_of_many(job, name)
   end
 end
 
-local function note_ended(jobs, lease_names)
+local function record_ended(jobs, lease_names)
   local known, gone = read_many(ONLEASE, jobs), {}
   for i = 1, #jobs do
     local name, _, another = unpack_of(known[i] or '')
     if name == lease_names[i] and not another then
       gone[#gone + 1] = jobs[i]
     elseif name then
-      note_one_of_many(jobs[i], lease_names[i])
+      remove_one_lease(jobs[i], lease_names[i])
     end
   end
   call_many('HDEL', ONLEASE, gone)
@@ -140,10 +139,9 @@ local function pool_granted(band, service, region, estimate)
   tags[name] = start + charge(estimate, 1)
 end
 
--- End a lease, of which these values are stored: its charge is settled to the slot time really used, or goes back
--- whole. Returns its job. How its call ended is marked `0` nobody can tell, `1` nothing ran, `2` it succeeded or `3` it
--- failed.
-local function give_back(service, name, mark, job, _, _, user_id, _, granted, region, charged, weight, band, estimate)
+-- End a lease with these stored values: its charge is settled to the slot time actually used, or refunded. Returns its
+-- job. `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed.
+local function release_one(service, name, mark, job, _, _, user_id, _, granted, region, charged, weight, band, estimate)
   local user = user_of(service, user_id)
   service.leased = service.leased - 1
   if region then
@@ -162,7 +160,7 @@ local function give_back(service, name, mark, job, _, _, user_id, _, granted, re
     user[TAG + band] = (user[TAG + band] or 0) + used - charged
     mark_stale(service, user)
     if used > charged then
-      user[NEW + band] = false -- who has a debt is not new
+      user[NEW + band] = false -- a user with debt is not new
     end
   end
   if scope.pool_limit and in_pool(service, region) then
@@ -174,25 +172,25 @@ local function give_back(service, name, mark, job, _, _, user_id, _, granted, re
   return job
 end
 
--- Give back leases of a service. Those that are not there change nothing.
+-- Release leases of a service. Unknown names are ignored.
 local function release(service, mark, lease_names)
   local seen, jobs, gone, count = {}, {}, {}, 0
-  local found = read_many(service.keys.leases, lease_names)
+  local stored = read_many(service.keys.leases, lease_names)
   for i, name in ipairs(lease_names) do
-    if found[i] and not seen[name] then
+    if stored[i] and not seen[name] then
       seen[name] = true
       count = count + 1
-      jobs[count], gone[count] = give_back(service, name, mark, unpack_of(found[i])), name
+      jobs[count], gone[count] = release_one(service, name, mark, unpack_of(stored[i])), name
     end
   end
   if count > 0 then
     touch(service)
     call_many('HDEL', service.keys.leases, gone)
-    note_ended(jobs, gone)
+    record_ended(jobs, gone)
   end
 end
 
--- Releases are at the end of ARGV, by threes: service, how the calls ended, names of leases joined by NUL.
+-- Releases are the last arguments, three each: service, outcome, names of leases joined by NUL.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]

@@ -1,6 +1,6 @@
 -- Holds: slots that stay taken until a time.
 
--- Holds over by this time; how many.
+-- End the holds that are over at this time; returns their number.
 local function end_holds(time)
   local count = 0
   for _, service in ipairs(services) do
@@ -20,12 +20,12 @@ local function end_holds(time)
   return count
 end
 
--- Keep a slot taken: key, job, region, until. One already known, or over, is not counted.
--- Its six arguments begin at this one: key, job, service, region or empty, until in µs, band.
-local function keep_hold(at)
-  local key, service, over = ARGV[at], by_name[ARGV[at + 2]], tonumber(ARGV[at + 4])
-  local region = ARGV[at + 3] ~= '' and ARGV[at + 3] or false
-  local hold = { ARGV[at + 1], region, over, tonumber(ARGV[at + 5]) }
+-- Keep a slot taken, unless the hold is known or over. Its six arguments start at ARGV[at]: key, job, service, region
+-- or empty, until in µs, band. `until` is by the database's clock; adding `ahead` converts it to ours.
+local function keep_hold(at, ahead)
+  local key, service, until_then = ARGV[at], by_name[ARGV[at + 2]], tonumber(ARGV[at + 4])
+  local region, over = ARGV[at + 3] ~= '' and ARGV[at + 3] or false, until_then + ahead
+  local hold = { ARGV[at + 1], region, until_then, tonumber(ARGV[at + 5]) }
   if over > now and call('HSETNX', service.keys.holds, key, pack(hold)) == 1 then
     call('ZADD', service.keys.ends, format('%d', over), key)
     service.held = service.held + 1

@@ -1,4 +1,4 @@
--- The lanes of a band, by hopping from one to the next in a set that sorts by lane.
+-- The lanes of a band, found by skipping from one to the next in a set that is sorted by lane.
 local function lanes_of(key, band)
   local lanes, from = {}, '[' .. band
   while true do

@@ -1,46 +1,47 @@
--- Many steps of one service at once. The same outcome as one `pick` and `take` after the other, but the heads are read
--- once, and what leaves the line is written once.
+-- Grants many steps of one service at once. The outcome is the same as with one `pick` and `take` per step, but heads
+-- are read once, and queues are written once.
 
-local function stands_before(standing, user_id, other, other_id)
-  return standing < other or (standing == other and before(user_id, other_id))
+local function sorts_before(sort_key, user_id, other, other_id)
+  return sort_key < other or (sort_key == other and before(user_id, other_id))
 end
 
--- `again` are users that were granted something and wait on, from last to first, so that the first is at its end.
-local function stand_again(again, user, standing)
+-- Insert a user that was granted a step and has more waiting into `again`, which is sorted in descending order so that
+-- the next user is at the end.
+local function reinsert(again, user, sort_key)
   local low, high = 1, #again + 1
   while low < high do
     local middle = floor((low + high) / 2)
     local other = again[middle]
-    if stands_before(other.standing, other.user[ID], standing, user[ID]) then
+    if sorts_before(other.sort_key, other.user[ID], sort_key, user[ID]) then
       high = middle
     else
       low = middle + 1
     end
   end
-  table.insert(again, low, { standing = standing, user = user })
+  table.insert(again, low, { sort_key = sort_key, user = user })
 end
 
--- Of the heads that were found, those of the first band, in order: ids, and standings as numbers.
-local function of_first_band(service, found)
-  local ids, standings, first = {}, {}, byte(found[1])
-  for i = 1, #found do
-    if byte(found[i]) ~= first then
+-- Of these heads, the users of the first band, in order: ids, and sort keys as numbers.
+local function of_first_band(service, heads)
+  local ids, sort_keys, first = {}, {}, byte(heads[1])
+  for i = 1, #heads do
+    if byte(heads[i]) ~= first then
       break
     end
-    ids[i], standings[i] = sub(found[i], 20), tonumber(sub(found[i], 4, 19))
+    ids[i], sort_keys[i] = sub(heads[i], 20), tonumber(sub(heads[i], 4, 19))
   end
   read_users(service, ids)
-  return ids, standings
+  return ids, sort_keys
 end
 
--- The user's next step in line, and the one after it if that matters: as members there. `ahead` has those that were read
--- already: so many at once as each user gets if all get alike.
+-- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
+-- earlier: as many at once as each user gets if all get the same.
 local function next_steps(service, lane, user, waiting, ahead)
   local mine, at = ahead[user], ahead.at[user]
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
-    local line = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
-    -- Open-ended: there are so many steps of this user, so no other's come before them.
-    mine, at = call('ZRANGEBYLEX', service.keys.line, line, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
+    local queue = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
+    -- Open-ended: the user has this many steps, so no other user's can follow.
+    mine, at = call('ZRANGEBYLEX', service.keys.line, queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
       waiting < ahead.each and waiting or ahead.each), 1
   end
   if ahead.each > 1 then
@@ -49,8 +50,8 @@ local function next_steps(service, lane, user, waiting, ahead)
   return mine[at], mine[at + 1]
 end
 
--- One step of this user leaves the line: its member there, its job, the estimate, the charge, and the standing that the
--- user has then, or nil if it waits for nothing more.
+-- Take one step of this user. Returns its member, its job, the estimate, the charge, and the user's new sort key, or
+-- nil if nothing more waits.
 local function take_first(service, band, lane, user, ahead)
   local at = lane_at(user, lane)
   local member, following = next_steps(service, lane, user, user[at + 1], ahead)
@@ -60,46 +61,46 @@ local function take_first(service, band, lane, user, ahead)
   if not estimate then
     estimate = estimate_of(service, user, read_entry(job, call('HGET', ENTRIES, job)).cost)
   end
-  local charged, standing = 0, nil
+  local charged, sort_key = 0, nil
   user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
   user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
   if not service.fifo then
     charged = charge(estimate, user[WEIGHT])
     move_back(service, user, band, charged)
-    standing = user[TAG + band] + MIDDLE
+    sort_key = user[TAG + band] + MIDDLE
   elseif user[at + 1] > 0 then
-    standing = tonumber(sub(following, job_at - 16, job_at - 1))
+    sort_key = tonumber(sub(following, job_at - 16, job_at - 1))
   end
   mark_stale(service, user)
   park_or_unpark(service, user)
   if user[at + 1] == 0 or user[PARKED] then
-    standing = nil
+    sort_key = nil
   end
-  return member, job, estimate, charged, standing
+  return member, job, estimate, charged, sort_key
 end
 
-local function take_in_band(service, band, found, room, issue)
-  local lane, ids, standings = UNBOUND[band], of_first_band(service, found)
+local function take_in_band(service, band, heads, room, issue)
+  local lane, ids, sort_keys = UNBOUND[band], of_first_band(service, heads)
   local members, jobs, takers, estimates, charges = {}, {}, {}, {}, {}
   local at, again, count = 1, {}, 0
   local ahead = { each = math.ceil(room / #ids) + (service.fifo and 1 or 0), at = {} }
   while count < room do
-    local id, rival, user = ids[at], again[#again], nil
-    if rival and not (id and stands_before(standings[at], id, rival.standing, rival.user[ID])) then
-      user, again[#again] = rival.user, nil
+    local id, returning, user = ids[at], again[#again], nil
+    if returning and not (id and sorts_before(sort_keys[at], id, returning.sort_key, returning.user[ID])) then
+      user, again[#again] = returning.user, nil
     elseif id then
       user, at = service.users[id], at + 1
     else
       break
     end
     count = count + 1
-    local standing
-    members[count], jobs[count], estimates[count], charges[count], standing = take_first(service, band, lane, user, ahead)
+    local sort_key
+    members[count], jobs[count], estimates[count], charges[count], sort_key = take_first(service, band, lane, user, ahead)
     takers[count] = user
-    -- Who then stands behind as many others as there is room left does not get another turn.
-    local last = standings[at + room - count - 1]
-    if standing and not (last and last < standing) then
-      stand_again(again, user, standing)
+    -- A user that now sorts behind as many others as there are grants left gets no other turn.
+    local last = sort_keys[at + room - count - 1]
+    if sort_key and not (last and last < sort_key) then
+      reinsert(again, user, sort_key)
     end
   end
   local seqs, entries = {}, read_many(ENTRIES, jobs)
@@ -126,23 +127,23 @@ local function take_many(service, bands, room, issue)
     return
   end
   room = math.min(room, free_slots(service))
-  local found = NONE
+  local heads = NONE
   for _, band in ipairs(service.fifo and FIFO_BANDS or bands) do
     if room <= 0 then
       return
     end
-    if not found[1] or band_of(found[1]) < band then
-      -- Of this band or the first that has any: the next ones need not be asked for.
-      found = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '+', 'LIMIT', '0', room)
+    if not heads[1] or band_of(heads[1]) < band then
+      -- Heads of this band, or of the next one that has any, which saves reading the empty ones.
+      heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '+', 'LIMIT', '0', room)
     end
-    if not found[1] then
+    if not heads[1] then
       return
-    elseif band_of(found[1]) == band then
-      local count = take_in_band(service, band, found, room, issue)
+    elseif band_of(heads[1]) == band then
+      local count = take_in_band(service, band, heads, room, issue)
       room = room - count
-      found = NONE
+      heads = NONE
       if count > 0 and service.user_limit then
-        refresh(service) -- who is at its limit now is set aside in the bands to come as well
+        refresh(service) -- a user that reached its limit is parked in the other bands too
       end
     end
   end

@@ -1,3 +1,3 @@
--- For scripts that may write nothing: on a replica a write is refused even if it would change nothing. A master that was
--- demoted has what another server says, and must not call a lease expired or lost.
+-- Make a script fail on a replica, by a write that changes nothing: a replica refuses every write. A former master that
+-- has become a replica has the data of another server, and must not report leases as expired or lost.
 call('HDEL', META, '')

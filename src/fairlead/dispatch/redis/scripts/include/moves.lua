@@ -1,6 +1,6 @@
--- What leaves the line without being granted, or moves within it.
+-- Removing steps from the queue without granting them, and moving them within it.
 
--- All users there are, as they were stored.
+-- Visit all stored users.
 local function each_stored_user(service, visit)
   local cursor = '0'
   repeat
@@ -12,25 +12,25 @@ local function each_stored_user(service, visit)
   until cursor == '0'
 end
 
-local function place_of(service, entry)
+local function member_of(service, entry)
   local _, lane = where(service, entry.band, entry.rank, entry.region)
-  return lane, line_member(lane, entry.user, order_key(service, entry.rank, entry.seq), entry.job)
+  return lane, queue_member(lane, entry.user, order_key(service, entry.rank, entry.seq), entry.job)
 end
 
--- Take out of line. The caller forgets the user, if it is idle, when the move is complete.
+-- Remove a step from its queue. The caller then calls forget_if_idle, once the move is complete.
 local function leave(service, entry)
-  put_in_line(service)
-  local lane, member = place_of(service, entry)
+  flush_joins(service)
+  local lane, member = member_of(service, entry)
   call('ZREM', service.keys.line, member)
   count_out(service, entry, user_of(service, entry.user), lane)
 end
 
--- A step takes the place of an older one of the same job. It joins before the other leaves: who has just this one
--- step waiting does not enter the band anew.
-local function replace_in_line(old_service, old, service, new, user)
+-- Replace a step by a newer one of the same job. The new one joins before the old one leaves, so that a user with only
+-- this step waiting does not re-enter the band.
+local function replace_queued(old_service, old, service, new, user)
   if old_service == service then
-    local _, member = place_of(service, old)
-    local _, new_member = place_of(service, new)
+    local _, member = member_of(service, old)
+    local _, new_member = member_of(service, new)
     if member == new_member then
       service.waiting[old.band] = service.waiting[old.band] - 1
       service.waiting[new.band] = service.waiting[new.band] + 1

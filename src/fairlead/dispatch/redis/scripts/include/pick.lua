@@ -1,11 +1,11 @@
--- Which step a free slot goes to. As memory/service.py.
+-- Choosing the step that gets a free slot. Same behaviour as dispatch/memory/service.py.
 --- @nest
 
 local function free_slots(service)
   return service.limit - service.leased - service.held
 end
 
--- Who is next in a lane: standing and user.
+-- The sort key and id of the user that is next in a lane.
 local function head(service, lane)
   local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. lane .. '\0', '(' .. lane .. '\1', 'LIMIT', '0', '1')[1]
   if first then
@@ -14,7 +14,7 @@ local function head(service, lane)
 end
 
 local function pick_unbound(service, bands)
-  -- The heads of all bands are in one set, so the first of them is the pick, unless its band is not asked for.
+  -- The heads of all bands are in one set, so the first one is the pick, unless the claim does not accept its band.
   local first = call('ZRANGEBYLEX', service.keys.heads, '-', '+', 'LIMIT', '0', '1')[1]
   if not first then
     return nil
@@ -33,26 +33,26 @@ local function pick_unbound(service, bands)
 end
 
 local function earlier(service, a, b)
-  if a.standing ~= b.standing then
-    return before(a.standing, b.standing)
+  if a.sort_key ~= b.sort_key then
+    return before(a.sort_key, b.sort_key)
   end
   if a.user ~= b.user then
     return before(a.user, b.user)
   end
-  -- One user may be the head of two lanes: then its own order decides.
-  local first, other = first_in_line(service, a.lane, a.user), first_in_line(service, b.lane, b.user)
+  -- A user may head two lanes; then the order of its own steps decides.
+  local first, other = first_queued(service, a.lane, a.user), first_queued(service, b.lane, b.user)
   return before(first, other)
 end
 
--- Regions with a slot, the one that unbound work prefers first: healthy, then with the least to do for its weight, if they
--- differ, then fast, then with most slots. Beside them the same list for what is no retry: those that are to be probed go
--- first there, or they would stay unused until all others are full.
-local function free_regions(service, regions, dry)
+-- The regions with a free slot, in the order preferred for unbound steps: healthy, then least loaded for its weight (if
+-- weights differ), then fastest, then most free slots. Also returns the order for steps that are not retries: regions
+-- to be probed go first, because otherwise they would stay unused until all others are full.
+local function free_regions(service, regions, pool_full)
   local free, slots_in, failing, latency, load = {}, {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
     local name = service.regions[i]
     local slots = region_free(service, name, service.regions[i + 1])
-    if slots > 0 and (not regions or regions[name]) and not (dry and in_pool(service, name)) then
+    if slots > 0 and (not regions or regions[name]) and not (pool_full and in_pool(service, name)) then
       local health = service.health[name]
       free[#free + 1], slots_in[name] = name, slots
       failing[name] = avoided(health) or to_probe(health)
@@ -86,10 +86,10 @@ local function free_regions(service, regions, dry)
   return free, probes_first
 end
 
--- The lanes compete that have a region with a slot, and the unbound one; global retries come before all. The first head
--- from a lane's beginning on is that lane's, or the next one's that has any.
-local function pick_of_regions(service, bands, regions, dry)
-  local free, probes_first = free_regions(service, regions, dry)
+-- The unbound lane competes with the lanes of all regions that have a slot; global retries go before all. The first
+-- head found from the start of a lane on belongs to that lane or to the next non-empty one.
+local function pick_of_regions(service, bands, regions, pool_full, unserved)
+  local free, probes_first = free_regions(service, regions, pool_full)
   if #free == 0 then
     return nil
   end
@@ -101,12 +101,12 @@ local function pick_of_regions(service, bands, regions, dry)
         break
       end
       local lane = string.match(first, '^[^%z]+')
-      local region = best_region(lane, band == 0 and free or probes_first)
+      local region = best_region(service, lane, band == 0 and free or probes_first, unserved)
       if region then
-        local standing, user = sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
-        local rival = { band = band, lane = lane, standing = standing, user = user, region = region }
-        if not best or earlier(service, rival, best) then
-          best = rival
+        local sort_key, user = sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
+        local candidate = { band = band, lane = lane, sort_key = sort_key, user = user, region = region }
+        if not best or earlier(service, candidate, best) then
+          best = candidate
         end
         if band == 0 and lane == UNBOUND[0] then
           return best
@@ -120,18 +120,19 @@ local function pick_of_regions(service, bands, regions, dry)
   end
 end
 
--- Whose step the next free slot goes to, if there is both. `bands` in order; `regions` a set, or nil for all; `dry`: the
--- pool has none, so only regions that do not count in it may have one.
+-- The step that gets the next free slot, or nil. `bands` are in order; `regions` is a set, or nil for all; with
+-- `pool_full`, the pool is full and only regions outside it are considered; `unserved` is a set as in exchange.lua, or
+-- nil.
 local FIFO_BANDS = { 0, 1 }
-local function pick(service, bands, regions, dry)
-  if not scope.open or service.paused or free_slots(service) <= 0 or (dry and not service.partial) then
+local function pick(service, bands, regions, pool_full, unserved)
+  if not scope.open or service.paused or free_slots(service) <= 0 or (pool_full and not service.partial) then
     return nil
   end
   if service.fifo then
     bands = FIFO_BANDS
   end
   if service.regional then
-    return pick_of_regions(service, bands, regions, dry)
+    return pick_of_regions(service, bands, regions, pool_full, unserved)
   end
   return pick_unbound(service, bands)
 end

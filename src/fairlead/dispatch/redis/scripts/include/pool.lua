@@ -1,9 +1,10 @@
--- One claim's dealings with a pool: which slots it gets, and which it leaves to others. As memory/pool.py.
--- Its `left` (by service) and `left_to` (by worker) outlive one call of the script, when a claim needs several.
+-- A claim on a pool: the slots that the claim takes, and the slots that it reserves for other workers. Same behaviour as
+-- dispatch/memory/claim_sources.py. `reserved` (by service) and `reserved_for` (by worker) count reserved slots. They
+-- are kept between the calls of the script if a claim needs several calls.
 
 --- @const WORKER_MEMORY 30000000
 
--- Other live workers whose last claim left them with room, by name. Those that fell silent are forgotten.
+-- Other live workers whose last claim left unused budget, sorted by name. Workers without a recent claim are forgotten.
 local function rivals_of(claimer)
   local read, known, spares = call('HGETALL', WORKERS), {}, {}
   for i = 1, #read, 2 do
@@ -43,11 +44,11 @@ local function better(a, b)
   return before(a.service.name, b.service.name)
 end
 
-local function options_of(dealings, worker, dry)
+local function options_of(state, worker, pool_full)
   local options = {}
   for _, service in ipairs(pooled) do
-    if worker.services[service.name] and free_slots(service) > (dealings.left[service.name] or 0) then
-      local chosen = pick(service, worker.bands, worker.regions, dry)
+    if worker.services[service.name] and free_slots(service) > (state.reserved[service.name] or 0) then
+      local chosen = pick(service, worker.bands, worker.regions, pool_full, worker.unserved)
       if chosen then
         local start = math.max(scope.pool[1][chosen.band + 1], scope.pool[2][chosen.band + 1][service.name] or 0)
         local takes_slot = in_pool(service, chosen.region)
@@ -59,13 +60,13 @@ local function options_of(dealings, worker, dry)
   return options
 end
 
--- How many of a service's steps wait in a band, over all lanes.
+-- How many steps of a service wait in a band, over all lanes.
 local function waiting_in(service, band)
   return call('ZLEXCOUNT', service.keys.line, '[' .. band, '(' .. (band + 1))
 end
 
 local function cost_at_head(service, chosen)
-  local suffix = first_in_line(service, chosen.lane, chosen.user)
+  local suffix = first_queued(service, chosen.lane, chosen.user)
   local job = sub(suffix, 18)
   return estimate_of(service, read_user(service, chosen.user), read_entry(job, call('HGET', ENTRIES, job)).cost)
 end
@@ -80,16 +81,16 @@ local function best_of(options)
   return best
 end
 
-local function best_of_rivals(dealings)
+local function best_of_rivals(state)
   local options = {}
-  for _, rival in ipairs(dealings.rivals) do
-    if (dealings.left_to[rival.name] or 0) < rival.spare then
-      for _, option in ipairs(options_of(dealings, rival)) do
-        local left = dealings.left[option.service.name] or 0
-        if option.takes_slot and left < waiting_in(option.service, option.band) then
-          -- Slots already left to that service count as if it had had them: turns stay turns.
-          if left > 0 then
-            option.start = option.start + left * charge(cost_at_head(option.service, option.chosen), 1)
+  for _, rival in ipairs(state.rivals) do
+    if (state.reserved_for[rival.name] or 0) < rival.spare then
+      for _, option in ipairs(options_of(state, rival)) do
+        local reserved = state.reserved[option.service.name] or 0
+        if option.takes_slot and reserved < waiting_in(option.service, option.band) then
+          -- Charge the service for the slots reserved for it already, so that services keep taking turns.
+          if reserved > 0 then
+            option.start = option.start + reserved * charge(cost_at_head(option.service, option.chosen), 1)
           end
           options[#options + 1] = option
         end
@@ -99,25 +100,25 @@ local function best_of_rivals(dealings)
   return best_of(options)
 end
 
-local function next_of_pool(dealings)
+local function next_of_pool(state)
   local total = 0
-  for _, count in pairs(dealings.left) do
+  for _, count in pairs(state.reserved) do
     total = total + count
   end
   while true do
-    local dry, theirs = pool_free() <= total, nil
-    local mine = best_of(options_of(dealings, dealings.worker, dry))
-    if not mine and dry then
+    local pool_full, theirs = pool_free() <= total, nil
+    local mine = best_of(options_of(state, state.worker, pool_full))
+    if not mine and pool_full then
       return nil
     end
     if not mine or mine.takes_slot then
-      theirs = best_of_rivals(dealings)
+      theirs = best_of_rivals(state)
     end
     if not theirs or (mine and not better(theirs, mine)) then
       return mine and mine.service, mine and mine.chosen
     end
-    dealings.left[theirs.service.name] = (dealings.left[theirs.service.name] or 0) + 1
-    dealings.left_to[theirs.worker.name] = (dealings.left_to[theirs.worker.name] or 0) + 1
+    state.reserved[theirs.service.name] = (state.reserved[theirs.service.name] or 0) + 1
+    state.reserved_for[theirs.worker.name] = (state.reserved_for[theirs.worker.name] or 0) + 1
     total = total + 1
   end
 end

@@ -1,8 +1,9 @@
--- Regions: which of them a lane may go to, and how each does. As memory/health.py.
+-- Which regions a lane may use, and the circuit breakers of the regions. Same behaviour as
+-- dispatch/memory/region_breaker.py.
 --
--- The health of a region is a list: how many calls failed in a row, how long it rests (of one that works: until when
--- others are preferred because of a failure), until when it rests (0: it works), the lease of the probe or false, and its
--- latency or false.
+-- The health of a region is a list: the number of consecutive failures; the length of its rest (for a working region:
+-- the time until which others are preferred, after a failure); the end of its rest (0: it works); the lease of the
+-- probe or false; and its latency or false.
 --
 --- @const FAILURES 1
 --- @const REST 2
@@ -11,22 +12,43 @@
 --- @const LATENCY 5
 --- @const LONGEST_REST 10
 
+-- The regions that steps of this lane may run in now, with `+` on either side; empty means any. A preferred region is
+-- skipped while its breaker is open, while no worker serves it (`unserved`), or if it no longer exists.
+local function allowed_regions(service, lane, unserved)
+  if sub(lane, 2, 2) == '-' then
+    return ''
+  end
+  local names = sub(lane, 3)
+  local prefers, others = string.match(names, '^(.-)>(.*)$')
+  if prefers then
+    local health = service.health[prefers]
+    local takes_calls = service.taken[prefers] and (not health or health[UNTIL] == 0)
+    local served = not unserved or not unserved[service.name .. ':' .. prefers]
+    names = takes_calls and served and prefers or others
+  end
+  return names == '' and '' or '+' .. names .. '+'
+end
+
+local function is_within(region, reached)
+  return reached == '' or string.find(reached, '+' .. region .. '+', 1, true) ~= nil
+end
+
 -- Whether this region may serve the lane.
-local function serves(region, lane)
-  return sub(lane, 2, 2) == '-' or string.find(sub(lane, 3) .. '+', region .. '+', 1, true) == 1
-    or string.find(lane .. '+', '+' .. region .. '+', 1, true) ~= nil
+local function serves(service, region, lane, unserved)
+  return is_within(region, allowed_regions(service, lane, unserved))
 end
 
 -- The first of these regions that may serve the lane.
-local function best_region(lane, preferred)
+local function best_region(service, lane, preferred, unserved)
+  local reached = allowed_regions(service, lane, unserved)
   for _, region in ipairs(preferred) do
-    if serves(region, lane) then
+    if is_within(region, reached) then
       return region
     end
   end
 end
 
--- Whether the next call there is to show if the region works again.
+-- Whether the next call to the region is the probe.
 local function to_probe(health)
   return health ~= nil and health[UNTIL] > 0 and now >= health[UNTIL] and not health[PROBE]
 end
@@ -35,7 +57,7 @@ local function avoided(health)
   return health ~= nil and health[UNTIL] == 0 and now < health[REST]
 end
 
--- How many of a region's slots may be granted; `more` are free though they are counted as taken.
+-- How many slots of a region may be granted; `more` slots counted as taken are free.
 local function region_free(service, name, limit, more)
   local free, health = limit - service.taken[name] + (more or 0), service.health[name]
   if not health or health[UNTIL] == 0 then
@@ -44,8 +66,8 @@ local function region_free(service, name, limit, more)
   return to_probe(health) and math.min(1, free) or 0
 end
 
--- A call is over, as the release marks it (include/grant.lua). Of a region that rests, or is to be probed, only the probe
--- says anything new: other calls that end there began before.
+-- Record the end of a call; `mark` is its outcome, as in include/grant.lua. While the region rests or is being probed,
+-- only the probe counts: other calls that end then started before.
 local function region_ended(service, region, lease, mark, took)
   local health = service.health[region]
   local is_probe = health and health[PROBE] == lease

@@ -1,4 +1,4 @@
--- The end of a script: write what changed, find what turned runnable, and choose whom to wake for it.
+-- The end of a script: write the changes, determine which services became runnable, and send wakeups.
 
 --- @const WAITER_MEMORY 30000000
 local ALL_BANDS = { 0, 1, 2, 3 }
@@ -31,14 +31,14 @@ local function pool_free()
   return free
 end
 
--- Something changed, so those that were passed over may have better luck: they count as turned as well.
-local function turned_in_pool(turned, passing)
+-- Runnable services that were passed over before count as turned too: after a change, their workers should try again.
+local function turned_in_pool(turned, passed_over)
   local has_slot, passed = pool_free() > 0, scope.pool[3]
   for _, service in ipairs(pooled) do
     local runnable = service.ready and (has_slot or pick(service, ALL_BANDS, nil, true) ~= nil)
     if runnable and (not service.runnable or passed[service.name]) then
       passed[service.name] = nil
-      if not passing[service.name] then
+      if not passed_over[service.name] then
         turned[service.name] = true
       end
     end
@@ -49,8 +49,9 @@ local function turned_in_pool(turned, passing)
   end
 end
 
--- Write everything; the services that the operation made runnable. `passing`: those that a claim has just passed over.
-local function save(passing)
+-- Write everything; returns the services that the operation made runnable. `passed_over` are those that the current
+-- claim has passed over.
+local function save(passed_over)
   local turned, fields, in_pool = {}, {}, false
   for _, service in ipairs(services) do
     save_service(service)
@@ -66,17 +67,16 @@ local function save(passing)
       end
     end
   end
-  passing = passing or {}
+  passed_over = passed_over or {}
   if in_pool then
-    turned_in_pool(turned, passing)
+    turned_in_pool(turned, passed_over)
   end
-  for name in pairs(passing) do
+  for name in pairs(passed_over) do
     scope.pool[3][name] = true
   end
   for _, service in ipairs(services) do
     if service.touched then
-      fields[#fields + 1] = 'state:' .. service.name
-      fields[#fields + 1] = stored_state(service)
+      add_state(fields, service)
     end
   end
   if scope.pool_limit then
@@ -88,7 +88,7 @@ local function save(passing)
     fields[#fields + 1] = format('%d', scope.counter)
   end
   if #fields == 0 then
-    fields = { 'counter', format('%d', scope.counter) } -- as in include/master.lua: every script is to write something
+    fields = { 'counter', format('%d', scope.counter) } -- as in include/master.lua: every script must write
   end
   call_many('HSET', META, fields, 2)
   return turned
@@ -96,10 +96,10 @@ end
 
 local PROCESS, CLUSTER = ARGV[3], ARGV[4] == '1'
 
--- Tell one waiting process per service; those that are this process's own to hear are returned, joined by NUL. What
--- only this needs is made only when it is needed.
-local function wake(woken)
-  if not next(woken) then
+-- Notify one waiting process per service. Returns the services that this process handles itself, joined by NUL. The
+-- helper functions are created only if needed.
+local function wake(runnable)
+  if not next(runnable) then
     return ''
   end
   local read, waiters, own = call('HGETALL', WAITERS), {}, {}
@@ -107,8 +107,8 @@ local function wake(woken)
     waiters[read[i]] = unpack_of(read[i + 1])
   end
 
-  -- The process to tell, of those that wait with room for this service: this one if it does, else who was told the
-  -- longest ago. Nil: none waits, so whoever finishes something asks anyway.
+  -- The process to notify, of those waiting for this service: this one if it waits, else the one notified longest ago.
+  -- Nil if none waits: the next worker that finishes a step claims anyway.
   local function waiter_for(name)
     local best
     for process, waiter in pairs(waiters) do
@@ -124,12 +124,12 @@ local function wake(woken)
     return best
   end
 
-  for name in pairs(woken) do
+  for name in pairs(runnable) do
     local process = waiter_for(name)
     while process and process ~= PROCESS do
       waiters[process][2] = now
-      local heard = call('PUBLISH', string.gsub(META, '{.*', '') .. 'wake:' .. process, name)
-      if heard > 0 or CLUSTER then
+      local receivers = call('PUBLISH', string.gsub(META, '{.*', '') .. 'wake:' .. process, name)
+      if receivers > 0 or CLUSTER then
         call('HSET', WAITERS, process, pack(waiters[process]))
         break
       end

@@ -1,26 +1,27 @@
--- What every script begins with: the clock, the keys by name, and the scope's services as tables.
+-- The preamble of every script: the clock, the keys by name, and the scope's services as tables.
 --
---   KEYS[1..5]   meta, waiters, workers, entries, onlease                    (see keys.py for what is in them)
+--   KEYS[1..5]   meta, waiters, workers, entries, onlease                    (documented in keys.py)
 --   KEYS[6..]    nine per service, in the order of ARGV[2]
---   ARGV[1]      now in microseconds; empty: the server's own clock
---   ARGV[2]      the scope's services, as the caller knows them, joined by NUL
---   ARGV[3]      this process; ARGV[4] `1` on a Cluster, where PUBLISH cannot say whether anyone heard it
+--   ARGV[1]      now in microseconds; empty: the server's clock
+--   ARGV[2]      the scope's services as known to the caller, joined by NUL
+--   ARGV[3]      this process; ARGV[4] `1` on a Cluster, where PUBLISH does not count all receivers
 --
--- Answers {-1, services joined by NUL} when the scope has some that the caller did not declare keys for: it asks again
--- with them. No answer has a list in it, if it need not: the server writes every one to the socket by itself (5 µs).
--- Everything changed is kept in tables, and written once by `save`.
+-- Returns {-1, services joined by NUL} if the scope has services whose keys the caller did not pass. The caller then
+-- repeats the call with the keys of all these services. Replies contain as few nested lists as possible, because the
+-- server writes each list separately (5 µs). Changes are kept in tables and written once by `save`. A script changes
+-- nothing if `scope.lost` is true: a key has vanished, and the rebuild will load everything from the database.
 
 local KEYS, ARGV = KEYS, ARGV
 local META, WAITERS, WORKERS, ENTRIES, ONLEASE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
--- 2^52: added to numbers that are sorted as text, so that none is negative
+-- 2^52, added to numbers that are sorted as text, so that none is negative
 --- @const MIDDLE 4503599627370496
--- Arguments of one call; Lua's stack has room for 8,000
+-- The maximum number of arguments of a command; Lua's stack holds 8,000
 --- @const CHUNK 4000
 
 local call, floor, format, sub, byte = redis.call, math.floor, string.format, string.sub, string.byte
 local pack, unpack_of = cmsgpack.pack, cmsgpack.unpack
 
-local NONE, WIDE = {}, string.rep(' ', 65) -- the one is never written to
+local NONE, WIDE = {}, string.rep(' ', 65) -- NONE is never modified
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -44,12 +45,12 @@ local function read_set(list)
   return set
 end
 
--- A whole number as text that sorts like the number.
+-- Format a whole number so that text sorts like numbers.
 local function sortable(number)
   return format('%016d', number + MIDDLE)
 end
 
--- Whether one text sorts before another, byte by byte as sorted sets do: Lua's own `<` goes by the server's locale.
+-- Whether a sorts before b, bytewise as in sorted sets. Lua's `<` depends on the server's locale.
 local function before(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = byte(a, i), byte(b, i)
@@ -60,10 +61,10 @@ local function before(a, b)
   return #a < #b
 end
 
--- Numbers among the arguments of a call are best given as text, where they are known: the server prints them with all
--- digits that a double may have (0.2 µs each).
+-- Pass numbers to commands as text where possible: the server formats Lua numbers with all digits of a double (0.2 µs
+-- each).
 
--- One call with a list of arguments of any length, which come in groups of `group`.
+-- One command with any number of arguments, which come in groups of `group`.
 local function call_many(command, key, list, group)
   local size = CHUNK - CHUNK % (group or 1)
   for first = 1, #list, size do
@@ -71,7 +72,7 @@ local function call_many(command, key, list, group)
   end
 end
 
--- Several fields of a hash, as many as there are names.
+-- Read many fields of a hash.
 local function read_many(key, names)
   if #names == 0 then
     return NONE
@@ -88,9 +89,8 @@ local function read_many(key, names)
   return values
 end
 
--- Several fields of a hash. A small one is kept as a list, which the server searches from its beginning for every field
--- (500 users: 2.4 µs each, in a table 0.1), until it is given a value of more than 64 bytes once. `new`: it may be that
--- there is none yet.
+-- Write many fields of a hash. Redis stores a small hash as a list that it searches for every field (500 users: 2.4 µs
+-- each, against 0.1 in a table), until a value exceeds 64 bytes once. `new`: the hash may not exist yet.
 local function write_many(key, list, new)
   if new and #list > 0 and call('HLEN', key) == 0 then
     call('HSET', key, list[1], WIDE)
@@ -102,8 +102,7 @@ end
 local names = split(ARGV[2])
 local services, by_name, scope = {}, {}, nil
 
--- Rows are packed as values one after the other, not as a list: to unpack ten into locals takes 0.1 µs, into a table
--- 0.6 µs.
+-- Values are packed one after the other, not as a list: unpacking ten into locals takes 0.1 µs, into a table 0.6 µs.
 
 local function take_more_of_regions(service, values)
   local count = (#values - 2) / 2
@@ -115,8 +114,9 @@ local function take_more_of_regions(service, values)
   end
 end
 
--- A service's rules, in the order in which they are stored; then its regions, each with its limit. If more is said of the
--- regions, it follows: the weight of each or false, and whether it counts in the pool; whether not all do; and `true`.
+-- A service's rules in their stored order, followed by its regions with their limits. If regions have weights or only
+-- some count in the pool, there follow per region its weight or false and whether it is in the pool; then whether some
+-- are not; then `true`.
 local function take_rules(service, limit, fifo, paused, retries_first, ttl, cost, user_limit, ...)
   service.limit, service.fifo, service.paused, service.retries_first = limit, fifo, paused, retries_first
   service.ttl, service.cost, service.user_limit = ttl, cost, user_limit
@@ -128,10 +128,10 @@ local function take_rules(service, limit, fifo, paused, retries_first, ttl, cost
   end
 end
 
--- A service's state: mean, virtual times of bands 0 to 3, waiting by offered band 1 to 3, ready, runnable, a time
--- before which no lease expires (false: there was none), how many newcomers there were, and how many calls the mean is
--- of (absent in what an older version stored). Of a service with regions then: after how many failures a region rests and
--- for how long, and by region its name and health (include/regions.lua).
+-- A service's state: mean, virtual times of bands 0 to 3, waiting steps by priority band 1 to 3, ready, runnable, a
+-- lower bound of the leases' expiry (false: no lease), number of newcomers so far, and number of calls in the mean
+-- (absent if written by an older version). For a service with regions there follow the breaker's failure limit and
+-- rest, and per region its name and health (include/regions.lua).
 local function take_state(
   service, mean, vt0, vt1, vt2, vt3, waiting1, waiting2, waiting3, ready, runnable, due, arrivals, measured,
   breaker, breaker_rest, ...
@@ -173,6 +173,50 @@ local function stored_state(service)
     service.runnable, service.due, service.arrivals, service.measured)
 end
 
+-- Redis deletes a key with its last member, so existing keys are counted at the end of every change.
+local function count_keys(service)
+  return call('EXISTS', unpack(KEYS, service.base + 1, service.base + 9))
+end
+
+local function counted_slots(service)
+  local taken = 0
+  for _, count in pairs(service.taken) do
+    taken = taken + count
+  end
+  return format('%d %d %d', service.leased, service.held, taken)
+end
+
+-- Append the META fields of a changed service, once all its keys are written. `kept` is the number of existing keys,
+-- the state, and the number of taken slots. A process of an older version writes a state without updating `kept`, which
+-- is then ignored, or leaves the slots out.
+local function add_state(fields, service)
+  local n, state = #fields, stored_state(service)
+  fields[n + 1], fields[n + 2] = 'state:' .. service.name, state
+  fields[n + 3], fields[n + 4] = 'kept:' .. service.name, count_keys(service) .. state .. counted_slots(service)
+end
+
+-- Whether a service has lost a key or a slot since its state was written.
+local function lost_data(service, state, kept)
+  if not kept or not state or sub(kept, 2, #state + 1) ~= state then
+    return false
+  end
+  local slots = sub(kept, #state + 2)
+  return byte(kept) - 48 ~= count_keys(service) or slots ~= '' and slots ~= counted_slots(service)
+end
+
+-- Whether the scope has lost a key shared by its services. Every change writes META.
+local function lost_shared_key()
+  if not scope.epoch and call('EXISTS', META) == 0 then
+    return call('EXISTS', ENTRIES, ONLEASE) > 0
+  end
+  local waiting, leased = 0, 0
+  for _, service in ipairs(services) do
+    waiting = waiting + service.waiting[1] + service.waiting[2] + service.waiting[3]
+    leased = leased + service.leased
+  end
+  return waiting > 0 and call('EXISTS', ENTRIES) == 0 or leased > 0 and call('EXISTS', ONLEASE) == 0
+end
+
 local function expires_by(service, time)
   if not service.due or time < service.due then
     service.due = time
@@ -189,18 +233,18 @@ local function count_slots(service)
   end
 end
 
--- Of a pool: its virtual times by band, its services' tags by band, those that were passed over, and those that were
--- granted something beside its slots since one of these was granted (absent in what an older version stored).
+-- The state of a pool: virtual times by band, tags of its services by band, services that were passed over, and
+-- services granted a step outside its slots since the last grant of a slot (absent if written by an older version).
 local function new_pool()
   return { { 0, 0, 0, 0 }, { {}, {}, {}, {} }, {}, {} }
 end
 
--- Whether a call there takes a slot of the pool.
+-- Whether a call in this region takes a slot of the pool.
 local function in_pool(service, region)
   return not service.partial or service.pooled[region] == true
 end
 
--- How many of the pool's slots a service has.
+-- How many slots of the pool a service uses.
 local function taken_of_pool(service)
   if not service.partial then
     return service.leased + service.held
@@ -212,10 +256,10 @@ local function taken_of_pool(service)
   return taken
 end
 
--- With all fields that it will ever have: a table that grows later is built twice.
+-- All fields are set here: a table that grows later is allocated twice.
 local function new_service(name, base)
   return {
-    name = name, users = {}, known = false, stale = {}, touched = false,
+    name = name, base = base, users = {}, known = false, stale = {}, touched = false,
     keys = {
       users = KEYS[base + 1], heads = KEYS[base + 2], line = KEYS[base + 3], seqs = KEYS[base + 4],
       idle = KEYS[base + 5], leases = KEYS[base + 6], holds = KEYS[base + 7], ends = KEYS[base + 8],
@@ -223,7 +267,8 @@ local function new_service(name, base)
     },
     joining = {}, joining_seqs = {}, new_leases = {}, new_slots = {}, gone = {},
     limit = 0, fifo = false, paused = false, retries_first = false, ttl = 15000000, cost = 1000000, user_limit = false,
-    regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0, taken = NONE,
+    regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0,
+    taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
@@ -232,22 +277,23 @@ end
 local function load_scope()
   local fields = {}
   for i, name in ipairs(names) do
-    fields[2 * i - 1], fields[2 * i] = 'rules:' .. name, 'state:' .. name
+    fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
   end
   local of_services = read_many(META, fields)
   local read = call('HMGET', META, 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version')
   local pool_limit, counter = tonumber(read[4]), tonumber(read[6]) or 0
   scope = {
-    epoch = tonumber(read[1]), open = read[2] == '1', closed = read[2] == '0',
+    epoch = tonumber(read[1]), open = read[2] == '1', closed = read[2] == '0', lost = read[2] == 'lost',
     members = read[3] == ARGV[2] and names or split(read[3] or ''), pool_limit = pool_limit,
-    pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false, counter = counter, counter_read = counter,
-    version = tonumber(read[7]),
+    pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false,
+    counter = counter, counter_read = counter, version = tonumber(read[7]),
   }
   if scope.pool then
     scope.pool[4] = scope.pool[4] or {}
   end
+  local lost = false
   for i, name in ipairs(names) do
-    local service, rules, state = new_service(name, 9 * i - 4), of_services[2 * i - 1], of_services[2 * i]
+    local service, rules, state = new_service(name, 9 * i - 4), of_services[3 * i - 2], of_services[3 * i - 1]
     if rules then
       take_rules(service, unpack_of(rules))
     end
@@ -258,6 +304,12 @@ local function load_scope()
     end
     count_slots(service)
     services[i], by_name[name] = service, service
+    lost = lost or lost_data(service, state, of_services[3 * i])
+  end
+  if not scope.lost and (lost or lost_shared_key()) then
+    -- Slots may wrongly be counted as free: grant and change nothing until the rebuild.
+    scope.open, scope.closed, scope.lost = false, false, true
+    call('HSET', META, 'open', 'lost')
   end
 end
 
@@ -276,7 +328,7 @@ local function touch(service)
   service.touched = true
 end
 
--- The services that share the pool's limit; a scope without a pool has none.
+-- The services that share the pool's limit; empty without a pool.
 local pooled = {}
 if scope.pool_limit then
   for _, name in ipairs(scope.members) do

@@ -1,4 +1,4 @@
-// Who did what, newest first.
+// Actions of operators, newest first.
 import { useApp } from "../context.js";
 import { shortId, text } from "../format.js";
 import { html, useState } from "../html.js";
@@ -17,19 +17,19 @@ export function Page() {
   const { state, error } = useView(live, { view: "audit" });
   const older = useOlder("/admin/audit", {}, state?.next_cursor);
   const all = useTogether(state?.rows, older, idOf, idOf);
-  const [wanted, setWanted] = useState("");
+  const [query, setQuery] = useState("");
   if (!state) return html`<h1>Audit</h1><${Loading} error=${error} />`;
-  const fits = (row) => `${text(row.who)} ${row.action} ${text(row.target)}`.toLowerCase().includes(wanted.toLowerCase());
+  const fits = (row) => `${text(row.who)} ${row.action} ${text(row.target)}`.toLowerCase().includes(query.toLowerCase());
   const shown = all.filter(fits);
   return html`<div class="page-head"><h1>Audit</h1>
-      ${all.length > 0 && html`<${Filter} label="Filter the audit" hint="Filter by who, action, target" value=${wanted}
-        onChange=${setWanted} />`}</div>
-    ${all.length === 0 ? html`<${Empty} title="Nothing was done yet">
-      <p>Every pause, changed limit, requeue, purge, drain and key leaves a row here, and so does what an operator does to
-        a user's job or batch: from these pages, the command line or the API.</p>
+      ${all.length > 0 && html`<${Filter} label="Filter the audit log" hint="Filter by who, action, target" value=${query}
+        onChange=${setQuery} />`}</div>
+    ${all.length === 0 ? html`<${Empty} title="No actions yet">
+      <p>Every pause, limit change, requeue, purge, drain and key is recorded here, and every action of an operator on a
+        user's job or batch, from the dashboard, the command line or the API.</p>
       <//>`
       : html`<section class="card flush"><div class="table-box"><table class="rows" data-testid="audit">
-        <caption class="hidden">What operators did, newest first</caption>
+        <caption class="hidden">Actions of operators, newest first</caption>
         <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">Action</th><th scope="col">Target</th>
           <th scope="col">Details</th><th scope="col">Outcome</th></tr></thead>
         <tbody>${shown.map((row) => html`<tr key=${row.id}>
@@ -40,7 +40,7 @@ export function Page() {
         <${More} shown=${shown.length} older=${{ ...older, rows: older.rows.filter(fits) }} what="actions" />`}`;
 }
 
-/** A link where there is still something to see. */
+/** A link, if the target still exists. */
 function Target({ row }) {
   const target = text(row.target);
   if (/^(job|turn)\./.test(row.action) && row.action !== "job.delete") return html`<${JobLink} id=${target} />`;
@@ -53,7 +53,7 @@ const Details = ({ details }) => Object.entries(details || {}).filter(([, value]
   <span class="muted">${name}</span> ${text(value)} </span>`);
 
 function Outcome({ outcome }) {
-  if (!outcome) return html`<${Tag} look="running" title="under way, or its process died with it">not told<//>`;
+  if (!outcome) return html`<${Tag} look="running" title="running, or its process died">unknown<//>`;
   const { status, ...rest } = outcome;
   return html`<${Tag} look=${status === "done" ? "ok" : "failed"}>${text(status)}<//> <${Details} details=${rest} />`;
 }

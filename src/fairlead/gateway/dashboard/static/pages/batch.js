@@ -1,5 +1,5 @@
-// One batch: its counts, its items, and what can be done with all of them or one.
-import { cancelBatch, resumeBatch, retryItem } from "../actions.js";
+// One batch: counts, items and actions.
+import { cancelBatch, retryBatch, retryItem } from "../actions.js";
 import { get, path } from "../api.js";
 import { useApp } from "../context.js";
 import { number, percent, plural, text } from "../format.js";
@@ -7,7 +7,7 @@ import { html, useEffect, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { BatchBar } from "../parts/batchbar.js";
-import { Copy, Fact, JobLink, Left, Moment, Said, Status, UserLink } from "../parts/bits.js";
+import { Copy, Fact, JobLink, Left, Moment, Announced, Status, UserLink, rowLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
 import { Missing } from "../parts/missing.js";
 import { to } from "../router.js";
@@ -26,7 +26,7 @@ export function Page({ subject: batchId }) {
   return html`<div class="page-head"><h1><span class="clip">${text(batch.name) || "Batch"}</span></h1>
       <div class="acts">
         <a class="button" href=${path`/api/v1/batches/${batch.batch_id}/results`} download=${`${batch.batch_id}.jsonl`}>Results</a>
-        <${Act} when=${failed > 0} look="primary" question=${() => resumeBatch(batch, failed)}>Resume failed<//>
+        <${Act} when=${failed > 0} look="primary" question=${() => retryBatch(batch, failed)}>Retry failed (${number(failed)})<//>
         <${Act} when=${open > 0} look="danger" question=${() => cancelBatch(batch, open)}>Cancel<//>
       </div>
       <p class="subtitle"><span class="mono">${batch.batch_id}</span> <${Copy} text=${batch.batch_id} what="the batch's id" /></p></div>
@@ -38,7 +38,7 @@ export function Page({ subject: batchId }) {
       ${batch.finished_at ? html`<${Fact} name="Ended"><${Moment} at=${batch.finished_at} /><//>`
         : batch.estimated_end && html`<${Fact} name="Ends in about"><${Left} until=${batch.estimated_end} over="a moment" /><//>`}
     </dl>
-    <${Said}>${`${Math.floor((batch.progress || 0) * 10) * 10} % of the batch is done, ${plural(failed, "item")} failed`}<//>
+    <${Announced}>${`${Math.floor((batch.progress || 0) * 10) * 10} % of the batch is done, ${plural(failed, "item")} failed`}<//>
     <section class="card stack"><h2>Items by status</h2><div class="large-bar"><${BatchBar} batch=${batch} /></div>
       <ul class="counts">${counts.map(([status, count]) => html`<li key=${status}><${Status} status=${status} /> <b>${number(count)}</b>
         </li>`)}</ul>
@@ -46,7 +46,7 @@ export function Page({ subject: batchId }) {
     <${Items} batch=${batch} live=${state.items} cursor=${state.next_cursor} />`;
 }
 
-/** The first items are live as long as all are shown; those of one status, and later ones, are read on asking. */
+/** The first items are live while all statuses are shown; items of one status and later pages are loaded on demand. */
 function useItems(batch, live, liveCursor) {
   const start = { items: [], cursor: undefined, trouble: null };
   const [status, setStatus] = useState("");
@@ -80,7 +80,7 @@ function Items({ batch, live, cursor }) {
     <div class="table-box"><table class="rows"><caption class="hidden">Items of the batch</caption>
       <thead><tr><th scope="col">Item</th><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Error</th>
         <th scope="col" class="n">Ended</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
-      <tbody>${items.map((item) => html`<tr key=${item.item}>
+      <tbody>${items.map((item) => html`<tr key=${item.item} ...${item.job_id ? rowLink(to(["jobs", item.job_id])) : {}}>
         <td data-label="Item"><span class="clip">${text(item.custom_id) || number(item.item)}</span></td>
         <td data-label="Job">${item.job_id ? html`<${JobLink} id=${item.job_id} />` : "–"}</td>
         <td data-label="Status"><${Status} status=${item.status} /></td>
@@ -89,7 +89,7 @@ function Items({ batch, live, cursor }) {
         <td class="n" data-label="Ended"><${Moment} at=${item.finished_at} /></td>
         <td class="n">
           <${Act} when=${item.status === "FAILED"} look="quiet small" label=${`Retry item ${text(item.custom_id) || item.item}`}
-            question=${() => retryItem(batch, item)}>Retry<//>
+            question=${() => retryItem(item)}>Retry<//>
           </td></tr>`)}</tbody></table></div>
     ${more && html`<p><button class="quiet" onClick=${more}>More items</button></p>`}
     ${items.length === 0 && !trouble && html`<p class="muted">No item has this status. <a href=${to(["batches"])}>All batches</a></p>`}

@@ -1,4 +1,4 @@
-// Batches, newest first, each with how far it is.
+// Batches with their progress, newest first.
 import { useApp } from "../context.js";
 import { number, percent, text } from "../format.js";
 import { html } from "../html.js";
@@ -42,7 +42,7 @@ export function Page() {
   return html`<div class="page-head"><h1>Batches</h1></div>
     ${rows.length === 0 ? html`<${NoBatches} />`
       : html`<section class="card flush">
-        <${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} sort=${{ by: "created", down: true }}
+        <${Table} caption="Batches" columns=${columns} rows=${rows} keyOf=${(batch) => batch.batch_id} hrefOf=${(batch) => to(["batches", batch.batch_id])} sort=${{ by: "created", down: true }}
           most=${Infinity} />
         </section>
         <${More} shown=${rows.length} older=${older} what="batches" />`}`;
@@ -50,5 +50,5 @@ export function Page() {
 
 const FIRST_BATCH = { name: "first batch", items: ["one", "two"].map((prompt, index) => ({ custom_id: `q${index + 1}`, input_data: { prompt } })) };
 
-const NoBatches = () => html`<${Empty} title="No batches yet"><p>Many jobs submitted as one, with counts and an end of their own:</p>
+const NoBatches = () => html`<${Empty} title="No batches yet"><p>Submit many jobs at once, with counts and progress of their own:</p>
   <${FirstRequest} path="/api/v1/batches" body=${FIRST_BATCH} /><//>`;

@@ -1,21 +1,22 @@
-// One service: who goes next and why, whether shares are fair, its regions, and what an operator may change.
+// One service: slots, queue, shares, regions and actions.
 import { changeLimit, liftLimit, pauseService, rebuildService, unpauseService } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Fact, JobLink, Priority, ShowAll, Tag, UserLink } from "../parts/bits.js";
+import { Age, Fact, JobLink, Priority, ShowAll, Tag, UserLink, rowLink } from "../parts/bits.js";
 import { Failures } from "../parts/failures.js";
-import { History } from "../parts/history.js";
-import { Line, waitingIn } from "../parts/line.js";
+import { HistoryCard } from "../parts/history.js";
+import { Queue, waitingIn } from "../parts/queue.js";
 import { Missing } from "../parts/missing.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
 import { Tags } from "../parts/tags.js";
+import { to } from "../router.js";
 
-const FIRST = 8; // in line: what most come to see
+const FIRST = 8; // queued jobs shown by default
 
 export function Page({ subject: name }) {
   const { live, session } = useApp();
@@ -28,34 +29,34 @@ export function Page({ subject: name }) {
       <h1>${name}</h1><${Tags} service=${service} />
       ${mayOperate(session) && html`<div class="acts">
         <${Act} question=${() => changeLimit(name, service.limit)}>Change limit<//>
-        <${Act} when=${service.limit_source === "override"} question=${() => liftLimit(name, limits.configured)}>Lift the change<//>
+        <${Act} when=${service.limit_source === "override"} question=${() => liftLimit(name, limits.configured)}>Remove override<//>
         <${Act} when=${service.paused} look="primary" question=${() => unpauseService(name, waiting)}>Unpause<//>
         <${Act} when=${!service.paused} look="danger" question=${() => pauseService(name, waiting)}>Pause<//>
-        <${Act} look="quiet" question=${() => rebuildService(name)}>Rebuild line<//>
+        <${Act} look="quiet" question=${() => rebuildService(name)}>Rebuild queue<//>
       </div>`}
     </div>
     <dl class="facts" aria-label="Figures">
       <${Fact} name="Slots in use" look="running">${number(service.in_use)}<small class="muted"> of ${number(service.limit)}</small><//>
       ${service.held > 0 && html`<${Fact} name="Held" look="held">${number(service.held)}<//>`}
-      <${Fact} name="Waiting" look="waiting">${number(waiting)}<//>
+      <${Fact} name="Jobs waiting" look="waiting">${number(waiting)}<//>
       <${Fact} name="Wait, last 5 min">${duration(service.wait_p50)}<small class="muted"> p95 ${duration(service.wait_p95)}</small><//>
       <${Limit} service=${service} limits=${limits} />
       ${limits.user_limit && html`<${Fact} name="Limit per user">${number(limits.user_limit)}<//>`}
     </dl>
-    <section class="card stack"><h2>Slots and line</h2>
-      <${Slots} service=${service} name=${name} /><${Line} service=${service} widest=${waiting} /></section>
+    <section class="card stack"><h2>Slots and queue</h2>
+      <${Slots} service=${service} name=${name} /><${Queue} service=${service} widest=${waiting} /></section>
     <${Next} next=${service.next || []} order=${service.order} />
     <${Shares} users=${service.users || {}} />
     <${Regions} regions=${service.regions || {}} />
-    <section class="card"><h2>The last hour</h2><div class="wide-charts"><${History} history=${service.history} /></div></section>
-    <section class="card"><h2>Failures by class</h2><${Failures} failures=${service.failures} /></section>
+    <${HistoryCard} history=${service.history} wide=${true} />
+    <section class="card"><h2>Failed calls, last hour</h2><${Failures} failures=${service.failures} /></section>
     <${AutoLimit} history=${limits.auto?.history} />`;
 }
 
 function Limit({ service, limits }) {
   const words = {
     override: Number.isFinite(limits.configured) ? `changed, configured ${limits.configured}` : "changed",
-    auto: limits.auto ? `found by itself, ${limits.auto.min} to ${limits.auto.max}` : "found by itself",
+    auto: limits.auto ? `automatic, ${limits.auto.min} to ${limits.auto.max}` : "automatic",
     config: "as configured",
   };
   return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
@@ -64,21 +65,21 @@ function Limit({ service, limits }) {
 function Next({ next: all, order }) {
   const [whole, setWhole] = useState(false);
   const next = whole ? all : all.slice(0, FIRST);
-  return html`<section class="card"><h2>Who goes next</h2>
-    ${next.length === 0 ? html`<p class="muted">Nothing waits. A job that comes now starts as soon as a slot is free.</p>` : html`
-    <div class="table-box"><table class="rows next"><caption class="hidden">The first jobs in line, in order</caption>
+  return html`<section class="card"><h2>Next jobs</h2>
+    ${next.length === 0 ? html`<p class="muted">No waiting jobs. A new job starts as soon as a slot is free.</p>` : html`
+    <div class="table-box"><table class="rows next"><caption class="hidden">The first jobs in the queue, in order</caption>
       <thead><tr><th scope="col" class="n">#</th><th scope="col">User</th><th scope="col">Job</th><th scope="col">Priority</th>
         ${order !== "fifo" && html`<th scope="col" class="n"
-          title="how much slot time the user was given, by weight: the lowest goes next">Virtual time</th>
+          title="slot time of the user divided by weight; the lowest goes next">Virtual time</th>
           <th scope="col" class="n">Weight</th>`}
         <th scope="col">Why here</th></tr></thead>
-      <tbody>${next.map((each) => html`<tr key=${each.job_id}>
+      <tbody>${next.map((each) => html`<tr key=${each.job_id} ...${rowLink(to(["jobs", each.job_id]))}>
         <td class="n" data-label="#">${each.rank}</td>
         <td data-label="User"><${UserLink} id=${each.user_id} /></td>
         <td data-label="Job"><${JobLink} id=${each.job_id} /></td>
         <td data-label="Priority">
           <${Priority} priority=${each.priority || each.band} />${each.promoted && html` <${Tag} look="ok"
-            title="it waited long, and was moved up">promoted<//>`}</td>
+            title="moved up after a long wait">promoted<//>`}</td>
         ${order !== "fifo" && html`<td class="n" data-label="Virtual time">${number(each.virtual_time)}</td>
           <td class="n" data-label="Weight">${number(each.weight)}</td>`}
         <td class="why" data-label="Why here">${text(each.why)}</td></tr>`)}</tbody></table></div>`}
@@ -88,7 +89,7 @@ function Next({ next: all, order }) {
 
 function AutoLimit({ history }) {
   if (!history?.length) return null;
-  return html`<section class="card"><h2>How the limit was found</h2>
+  return html`<section class="card"><h2>History of the automatic limit</h2>
     <ol class="steps" reversed>${[...history].reverse().map((change) => html`<li key=${change.at}>
     <b>${number(change.limit)}</b> <span class="muted"><${Age} since=${change.at} /> ago</span> ${text(change.why)}</li>`)}</ol></section>`;
 }

@@ -13,7 +13,7 @@ export function SignIn({ onSignedIn }) {
     try {
       onSignedIn(await call("POST", "/session", { key: key.trim() }));
     } catch (problem) {
-      setTrouble(problem.status === 401 ? "This key is not known here, or was revoked." : problem.message);
+      setTrouble(problem.status === 401 ? "This key is unknown or revoked." : problem.message);
       setBusy(false);
       input.current.focus();
     }
@@ -28,7 +28,7 @@ export function SignIn({ onSignedIn }) {
       <p id="signin-trouble" class=${trouble ? "trouble" : "trouble none"} role="alert">${trouble}</p>
       <button class="primary" disabled=${busy || !key.trim()}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
-    <p class="muted">An operator makes keys: <code>fairlead keys create --role viewer</code> for one that may look and change nothing, ${""}
-      <code>--role admin</code> for one that may act.</p>
+    <p class="muted">Operators create keys: <code>fairlead keys create --role viewer</code> for a read-only key, ${""}
+      <code>--role admin</code> for full access.</p>
   </main>`;
 }

@@ -1,4 +1,4 @@
-// Who is waiting, who is served, and with what weight.
+// Users with their waiting and running jobs and weights.
 import { useApp } from "../context.js";
 import { duration, number } from "../format.js";
 import { html, useState } from "../html.js";
@@ -7,8 +7,9 @@ import { Age, Loading, UserLink } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Filter } from "../parts/filter.js";
 import { Table } from "../parts/table.js";
+import { to } from "../router.js";
 
-const MOST = 500; // as many as the server tells
+const MOST = 500; // the limit of the server
 
 const oldestOf = ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–");
 
@@ -25,16 +26,16 @@ const COLUMNS = [
 export function Page() {
   const { live } = useApp();
   const { state, error } = useView(live, { view: "users" });
-  const [wanted, setWanted] = useState("");
+  const [query, setQuery] = useState("");
   if (!state) return html`<h1>Users</h1><${Loading} error=${error} />`;
   const all = Object.entries(state.users || {});
-  const shown = all.filter(([id]) => id.toLowerCase().includes(wanted.toLowerCase()));
+  const shown = all.filter(([id]) => id.toLowerCase().includes(query.toLowerCase()));
   return html`<div class="page-head"><h1>Users</h1>
-      ${all.length > 0 && html`<${Filter} label="Filter users" value=${wanted} onChange=${setWanted} />`}</div>
-    <p class="muted lead">Each user has a fair turn at every service, by slot time and weight, however much they have waiting.</p>
+      ${all.length > 0 && html`<${Filter} label="Filter users" value=${query} onChange=${setQuery} />`}</div>
+    <p class="muted lead">Every service shares its slots fairly between users, by slot time and weight, however many jobs they have waiting.</p>
     ${all.length === 0 ? html`<${NoJobs} />` : html`<section class="card flush">
-      <${Table} caption="Users with what they have waiting and running" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id}
+      <${Table} caption="Users with their waiting and running jobs" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id} hrefOf=${([id]) => to(["jobs"], { user_id: id })}
         sort=${{ by: "waiting", down: true }} most=${MOST} />
         </section>`}
-    ${all.length >= MOST && html`<p class="muted">Shown are the ${MOST} users with the most waiting.</p>`}`;
+    ${all.length >= MOST && html`<p class="muted">Only the ${MOST} users with the most waiting jobs are shown.</p>`}`;
 }

@@ -1,16 +1,17 @@
-// The processes: are they alive, what do they run, and let one drain.
+// Processes with their heartbeats and running calls; draining of workers.
 import { drainWorker, undrainWorker } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Command, JobLink, Loading, ShowAll, Tag } from "../parts/bits.js";
+import { Age, Command, JobLink, Loading, ShowAll, Tag, rowLink } from "../parts/bits.js";
 import { Empty } from "../parts/empty.js";
+import { to } from "../router.js";
 
 const FIRST = 20; // calls of a worker
-const MOST_NAMED = 12; // services: more are counted
-const SKEWED = 1; // second: more, and times on this page mislead
+const MAX_NAMED = 12; // services listed by name
+const SKEWED = 1; // seconds of clock skew that make times on this page misleading
 
 const rolesOf = (process) => process.roles || [];
 
@@ -22,10 +23,10 @@ export function Page() {
   const workers = all.filter(([, process]) => rolesOf(process).includes("worker") || Object.keys(process.slots || {}).length > 0);
   const others = all.filter((each) => !workers.includes(each));
   return html`<div class="page-head"><h1>Workers and managers</h1></div>
-    <p class="muted lead">Every process says every two seconds that it is there, and is taken for gone after ten.
-      A draining worker finishes its calls and takes no more.</p>
+    <p class="muted lead">Every process sends a heartbeat every two seconds, and counts as gone after ten.
+      A draining worker finishes its calls and claims no more.</p>
     ${workers.length === 0 && html`<${Empty} title="No worker">
-      <p>Jobs are accepted and wait. Start a worker where the services can be reached:</p>
+      <p>Jobs are accepted and wait. Start a worker that can reach the services:</p>
       <${Command} text="fairlead worker my_module:app" what="the command" /><//>`}
     <h2 class="hidden">Workers</h2>
     <ul class="processes">${workers.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>
@@ -33,7 +34,7 @@ export function Page() {
       <ul class="processes">${others.map(([name, process]) => html`<${Process} key=${name} name=${name} process=${process} />`)}</ul>`}`;
 }
 
-const Names = ({ names }) => (names.length <= MOST_NAMED ? names.join(", ")
+const Names = ({ names }) => (names.length <= MAX_NAMED ? names.join(", ")
   : html`<details><summary>${number(names.length)} services</summary><p>${names.join(", ")}</p></details>`);
 
 function Process({ name, process }) {
@@ -45,7 +46,7 @@ function Process({ name, process }) {
       <span class="tags">${rolesOf(process).map((role) => html`<${Tag} key=${role}>${role}<//>`)}${process.leads?.length > 0 && html`<${Tag}
         look="ok">leads ${process.leads.join(", ")}<//>`}
         ${draining && html`<${Tag} look="warning">draining<//>`}${!process.alive && html`<${Tag} look="failed"
-          title="its calls are taken back when their leases expire">gone<//>`}</span>
+          title="its calls are recovered when their leases expire">gone<//>`}</span>
       ${mayOperate(session) && works && process.alive && html`<div class="acts">${draining
         ? html`<${Act} look="small primary" label=${`Claim again: ${name}`} question=${() => undrainWorker(name)}>Claim again<//>`
         : html`<${Act} look="small danger" label=${`Drain ${name}`} question=${() => drainWorker(name)}>Drain<//>`}</div>`}</div>
@@ -59,7 +60,7 @@ function Process({ name, process }) {
       ${(process.pools || []).map((pool) => html`<div key=${pool.name}><dt>Pool ${pool.name}</dt><dd>
         <b>${number(pool.running)}</b> of ${number(pool.concurrency)}</dd></div>`)}
       ${Math.abs(process.clock_skew || 0) > SKEWED && html`<div><dt>Clock</dt><dd>
-        <${Tag} look="warning" title="set the clocks of all machines by NTP">${duration(Math.abs(process.clock_skew))} ${process.clock_skew > 0 ? "ahead" : "behind"}<//>
+        <${Tag} look="warning" title="synchronize the clocks of all machines with NTP">${duration(Math.abs(process.clock_skew))} ${process.clock_skew > 0 ? "ahead" : "behind"}<//>
         </dd></div>`}
       ${process.version && html`<div><dt>Version</dt><dd>${process.version}</dd></div>`}
     </dl>
@@ -71,10 +72,10 @@ function Process({ name, process }) {
 function Calls({ name, calls }) {
   const [whole, setWhole] = useState(false);
   if (calls.length === 0) return null;
-  return html`<table class="rows small"><caption class="hidden">What ${name} runs</caption>
+  return html`<table class="rows small"><caption class="hidden">Running calls of ${name}</caption>
       <thead><tr><th scope="col">Service</th><th scope="col">Job</th><th scope="col">User</th><th scope="col" class="n">Running for</th>
         </tr></thead>
-      <tbody>${(whole ? calls : calls.slice(0, FIRST)).map(([lease, call]) => html`<tr key=${lease}>
+      <tbody>${(whole ? calls : calls.slice(0, FIRST)).map(([lease, call]) => html`<tr key=${lease} ...${rowLink(to(["jobs", call.job_id]))}>
         <td data-label="Service">${text(call.service)}</td><td data-label="Job"><${JobLink} id=${call.job_id} /></td>
         <td data-label="User"><span class="clip user" title=${text(call.user_id)}>${text(call.user_id)}</span></td>
         <td class="n" data-label="Running for"><${Age} since=${call.since} /></td></tr>`)}</tbody></table>

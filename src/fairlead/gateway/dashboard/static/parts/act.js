@@ -1,4 +1,4 @@
-// A button that asks before it acts. Whoever may only look does not see it.
+// A button that opens a confirmation dialog. It is hidden from read-only sessions.
 import { useApp } from "../context.js";
 import { html } from "../html.js";
 

@@ -1,4 +1,4 @@
-// A batch's items by status, as one bar.
+// The items of a batch by status, as one bar.
 import { html } from "../html.js";
 import { lookOf } from "./bits.js";
 

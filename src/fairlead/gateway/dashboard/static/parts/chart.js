@@ -1,4 +1,4 @@
-// Small charts over time in SVG: bars that stack, or lines. Each says in words what it shows, and has its numbers as a table.
+// Small charts over time in SVG, stacked bars or lines, each with a summary in words and its numbers as a table.
 import { duration, number } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 
@@ -8,7 +8,7 @@ const EDGE = { top: 8, right: 4, bottom: 20, left: 44 };
 const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const at = (epoch) => hour.format(new Date(epoch * 1000));
 
-// The tops of an axis are round, and their halves too.
+// Round maxima of an axis, whose halves are round too.
 const DECIMAL = Array.from({ length: 13 }, (_, power) => [2, 4, 10].map((each) => each * 10 ** power)).flat();
 const TIMES = [0.1, 0.2, 0.4, 1, 2, 4, 10, 20, 40, 60, 120, 240, 600, 1200, 2400, 3600, 7200, 14_400, 28_800, 86_400, 172_800, 604_800];
 
@@ -54,7 +54,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
           y=${y} />`)}
         ${over !== null && html`<line class="cursor" x1=${middle(over)} x2=${middle(over)} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
         ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8}
-          text-anchor="middle">nothing yet</text>`}
+          text-anchor="middle">no data yet</text>`}
         <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
         <text x=${EDGE.left + inner.width} y=${HEIGHT - 4} text-anchor="end">now</text>
       </svg>
@@ -91,14 +91,14 @@ function bars(series, length, x, y, inner) {
   });
 }
 
-/** A line, and a dot where it ends: what was measured last. */
+/** A line with a dot at the last value. */
 function Curve({ series, x, y }) {
   const last = series.values.findLastIndex(Number.isFinite);
   return html`<path class=${`stroke ${series.look}`} d=${pathOf(series.values, x, y)} />
     ${last >= 0 && html`<circle class=${`fill ${series.look}`} r="3" cx=${x(last)} cy=${y(series.values[last])} />`}`;
 }
 
-/** A path with gaps where nothing was measured; a point alone is still a dot. */
+/** A path with gaps for missing values; a single point is a dot. */
 function pathOf(values, x, y) {
   let path = "";
   let drawing = false;
@@ -122,7 +122,7 @@ function highest(series, length, kind) {
   return most;
 }
 
-/** The width that there is, in pixels: scaled text would not be readable. */
+/** The available width in pixels: scaled text would be unreadable. */
 function useWidth(box) {
   const [width, setWidth] = useState(320);
   useEffect(() => {

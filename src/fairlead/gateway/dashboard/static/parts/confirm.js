@@ -1,55 +1,62 @@
-// The question before an action: it names what will be done, and to what.
+// The confirmation dialog of an action.
 //
 // A question is {title, text, confirm, danger, fields, preview, run, done}:
-//   text      what will happen, in words; or a function of the preview's answer
-//   fields    [{name, label, type, value, ...}], whose values `run` and `preview` get
-//   preview   an async dry run, asked again when a field changes; the action waits for its answer
-//   allowed   a function of the preview's answer: whether there is anything to do
-//   run       the action, with what was previewed; what it throws is shown, and nothing is closed
-//   done      what to say afterwards: text, or a function of run's answer
+//   text      what will happen; or a function of the preview and the fields' values
+//   fields    [{name, label, type, value, ...}]; `run` and `preview` receive their values. Options are texts or [value, text]
+//   preview   an async dry run, repeated when a field changes; the action waits for it
+//   allowed   a function of the preview: whether there is anything to do
+//   run       the action, with the preview; an exception is shown, and the dialog stays open
+//   done      the message afterwards: text, or a function of run's result
 import { useApp } from "../context.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 
 export function Confirmation({ question, onClose }) {
-  const { say } = useApp();
+  const { notify } = useApp();
   const dialog = useRef(null);
   const [values, setValues] = useState(() => Object.fromEntries((question.fields || []).map((field) => [field.name, field.value])));
   const [busy, setBusy] = useState(false);
-  const [trouble, setTrouble] = useState(null);
-  const [found, lookAgain] = usePreview(question, values, setTrouble);
-  useEffect(() => dialog.current.showModal(), []);
+  const [failure, setFailure] = useState(null);
+  const [preview, refresh] = usePreview(question, values, setFailure);
+  useEffect(() => {
+    dialog.current.showModal();
+    // A question about one page must not be answered on another.
+    const left = () => dialog.current?.close();
+    window.addEventListener("hashchange", left);
+    return () => window.removeEventListener("hashchange", left);
+  }, []);
 
   const act = async (event) => {
     event.preventDefault();
     setBusy(true);
-    setTrouble(null);
+    setFailure(null);
     try {
-      const answer = await question.run(values, found);
-      say(typeof question.done === "function" ? question.done(answer) : question.done);
+      const result = await question.run(values, preview);
+      notify(typeof question.done === "function" ? question.done(result) : question.done);
       dialog.current.close();
     } catch (problem) {
-      setTrouble(problem.message);
-      lookAgain();
+      setFailure(problem.message);
+      refresh();
     } finally {
       setBusy(false);
     }
   };
 
-  const waiting = question.preview && found === null && !trouble;
-  const allowed = !question.preview || (found !== null && (!question.allowed || question.allowed(found)));
-  const words = typeof question.text === "function" ? !waiting && found !== null && question.text(found, values) : question.text;
+  const waiting = question.preview && preview === null && !failure;
+  const allowed = !question.preview || (preview !== null && (!question.allowed || question.allowed(preview)));
+  const ready = !question.preview || (!waiting && preview !== null);
+  const words = typeof question.text === "function" ? ready && question.text(preview, values) : question.text;
   return html`<dialog ref=${dialog} class="confirm" aria-labelledby="confirm-title" aria-describedby="confirm-text" onClose=${onClose}>
     <form onSubmit=${act}>
       <h2 id="confirm-title">${question.title}</h2>
       <div id="confirm-text">
-        ${waiting && html`<p class="muted" role="status">Counting what this would change…</p>`}
+        ${waiting && html`<p class="muted" role="status">Counting the jobs…</p>`}
         ${words}
       </div>
       ${(question.fields || []).map((field) => html`<${Field} key=${field.name} field=${field} value=${values[field.name]}
         onChange=${(value) => setValues({ ...values, [field.name]: value })} />`)}
-      ${trouble && html`<p class="trouble" role="alert">${trouble}</p>`}
+      ${failure && html`<p class="trouble" role="alert">${failure}</p>`}
       <div class="buttons">
-        <button type="button" class="quiet" onClick=${() => dialog.current.close()}>Leave it</button>
+        <button type="button" class="quiet" onClick=${() => dialog.current.close()}>Keep as is</button>
         <button type="submit" class=${question.danger ? "danger" : "primary"} disabled=${busy || !allowed} data-testid="confirm">
           ${busy ? "Working…" : question.confirm}
         </button>
@@ -58,20 +65,20 @@ export function Confirmation({ question, onClose }) {
   </dialog>`;
 }
 
-function usePreview(question, values, setTrouble) {
-  const [found, setFound] = useState(null);
+function usePreview(question, values, setFailure) {
+  const [preview, setPreview] = useState(null);
   const [round, setRound] = useState(0);
   useEffect(() => {
     if (!question.preview) return undefined;
     let current = true;
-    setFound(null);
+    setPreview(null);
     question.preview(values).then(
-      (answer) => current && setFound(answer),
-      (problem) => current && setTrouble(problem.message),
+      (result) => current && setPreview(result),
+      (problem) => current && setFailure(problem.message),
     );
     return () => { current = false; };
   }, [JSON.stringify(values), round]);
-  return [found, () => setRound((before) => before + 1)];
+  return [preview, () => setRound((before) => before + 1)];
 }
 
 function Field({ field, value, onChange }) {
@@ -83,7 +90,8 @@ function Field({ field, value, onChange }) {
   if (type === "select") {
     return html`<label class="field"><span>${label}</span>
       <select name=${name} value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${options.map((option) => html`<option key=${option} value=${option} selected=${option === value}>${option}</option>`)}</select>
+      ${options.map((option) => (Array.isArray(option) ? option : [option, option])).map(([key, words]) => html`<option key=${key} value=${key}
+        selected=${key === value}>${words}</option>`)}</select>
         </label>`;
   }
   return html`<label class="field"><span>${label}</span><input type=${type} name=${name} value=${value} required ...${rest}

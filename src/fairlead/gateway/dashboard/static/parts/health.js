@@ -1,20 +1,24 @@
-// Whether all is well, in a word; and when it is not: what is wrong, and what mends it.
+// The health of the system; if something is wrong, the findings of the doctor and their fixes.
+import { liftLimit, rebuildService, undrainWorker, unpauseService } from "../actions.js";
+import { mayOperate, sees, useApp } from "../context.js";
 import { capital, duration, moment, number, plural, text } from "../format.js";
 import { html } from "../html.js";
+import { to } from "../router.js";
+import { Act } from "./act.js";
 import { Copy } from "./bits.js";
 import { shortWorker } from "./slots.js";
 
 const WORST = ["error", "warning"];
-const CALM = { ok: "All is well", unknown: "Looking whether all is well…" };
-const AWAY = "The line cannot be seen";
-const MOST_ALIKE = 2;
+const CALM = { ok: "Healthy", unknown: "Checking…" };
+const AWAY = "The dispatcher is unreachable";
+const MAX_ALIKE = 2;
 const SLOW_OUTBOX = 5; // seconds
 
 export function Health({ health }) {
   if (!health) return null;
   const wrong = Object.entries(health.findings || {}).filter(([, finding]) => WORST.includes(finding.level))
     .sort(([, one], [, other]) => WORST.indexOf(one.level) - WORST.indexOf(other.level));
-  // Until somebody has looked, nobody can say that all is well; and while the line is away, the last look says little.
+  // Health is unknown until the first check; while the dispatcher is unreachable, the last check is outdated.
   const level = health.unknown ? "error" : health.findings ? wrong[0]?.[1].level || "ok" : "unknown";
   return html`<section class=${`health ${level}`} aria-label="Health" data-testid="health">
     <div class="health-head">
@@ -24,12 +28,12 @@ export function Health({ health }) {
         <li class=${health.workers ? "" : "bad"}>${health.workers ? plural(health.workers, "worker") : "no worker"}</li>
         <li>${plural(health.managers || 0, "manager")}, ${plural(health.gateways || 0, "gateway")}</li>
         <li class=${health.outbox_age > SLOW_OUTBOX ? "bad" : ""}
-          title="how long the oldest change waits to be told to the line">outbox ${health.outbox_age > 0 ? `${duration(health.outbox_age)} behind` : "empty"}</li>
-        ${health.unknown && html`<li class="bad">slots are not known now: ${health.unknown}</li>`}
+          title="age of the oldest change that is not applied to the queue yet">outbox ${health.outbox_age > 0 ? `${duration(health.outbox_age)} behind` : "empty"}</li>
+        ${health.unknown && html`<li class="bad">slots are unknown: ${health.unknown}</li>`}
         ${health.rebuilding?.length > 0 && html`<li class="bad">rebuilding ${health.rebuilding.join(", ")}</li>`}
       </ul>
     </div>
-    ${alike(wrong).map(([code, found]) => html`<${Findings} key=${code} found=${found} />`)}
+    ${alike(wrong).map(([code, found]) => html`<${Findings} key=${code} findings=${found} />`)}
   </section>`;
 }
 
@@ -39,18 +43,18 @@ function verdict(wrong) {
   return [errors && plural(errors, "error"), warnings && plural(warnings, "warning")].filter(Boolean).join(", ");
 }
 
-/** What is wrong with every service is one thing that is wrong: together, the worst kind first. */
+/** Group findings by code, most severe first. */
 function alike(wrong) {
   const kinds = new Map();
   for (const each of wrong) kinds.set(each[1].code, [...(kinds.get(each[1].code) || []), each]);
   return [...kinds];
 }
 
-function Findings({ found }) {
-  const few = found.length > MOST_ALIKE + 1 ? MOST_ALIKE : found.length; // "1 more" would take as much room as that one
+function Findings({ findings }) {
+  const few = findings.length > MAX_ALIKE + 1 ? MAX_ALIKE : findings.length; // "1 more" would be as long as the finding
   const list = (some) => html`<ul class="findings">${some.map(([id, finding]) => html`<${Finding} key=${id} finding=${finding} />`)}</ul>`;
-  return html`${list(found.slice(0, few))}${few < found.length && html`<details class="alike">
-    <summary>${number(found.length - few)} more like it</summary>${list(found.slice(few))}</details>`}`;
+  return html`${list(findings.slice(0, few))}${few < findings.length && html`<details class="alike">
+    <summary>${number(findings.length - few)} more like this</summary>${list(findings.slice(few))}</details>`}`;
 }
 
 function Leaders({ leaders }) {
@@ -60,20 +64,44 @@ function Leaders({ leaders }) {
     const name = typeof leader === "string" ? leader : leader?.leader;
     const where = all.length > 1 ? `${shard}: ` : "";
     return html`<li key=${shard} class=${name ? "" : "bad"}>${where}${name ? html`<span
-      title=${name}>led by ${shortWorker(name)}</span>` : "no manager leads"}</li>`;
+      title=${name}>led by ${shortWorker(name)}</span>` : "no leader"}</li>`;
   });
 }
 
-/** The doctor writes moments in UTC, for machines; everything else here is in the reader's time. */
+/** The doctor writes times in UTC; the dashboard shows local time. */
 const inOwnTime = (words) => words.replace(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, moment);
 
-/** Fixes quote commands in backticks: those are shown as such, and can be copied. */
+/** What a reader can do about a finding here: an action, or the page to look at. Other findings keep the doctor's words. */
+const REMEDIES = {
+  "service-paused": (finding) => html`<${Act} look="small primary" question=${() => unpauseService(finding.about, NaN)}>Unpause<//>`,
+  "limit-overridden": (finding) => html`<${Act} look="small" question=${() => liftLimit(finding.about)}>Remove override<//>`,
+  "not-in-line": (finding) => html`<${Act} look="small primary" question=${() => rebuildService(finding.about)}>Rebuild queue<//>`,
+  "worker-draining": (finding) => html`<${Act} look="small primary" question=${() => undrainWorker(finding.about)}>Let it claim<//>`,
+  "dead-letters-growing": () => html`<a class="button small" href=${to(["dead"])}>Dead letters</a>`,
+};
+const ABOUT_SERVICE = /^(service-paused|limit-|above-limit|held-|workers-full|waiting-while|region-|not-in-line|no-worker)/;
+const ABOUT_WORKER = /^(worker-|no-worker|workers-full|event-loop|versions-differ|clock-skew)/;
+const OPERATES = ["service-paused", "limit-overridden", "not-in-line", "worker-draining"];
+
+function Remedies({ finding }) {
+  const { session } = useApp();
+  const remedy = Object.hasOwn(REMEDIES, finding.code) && (mayOperate(session) || !OPERATES.includes(finding.code)) ? REMEDIES[finding.code](finding) : null;
+  const [service] = text(finding.about).split(" ");
+  return html`<div class="acts">${remedy}
+    ${ABOUT_SERVICE.test(finding.code) && service && html`<a class="button small" href=${to(["services", service])}>${service}</a>`}
+    ${ABOUT_WORKER.test(finding.code) && sees(session, "all") && html`<a class="button small" href=${to(["workers"])}>Workers</a>`}</div>`;
+}
+
+/** Commands in backticks are shown as code and can be copied; an action on this page replaces them. */
 function Finding({ finding }) {
+  const { session } = useApp();
   const parts = capital(text(finding.fix)).split("`");
+  const here = Object.hasOwn(REMEDIES, finding.code) && (mayOperate(session) || !OPERATES.includes(finding.code));
   return html`<li class=${finding.level}>
     <h2><span class="hidden">${finding.level}: </span>${capital(text(finding.title))}</h2>
     <p>${capital(inOwnTime(text(finding.text)))}.</p>
-    ${finding.fix && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
+    ${finding.fix && !here && html`<p class="fix">${parts.map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}
       ${parts.length === 3 && html` <${Copy} text=${parts[1]} what="the command" />`}</p>`}
+    <${Remedies} finding=${finding} />
   </li>`;
 }

@@ -1,8 +1,8 @@
-// JSON of any size: collapsed until somebody wants it, and copied whole.
+// JSON of any size, collapsed by default and copied as a whole.
 import { html, useState } from "../html.js";
 import { Copy } from "./bits.js";
 
-const MOST_SHOWN = 200_000; // characters: a browser lays out so much text at once
+const MAX_SHOWN = 200_000; // characters that a browser can lay out at once
 
 export function Json({ title, value, open: opened = false }) {
   const [open, setOpen] = useState(opened);
@@ -16,7 +16,7 @@ export function Json({ title, value, open: opened = false }) {
 }
 
 function clipped(text) {
-  return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}\n… ${text.length - MOST_SHOWN} more characters: copy to see all` : text;
+  return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}\n… ${text.length - MAX_SHOWN} more characters; copy to see all` : text;
 }
 
 function sizeOf(value) {

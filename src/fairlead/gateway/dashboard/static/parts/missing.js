@@ -1,12 +1,12 @@
-// Where an address leads to something that is not there, or not for this key.
+// Shown for an address of something that does not exist or that the key may not see.
 import { html } from "../html.js";
 import { to } from "../router.js";
 import { Loading } from "./bits.js";
 
-const NOT_THERE = ["not_found", "invalid_input"];
+const MISSING = ["not_found", "invalid_input"];
 
-/** What to show instead of one `what`, while its state is not there. `list` is the page that has them all. */
-export const Missing = ({ what, list, error }) => NOT_THERE.includes(error?.code)
-  ? html`<section class="card" data-testid="missing"><h2>There is no such ${what}</h2>
-      <p>It was removed, or never was, or is somebody else's. <a href=${to([list])}>All there are</a></p></section>`
+/** Shown instead of one `what` without a state. `list` is the page with all of them. */
+export const Missing = ({ what, list, error }) => MISSING.includes(error?.code)
+  ? html`<section class="card" data-testid="missing"><h2>No such ${what}</h2>
+      <p>It was deleted, never existed, or belongs to another user. <a href=${to([list])}>Show all</a></p></section>`
   : html`<${Loading} error=${error} />`;

@@ -1,10 +1,10 @@
-// The end of a list: how much is shown, and a way to more of it.
+// The end of a list: the number of rows, and a button for more.
 import { number } from "../format.js";
 import { html } from "../html.js";
 
 export const More = ({ shown, older, what }) => html`<div class="foot muted">
   <span role="status">${number(shown)} shown${older.rows.length > 0
-  ? `; ${number(older.rows.length)} of them as they were when read` : ""}.</span>
+  ? `; ${number(older.rows.length)} of them not updated since loading` : ""}.</span>
   ${older.left && html`<button class="quiet small" disabled=${older.busy}
-    onClick=${older.more}>${older.busy ? "Reading…" : `Older ${what}`}</button>`}
-  ${older.trouble && html`<span class="trouble" role="alert">${older.trouble}</span>`}</div>`;
+    onClick=${older.more}>${older.busy ? "Loading…" : `Older ${what}`}</button>`}
+  ${older.failure && html`<span class="trouble" role="alert">${older.failure}</span>`}</div>`;

@@ -1,33 +1,33 @@
-// Pages beyond those that are live, read when somebody wants them. They stay as they were when read.
+// Pages beyond the live one, loaded on demand. They are not updated.
 import { get } from "../api.js";
 import { useEffect, useMemo, useRef, useState } from "../html.js";
 
 const PAGE = 200;
 
-/** {rows, left, busy, trouble, more()} of the list at `path` with the filters `given`, from `cursor` on. */
-export function useOlder(path, given, cursor) {
-  const key = JSON.stringify([path, given]);
-  const start = { key, rows: [], cursor: undefined, busy: false, trouble: null };
+/** {rows, left, busy, failure, more()} of the list at `path` with `filters`, from `cursor` on. */
+export function useOlder(path, filters, cursor) {
+  const key = JSON.stringify([path, filters]);
+  const start = { key, rows: [], cursor: undefined, busy: false, failure: null };
   const [older, setOlder] = useState(start);
   useEffect(() => setOlder(start), [key]);
   const next = older.cursor === undefined ? cursor : older.cursor;
   const more = async () => {
     if (!next || older.busy || older.key !== key) return;
-    setOlder({ ...older, busy: true, trouble: null });
+    setOlder({ ...older, busy: true, failure: null });
     try {
-      const page = await get(path, { ...given, limit: PAGE, cursor: next });
-      // Whoever changed the filters meanwhile does not want these any more.
+      const page = await get(path, { ...filters, limit: PAGE, cursor: next });
+      // Ignore the page if the filters have changed meanwhile.
       setOlder((before) => (before.key === key ? { ...before, rows: [...before.rows, ...page.data], cursor: page.next_cursor, busy: false } : before));
     } catch (problem) {
-      setOlder((before) => ({ ...before, busy: false, trouble: problem.message }));
+      setOlder((before) => ({ ...before, busy: false, failure: problem.message }));
     }
   };
   return { ...older, left: Boolean(next), more };
 }
 
-/** The rows of the map `live`, newest first, then older ones. `idOf` names a row, `orderOf` is greater for a newer one.
+/** The rows of the map `live`, newest first, then older ones. `orderOf` is greater for newer rows.
  *
- * As new rows come, the last live ones are live no more, and no page that was read before has them: they are kept.
+ * New rows push the last live ones out of the live page, and no loaded page contains them, so they are kept here.
  */
 export function useTogether(live, older, idOf, orderOf) {
   const memory = useRef({ key: older.key, live: [], kept: new Map() });

@@ -1,4 +1,4 @@
-// A page, once its module is there.
+// Loads the module of a page and renders it.
 import { useApp } from "../context.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { useShown } from "../live.js";
@@ -8,30 +8,30 @@ import { Loading } from "./bits.js";
 const loaded = new Map();
 
 export function PageOf({ page, route }) {
-  const [trouble, setTrouble] = useState(false);
+  const [failure, setFailure] = useState(false);
   const [, draw] = useState(0);
   const Page = loaded.get(page.name);
   useEffect(() => {
     if (Page) return;
-    load(page.name).then((found) => {
-      loaded.set(page.name, found);
+    load(page.name).then((component) => {
+      loaded.set(page.name, component);
       draw((before) => before + 1);
-    }, () => setTrouble(true));
+    }, () => setFailure(true));
   }, [page.name]);
-  useFreshStart(trouble);
+  useReloadOnReconnect(failure);
   if (Page) return html`<${Page} route=${route} subject=${page.subject} />`;
-  return html`<h1>${page.title}</h1>${trouble
-    ? html`<p role="alert">This page could not be fetched from the gateway. <button onClick=${() => window.location.reload()}>Try again</button>
+  return html`<h1>${page.title}</h1>${failure
+    ? html`<p role="alert">This page could not be loaded from the gateway. <button onClick=${() => window.location.reload()}>Try again</button>
       </p>`
     : html`<${Loading} />`}`;
 }
 
-/** A browser remembers that a module could not be fetched: once the gateway is back, begin anew. The address has it all. */
-function useFreshStart(trouble) {
+/** Browsers cache the failure of a module: reload once the gateway is back. The address keeps the state. */
+function useReloadOnReconnect(failure) {
   const { connection } = useShown(useApp().live);
   const wasAway = useRef(false);
   useEffect(() => {
     if (connection !== "live") wasAway.current = true;
-    else if (trouble && wasAway.current) window.location.reload();
-  }, [connection, trouble]);
+    else if (failure && wasAway.current) window.location.reload();
+  }, [connection, failure]);
 }

@@ -1,11 +1,11 @@
-// The regions of a service: is each one working, resting or being tried again?
+// The regions of a service with their breaker, slots and latency.
 import { duration, number, plural } from "../format.js";
 import { html } from "../html.js";
 import { Left, Tag } from "./bits.js";
 
 const BREAKER = {
   closed: ["ok", "working"], working: ["ok", "working"],
-  resting: ["failed", "resting"], probing: ["warning", "one call tries it"],
+  resting: ["failed", "resting"], probing: ["warning", "probing with one call"],
 };
 
 export function Regions({ regions }) {
@@ -25,7 +25,7 @@ export function Regions({ regions }) {
 }
 
 function Breaker({ region }) {
-  const [look, word] = BREAKER[region.breaker] || ["idle", region.breaker || "not known"];
+  const [look, word] = BREAKER[region.breaker] || ["idle", region.breaker || "unknown"];
   return html`<${Tag} look=${look}>${word}<//>${region.breaker === "resting" && region.resting_until
     && html` <span class="muted">for <${Left} until=${region.resting_until} /></span>`}${region.failures > 0
     && html`<span class="muted">${region.breaker === "resting" ? ", " : " "}${plural(region.failures, "failure")} in a row</span>`}`;

@@ -1,13 +1,13 @@
-// What part of the slot time each user had, against the part that is fair.
+// The share of slot time of each user, compared with the fair share.
 import { number, percent } from "../format.js";
 import { html } from "../html.js";
 import { Tag, UserLink } from "./bits.js";
 import { Table } from "./table.js";
 
-const columnsFor = (scale) => [
+const COLUMNS = [
   { name: "user", title: "User", value: ([id]) => id, show: ([id, user]) => html`<${UserLink} id=${id} />${user.parked && html` <${Tag}
-    look="warning" title="at its own limit: set aside until one of its calls ends">at its limit<//>`}` },
-  { name: "share", title: "Share of slot time", value: ([, user]) => user.share, show: ([, user]) => html`<${Share} user=${user} scale=${scale} />` },
+    look="warning" title="at the limit per user: skipped until one of its calls ends">at its limit<//>`}` },
+  { name: "share", title: "Share of slot time", value: ([, user]) => user.share, show: ([, user]) => html`<${Share} user=${user} />` },
   { name: "waiting", title: "Waiting", number: true, value: ([, user]) => user.waiting, show: ([, user]) => number(user.waiting) },
   { name: "running", title: "Running", number: true, value: ([, user]) => user.running, show: ([, user]) => number(user.running) },
   { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
@@ -15,20 +15,17 @@ const columnsFor = (scale) => [
 ];
 
 export const Shares = ({ users }) => html`<section class="card"><h2>Shares</h2>
-  ${Object.keys(users).length === 0 ? html`<p class="muted">No user has anything waiting or running here.</p>` : html`
-  <p class="muted hint">The bar is a user's part of the slot time, the mark is the part that is fair by weight.</p>
-  <${Table} caption="Users of this service and their share of its slot time" columns=${columnsFor(scaleOf(users))}
+  ${Object.keys(users).length === 0 ? html`<p class="muted">No user has waiting or running jobs here.</p>` : html`
+  <p class="muted hint">The bar is a user's share of the slot time of the last hour, out of 100 %; the mark is the fair share by weight.</p>
+  <${Table} caption="Users of this service and their share of its slot time" columns=${COLUMNS}
     rows=${Object.entries(users)} keyOf=${([id]) => id} sort=${{ by: "share", down: true }} most=${100} />`}
 </section>`;
 
-/** The widest bar or mark fills its column: among many users all shares are small. */
-const scaleOf = (users) => Math.max(0.01, ...Object.values(users).map((user) => Math.max(user.share || 0, user.fair_share || 0)));
-
-function Share({ user, scale }) {
-  const words = `${percent(user.share)} of the slot time, ${percent(user.fair_share)} would be fair`;
+function Share({ user }) {
+  const words = `${percent(user.share)} of the slot time, the fair share is ${percent(user.fair_share)}`;
   return html`<span class="share"><span class="track" role="img" aria-label=${words} title=${words}>
-    <span class="bar running" style=${{ width: `${(100 * (user.share || 0)) / scale}%` }}></span>
-    ${Number.isFinite(user.fair_share) && html`<span class="mark" style=${{ left: `calc(${(100 * user.fair_share) / scale}% - 2px)` }}>
+    <span class="bar running" style=${{ width: `${100 * (user.share || 0)}%` }}></span>
+    ${Number.isFinite(user.fair_share) && html`<span class="mark" style=${{ left: `calc(${100 * user.fair_share}% - 2px)` }}>
       </span>`}
   </span><span class="n">${percent(user.share)}</span></span>`;
 }

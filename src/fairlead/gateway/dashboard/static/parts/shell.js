@@ -1,4 +1,4 @@
-// The frame around every page: where one is, whether it is live, who looks.
+// The shell around every page: navigation, connection state, session.
 import { call } from "../api.js";
 import { useApp } from "../context.js";
 import { moment, shortId } from "../format.js";
@@ -16,11 +16,13 @@ export function Shell({ page, children, onSignedOut }) {
   const first = useRef(true);
   const [open, setOpen] = useState(false);
   const [help, setHelp] = useState(false);
+  const [searching, setSearching] = useState(false);
   useEffect(() => {
     const subject = page.subject ? ` ${shortId(page.subject)}` : "";
     document.title = page.name === "overview" ? "Fairlead" : `${page.title}${subject} · Fairlead`;
     setOpen(false);
-    // A screen reader, and the next Tab, should go on where the new page begins.
+    setHelp(false);
+    // Move the focus to the start of the new page, for screen readers and Tab.
     if (!first.current) {
       window.scrollTo(0, 0);
       main.current.focus({ preventScroll: true });
@@ -29,9 +31,9 @@ export function Shell({ page, children, onSignedOut }) {
   }, [page.key]);
 
   return html`
-    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to content</a>
     <header class="top">
-      <a class="brand" href=${to([])} aria-label="Fairlead, to the start">
+      <a class="brand" href=${to([])} aria-label="Fairlead home">
         <img src="/static/icon.svg" width="24" height="24" alt="" /><span>Fairlead</span>
       </a>
       <button class="menu-button quiet" aria-expanded=${open} aria-controls="sections" onClick=${() => setOpen(!open)}>
@@ -41,6 +43,10 @@ export function Shell({ page, children, onSignedOut }) {
         ${sectionsFor(session).map((section) => html`<a key=${section.name} href=${to([section.name])}
           aria-current=${page.section === section.name ? "page" : null}>${section.title}</a>`)}
       </nav>
+      <button class="search-button" title="Search (/ or Ctrl K)" aria-label="Search" onClick=${() => setSearching(true)}>
+        <svg width="14" height="14" viewBox="0 0 16 16" aria-hidden="true"><circle cx="6.5" cy="6.5" r="5" fill="none" stroke="currentColor"
+          stroke-width="1.8" /><path d="M10.5 10.5 15 15" stroke="currentColor" stroke-width="1.8" /></svg>
+        <span>Search</span> <kbd>/</kbd></button>
       <${Connection} connection=${connection} />
       <div class="tools">
         <${ThemeButton} />
@@ -50,17 +56,29 @@ export function Shell({ page, children, onSignedOut }) {
       </div>
     </header>
     ${lostAt && html`<p class="away"
-      data-testid="away">The gateway does not answer. What is shown was true at ${moment(lostAt)}; it is tried again by itself.</p>`}
+      data-testid="away">The gateway does not respond. The data is from ${moment(lostAt)}; the page reconnects automatically.</p>`}
     <main id="main" ref=${main} tabindex="-1" class=${connection === "live" ? "" : "stale"} aria-busy=${state === null && error === null}>
       ${children}
     </main>
-    <${Shortcuts} open=${help} onOpen=${() => setHelp(true)} onClose=${() => setHelp(false)} />`;
+    ${searching && html`<${SearchBox} onClose=${() => setSearching(false)} />`}
+    <${Shortcuts} open=${help} onOpen=${() => setHelp(true)} onClose=${() => setHelp(false)} onSearch=${() => setSearching(true)} />`;
+}
+
+/** Loaded when it is first opened, so that the first visit stays small. */
+let searchModule = null;
+
+function SearchBox({ onClose }) {
+  const [module, setModule] = useState(searchModule);
+  useEffect(() => {
+    if (!module) import("./search.js").then((found) => setModule(searchModule = found), onClose);
+  }, []);
+  return module && html`<${module.Search} onClose=${onClose} />`;
 }
 
 const CONNECTION = {
-  live: ["Live", "changes are shown as they happen"],
+  live: ["Live", "changes appear as they happen"],
   connecting: ["Connecting…", "waiting for the gateway"],
-  reconnecting: ["Reconnecting…", "the gateway does not answer; what is shown may be old"],
+  reconnecting: ["Reconnecting…", "the gateway does not respond; the data may be outdated"],
 };
 
 function Connection({ connection }) {
@@ -81,18 +99,18 @@ function ThemeButton() {
 }
 
 function Who({ session, onSignedOut }) {
-  const { say } = useApp();
+  const { notify } = useApp();
   const leave = async () => {
     try {
       await call("DELETE", "/session");
       onSignedOut();
     } catch (problem) {
-      say(`Not signed out: ${problem.message}`);
+      notify(`Not signed out: ${problem.message}`);
     }
   };
   if (!session.signed_in) return html`<span class="who muted"
-    title="No keys are made yet: whoever reaches this address may do everything">no key needed</span>`;
-  const reads = session.may_act ? session.role : `${session.role}, read only`;
-  return html`<span class="who"><span class="clip" title=${session.name}>${session.name}</span> <span class="muted">${reads}</span></span>
+    title="There are no keys yet: everyone who reaches this address may do everything">no key needed</span>`;
+  const role = session.may_act ? session.role : `${session.role}, read-only`;
+  return html`<span class="who"><span class="clip" title=${session.name}>${session.name}</span> <span class="muted">${role}</span></span>
     <button class="quiet small" onClick=${leave}>Sign out</button>`;
 }

@@ -1,8 +1,9 @@
-// A table whose columns sort, by what their header says.
+// A table with sortable columns.
 import { html, useState } from "../html.js";
+import { rowLink } from "./bits.js";
 
-/** `columns`: [{name, title, number, value(row), show(row), lead}]; `rows` are drawn by `key(row)`. */
-export function Table({ caption, columns, rows, keyOf, sort: first, most = 500 }) {
+/** `columns`: [{name, title, number, value(row), show(row), lead}]; `rows` are drawn by `keyOf(row)` and lead to `hrefOf(row)`. */
+export function Table({ caption, columns, rows, keyOf, hrefOf, sort: first, most = 500 }) {
   const [sort, setSort] = useState(first);
   const column = columns.find((each) => each.name === sort.by);
   const ordered = column ? [...rows].sort((one, other) => compare(column.value(one), column.value(other)) * (sort.down ? -1 : 1)) : rows;
@@ -10,7 +11,7 @@ export function Table({ caption, columns, rows, keyOf, sort: first, most = 500 }
   return html`<div class="table-box"><table class="rows">
     <caption class="hidden">${caption}</caption>
     <thead><tr>${columns.map((each) => html`<${Heading} key=${each.name} column=${each} sort=${sort} onSort=${setSort} />`)}</tr></thead>
-    <tbody>${shown.map((row) => html`<tr key=${keyOf(row)}>${columns.map((each) => html`<td key=${each.name} class=${each.number ? "n" : ""}
+    <tbody>${shown.map((row) => html`<tr key=${keyOf(row)} ...${hrefOf ? rowLink(hrefOf(row)) : {}}>${columns.map((each) => html`<td key=${each.name} class=${each.number ? "n" : ""}
       data-label=${each.title}>${each.show(row)}</td>`)}</tr>`)}</tbody>
   </table>
   ${ordered.length > most && html`<p class="muted">The first ${most} of ${ordered.length}.</p>`}</div>`;

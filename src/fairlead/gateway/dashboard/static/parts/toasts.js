@@ -1,6 +1,6 @@
-// What was just done, said once and politely.
+// Messages about completed actions.
 import { html } from "../html.js";
 
-export const Toasts = ({ said }) => html`<div class="toasts" role="status" aria-live="polite" data-testid="said">
-  ${said.map(({ id, message }) => html`<p key=${id}>${message}</p>`)}
+export const Toasts = ({ messages }) => html`<div class="toasts" role="status" aria-live="polite" data-testid="toasts">
+  ${messages.map(({ id, message }) => html`<p key=${id}>${message}</p>`)}
 </div>`;

@@ -1,4 +1,4 @@
-// A job's steps and attempts over time: waited, ran, backed off.
+// The steps and attempts of a job over time: waiting, running, backing off.
 import { retryStep } from "../actions.js";
 import { useNow } from "../clock.js";
 import { useApp } from "../context.js";
@@ -13,9 +13,9 @@ const OUTCOME = {
   running: "running", ok: "ok", waiting: "waiting", scheduled: "waiting", backing_off: "backoff", cancelled: "cancelled", failed: "failed",
 };
 
-export function Waterfall({ job, timeline }) {
+export function Waterfall({ job, timeline, runs }) {
   const { session } = useApp();
-  const acts = session.may_act && MAY_RETRY.includes(job.status);
+  const acts = session.may_act && MAY_RETRY.includes(job.status) && !job.turn;
   const moving = !job.finished_at;
   const now = useNow(moving);
   const rows = timeline.map((each) => segmentsOf(each, now));
@@ -34,12 +34,15 @@ export function Waterfall({ job, timeline }) {
           <span class="hidden">Actions</span></th>`}</tr></thead>
       <tbody>
         ${timeline.map((each, index) => html`<${Attempt} key=${`${each.step} ${each.round} ${each.attempt} ${index}`} job=${job}
-          attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} acts=${acts} />`)}
+          attempt=${each} row=${rows[index]} at=${at} last=${isLast(timeline, index)} acts=${acts} steps=${againOf(runs, each.step)} />`)}
         ${ahead.map(({ service, index }) => html`<tr key=${`ahead ${index}`} class="ahead"><th scope="row">
           <span class="step-no">${index + 1}</span> ${text(service)}</th><td class="muted">not reached yet</td><td class="n">–</td>
           <td class="n">–</td>${acts && html`<td></td>`}</tr>`)}
       </tbody></table></div></section>`;
 }
+
+/** The steps that a re-run of this step runs. For the step that failed, that is what Retry does. */
+const againOf = (runs, step) => (runs?.retry?.[0] === step ? null : runs?.again?.[step]);
 
 const isLast = (timeline, index) => !timeline.slice(index + 1).some((each) => each.step === timeline[index].step);
 
@@ -59,7 +62,7 @@ function segmentsOf(attempt, now) {
   };
 }
 
-function Attempt({ job, attempt, row, at, last, acts }) {
+function Attempt({ job, attempt, row, at, last, acts, steps }) {
   const failed = !Object.hasOwn(OUTCOME, attempt.outcome) ? "failed" : OUTCOME[attempt.outcome];
   const waited = row.waited.until - row.waited.from;
   const ran = row.ran && row.ran.until - row.ran.from;
@@ -78,8 +81,8 @@ function Attempt({ job, attempt, row, at, last, acts }) {
     <td class="n" data-label="Waited">${duration(waited)}</td>
     <td class="n" data-label="Ran">${ran === null ? "–" : duration(ran)}</td>
     ${acts && html`<td class="again">
-      <${Act} when=${last} look="quiet small" label=${`Run again step ${attempt.step + 1}`}
-        question=${() => retryStep(job, attempt.step)}>Run again<//>
+      <${Act} when=${last && steps} look="quiet small" label=${`Run again: step ${attempt.step + 1}`}
+        question=${() => retryStep(job, attempt.step, steps)}>Run again<//>
       </td>`}
   </tr>`;
 }

@@ -1,0 +1,141 @@
+"""Everything that an app declares before it is opened: its services, pipelines and priority hook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
+
+from pydantic import ValidationError
+
+from fairlead import config as configuration
+from fairlead.app.priority import PriorityHook
+from fairlead.backends import store_of
+from fairlead.config import Settings
+from fairlead.domain.config import (
+    AUTO,
+    AUTO_KEYS,
+    BackoffConfig,
+    BreakerConfig,
+    Config,
+    RegionConfig,
+    ServiceConfig,
+    ShareConfig,
+)
+from fairlead.errors import ConfigError
+from fairlead.executors.celery import app_loading as celery
+from fairlead.executors.function import Handler, imported
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class ServiceOptions(TypedDict, total=False):
+    """The options of `@app.service`, typed for editors and type checkers. They are the keys of `[services.NAME]`;
+    `ServiceConfig` has their defaults and checks their values."""
+
+    limit: int | Literal["auto"]
+    min: int | None
+    max: int | None
+    latency_target: float | None
+    url: str | None
+    function: str | None
+    regions: Mapping[str, RegionConfig | Mapping[str, Any]]
+    celery: str | None
+    celery_queue: str | None
+    timeout: float
+    lease_ttl: float
+    max_attempts: int
+    backoff: BackoffConfig | Mapping[str, float] | Sequence[float]
+    retry: Literal["auto", "manual"]
+    resume: Literal["auto", "manual"]
+    order: Literal["fair", "fifo"]
+    wait_timeout: float | None
+    spill_after: float | None
+    breaker: BreakerConfig | Mapping[str, float]
+    user_limit: int | None
+    pool: str | None
+    shard: str | None
+    shards: Mapping[str, ShareConfig | Mapping[str, Any]]
+    cost: float | None
+    headers: Mapping[str, str]
+    format: Literal["envelope", "raw"] | None
+    body: Mapping[str, Any] | None
+    run_in: Literal["thread", "process"]
+
+
+class Declarations:
+    """The settings, and the configuration including everything that code has declared."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.config = settings.config
+        self.handlers: dict[str, Handler] = {}
+        self.priority_hook: PriorityHook | None = None
+
+    def service(self, name: str | Callable[..., Any] | None, options: ServiceOptions) -> Callable[[H], H]:
+        """Return a decorator that declares its function as a service. Keys in `fairlead.toml` override `options`."""
+        if callable(name):
+            function = getattr(name, "__name__", "it")
+            raise ConfigError([f"@app.service on {function}: the parentheses are missing; write @app.service(limit=1)"])
+
+        def declare(handler: H) -> H:
+            service_name = name or handler.__name__
+            in_file = self.config.services.get(service_name)
+            task = {"celery": getattr(handler, "name", None)} if celery.is_task(handler) else {}
+            fields = {**task, **options, **(in_file.model_dump(exclude_unset=True) if in_file is not None else {})}
+            if in_file is not None and options.get("limit") == AUTO and in_file.limit != AUTO:
+                # The file sets a fixed limit, so the bounds that the code gives for "auto" no longer apply.
+                fields = {key: value for key, value in fields.items() if key not in AUTO_KEYS}
+            try:
+                service = ServiceConfig.model_validate(fields).handled()
+                self._replace(services={**self.config.services, service_name: service})
+            except ValidationError as error:
+                source = f"@app.service on {handler.__name__}"
+                raise ConfigError(configuration.explained(error, source, service_name)) from None
+            self.handlers[service_name] = handler
+            return handler
+
+        return declare
+
+    def pipeline(self, name: str, steps: Sequence[str]) -> None:
+        try:
+            self._replace(pipelines={**self.config.pipelines, name: list(steps)})
+        except ValidationError as error:
+            raise ConfigError(configuration.explained(error, f"app.pipeline({name!r})", "pipelines")) from None
+
+    def _replace(self, **sections: Any) -> None:
+        self.config = Config.model_validate({**dict(self.config), **sections})
+
+    def problems(self) -> list[str]:
+        """Every error in the configuration, each with its location and the allowed values."""
+        source = self.settings.source or "the configuration"
+        problems = configuration.problems_of(self.config, source)
+        problems += _problems(lambda url: store_of(url, time.time), self.settings.database_url)
+        problems += self.settings.problems()
+        for name, steps in self.config.pipelines.items():
+            if idle := sorted(self.config.turns_only.intersection(steps)):
+                problems.append(
+                    f"{source}: pipelines.{name}: nothing executes {', '.join(idle)}; give it a url, a function, "
+                    "regions or celery, or a handler with @app.service"
+                )
+        for name, service in self.config.services.items():
+            if service.function:
+                broken = _problems(imported, service.function)
+                problems += [f"{source}: services.{name}.{problem}" for problem in broken]
+            if (service.remote or service.function) and name in self.handlers and not self._is_celery(name):
+                conflict = "it has a handler in code; remove url and function, or rename one of them"
+                problems.append(f"{source}: services.{name}: {conflict}")
+        problems += [f"{source}: {problem}" for problem in celery.problems(self.config, self.handlers)]
+        return problems
+
+    def _is_celery(self, name: str) -> bool:
+        """Whether the service's handler is a Celery task."""
+        return self.config.services[name].celery is not None and celery.is_task(self.handlers[name])
+
+
+def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:
+    try:
+        read(text)
+    except ConfigError as error:
+        return error.problems
+    return ()

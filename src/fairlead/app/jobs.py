@@ -1,0 +1,417 @@
+"""`app.jobs`: submit jobs, read them, follow them, and act on them.
+
+The caller of a command, such as cancel or retry, does not know the job's `run`. Each command reads the job, builds the
+transition, and writes it on condition that the job has not changed. If the job has changed, the command starts over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from fairlead.app import audit
+from fairlead.app.audit import Act, AuditLog, act_of
+from fairlead.app.event_stream import Allowed, EventStream
+from fairlead.app.handle import Receipt
+from fairlead.app.runtime import Runtime
+from fairlead.backends import submit_on
+from fairlead.domain import events, transitions, views
+from fairlead.domain import retry as retries
+from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.job import OPEN, WAITING, Job, JobStatus
+from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
+from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
+from fairlead.domain.transitions import Delete, Move, Submit
+from fairlead.domain.turns import is_turn
+from fairlead.domain.validation import check_id, check_text, moment
+from fairlead.domain.views import JobView, RetriedJob, Why
+from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
+from fairlead.errors import InvalidInput, NotFound, RequestError, TooManyWaiting, Unavailable, WrongState
+from fairlead.observe.explain import Explainer
+from fairlead.store.port import Accepted, Done, JobFilter, Outcome
+
+log = logging.getLogger("fairlead.jobs")
+
+TRIES = 20
+WINDOW = 100_000
+"""The number of jobs that are examined for one page, if the filter has no index."""
+
+Build = Callable[[Job, float], Move]
+MOST_IN_A_SNAPSHOT = 100
+
+
+class JobCommands:
+    """Applies the transitions of single jobs that users and operators ask for, and lists jobs."""
+
+    def __init__(self, runtime: Runtime, audit: AuditLog) -> None:
+        self._runtime = runtime
+        self._audit = audit
+
+    async def move(self, job_id: str, build: Build, act: Act | None = None) -> None:
+        """Apply the transition that `build` makes from the current state of the job. `build` raises WrongState if this
+        state does not allow the transition."""
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            now = self._runtime.clock.now()
+            move = build(job, now)
+            if await self._write(job, move, act):
+                self._runtime.writer.publish_all([(job, move)], now)
+                return
+        raise _keeps_changing(job_id)
+
+    async def revive(self, job_id: str, build: Build, most_waiting: int, act: Act | None = None) -> None:
+        """Put an ended job back in the queue, by the transition that `build` makes. Raises TooManyWaiting, as a submit
+        does, if the user would then have more than `most_waiting` jobs waiting; 0 means no limit."""
+        async with self._runtime.reviving:
+            if most_waiting:
+                job = await self.job(job_id)
+                build(job, self._runtime.clock.now())  # raises WrongState before TooManyWaiting
+                await self.check_waiting(job.user_id, 1, most_waiting)
+            await self.move(job_id, build, act)
+
+    async def check_waiting(self, user_id: str, more: int, most_waiting: int) -> None:
+        if most_waiting and await self._runtime.store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
+            raise TooManyWaiting(f"this user may have at most {most_waiting} jobs waiting")
+
+    async def delete(self, job_id: str, act: Act | None = None) -> None:
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            if not job.status.finished:
+                raise WrongState(
+                    f"only a finished job can be deleted; this one is {job.status}",
+                    details={"status": job.status.value},
+                )
+            if await self._write(job, Delete(job.id), act):
+                return
+        raise _keeps_changing(job_id)
+
+    async def _write(self, job: Job, transition: Move | Delete, act: Act | None) -> bool:
+        """Write the transition. Returns False if the job has changed since it was read."""
+        (outcome,) = await self._audit.write(None if act is None else act.on(job), transition)
+        return isinstance(outcome, Done)
+
+    async def page(
+        self, where: JobFilter, limit: int, cursor: str | None, keep: Callable[[Job], bool] | None = None
+    ) -> Page[Job]:
+        """A page of the jobs that match `where`, newest first. `keep` is a further condition, which the store cannot
+        query."""
+        check_limit(limit)
+        before = None if cursor is None else read_cursor(cursor, where)
+        if keep is None and not _is_indexed(where):
+            return await self._window(where, limit, before)
+        jobs = await self._runtime.store.list_jobs(where, before_seq=before, limit=limit + 1)
+        if keep is not None:
+            rows = jobs
+            jobs = list(filter(keep, rows))
+            while len(jobs) <= limit and rows:
+                rows = await self._runtime.store.list_jobs(where, before_seq=rows[-1].seq, limit=MAX_PAGE)
+                jobs += filter(keep, rows)
+        more = len(jobs) > limit
+        return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where) if more else None)
+
+    async def _window(self, where: JobFilter, limit: int, before: int | None) -> Page[Job]:
+        """A page of the jobs that match a filter without an index. Only `WINDOW` jobs are examined, so the page may
+        have fewer than `limit` jobs, or none, although more jobs follow."""
+        list_jobs = self._runtime.store.list_jobs
+        if before is None:
+            newest = await list_jobs(JobFilter(), before_seq=None, limit=1)
+            before = newest[0].seq + 1 if newest else 0
+        floor = before - WINDOW
+        jobs = await list_jobs(where, before_seq=before, limit=limit + 1, from_seq=floor)
+        if len(jobs) > limit:
+            return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where))
+        older = await list_jobs(JobFilter(), before_seq=floor, limit=1) if floor > 0 else []
+        return Page(jobs, write_cursor(older[0].seq + 1, where) if older else None)
+
+    async def job(self, job_id: str) -> Job:
+        jobs = await self._runtime.store.get_jobs([check_id(job_id)])
+        if job_id not in jobs:
+            raise NotFound(f"there is no job {job_id}")
+        return jobs[job_id]
+
+
+def _keeps_changing(job_id: str) -> Unavailable:
+    return Unavailable(f"job {job_id} keeps changing; try again")
+
+
+class Jobs:
+    def __init__(self, runtime: Runtime, commands: JobCommands) -> None:
+        self._runtime = runtime
+        self._commands = commands
+
+    # ------------------------------------------------------------ submit
+
+    async def accept(
+        self,
+        submissions: Sequence[Submission],
+        *,
+        connection: Any = None,
+        idempotency_key: str | None = None,
+        body_hash: str | None = None,
+        lowers_only: bool = False,
+    ) -> list[Receipt]:
+        """Accept all jobs or none, in one commit. If one of several jobs is invalid, the `index` in the error's details
+        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority."""
+        runtime = self._runtime
+        group_commit, now = runtime.group_commit, runtime.clock.now()
+        submits = self._checked(submissions, idempotency_key, body_hash, now)
+        if runtime.priorities.needed or lowers_only:
+            submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
+        outcomes: Sequence[Outcome]
+        if connection is not None:
+            outcomes = await submit_on(runtime.settings.database_url, connection, submits)
+        elif len(submits) == 1:
+            outcomes = [await group_commit.write(submits[0])]
+        else:
+            outcomes = await group_commit.write_all(submits)
+        if connection is None:
+            await runtime.relay_ordered(submits)
+        receipts, new = [], []
+        for submit, outcome in zip(submits, outcomes, strict=True):
+            assert isinstance(outcome, Accepted)
+            job = submit.job
+            if connection is None and not outcome.replayed:
+                new.append(job)
+            elif job.timer_at is not None:  # the caller's transaction may still roll back
+                runtime.signals.timer_set(job.timer_at)
+            receipts.append(
+                Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, events.utc(job.scheduled_at))
+            )
+        runtime.announce(new, now)
+        return receipts
+
+    def _checked(
+        self, submissions: Sequence[Submission], idempotency_key: str | None, body_hash: str | None, now: float
+    ) -> list[Submit]:
+        checks = SubmissionChecker(self._runtime.config, now=now)
+        submits = []
+        for index, submission in enumerate(submissions):
+            key = idempotency_key
+            if key is not None and len(submissions) > 1:
+                key = f"{key}#{index}"
+            try:
+                submits.append(checks.submit_of(submission, idempotency_key=key, body_hash=body_hash))
+            except RequestError as error:
+                if len(submissions) > 1:
+                    error.details["index"] = index
+                raise
+        return submits
+
+    async def push_task(
+        self, queue: str, payload: Mapping[str, Any], priority: str = "low", *, idempotency_key: str | None = None
+    ) -> bool:
+        """Submit a job to the service `queue`, with the arguments of TaskFlow's `push_task`. Returns True once the job
+        is committed. Returns False if the database does not accept the job now: repeat the call with the same
+        `idempotency_key`, so that the job is never created twice."""
+        if not isinstance(payload, Mapping):
+            raise InvalidInput("the payload must be an object, such as {'task_id': 7}", pointer="/input_data")
+        self._runtime.require_open()
+        given = payload.get("user_id")
+        user_id = ANONYMOUS if given is None else str(given)
+        try:
+            await self.accept([Submission(queue, payload, user_id, priority)], idempotency_key=idempotency_key)
+        except Unavailable as error:
+            log.error("push_task to %r: %s", queue, error)
+            return False
+        return True
+
+    async def was_submitted(self, user_id: str, idempotency_key: str) -> bool:
+        """Whether this user has submitted a job with this idempotency key before."""
+        return await self._runtime.store.was_submitted(check_text(user_id, "user_id", MAX_USER_ID), idempotency_key)
+
+    # ------------------------------------------------------------ read
+
+    async def get(self, job_id: str) -> JobView:
+        """The job with its steps, results and queue position. Raises NotFound."""
+        record = await self._runtime.store.get(check_id(job_id))
+        if record is None:
+            raise NotFound(f"there is no job {job_id}")
+        positions = await self._positions_of([record.job])
+        return views.of_record(record, positions.get(job_id))
+
+    async def owner_of(self, job_id: str) -> str | None:
+        """The user_id of the job; None if there is no such job."""
+        jobs = await self._runtime.store.get_jobs([check_id(job_id)])
+        return jobs[job_id].user_id if job_id in jobs else None
+
+    async def why(self, job_id: str, *, private: bool = False) -> Why:
+        """Explain why the job waits, or what it is doing. `private` leaves out the ids of other users and where their
+        jobs run."""
+        return await Explainer(self._runtime.observer, private=private).explain(check_id(job_id))
+
+    async def positions(self, job_ids: Sequence[str]) -> dict[str, QueuePosition]:
+        """The queue positions of these jobs. Empty in a process without a dispatcher."""
+        node = self._runtime.node
+        return await node.positions(job_ids) if node is not None else {}
+
+    async def positions_of_new(self, job_ids: Sequence[str]) -> dict[str, QueuePosition]:
+        """The queue positions of jobs that this process has just accepted. Empty while the dispatcher is busy."""
+        node = self._runtime.node
+        return await node.positions_of_new(job_ids) if node is not None else {}
+
+    async def _positions_of(self, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
+        """The queue positions of those of these jobs that wait. Jobs on a shard that does not answer are left out, so
+        that no caller waits for the shard."""
+        waiting = [job for job in jobs if job.status is JobStatus.PENDING]
+        node = self._runtime.node
+        return await node.positions_of(waiting) if waiting and node is not None else {}
+
+    async def page(self, where: JobFilter, limit: int = 50, cursor: str | None = None) -> Page[JobView]:
+        """A page of the jobs that match the filter, newest first."""
+        page = await self._commands.page(where, limit, cursor)
+        positions = await self._positions_of(page.data)
+        return Page([views.of_job(job, positions.get(job.id)) for job in page.data], page.next_cursor)
+
+    async def open_jobs(self, user_id: str) -> tuple[list[JobView], bool]:
+        """The unfinished jobs of a user, newest first, at most a hundred; and whether the user has more."""
+        where = JobFilter(user_id, OPEN)
+        rows = await self._runtime.store.list_jobs(where, before_seq=None, limit=MOST_IN_A_SNAPSHOT + 1)
+        jobs = rows[:MOST_IN_A_SNAPSHOT]
+        positions = await self._positions_of(jobs)
+        return [views.of_job(job, positions.get(job.id)) for job in jobs], len(rows) > len(jobs)
+
+    # ------------------------------------------------------------ follow
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> JobView:
+        """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        check_id(job_id)
+        while True:
+            with self._runtime.hub.subscribe(job_id, places=False) as subscription:
+                job = await self.get(job_id)
+                rest = None if until is None else until - loop.time()
+                if job.status.finished or (rest is not None and rest <= 0):
+                    return job
+                try:
+                    await _until_terminal(subscription, rest)
+                except ShuttingDown:
+                    return await self.get(job_id)
+
+    async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield a snapshot of the job, then its events until it ends. Yields None after `heartbeat` seconds without an
+        event."""
+        with contextlib.closing(self.stream()) as stream:
+            yield await stream.watch(check_id(job_id))
+            while not stream.follows_nothing:
+                yield await stream.next(heartbeat)
+
+    async def watch_user(self, user_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield a snapshot of the user's unfinished jobs, then the events of all jobs of the user, without end."""
+        with contextlib.closing(self.stream()) as stream:
+            yield await stream.follow(user_id)
+            while True:
+                yield await stream.next(heartbeat)
+
+    def stream(self, allowed: Allowed = lambda job: True) -> EventStream:
+        """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may
+        see."""
+        runtime = self._runtime
+        runtime.require_open()
+        return EventStream(runtime.hub, self, runtime.clock.now, runtime.snapshots, allowed)
+
+    # ------------------------------------------------------------ act; audited with `who`, an operator
+
+    async def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
+        """Cancel a job that has not ended."""
+        act = act_of(who, audit.CANCEL_TURN if is_turn(check_id(job_id)) else audit.CANCEL_JOB, job_id)
+        await self._commands.move(job_id, lambda job, now: transitions.cancel(job, now=now), act)
+        return await self.get(job_id)
+
+    async def resume(self, job_id: str, *, who: str | None = None) -> JobView:
+        """Put a FAILED job that is marked retryable back in the queue, at the step that failed. The job then counts
+        towards its user's limit of waiting jobs. An operator's `requeue` ignores this limit."""
+        config = self._runtime.config
+
+        def build(job: Job, now: float) -> Move:
+            return transitions.resume(job, now=now, waits=config.wait_timeouts)
+
+        act = act_of(who, audit.RESUME_JOB, job_id)
+        await self._commands.revive(job_id, build, config.server.max_waiting_per_user, act)
+        return await self.get(job_id)
+
+    async def retry(self, job_id: str, *, from_start: bool = False, who: str | None = None) -> RetriedJob:
+        """Put any FAILED job back in the queue with fresh attempts, at the step that failed or from the start. The
+        returned job has a `warning` if the error was permanent. The job counts towards its user's limit of waiting
+        jobs, unless an operator (`who`) retries it."""
+        config = self._runtime.config
+        warning: str | None = None
+
+        def build(job: Job, now: float) -> Move:
+            nonlocal warning
+            warning = retries.warning_of(job.error, job.retryable)
+            return transitions.retry(
+                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=who is not None
+            )
+
+        act = act_of(who, audit.RETRY_JOB, job_id, from_start=from_start)
+        most_waiting = 0 if who is not None else config.server.max_waiting_per_user
+        await self._commands.revive(job_id, build, most_waiting, act)
+        return views.retried(await self.get(job_id), warning)
+
+    async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
+        """Run one step (counted from 0) of a COMPLETED or FAILED job again. Later steps do not run again: afterwards
+        the job has its earlier status and the new result, and keeps the old result in its `history`. But if the job
+        failed at this step, it continues with the later steps."""
+        config = self._runtime.config
+
+        def build(job: Job, now: float) -> Move:
+            if not 0 <= step < len(job.steps):
+                raise InvalidInput(f"the job's steps are 0 to {len(job.steps) - 1}, not {step}", pointer="/index")
+            return transitions.rerun(job, step, now=now, waits=config.wait_timeouts)
+
+        act = act_of(who, audit.RETRY_STEP, job_id, step=step)
+        await self._commands.revive(job_id, build, config.server.max_waiting_per_user, act)
+        return await self.get(job_id)
+
+    async def delete(self, job_id: str, *, who: str | None = None) -> None:
+        """Delete a finished job."""
+        await self._commands.delete(job_id, act_of(who, audit.DELETE_JOB, job_id))
+
+
+def _is_indexed(where: JobFilter) -> bool:
+    """Whether the database has an index for this filter. The jobs of a user, and open, failed and cancelled jobs have
+    their own indexes."""
+    if where.feature_name is None and where.service is None and where.error_code is None:
+        return True
+    if where.user_id is not None:
+        return True
+    return bool(where.statuses) and JobStatus.COMPLETED not in where.statuses
+
+
+def filter_of(
+    user_id: str | None = None,
+    status: JobStatus | None = None,
+    feature_name: str | None = None,
+    since: datetime | str | None = None,
+    until: datetime | str | None = None,
+    service: str | None = None,
+    error_code: str | None = None,
+) -> JobFilter:
+    """Make the filter for a list of jobs. `since` (inclusive) and `until` (exclusive) apply to the time of submission,
+    `service` to the current step. `error_code` selects only FAILED jobs, unless `status` is given."""
+    statuses = (status,) if status else (JobStatus.FAILED,) if error_code is not None else ()
+    return JobFilter(
+        user_id,
+        statuses,
+        feature_name,
+        service,
+        error_code,
+        created_from=None if since is None else moment(since, "since"),
+        created_before=None if until is None else moment(until, "until"),
+    )
+
+
+async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:
+    """Wait until the job may have ended. The event poller reports jobs that end in other processes. If the subscription
+    overflowed, the last event may be lost, so this returns as well."""
+    with contextlib.suppress(TimeoutError, SlowConsumer):
+        async with asyncio.timeout(timeout):
+            while True:
+                event = await subscription.next()
+                if event is not None and (event.type in events.TERMINAL or event.type == events.ENDED):
+                    return

@@ -1,0 +1,380 @@
+"""The queues of one service: one per band, lane and user, and the order of the users.
+
+A band is either fair (users ordered by virtual time) or FIFO (users ordered by the lowest `seq` of their steps). Both
+have the same methods, so a service need not know which kind it has:
+
+    join, leave     add a step, or remove it from anywhere in its queue
+    head            the user that is next in a lane
+    take            remove that user's first step, because it is granted
+    charge, settle  move the user's virtual time
+
+Each lane orders its users in a heap with lazy deletion: every change of a user's sort key pushes the new key, and an
+outdated key is dropped when it reaches the top. Keys change twice per grant, and pushing a key costs a fraction of
+finding and removing the old one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+from typing import Final, TypeAlias
+
+from sortedcontainers import SortedList
+
+from fairlead.domain.fair_share import charge
+
+Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None]
+"""A waiting step, sorted by its order key and then by job id.
+
+A plain tuple of atoms: the garbage collector untracks those, so a million of them do not slow it down.
+"""
+KEY: Final = 0
+JOB: Final = 1
+USER: Final = 2
+SERVICE: Final = 3
+BAND: Final = 4
+RANK: Final = 5
+STEP: Final = 6
+RUN: Final = 7
+COST: Final = 8
+REGION: Final = 9
+
+Queue: TypeAlias = "list[Entry] | SortedList"
+"""One user's steps in one lane, sorted. Short queues are plain lists, because most are short and an empty `SortedList`
+takes 500 bytes."""
+
+SortKey: TypeAlias = tuple[int, str]
+"""What the users of a lane are sorted by: (virtual time, number of a newcomer, or lowest seq; user id)."""
+
+LONG = 1024
+_STALE_KEYS = 64
+_RANK_SHIFT = 56
+_SEQ = (1 << _RANK_SHIFT) - 1
+_NEWCOMERS = -(1 << 52)
+"""Added to a newcomer's number, so that newcomers sort before every virtual time, in order of arrival."""
+
+
+def order_key(rank: int, seq: int, *, fifo: bool) -> int:
+    """The sort key of a step among the steps of one user: retries go first, then later steps of running jobs, then new
+    jobs, each by `seq`. In FIFO lanes the key is `seq` alone."""
+    return seq if fifo else rank << _RANK_SHIFT | seq
+
+
+def rekeyed(entry: Entry, *, fifo: bool) -> Entry:
+    """The entry with a new sort key, for a service that has changed between fair and FIFO order."""
+    return (order_key(entry[RANK], entry[KEY] & _SEQ, fifo=fifo), *entry[1:])
+
+
+def inserted(queue: Queue, entry: Entry) -> Queue:
+    """Insert the entry and return the queue. A queue that has become long is returned as a `SortedList`."""
+    if isinstance(queue, list):
+        if len(queue) < LONG:
+            insort(queue, entry)
+            return queue
+        queue = SortedList(queue)
+    queue.add(entry)
+    return queue
+
+
+def remove(queue: Queue, entry: Entry) -> None:
+    """Remove the entry from anywhere in the queue."""
+    if isinstance(queue, list):
+        del queue[bisect_left(queue, entry)]
+    else:
+        queue.remove(entry)
+
+
+def count_before(queue: Queue, entry: Entry) -> int:
+    """How many entries of the queue sort before this entry. The entry itself need not be in the queue."""
+    return bisect_left(queue, entry) if isinstance(queue, list) else queue.bisect_left(entry)
+
+
+class User:
+    """One user of a service, with the user's steps in all bands and lanes."""
+
+    __slots__ = ("mean", "running", "user_id", "waiting", "weight")
+
+    def __init__(self, user_id: str) -> None:
+        self.user_id = user_id
+        self.weight = 1.0
+        self.waiting = 0
+        self.running = 0
+        self.mean: int | None = None
+
+
+class Lane:
+    """The waiting steps of one lane of a band, by user. The unbound lane (None) holds the steps that may run in any
+    region."""
+
+    __slots__ = ("heap", "keys", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.heap: list[SortKey] = []
+        self.keys = SortedList()
+        """All order keys of a FIFO lane, for exact positions. Unused in fair lanes."""
+
+
+class Band:
+    """Base class of fair and FIFO bands: the lanes, and the heaps that order their users."""
+
+    __slots__ = ("lanes", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.lanes: dict[str | None, Lane] = {None: Lane()}
+
+    def lane(self, region: str | None) -> Lane:
+        lane = self.lanes.get(region)
+        if lane is None:
+            lane = self.lanes[region] = Lane()
+        return lane
+
+    def waits(self, user_id: str) -> bool:
+        return any(user_id in lane.queues for lane in self.lanes.values())
+
+    def _push(self, lane: Lane, sort_key: SortKey) -> None:
+        heap = lane.heap
+        heappush(heap, sort_key)
+        if len(heap) > 2 * len(lane.queues) + _STALE_KEYS:
+            # Most keys are stale: rebuild the heap. The pushes since the last rebuild pay for it.
+            heap[:] = [self._sort_key(lane, user_id) for user_id in lane.queues]
+            heapify(heap)
+
+    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
+        raise NotImplementedError
+
+
+class FairBand(Band):
+    """A band with start-time fair queueing among users: the user with the lowest virtual time (tag) goes next, ties are
+    ordered by user id.
+
+    A user has one tag for all lanes of the band. `virtual_time` is the start tag of the last grant to a user that was
+    not new. It can decrease, if that user had been overcharged before.
+
+    A user that enters the band without debt (a tag above `virtual_time`) is new, and goes before all users that are not
+    new, until its first grant. Its first step therefore never waits for another user's charge to be settled, however
+    wrong the estimate of that charge was (ADR 8).
+    """
+
+    __slots__ = ("_queued", "arrivals", "idle", "new", "tags", "virtual_time")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.virtual_time = 0
+        self.tags: dict[str, int] = {}
+        self.arrivals = 0
+        self.new: dict[str, int] = {}
+        """The sort keys of newcomers, until their first grant."""
+        self.idle: list[SortKey] = []
+        """Users with nothing waiting or running whose tag is above the virtual time. They are forgotten once it has
+        caught up."""
+        self._queued: set[SortKey] = set()
+        """The users in `idle` as a set, so that a user that joins and leaves without a grant is not added twice."""
+
+    def join(self, entry: Entry, region: str | None) -> None:
+        lane = self.lane(region)
+        user_id = entry[USER]
+        queue = lane.queues.get(user_id)
+        self.waiting += 1
+        if queue is not None:
+            lane.queues[user_id] = inserted(queue, entry)
+            return
+        if len(self.lanes) == 1 or not self.waits(user_id):
+            self._enter(user_id)
+        lane.queues[user_id] = [entry]
+        self._push(lane, self._sort_key(lane, user_id))
+
+    def leave(self, entry: Entry, region: str | None) -> None:
+        lane = self.lanes[region]
+        queue = lane.queues[entry[USER]]
+        self.waiting -= 1
+        remove(queue, entry)
+        if not queue:
+            del lane.queues[entry[USER]]
+
+    def head(self, region: str | None, parked: set[str]) -> SortKey | None:
+        lane = self.lanes.get(region)
+        if lane is None:
+            return None
+        heap, queues, tags, new = lane.heap, lane.queues, self.tags, self.new
+        while heap:
+            sort_key = heap[0]
+            rank, user_id = sort_key
+            holds = user_id in queues and rank == (new[user_id] if user_id in new else tags[user_id])
+            if holds and user_id not in parked:
+                return sort_key
+            heappop(heap)
+        return None
+
+    def take(self, region: str | None, user_id: str) -> Entry:
+        queues = self.lanes[region].queues
+        queue = queues[user_id]
+        entry: Entry = queue.pop(0)
+        self.waiting -= 1
+        if not queue:
+            del queues[user_id]
+        return entry
+
+    def charge(self, user_id: str, cost: int, weight: float) -> int:
+        """Charge a grant to the user. `virtual_time` becomes the user's tag, unless the user is new."""
+        tag = self.tags[user_id]
+        if self.new.pop(user_id, None) is None:
+            self.virtual_time = tag
+        charged = charge(cost, weight)
+        self._move(user_id, tag + charged)
+        return charged
+
+    def settle(self, user_id: str, difference: int) -> None:
+        """Correct an earlier charge of the user. This moves all waiting steps of the user. A user who is in debt
+        afterwards is no longer new."""
+        if difference > 0:
+            self.new.pop(user_id, None)
+        if difference:
+            self._move(user_id, self.tags.get(user_id, 0) + difference)
+
+    def unpark(self, user_id: str) -> None:
+        """Let the steps of a parked user be granted again. The user has saved no credit while it was parked."""
+        if self.waiting and self.waits(user_id):
+            self._enter(user_id)
+            self._move(user_id, self.tags[user_id])
+
+    def arrival(self, user_id: str) -> int:
+        """The user's number in the order of the newcomers, or 0 if the user is not new."""
+        return self.new[user_id] - _NEWCOMERS if user_id in self.new else 0
+
+    def has_debt(self, user_id: str) -> bool:
+        """Whether an idle user has a tag above the virtual time. Such a user must be remembered."""
+        tag = self.tags.get(user_id, 0)
+        if tag <= self.virtual_time:
+            return False
+        sort_key = (tag, user_id)
+        if sort_key not in self._queued:
+            self._queued.add(sort_key)
+            heappush(self.idle, sort_key)
+        return True
+
+    def forget(self, user_id: str) -> None:
+        self.tags.pop(user_id, None)
+        self.new.pop(user_id, None)
+
+    def drop_newcomers(self) -> None:
+        """Treat all waiting users as not new. Used after a rebuild, because all of them waited before it."""
+        self.new.clear()
+        for lane in self.lanes.values():
+            lane.heap = [self._sort_key(lane, user_id) for user_id in lane.queues]
+            heapify(lane.heap)
+
+    def overtaken(self) -> list[str]:
+        """Remove and return the idle users that have no debt any more, because the virtual time has reached their
+        tags."""
+        users = []
+        while self.idle and self.idle[0][0] <= self.virtual_time:
+            users.append(self.pop_idle())
+        return users
+
+    def pop_idle(self) -> str:
+        """Remove and return the idle user with the least debt."""
+        sort_key = heappop(self.idle)
+        self._queued.discard(sort_key)
+        return sort_key[1]
+
+    def _enter(self, user_id: str) -> None:
+        """Set the tag of a user that begins to wait. A tag above the virtual time is kept. Otherwise the user starts at
+        the virtual time, as the last of the newcomers."""
+        tag = self.tags.get(user_id)
+        self.new.pop(user_id, None)
+        if tag is None or tag <= self.virtual_time:
+            self.tags[user_id] = self.virtual_time
+            self.arrivals += 1
+            self.new[user_id] = _NEWCOMERS + self.arrivals
+
+    def _move(self, user_id: str, tag: int) -> None:
+        self.tags[user_id] = tag
+        for lane in self.lanes.values():
+            if user_id in lane.queues:
+                self._push(lane, self._sort_key(lane, user_id))
+
+    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
+        return (self.new[user_id] if user_id in self.new else self.tags[user_id], user_id)
+
+
+class FifoBand(Band):
+    """A band in which the step with the lowest `seq` goes next. There is one queue per user here too, so that a user at
+    its limit can be parked."""
+
+    __slots__ = ()
+    idle: tuple[SortKey, ...] = ()
+
+    def join(self, entry: Entry, region: str | None) -> None:
+        lane = self.lane(region)
+        user_id = entry[USER]
+        queue = lane.queues.get(user_id)
+        lane.queues[user_id] = queue = [entry] if queue is None else inserted(queue, entry)
+        lane.keys.add(entry[KEY])
+        self.waiting += 1
+        if queue[0] is entry:
+            self._push(lane, (entry[KEY], user_id))
+
+    def leave(self, entry: Entry, region: str | None) -> None:
+        lane = self.lanes[region]
+        queue = lane.queues[entry[USER]]
+        remove(queue, entry)
+        self._left(lane, entry, queue)
+
+    def head(self, region: str | None, parked: set[str]) -> SortKey | None:
+        lane = self.lanes.get(region)
+        if lane is None:
+            return None
+        heap, queues = lane.heap, lane.queues
+        while heap:
+            sort_key = heap[0]
+            user_id = sort_key[1]
+            if user_id in queues and queues[user_id][0][KEY] == sort_key[0] and user_id not in parked:
+                return sort_key
+            heappop(heap)
+        return None
+
+    def take(self, region: str | None, user_id: str) -> Entry:
+        lane = self.lanes[region]
+        queue = lane.queues[user_id]
+        entry: Entry = queue.pop(0)
+        self._left(lane, entry, queue)
+        return entry
+
+    def charge(self, user_id: str, cost: int, weight: float) -> int:
+        return 0
+
+    def settle(self, user_id: str, difference: int) -> None:
+        """Do nothing: FIFO bands charge nothing."""
+
+    def unpark(self, user_id: str) -> None:
+        for lane in self.lanes.values():
+            if user_id in lane.queues:
+                self._push(lane, self._sort_key(lane, user_id))
+
+    def has_debt(self, user_id: str) -> bool:
+        return False
+
+    def forget(self, user_id: str) -> None:
+        """Do nothing: FIFO bands keep no record of users."""
+
+    def drop_newcomers(self) -> None:
+        """Do nothing: FIFO bands have no newcomers."""
+
+    def overtaken(self) -> list[str]:
+        return []
+
+    def pop_idle(self) -> str:
+        raise IndexError("no user of a FIFO band has a debt")
+
+    def _left(self, lane: Lane, entry: Entry, queue: Queue) -> None:
+        lane.keys.remove(entry[KEY])
+        self.waiting -= 1
+        if queue:
+            self._push(lane, (queue[0][KEY], entry[USER]))
+        else:
+            del lane.queues[entry[USER]]
+
+    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
+        return (lane.queues[user_id][0][KEY], user_id)

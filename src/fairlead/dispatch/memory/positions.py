@@ -1,0 +1,319 @@
+"""Computes queue positions, assuming that nothing more arrives and every step takes as long as estimated.
+
+In FIFO lanes the steps ahead are counted exactly. In fair lanes the n-th waiting step of a user starts at `tag + n *
+charge`. The steps ahead of a given one can therefore be counted per user, in one pass over the band's users for all
+requested steps. The first step of a newcomer starts at the newcomer's sort key instead, before all virtual times.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue, count_before
+from fairlead.dispatch.memory.service import RETRIES, Service
+from fairlead.dispatch.port import Unserved
+from fairlead.domain.fair_share import SECOND, QueuePosition, charge, micros
+
+FIRST_PRIORITY = 1
+"""The band of the highest priority. The band before it holds the retries that go first."""
+
+Waiting: TypeAlias = tuple[str, int, int, int]
+"""One user's steps in the examined lanes: user id, number of steps, and the estimate and charge of one step."""
+
+
+class Mark(NamedTuple):
+    """A step whose position was requested, and the virtual time (tag) at which it starts. `own` is the number of steps
+    of the same user that come before it."""
+
+    tag: int
+    user_id: str
+    job_id: str
+    own: int
+
+
+class Ahead(NamedTuple):
+    """What is ahead of one step: how many steps, their estimated work, and how many of them belong to the same user."""
+
+    job_id: str
+    steps: int
+    work: int
+    own: int
+    newcomer: bool = False
+
+
+def positions(service: Service, entries: Iterable[Entry], now: float, unserved: Unserved) -> dict[str, QueuePosition]:
+    """The queue positions of these entries. All of them wait for this service."""
+    groups: dict[tuple[int, str | None], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(service.band_and_lane(entry), []).append(entry)
+    positions_by_job: dict[str, QueuePosition] = {}
+    for (band, region), group in groups.items():
+        running = _running_work(service, region, now, unserved)
+        slots, free = _slots(service, region, unserved), _free(service, region, now, unserved)
+        mean, rests = _mean(service) / SECOND, _rests(service, region, now, unserved)
+        users = {entry[JOB]: entry[USER] for entry in group}
+        retries, retry_work = _retries_ahead(service, band, region, unserved)
+        higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
+        before, work_before = retries + higher, retry_work + higher_work + running
+        for ahead in (_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group, unserved):
+            positions_by_job[ahead.job_id] = QueuePosition(
+                before + ahead.steps + 1, (work_before + ahead.work) / SECOND, slots, mean, free, service.name, band,
+                ahead.newcomer, retries, higher, ahead.own, running / SECOND,
+                *_user_slots(service, users[ahead.job_id], now), rests,
+            )  # fmt: skip
+    return positions_by_job
+
+
+def _slots(service: Service, region: str | None, unserved: Unserved) -> int:
+    """How many slots the steps of this lane could use at most, if all slots were free."""
+    rules = service.rules
+    pool = math.inf if service.pool is None else service.pool.limit
+    return _most(
+        service,
+        rules.limit,
+        pool,
+        {name: limit for name, limit in rules.regions.items() if _is_open(service, name, region, unserved)},
+    )
+
+
+def _most(service: Service, own: int, pool: float, regions: dict[str, int]) -> int:
+    """How many slots can be used at once. `own` is the limit of the service, `pool` that of the pool, and `regions`
+    those of the regions."""
+    rules = service.rules
+    if not rules.regions:
+        return int(min(own, pool))
+    pooled = sum(slots for region, slots in regions.items() if rules.in_pool(region))
+    return int(min(own, min(pool, pooled) + sum(regions.values()) - pooled))
+
+
+def _serves(service: Service, region: str | None, lane: str | None, unserved: Unserved) -> bool:
+    within = service.allowed_regions(lane, unserved)
+    return within is None or region in within
+
+
+def _is_open(service: Service, region: str, lane: str | None, unserved: Unserved) -> bool:
+    """Whether steps of the lane `lane` may be called in this region now."""
+    return _serves(service, region, lane, unserved) and (service.name, region) not in unserved
+
+
+def _free(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
+    """How many slots that steps of this lane could use are free. 0 for a paused service. Slots of holds that are over
+    count as free."""
+    rules = service.rules
+    if rules.paused:
+        return 0
+    free, pool = rules.limit - _in_use(service, now), math.inf
+    if service.pool is not None:
+        pool = max(0, service.pool.limit - sum(_in_pool(each, now) for each in service.pool.services))
+    regions = {
+        each: _free_in(service, each, now) for each in rules.regions if _is_open(service, each, region, unserved)
+    }
+    return max(0, _most(service, free, pool, regions))
+
+
+def _rests(service: Service, lane: str | None, now: float, unserved: Unserved) -> float:
+    """Seconds until the first region of the lane accepts calls again, or 0 if one of them accepts calls now."""
+    regions = [region for region in service.rules.regions if _is_open(service, region, lane, unserved)]
+    ends = [0 if (breaker := service.breakers.get(region)) is None else breaker.until for region in regions]
+    return max(0, min(ends, default=0) - micros(now)) / SECOND
+
+
+def _in_use(service: Service, now: float) -> int:
+    return service.in_use - len(service.ended_holds(now))
+
+
+def _in_pool(service: Service, now: float) -> int:
+    over = [hold for hold in service.ended_holds(now) if service.rules.in_pool(hold.region)]
+    return service.in_pool - len(over)
+
+
+def _free_in(service: Service, region: str, now: float) -> int:
+    over = sum(hold.region == region for hold in service.ended_holds(now))
+    return max(0, service.region_free(region, over))
+
+
+def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None, int, float]:
+    """The user's own limit, how much of that limit is unused, and the remaining work of the user's running steps."""
+    limit = service.rules.user_limit
+    if limit is None:
+        return None, 0, 0.0
+    left = sum(
+        max(0, estimate - micros(now - lease.granted_at))
+        for lease, estimate in service.leases.values()
+        if lease.user_id == user_id
+    )
+    return limit, max(0, limit - service.users[user_id].running), left / SECOND
+
+
+def _mean(service: Service) -> int:
+    return service.default_cost if service.mean is None else service.mean
+
+
+def _running_work(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
+    """The remaining work of the running steps. For a lane with regions, only of the steps that run in these regions."""
+    return sum(
+        max(0, estimate - micros(now - lease.granted_at))
+        for lease, estimate in service.leases.values()
+        if _serves(service, lease.region, region, unserved)
+    )
+
+
+def _lanes_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> list[Lane]:
+    """The lanes that a step of this lane waits behind. An unbound step waits behind all lanes. A step that is bound to
+    regions waits behind lanes that share a region with its own lane, and behind the unbound lane.
+
+    The unbound lane comes first and the others follow by name, so that all implementations count in the same order.
+    """
+    lanes = service.bands[band].lanes
+    own = service.allowed_regions(region, unserved)
+    if own is None:
+        ahead = list(lanes)
+    else:
+        ahead = [
+            name
+            for name in lanes
+            if (others := service.allowed_regions(name, unserved)) is None or not set(own).isdisjoint(others)
+        ]
+    return [lanes[name] for name in sorted(ahead, key=lambda name: (name is not None, name))]
+
+
+def _rivals(service: Service, band: int, region: str | None, unserved: Unserved) -> list[Lane]:
+    """The lanes ahead whose users compete with the users of this lane by virtual time. In the band of retries that go
+    first, unbound steps go before all others, so unbound and bound lanes do not compete there."""
+    if band != RETRIES:
+        return _lanes_ahead(service, band, region, unserved)
+    unbound = service.bands[band].lanes.get(None)
+    lanes = _lanes_ahead(service, band, region, unserved)
+    return [lane for lane in lanes if (lane is unbound) == (region is None)]
+
+
+def _fifo_ahead(
+    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved
+) -> Iterator[Ahead]:
+    mean = _mean(service)
+    lanes = _rivals(service, band, region, unserved)
+    for entry in entries:
+        count = sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
+        own = sum(count_before(lane.queues[entry[USER]], entry) for lane in lanes if entry[USER] in lane.queues)
+        yield Ahead(entry[JOB], count, count * mean, own)
+
+
+def _fair_ahead(
+    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved
+) -> Iterator[Ahead]:
+    fair = service.bands[band]
+    assert isinstance(fair, FairBand)
+    lanes = _rivals(service, band, region, unserved)
+    tally = _Tally(_mark(service, fair, lanes, entry) for entry in entries)
+    for waiting in _waiting(service, lanes):
+        user_id, steps, estimate, step_charge = waiting
+        tag = fair.tags[user_id]
+        if user_id in fair.new:
+            tally.add(fair.new[user_id], (user_id, 1, estimate, step_charge))
+            tag, waiting = tag + step_charge, (user_id, steps - 1, estimate, step_charge)
+        tally.add(tag, waiting)
+    for mark, count, work in tally.totals():
+        yield Ahead(mark.job_id, count, work, mark.own, mark.own == 0 and mark.user_id in fair.new)
+
+
+class _Tally:
+    """Counts the steps, and sums their work, ahead of each of several marks. The marks are sorted.
+
+    The steps of a user that are ahead of all marks from the i-th on are added once, at i. For earlier marks, the number
+    of the user's steps ahead is computed for each mark.
+    """
+
+    def __init__(self, marks: Iterable[Mark]) -> None:
+        self.marks = sorted(marks)
+        self.tags = [mark.tag for mark in self.marks]
+        self.users = [mark.user_id for mark in self.marks]
+        self.from_here = [0] * (len(self.marks) + 1)
+        self.from_here_work = list(self.from_here)
+        self.just_here = [0] * len(self.marks)
+        self.just_here_work = list(self.just_here)
+
+    def add(self, tag: int, waiting: Waiting) -> None:
+        user_id, steps, estimate, step_charge = waiting
+        tags = self.tags
+        if tag > tags[-1] or not steps:
+            return
+        all_before = bisect_right(tags, tag + (steps - 1) * step_charge)
+        self.from_here[all_before] += steps
+        self.from_here_work[all_before] += steps * estimate
+        for i in range(bisect_left(tags, tag), all_before):
+            # `served_before` inlined: this runs once per user and mark.
+            count = (tags[i] - tag) // step_charge + 1
+            if user_id >= self.users[i] and tag + (count - 1) * step_charge == tags[i]:
+                count -= 1
+            self.just_here[i] += count
+            self.just_here_work[i] += count * estimate
+
+    def totals(self) -> Iterator[tuple[Mark, int, int]]:
+        counts, works = accumulate(self.from_here), accumulate(self.from_here_work)
+        for i, (mark, count, work) in enumerate(zip(self.marks, counts, works, strict=False)):
+            yield mark, count + self.just_here[i], work + self.just_here_work[i]
+
+
+def _retries_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> tuple[int, int]:
+    """The number of retries that go before all steps of this band and lane, and their work."""
+    if band != RETRIES:
+        return _all_of(service, range(FIRST_PRIORITY), region, unserved)
+    unbound = service.bands[band].lanes.get(None)
+    return (0, 0) if region is None or unbound is None else _sum_of(service, [unbound])
+
+
+def _all_of(service: Service, bands: range, region: str | None, unserved: Unserved) -> tuple[int, int]:
+    """The number of steps in these bands that steps of this lane wait behind, and their work."""
+    sums = [
+        _sum_of(service, _lanes_ahead(service, band, region, unserved)) for band in bands if service.bands[band].waiting
+    ]
+    return sum(count for count, _ in sums), sum(work for _, work in sums)
+
+
+def _sum_of(service: Service, lanes: list[Lane]) -> tuple[int, int]:
+    if service.fifo:
+        steps = sum(len(lane.keys) for lane in lanes)
+        return steps, steps * _mean(service)
+    count = work = 0
+    for _, steps, estimate, _ in _waiting(service, lanes):
+        count += steps
+        work += steps * estimate
+    return count, work
+
+
+def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> Mark:
+    user_id = entry[USER]
+    queues = [lane.queues[user_id] for lane in lanes if user_id in lane.queues]
+    index = sum(count_before(queue, entry) for queue in queues)
+    if index == 0 and user_id in band.new:
+        return Mark(band.new[user_id], user_id, entry[JOB], 0)
+    _, _, _, step_charge = _of_user(service, user_id, queues)
+    return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB], index)
+
+
+def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
+    if len(lanes) > 1:
+        for user_id in {user_id for lane in lanes for user_id in lane.queues}:
+            yield _of_user(service, user_id, [lane.queues[user_id] for lane in lanes if user_id in lane.queues])
+        return
+    # `_of_user` inlined: there may be a hundred thousand users, and this blocks the event loop.
+    users, mean, default = service.users, service.mean, service.default_cost
+    for user_id, queue in lanes[0].queues.items():
+        user = users[user_id]
+        estimate = user.mean if user.mean is not None else mean
+        if estimate is None:
+            cost = queue[0][COST]
+            estimate = default if cost is None else cost
+        yield user_id, len(queue), estimate, int(estimate / user.weight) or 1
+
+
+def _of_user(service: Service, user_id: str, queues: list[Queue]) -> Waiting:
+    """The waiting steps of one user: their number, estimated duration and charge. While no call has been measured, the
+    declared cost of the first step is used for all steps."""
+    user = service.users[user_id]
+    estimate = service.estimate(user, queues[0][0][COST])
+    return user_id, sum(map(len, queues)), estimate, charge(estimate, user.weight)

@@ -1,0 +1,154 @@
+"""The services, pools and scopes defined by the rules, and which services can grant a step.
+
+A service is *ready* if it has a free slot and a waiting step that may use the slot. It is *runnable* if it is ready and
+its pool, if the step needs one, has a free slot too. Workers are woken when a service becomes runnable. While it stays
+runnable, only a claim wakes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+
+from fairlead.dispatch.memory.claim_sources import Pool
+from fairlead.dispatch.memory.fair_queue import Entry
+from fairlead.dispatch.memory.service import Service
+from fairlead.domain.rules import Rules, ServiceRules
+
+
+class Scope:
+    """The services that are rebuilt together, under one epoch. A scope grants steps only while it is open."""
+
+    __slots__ = ("epoch", "name", "open")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch: int | None = None
+        self.open = False
+
+
+class Topology:
+    def __init__(self) -> None:
+        self.services: dict[str, Service] = {}
+        self.scopes: dict[str, Scope] = {}
+        self._pools: dict[str, Pool] = {}
+        self._version = -1
+
+    def service(self, name: str) -> Service:
+        """The service of this name. Steps of a service unknown to the rules are queued with a limit of 0."""
+        service = self.services.get(name)
+        if service is None:
+            rules = ServiceRules(name, limit=0)
+            service = self.services[name] = Service(rules, self.scope(rules.scope))
+        return service
+
+    def scope(self, name: str) -> Scope:
+        scope = self.scopes.get(name)
+        if scope is None:
+            scope = self.scopes[name] = Scope(name)
+        return scope
+
+    def services_of(self, scope: str) -> list[Service]:
+        return [service for service in self.services.values() if service.scope.name == scope]
+
+    def configure(self, rules: Rules) -> Iterator[Entry]:
+        """Apply the rules unless they are older than the current ones. Yields the entries whose sort key changed."""
+        if rules.version < self._version:
+            return
+        self._version = rules.version
+        for name, service_rules in rules.services.items():
+            yield from self._take_rules(self.service(name), service_rules)
+        for name in self.services.keys() - rules.services.keys():
+            removed = self.services[name]
+            yield from self._take_rules(removed, replace(removed.rules, limit=0))
+        self._assign_pools(rules)
+
+    def _take_rules(self, service: Service, rules: ServiceRules) -> list[Entry]:
+        service.scope = self.scope(rules.scope)
+        return service.take_rules(rules)
+
+    def _assign_pools(self, rules: Rules) -> None:
+        for pool in self._pools.values():
+            pool.services = []
+        for _, service in sorted(self.services.items()):
+            service.pool = None
+            if service.rules.pool is not None:
+                scope = service.rules.scope
+                service.pool = self._pools.setdefault(scope, Pool(scope))
+                service.pool.limit = rules.pools.get(service.rules.pool, 0)
+                service.pool.services.append(service)
+
+    def clear_pool(self, scope: str) -> None:
+        """Reset the virtual times by which services share the pool, if this scope is a pool."""
+        if scope in self._pools:
+            self._pools[scope].clear()
+
+
+class Wakeups:
+    def __init__(self, services: Mapping[str, Service]) -> None:
+        self._services = services
+        self._ready: set[str] = set()
+        self._touched: set[Service] = set()
+        self._passed_over: dict[Pool, set[str]] = {}
+
+    def touch(self, service: Service) -> None:
+        """Record that the current operation changed this service."""
+        self._touched.add(service)
+
+    def pass_over(self, pool: Pool, services: set[str]) -> None:
+        """Record that the current claim left slots of the pool to other workers although these services had steps
+        waiting."""
+        self._passed_over[pool] = services
+
+    def may_grant(self, services: frozenset[str]) -> set[str]:
+        """The services that a claim has to examine: those known to be ready, and those that the current operation
+        changed. Some of these cannot grant a step."""
+        names = self._ready & services
+        for service in self._touched:
+            if service.name in services:
+                names.add(service.name)
+        return names
+
+    def turned_runnable(self, again: Set[str]) -> set[str]:
+        """End the operation. Returns the services that it made runnable, and the services in `again` that are still
+        runnable."""
+        self._refresh()
+        turned: set[str] = set()
+        pools: set[Pool] = set()
+        for service in self._touched:
+            if service.pool is not None:
+                pools.add(service.pool)
+            else:
+                if service.ready and not service.runnable:
+                    turned.add(service.name)
+                service.runnable = service.ready
+        for pool in pools:
+            turned |= self._turned_in(pool)
+        for pool, services in self._passed_over.items():
+            pool.passed_over |= services
+        for name in self._ready & again:
+            if self._services[name].runnable:
+                turned.add(name)
+        self._touched.clear()
+        self._passed_over.clear()
+        return turned
+
+    def _turned_in(self, pool: Pool) -> set[str]:
+        """The services of the pool that became runnable. Services that are runnable and were passed over before are
+        included: after a change, their workers should try again."""
+        has_slot = pool.free > 0
+        turned = set()
+        for service in pool.services:
+            runnable = service.ready and (has_slot or service.pick(pool_full=True) is not None)
+            if runnable and (not service.runnable or service.name in pool.passed_over):
+                turned.add(service.name)
+            service.runnable = runnable
+        pool.passed_over -= turned
+        return turned - self._passed_over.get(pool, set())
+
+    def _refresh(self) -> None:
+        for service in self._touched:
+            ready = service.pick() is not None
+            if ready is not service.ready:
+                service.ready = ready
+                (self._ready.add if ready else self._ready.discard)(service.name)

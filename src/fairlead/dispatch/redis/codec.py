@@ -1,0 +1,266 @@
+"""Encoding of script arguments and decoding of script replies.
+
+Offers are encoded in MessagePack, so that scripts can store them as they are received.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import orjson
+
+from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeState, ServiceSnapshot, UserQueue
+from fairlead.dispatch.redis.servers import identity_of
+from fairlead.domain.fair_share import DEFAULT_COST, SECOND, QueuePosition, micros
+from fairlead.domain.job import Hold
+from fairlead.domain.rules import Order, ServiceRules
+
+_SMALL = [bytes([number]) for number in range(128)]
+_INT = struct.Struct(">Bq").pack
+_FLOAT = struct.Struct(">Bd").pack
+FALSE = b"\xc2"
+
+
+def packed_int(number: int) -> bytes:
+    return _SMALL[number] if 0 <= number < 128 else _INT(0xD3, number)
+
+
+def packed_float(number: float) -> bytes:
+    """Encode a float in MessagePack. A whole number is encoded as an integer, which is shorter and the same to Lua."""
+    return packed_int(int(number)) if number.is_integer() and abs(number) < 2**53 else _FLOAT(0xCB, number)
+
+
+@lru_cache(4096)  # users and services repeat: 0.1 µs instead of 0.4
+def packed_text(text: str) -> bytes:
+    data = text.encode()
+    if len(data) < 32:
+        return bytes([0xA0 | len(data)]) + data
+    if len(data) < 1 << 8:
+        return bytes([0xD9, len(data)]) + data
+    if len(data) < 1 << 16:
+        return struct.pack(">BH", 0xDA, len(data)) + data
+    return struct.pack(">BI", 0xDB, len(data)) + data
+
+
+NUL = "\0"
+Arg = str | bytes | int
+
+_service_and_outcome = attrgetter("service", "refund", "failed")
+_OUTCOMES = {None: "0", False: "2", True: "3"}
+
+
+def joined(names: Iterable[str]) -> str:
+    return NUL.join(sorted(names))
+
+
+def names(value: bytes) -> list[str]:
+    """Decode a text of names that `joined` encoded."""
+    return value.decode().split(NUL) if value else []
+
+
+def texts(values: Sequence[bytes]) -> list[str]:
+    return [value.decode() for value in values]
+
+
+def rules_json(rules: ServiceRules) -> bytes:
+    fields: dict[str, object] = {
+        "limit": rules.limit,
+        "fifo": rules.order is Order.FIFO,
+        "paused": rules.paused,
+        "retries_first": rules.retries_first,
+        "ttl": micros(rules.lease_ttl),
+        "cost": DEFAULT_COST if rules.cost is None else micros(rules.cost),
+        "regions": sorted(rules.regions.items()),
+        "breaker": rules.breaker_failures,
+        "breaker_rest": micros(rules.breaker_rest),
+    }
+    if rules.regions and (rules.region_weights or rules.pooled_regions is not None):
+        weights = rules.region_weights
+        fields["more"] = [
+            (weights.get(region, 1.0) if weights else False, rules.in_pool(region)) for region in sorted(rules.regions)
+        ]
+        fields["partial"] = rules.pooled_regions is not None
+    if rules.user_limit is not None:
+        fields["user_limit"] = rules.user_limit
+    return orjson.dumps(fields)
+
+
+def _weight(weight: float) -> str:
+    """Encode a weight as an argument. An invalid weight counts as 1, so that it cannot block the queue."""
+    return repr(weight if weight > 0 else 1.0)
+
+
+def offer_args(offers: Iterable[Offer]) -> list[Arg]:
+    args: list[Arg] = []
+    for offer in offers:
+        rest = _packed_rest(
+            offer.service, offer.band, offer.rank, offer.step, offer.run, offer.cost, offer.region, offer.weight
+        )
+        args += (offer.job_id, packed_int(offer.seq) + packed_text(offer.user_id) + rest)
+    return args
+
+
+@lru_cache(1024)  # offers of a bulk differ in job, seq and user only
+def _packed_rest(
+    service: str,
+    band: int,
+    rank: int,
+    step: int,
+    run: int,
+    cost: float | None,
+    region: str | None,
+    weight: float,
+) -> bytes:
+    return (
+        packed_text(service)
+        + packed_int(band)
+        + packed_int(rank)
+        + packed_int(step)
+        + packed_int(run)
+        + (FALSE if cost is None else packed_int(micros(cost)))
+        + (packed_text(region) if region else FALSE)
+        + packed_float(float(weight) if weight > 0 else 1.0)
+    )
+
+
+def release_args(releases: Iterable[Release]) -> list[Arg]:
+    """Encode the releases as arguments, in order. Consecutive releases that differ only in the lease are combined."""
+    args: list[Arg] = []
+    for (service, refund, failed), some in itertools.groupby(releases, _service_and_outcome):
+        args += (service, "1" if refund else _OUTCOMES[failed], NUL.join([release.lease for release in some]))
+    return args
+
+
+def hold_args(holds: Iterable[Hold]) -> list[Arg]:
+    args: list[Arg] = []
+    for hold in holds:
+        key = hold.id or f"{hold.job_id}:{hold.until}"
+        args += (key, hold.job_id, hold.service, hold.region or "", micros(hold.until), hold.band)
+    return args
+
+
+def lease_args(leases: Iterable[Lease]) -> list[Arg]:
+    args: list[Arg] = []
+    for lease in leases:
+        args += (
+            lease.name, lease.job_id, lease.step, lease.run, lease.service, lease.user_id, lease.worker,
+            micros(lease.granted_at), lease.region or "", _weight(lease.weight), lease.band,
+        )  # fmt: skip
+    return args
+
+
+def leases(values: Sequence[Any], scope: str) -> list[Lease]:
+    return [
+        Lease(
+            name.decode(), job_id.decode(), step, run, service.decode(), user_id.decode(), worker.decode(),
+            granted / SECOND, expires / SECOND, None if region is None else region.decode(), charged, float(weight),
+            band, scope,
+        )
+        for name, job_id, step, run, service, user_id, worker, granted, expires, region, charged, weight, band in (
+            _rows(values, 13)
+        )
+    ]  # fmt: skip
+
+
+def grants(reply: Sequence[Any], worker: str, scope: str) -> list[Lease]:
+    """Decode the leases that an exchange granted. The reply contains values common to all leases only once."""
+    granted = reply[9] / SECOND
+    services = [(name, int(expires) / SECOND) for name, expires in _rows(names(reply[10]), 2)]
+    return [
+        Lease(
+            name.decode(), job_id.decode(), step, run, services[number][0], user_id.decode(), worker, granted,
+            services[number][1], None if region is None else region.decode(), charged, float(weight), band, scope,
+        )
+        for name, job_id, step, run, number, user_id, region, charged, weight, band in _rows(reply[11:], 10)
+    ]  # fmt: skip
+
+
+def states(reply: Sequence[Any], scopes: Sequence[str]) -> dict[str, ScopeState]:
+    _, run_id, replication_id, *rows = reply
+    server = identity_of(run_id, replication_id)
+    return {
+        scope: ScopeState(None if epoch is None else int(epoch), state == b"1", server, state == b"lost")
+        for scope, (epoch, state) in zip(scopes, _rows(rows, 2), strict=True)
+    }
+
+
+def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
+    return {
+        job_id.decode(): QueuePosition(
+            position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
+            higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
+            rests / SECOND,
+        )
+        for (
+            job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
+            user_slots, user_free, user_running, rests,
+        ) in _rows(values, 17)
+    }  # fmt: skip
+
+
+def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """Split a flat list into rows. Scripts reply with flat lists, because the server writes each nested list
+    separately."""
+    return zip(*[iter(values)] * width, strict=True)
+
+
+def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
+    (
+        name,
+        limit,
+        leased,
+        held,
+        paused,
+        waiting,
+        running,
+        holds,
+        times,
+        mean,
+        fifo,
+        retries_first,
+        users,
+        regions,
+        unbound,
+    ) = row
+    service = name.decode()
+    bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
+    return ServiceSnapshot(
+        service=service,
+        limit=limit,
+        in_use=leased + held,
+        held=held,
+        paused=bool(paused),
+        waiting=dict(zip((1, 2, 3), waiting, strict=True)),
+        leases=tuple(sorted(leases(running, scope), key=lambda each: (each.granted_at, len(each.name), each.name))),
+        holds=tuple(_hold(service, hold) for hold in holds),
+        virtual_time={band: times[band] for band in sorted(bands)},
+        mean_duration=None if mean < 0 else mean / SECOND,
+        users=tuple(sorted(map(_user_queue, users), key=lambda queue: (queue.band, queue.tag, queue.user_id))),
+        regions=tuple(map(_region, regions)),
+        unbound=tuple(unbound) if unbound else (0, 0),
+    )
+
+
+def _region(row: Sequence[Any]) -> RegionSnapshot:
+    name, limit, taken, waiting, retrying, failures, until, probing, latency = row
+    resting = until / SECOND if until and not probing else None
+    measured = None if latency < 0 else latency / SECOND
+    return RegionSnapshot(name.decode(), limit, taken, waiting, retrying, failures, resting, bool(probing), measured)
+
+
+def _hold(service: str, row: Sequence[Any]) -> Hold:
+    job_id, region, until, key, band = row
+    own = key.decode()
+    if own == f"{job_id.decode()}:{until / SECOND}":  # a hold without an id is stored under a key made of job and time
+        own = ""
+    return Hold(job_id.decode(), service, None if region is None else region.decode(), until / SECOND, own, band)
+
+
+def _user_queue(row: Sequence[Any]) -> UserQueue:
+    user_id, band, waiting, running, tag, weight, parked, arrival = row
+    return UserQueue(user_id.decode(), band, waiting, running, tag, float(weight), bool(parked), arrival)

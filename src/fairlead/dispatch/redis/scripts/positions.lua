@@ -1,0 +1,358 @@
+-- positions: compute queue positions, assuming that nothing more arrives and every step takes as long as estimated.
+--
+--   KEYS, ARGV[1..4]   as include/scope.lua
+--   ARGV[5]            regions that no worker claims for, as `service:region`, joined by NUL
+--   ARGV[6..]          jobs
+--
+-- Returns {0}, then seventeen values per job:
+--   job, position, work ahead in µs, slots, mean duration in µs, free slots, service, band
+--   1 for the first step of a newcomer
+--   of the steps ahead: retries that go first, steps of higher bands, steps of the same user
+--   of the work ahead: the remaining work of running steps in µs
+--   the user's limit (-1: none), how much of it is unused, the remaining work of the user's running steps in µs
+--   µs until the first of the allowed regions accepts calls again
+-- Jobs that are not queued here are absent; during a rebuild all are.
+--
+-- FIFO lanes are counted exactly. In fair lanes the n-th waiting step of a user starts at tag + n * charge, so the
+-- steps ahead of a given one can be counted per user, in one pass over the users for all requested steps. The first
+-- step of a newcomer starts at the newcomer's sort key instead, before all virtual times. Same
+-- behaviour as dispatch/memory/positions.py.
+--- @include scope
+--- @include queues
+--- @include regions
+--- @include lanes
+--- @include moves
+
+local unserved = read_set(split(ARGV[5]))
+
+local function is_unbound(lane)
+  return sub(lane, 2, 2) == '-'
+end
+
+-- The lanes that a step of this lane waits behind: for an unbound step all lanes, for a bound step those that share a
+-- region with its own and those that may run anywhere.
+local function lanes_ahead(service, key, band, lane)
+  local lanes, reached = lanes_of(key, band), allowed_regions(service, lane, unserved)
+  if reached == '' then
+    return lanes
+  end
+  local ahead, own = {}, {}
+  for region in string.gmatch(reached, '[^+]+') do
+    own[#own + 1] = region
+  end
+  for _, other in ipairs(lanes) do
+    if best_region(service, other, own, unserved) then
+      ahead[#ahead + 1] = other
+    end
+  end
+  return ahead
+end
+
+-- The lanes ahead that share turns with this one. Among the retries that go first, unbound ones precede all others.
+local function rivals(service, key, band, lane)
+  local lanes = lanes_ahead(service, key, band, lane)
+  if band > 0 then
+    return lanes
+  end
+  local alike = {}
+  for _, other in ipairs(lanes) do
+    if is_unbound(other) == is_unbound(lane) then
+      alike[#alike + 1] = other
+    end
+  end
+  return alike
+end
+
+-- By band, the lanes whose steps all come before those of this one.
+local function lanes_above(service, key, band, lane)
+  local above = {}
+  for higher = 0, band - 1 do
+    above[higher] = lanes_ahead(service, key, higher, lane)
+  end
+  if band == 0 and not is_unbound(lane) then
+    above[0] = { UNBOUND[0] }
+  end
+  return above
+end
+
+local function mean_of(service)
+  return service.mean or service.cost
+end
+
+-- How many of the user's own steps in these lanes come before this one.
+local function own_before(service, lanes, entry)
+  local own, key = 0, order_key(service, entry.rank, entry.seq) .. entry.job
+  for _, lane in ipairs(lanes) do
+    local queue = queue_of(lane, entry.user)
+    own = own + call('ZLEXCOUNT', service.keys.line, '[' .. queue, '(' .. queue .. key)
+  end
+  return own
+end
+
+local function fifo_ahead(service, band, lane, requested, add_row)
+  local seqs, retries = service.keys.seqs, 0
+  for _, above in pairs(lanes_above(service, seqs, band, lane)) do -- in a FIFO service, only the retries that go first
+    for _, other in ipairs(above) do
+      retries = retries + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
+    end
+  end
+  local lanes = rivals(service, seqs, band, lane)
+  for _, entry in ipairs(requested) do
+    local count = retries
+    for _, other in ipairs(lanes) do
+      count = count + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\0' .. sortable(entry.seq))
+    end
+    add_row(entry.job, count, count * mean_of(service), false, retries, 0, own_before(service, lanes, entry))
+  end
+end
+
+-- One user's steps in these lanes: their number, and the estimate and charge of one. If nothing has been measured yet,
+-- all count with the declared cost of the first.
+local function user_steps(service, user, lanes)
+  local steps, first = 0, nil
+  for _, lane in ipairs(lanes) do
+    local at = lane_at(user, lane)
+    if at and user[at + 1] > 0 then
+      steps, first = steps + user[at + 1], first or lane
+    end
+  end
+  if steps == 0 then
+    return 0
+  end
+  local cost = false
+  if not user[MEAN] and not service.mean then
+    local suffix = first_queued(service, first, user[ID])
+    local job = sub(suffix, 18)
+    cost = read_entry(job, call('HGET', ENTRIES, job)).cost
+  end
+  local estimate = estimate_of(service, user, cost)
+  return steps, estimate, charge(estimate, user[WEIGHT])
+end
+
+local function mark_of(service, band, lanes, entry)
+  local user, own = read_user(service, entry.user), own_before(service, lanes, entry)
+  local _, _, each = user_steps(service, user, lanes)
+  if own == 0 and user[NEW + band] then
+    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job, own = 0, newcomer = true }
+  end
+  return { tag = user[TAG + band] + own * each, user = user[ID], job = entry.job, own = own, newcomer = false }
+end
+
+-- How many of a user's steps start before the mark; ties are broken by user id.
+local function served_before(tag, user_id, each, steps, mark)
+  if tag > mark.tag then
+    return 0
+  end
+  local whole = floor((mark.tag - tag) / each)
+  local on_the_mark = whole * each == mark.tag - tag
+  local earlier = (on_the_mark and not before(user_id, mark.user)) and whole or whole + 1
+  return math.min(steps, earlier)
+end
+
+-- The index of the first sorted mark with a greater tag; one past the last if there is none.
+local function first_after(marks, tag)
+  local low, high = 1, #marks + 1
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if marks[middle].tag > tag then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local function fair_ahead(service, band, lane, requested, users, add_row)
+  local work, lanes, in_band = 0, rivals(service, service.keys.line, band, lane), {}
+  local above = lanes_above(service, service.keys.line, band, lane)
+  local marks = {}
+  for i, entry in ipairs(requested) do
+    marks[i] = mark_of(service, band, lanes, entry)
+  end
+  table.sort(marks, function(a, b) return a.tag < b.tag end)
+  local counts, works, more, more_work = {}, {}, {}, {}
+  for i = 1, #marks + 1 do
+    counts[i], works[i], more[i], more_work[i] = 0, 0, 0, 0
+  end
+  local function add(tag, user_id, each, steps, estimate)
+    if steps > 0 and tag <= marks[#marks].tag then
+      -- Steps ahead of every mark from the i-th on are counted once, at i; the others per mark.
+      local all_before = first_after(marks, tag + (steps - 1) * each)
+      counts[all_before], works[all_before] = counts[all_before] + steps, works[all_before] + steps * estimate
+      for i = first_after(marks, tag - 1), all_before - 1 do
+        local n = served_before(tag, user_id, each, steps, marks[i])
+        more[i], more_work[i] = more[i] + n, more_work[i] + n * estimate
+      end
+    end
+  end
+  for _, user in ipairs(users) do
+    for higher, lanes_there in pairs(above) do
+      local steps, estimate = user_steps(service, user, lanes_there)
+      if steps > 0 then
+        in_band[higher], work = (in_band[higher] or 0) + steps, work + steps * estimate
+      end
+    end
+    local steps, estimate, each = user_steps(service, user, lanes)
+    local tag = user[TAG + band]
+    if steps > 0 and user[NEW + band] then
+      add(user[NEW + band] - MIDDLE, user[ID], each, 1, estimate)
+      tag, steps = tag + each, steps - 1
+    end
+    add(tag, user[ID], each, steps, estimate)
+  end
+  local retries, higher = in_band[0] or 0, (in_band[1] or 0) + (in_band[2] or 0)
+  local count = retries + higher
+  for i, mark in ipairs(marks) do
+    count, work = count + counts[i], work + works[i]
+    add_row(mark.job, count + more[i], work + more_work[i], mark.newcomer, retries, higher, mark.own)
+  end
+end
+
+-- The remaining work of the running steps: all of them or those in the lane's regions; and by user.
+local function running_work(service, lane)
+  local left, of_users = 0, {}
+  for _, stored in ipairs(call('HVALS', service.keys.leases)) do
+    local _, _, _, user_id, _, granted, running_in, _, _, _, estimate = unpack_of(stored)
+    local rest = math.max(0, estimate - math.max(0, now - granted))
+    of_users[user_id] = (of_users[user_id] or 0) + rest
+    if allowed_regions(service, lane, unserved) == '' or (running_in and serves(service, running_in, lane, unserved)) then
+      left = left + rest
+    end
+  end
+  return left, of_users
+end
+
+-- Slots of holds that are over but not ended yet: their number, and by region.
+local function ended_holds(service)
+  local over = service.held > 0 and call('ZRANGEBYSCORE', service.keys.ends, '-inf', format('%d', now)) or NONE
+  local by_region = {}
+  for _, key in ipairs(over) do
+    local region = unpack_of(call('HGET', service.keys.holds, key))[2]
+    if region then
+      by_region[region] = (by_region[region] or 0) + 1
+    end
+  end
+  return #over, by_region
+end
+
+-- How many of them were slots of the pool.
+local function ended_of_pool(service)
+  local over, by_region = ended_holds(service)
+  if service.partial then
+    over = 0
+    for region, count in pairs(by_region) do
+      over = over + (in_pool(service, region) and count or 0)
+    end
+  end
+  return over
+end
+
+-- Whether steps of this lane may be called in this region now.
+local function is_open(service, region, lane)
+  return serves(service, region, lane, unserved) and not unserved[service.name .. ':' .. region]
+end
+
+-- How many slots steps of this lane could use at most, and how many of those are free; 0 for a paused service.
+local function slots_of(service, lane)
+  local slots, free, pool, pool_free = service.limit, service.limit, math.huge, math.huge
+  local over, over_in = ended_holds(service)
+  free = free - service.leased - service.held + over
+  if scope.pool_limit then
+    pool, pool_free = scope.pool_limit, scope.pool_limit
+    for _, other in ipairs(pooled) do
+      pool_free = pool_free - taken_of_pool(other) + ended_of_pool(other)
+    end
+    pool_free = math.max(0, pool_free)
+  end
+  if service.regional then
+    local counting, counting_free, others, others_free = 0, 0, 0, 0
+    for i = 1, #service.regions, 2 do
+      local name, limit = service.regions[i], service.regions[i + 1]
+      if is_open(service, name, lane) then
+        local free_there = math.max(0, region_free(service, name, limit, over_in[name]))
+        if in_pool(service, name) then
+          counting, counting_free = counting + limit, counting_free + free_there
+        else
+          others, others_free = others + limit, others_free + free_there
+        end
+      end
+    end
+    slots = math.min(slots, math.min(pool, counting) + others)
+    free = math.min(free, math.min(pool_free, counting_free) + others_free)
+  else
+    slots, free = math.min(slots, pool), math.min(free, pool_free)
+  end
+  return slots, service.paused and 0 or math.max(0, free)
+end
+
+-- µs until the first of the lane's regions accepts calls again; 0 if one does now.
+local function rest_of(service, lane)
+  local first = nil
+  for i = 1, #service.regions, 2 do
+    local name = service.regions[i]
+    if is_open(service, name, lane) then
+      local health = service.health[name]
+      local rest = health and math.max(0, health[UNTIL] - now) or 0
+      first = math.min(first or rest, rest)
+    end
+  end
+  return first or 0
+end
+
+local function all_users(service)
+  local users = {}
+  each_stored_user(service, function(user_id, stored)
+    users[#users + 1] = service.users[user_id] or user_from(user_id, stored)
+  end)
+  return users
+end
+
+if not scope.open then
+  return { 0 } -- the queue is incomplete
+end
+local requested, jobs, rows = {}, {}, { 0 }
+for i = 6, #ARGV do
+  jobs[#jobs + 1] = ARGV[i]
+end
+for i, stored in ipairs(read_many(ENTRIES, jobs)) do
+  if stored then
+    local entry = read_entry(jobs[i], stored)
+    local service = by_name[entry.service]
+    local _, lane = where(service, entry.band, entry.rank, entry.region)
+    requested[service] = requested[service] or {}
+    requested[service][lane] = requested[service][lane] or {}
+    table.insert(requested[service][lane], entry)
+  end
+end
+for service, lanes in pairs(requested) do
+  local users = not service.fifo and all_users(service)
+  for lane, entries in pairs(lanes) do
+    local band = band_of(lane)
+    local running, of_users = running_work(service, lane)
+    local slots, free = slots_of(service, lane)
+    local rests = rest_of(service, lane)
+    local user_of, limit = {}, service.user_limit
+    for _, entry in ipairs(entries) do
+      user_of[entry.job] = entry.user
+    end
+    local function add_row(job, count, work, newcomer, retries, higher, own)
+      local n = #rows
+      rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
+      rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
+      rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
+      rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17] = running, -1, 0, 0, rests
+      if limit then
+        local user = read_user(service, user_of[job])
+        rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])
+        rows[n + 16] = of_users[user[ID]] or 0
+      end
+    end
+    if service.fifo then
+      fifo_ahead(service, band, lane, entries, add_row)
+    else
+      fair_ahead(service, band, lane, entries, users, add_row)
+    end
+  end
+end
+return rows

@@ -1,0 +1,155 @@
+"""The arithmetic of start-time fair queueing, and of the queue positions and waiting times that follow from it.
+
+Virtual time is counted in whole microseconds. Integers add up exactly, so the position computed for a waiting step is
+the position at which it is served, and the Redis scripts (whose numbers are doubles, exact up to 2^53) agree with this
+code. For the same reason everything here rounds down: floor is the only rounding that Python and Lua share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SECOND = 1_000_000
+DEFAULT_COST = SECOND
+_SMOOTHING = 8
+_REMEMBERED = 64
+
+
+def micros(seconds: float) -> int:
+    """Convert seconds to whole microseconds, never negative. Unlike the rest of this module it rounds to the nearest
+    integer, because differences of floats are inexact."""
+    return max(0, round(seconds * SECOND))
+
+
+def charge(cost: int, weight: float) -> int:
+    """The virtual time that one grant adds to its user. It is at least 1, so that every grant moves the user back in
+    the order."""
+    return int(cost / weight) or 1
+
+
+def smoothed(mean: int | None, measured: int) -> int:
+    """The exponential moving average after one more measurement. A measurement equal to the mean leaves the mean
+    unchanged."""
+    if mean is None:
+        return measured
+    return mean + (measured - mean) // _SMOOTHING
+
+
+def averaged(mean: int | None, measured: int, count: int) -> tuple[int, int]:
+    """The mean duration of a service's calls after one more call, and the new number of calls. The mean is exact for
+    the first calls and a moving average afterwards. It changes more slowly than the mean of one user, because an
+    estimated wait is the sum of many calls."""
+    count = min(count + 1, _REMEMBERED)
+    return (measured if mean is None else mean + (measured - mean) // count), count
+
+
+def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark: int, marked_user: str) -> int:
+    """How many of a user's `count` waiting steps start before the step that `marked_user` starts at tag `mark`.
+
+    The n-th of them starts at `tag + n * step_charge`; equal tags are ordered by user id. For a user's own step, the
+    result is the number of that user's steps that come first.
+    """
+    if tag > mark:
+        return 0
+    whole, rest = divmod(mark - tag, step_charge)
+    earlier = whole if rest == 0 and user_id >= marked_user else whole + 1
+    return min(count, earlier)
+
+
+def _until_a_slot(slots: int, work: float, running: float) -> float:
+    """Seconds until this work is done and a slot is free. A slot becomes free when the first of the running calls ends:
+    with n running calls, that takes about 1/n of the remaining time of one call."""
+    slots = max(1, slots)
+    return (work - running + running * 2 / (slots + 1)) / slots
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """The position of a waiting step: 1 is next. `work_ahead` is the estimated slot time, in seconds, that calls take
+    before this step is granted. `running` is the part of `work_ahead` that belongs to calls that run now.
+
+    `slots` is the number of slots that the step could use, `free` the number of those that are not taken. `band` is the
+    band in which the step waits. `newcomer` is true for the first step of a new user: it goes before all other steps of
+    its band, and later newcomers go after it. Of the steps ahead, `ahead_retries` go before every priority,
+    `ahead_bands` have a higher priority, `ahead_own` belong to the same user, and the rest belong to other users.
+
+    `user_slots` is the user's own limit (None: no limit), `user_free` the unused part of that limit, and `user_running`
+    the remaining time of the user's own calls.
+
+    `rests` is the number of seconds until the first allowed region accepts calls again, or 0 if an allowed region
+    accepts calls now.
+
+    `undated` means that the queue is stalled for an unknown time, so no wait can be estimated.
+
+    `surprise` compares recent waits with their estimates: the lower and upper quartile of the actual wait divided by
+    `plain_wait`. None if there are too few recent waits.
+    """
+
+    position: int
+    work_ahead: float
+    slots: int
+    mean: float
+    free: int = 0
+    service: str = ""
+    band: int = 0
+    newcomer: bool = False
+    ahead_retries: int = 0
+    ahead_bands: int = 0
+    ahead_own: int = 0
+    running: float = 0.0
+    user_slots: int | None = None
+    user_free: int = 0
+    user_running: float = 0.0
+    rests: float = 0.0
+    undated: bool = False
+    surprise: tuple[float, float] | None = None
+
+    @property
+    def ahead_users(self) -> int:
+        return self.position - 1 - self.ahead_retries - self.ahead_bands - self.ahead_own
+
+    @property
+    def plain_wait(self) -> float:
+        """The wait in seconds if no more jobs arrive and every call takes the mean time."""
+        queue = 0.0 if self.position <= self.free else _until_a_slot(self.slots, self.work_ahead, self.running)
+        return max(queue, self._own_wait, self.rests)
+
+    @property
+    def _own_wait(self) -> float:
+        """The wait caused by the user's own limit alone."""
+        if self.user_slots is None or self.ahead_own < self.user_free:
+            return 0.0
+        work = self.ahead_own * self.mean + self.user_running
+        return _until_a_slot(self.user_slots, work, self.user_running)
+
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether a slot is free for the step now, within the user's own limit."""
+        return self.position <= self.free and (self.user_slots is None or self.ahead_own < self.user_free)
+
+    @property
+    def waits_for_own(self) -> bool:
+        """Whether the user's own limit makes the step wait longer than the queue does."""
+        return 0.0 < self._own_wait == self.plain_wait
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two grants while all slots are busy: the resolution of an estimate."""
+        slots = self.user_slots if self.waits_for_own else self.slots
+        return self.mean / max(1, slots or 0)
+
+    def estimated_wait(self) -> tuple[float, float] | None:
+        """The estimated wait as a range in seconds. Half of the recent similar waits fell into this range. With too few
+        recent waits, the lower end assumes that all running calls are about to end, the upper end that all have just
+        begun. None if the queue is stalled."""
+        if self.undated or not self.slots:
+            return None
+        plain, pace = self.plain_wait, self.pace
+        if self.surprise is None:
+            return (plain, plain + (0.0 if self.starts_at_once else self.mean))
+        low, high = self.surprise
+        return (max(0.0, (plain + pace) * low - pace), max(0.0, (plain + pace) * high - pace))
+
+    def surprise_of(self, waited: float) -> float:
+        """The ratio of the actual wait to the estimated one. For very short waits the ratio is moved towards 1."""
+        return (waited + self.pace) / (self.plain_wait + self.pace)

@@ -1,0 +1,256 @@
+"""The rules: limits, order, pauses, pools, regions and shards of all services, by which dispatchers grant slots.
+
+Rules are stored in the database with a version, so that all processes use the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+MAIN_SHARD = "main"
+"""The shard of every service that names none: the in-memory dispatcher, or the Redis of REDIS_URL."""
+
+BANDS = (1, 2, 3)
+
+LONGEST_REST = 10
+"""The rest of a region that keeps failing grows up to this multiple of the first rest."""
+
+_AND = "+"
+"""Separates the regions of a lane. No region name contains it."""
+
+_ELSE = ">"
+"""Separates the preferred region of a lane from the other allowed ones. Nothing after it means any region."""
+
+
+def lane_of(regions: Iterable[str] | None, prefers: str | None = None) -> str | None:
+    """The lane of a step that may go to these regions only; their order does not matter. None means any region. A step
+    that `prefers` a region goes to other regions only while the preferred region accepts no calls."""
+    lane = None if regions is None else _AND.join(sorted(set(regions)))
+    return lane if prefers in (None, lane) else f"{prefers}{_ELSE}{lane or ''}"
+
+
+def regions_of(lane: str) -> list[str]:
+    """The regions of a lane. The lane must have no preferred region."""
+    return lane.split(_AND)
+
+
+def preference_of(lane: str) -> tuple[str | None, str | None]:
+    """Split a lane into its preferred region, if any, and the lane without the preference."""
+    prefers, separator, others = lane.partition(_ELSE)
+    return (prefers, others or None) if separator else (None, lane)
+
+
+class Order(StrEnum):
+    FAIR = "fair"
+    FIFO = "fifo"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of one shard in a service that is split over several shards: the bands it serves, and its number of
+    slots."""
+
+    bands: frozenset[int]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """The settings of an automatic limit: its bounds, and the latency in seconds up to which the limit grows. Without a
+    `latency_target`, the limit grows while the latency is close to the lowest latency measured."""
+
+    min: int
+    max: int
+    latency_target: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of an automatic limit."""
+
+    at: float
+    limit: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The current value of an automatic limit. The configured bounds apply to this value too. `best` is the lowest
+    latency measured, in seconds. `history` holds the last changes, newest last."""
+
+    limit: int
+    best: float | None = None
+    history: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Selects the waiting steps that belong to one dispatcher, by service and band: the steps of the listed (service,
+    band) pairs or, with `others`, all steps except those of the listed pairs."""
+
+    pairs: frozenset[tuple[str, int]] = frozenset()
+    others: bool = False
+
+    def has(self, service: str, band: int) -> bool:
+        return ((service, band) in self.pairs) != self.others
+
+
+EVERYTHING = Lanes(others=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRules:
+    """The rules of one service. A call needs a slot of its region, of the service and of the pool, within the limit per
+    user. With `auto`, `limit` is the initial limit in a declaration, and the current limit in the rules that apply.
+
+    A service lives on one `shard`, or is split by band over several shards. `shares` then gives each of these shards
+    its bands and its own limit. In the rules for the dispatcher of one of these shards, `part_on` names that shard.
+    """
+
+    service: str
+    limit: int
+    order: Order = Order.FAIR
+    pool: str | None = None
+    user_limit: int | None = None
+    lease_ttl: float = 15.0
+    cost: float | None = None
+    retries_first: bool = False
+    paused: bool = False
+    regions: Mapping[str, int] = field(default_factory=dict)
+    # Weights that spread unbound work over the regions. Empty: the fastest regions take it.
+    region_weights: Mapping[str, float] = field(default_factory=dict)
+    # The regions whose calls take a slot of the pool; None: all calls do.
+    pooled_regions: tuple[str, ...] | None = None
+    shard: str = MAIN_SHARD
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    part_on: str | None = None
+    # Needed by managers whose own config may lack the service:
+    remote: bool = False
+    max_attempts: int = 3
+    wait_timeout: float | None = None
+    # With `resume = "auto"`: a job that waited too long is queued again after this many seconds.
+    resume_after: float | None = None
+    # A region rests for `breaker_rest` seconds after this many failures in a row; 0: never.
+    breaker_failures: int = 0
+    breaker_rest: float = 30.0
+    auto: Auto | None = None
+    # No executor: callers take its slots and do the work themselves.
+    turns_only: bool = False
+
+    @property
+    def scope(self) -> str:
+        """The scope of the service: the unit that has one epoch and one set of Redis keys. A scope is a pool with its
+        services, a single service, or the share of one shard in a split service."""
+        if self.part_on is not None:
+            return f"service:{self.service}@{self.part_on}"
+        return f"pool:{self.pool}" if self.pool else f"service:{self.service}"
+
+    def in_pool(self, region: str | None) -> bool:
+        """Whether a call in this region takes a slot of the pool."""
+        return self.pool is not None and (self.pooled_regions is None or region in self.pooled_regions)
+
+    def on(self, shard: str) -> ServiceRules | None:
+        """The rules of the service for the dispatcher of this shard, or None if the service does not use the shard."""
+        if not self.shares:
+            return self if self.shard == shard else None
+        share = self.shares.get(shard)
+        return None if share is None else replace(self, limit=share.limit, shard=shard, shares={}, part_on=shard)
+
+    def shard_of(self, band: int) -> str:
+        return next((shard for shard, share in self.shares.items() if band in share.bands), self.shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """The changes that operators made to a service at run time. None means that the declared value applies."""
+
+    limit: int | None = None
+    paused: bool | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One version of the rules of all services and pools. The values in `services` already include the `overrides`,
+    which are kept to explain why the rules differ from the config."""
+
+    services: Mapping[str, ServiceRules]
+    pools: Mapping[str, int] = field(default_factory=dict)
+    version: int = 0
+    overrides: Mapping[str, Overridden] = field(default_factory=dict)
+    adapted: Mapping[str, Adapted] = field(default_factory=dict)
+    """The automatic limits that differ from their initial values. The limits in `services` include them, unless
+    overridden."""
+    elsewhere: frozenset[str] = frozenset()
+    """Set in the rules of one shard: the declared services that use other shards only."""
+    has_undeclared: bool = True
+    """Whether the steps of services that are not declared wait on this shard. True for the main shard only."""
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        return frozenset(rules.scope for rules in self.services.values())
+
+    def scope_of(self, service: str) -> str:
+        """The scope of a service. A service that is not declared has a scope of its own on the main shard."""
+        return (self.services.get(service) or ServiceRules(service, limit=0)).scope
+
+    def is_undeclared(self, scope: str) -> bool:
+        """Whether this is the scope of a service that is not declared and whose steps wait on this shard."""
+        kind, _, service = scope.partition(":")
+        declared = "@" in service or service in self.services or service in self.elsewhere
+        return self.has_undeclared and kind == "service" and not declared
+
+    @cached_property
+    def pooled(self) -> frozenset[str]:
+        """The names of the services that are in a pool."""
+        return frozenset(name for name, rules in self.services.items() if rules.pool is not None)
+
+    @cached_property
+    def wait_timeouts(self) -> dict[str, float]:
+        return {name: rules.wait_timeout for name, rules in self.services.items() if rules.wait_timeout is not None}
+
+    @cached_property
+    def auto_resumes(self) -> dict[str, float]:
+        return {name: rules.resume_after for name, rules in self.services.items() if rules.resume_after is not None}
+
+    def on(self, shard: str) -> Rules:
+        """The rules for the dispatcher of one shard."""
+        parts = {name: part for name, rules in self.services.items() if (part := rules.on(shard)) is not None}
+        elsewhere = frozenset(self.services.keys() - parts.keys())
+        return Rules(parts, self.pools, self.version, elsewhere=elsewhere, has_undeclared=shard == MAIN_SHARD)
+
+    def shard_of(self, service: str, band: int) -> str:
+        rules = self.services.get(service)
+        return MAIN_SHARD if rules is None else rules.shard_of(band)
+
+    def lanes_of(self, shard: str) -> Lanes:
+        """The waiting steps that belong to this shard. Steps of services that are not declared belong to the main
+        shard."""
+        elsewhere = shard == MAIN_SHARD
+        pairs = (
+            (name, band)
+            for name, rules in self.services.items()
+            for band in BANDS
+            if (rules.shard_of(band) == shard) != elsewhere
+        )
+        return Lanes(frozenset(pairs), others=elsewhere)
+
+
+def moved_scopes(before: Rules, after: Rules) -> frozenset[str]:
+    """The scopes, on any shard, that waiting steps leave or enter when the rules `after` replace the rules `before`.
+    These scopes grant nothing until they have been rebuilt."""
+    changed: set[tuple[str, str, frozenset[int]]] = set()
+    for name in before.services.keys() | after.services.keys():
+        changed |= _homes(name, before) ^ _homes(name, after)
+    return frozenset(scope for scope, _, _ in changed)
+
+
+def _homes(service: str, rules: Rules) -> set[tuple[str, str, frozenset[int]]]:
+    """Where steps of the service wait, as a set of (scope, shard, bands)."""
+    declared = rules.services.get(service) or ServiceRules(service, limit=0)
+    if not declared.shares:
+        return {(declared.scope, declared.shard, frozenset(BANDS))}
+    parts = {shard: declared.on(shard) for shard in declared.shares}
+    return {(part.scope, shard, declared.shares[shard].bands) for shard, part in parts.items() if part is not None}

@@ -1,0 +1,118 @@
+"""Transitions as plain data. A store applies each one as a single conditional write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairlead.domain.fast_dataclass import fast_dataclass
+from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+
+
+@fast_dataclass
+class Submit:
+    """Insert a new job. If the user's idempotency key was used before, no job is created, and the outcome names the
+    earlier job.
+
+    `ordered` means that the service is FIFO. The commit then also reports whether earlier jobs of the service may not
+    have reached the queue yet.
+    """
+
+    job: Job
+    input_json: str
+    metadata_json: str | None = None
+    idempotency_key: str | None = None
+    body_hash: str | None = None
+    max_waiting: int = 0
+    ordered: bool = False
+
+
+@fast_dataclass
+class Start:
+    """Start a claimed step. The start is written before the handler runs. It is refused if the job or the epoch has
+    changed."""
+
+    job_id: str
+    step: int
+    run: int
+    lease: str
+    scope: str
+    worker: str
+    timeout: float
+    region: str | None = None
+
+
+@fast_dataclass
+class Move:
+    """Change the state of a job. Covers every change except submitting and starting.
+
+    All fields are written to the job's row, except that a None in `queued_at`, `priority`, `promoted_at`,
+    `last_progress_at` or `spilled_at` leaves the stored value unchanged. The lease, worker, call times, call region and
+    progress of the job are cleared. With `tells_line` the same transaction writes an outbox row, because the job enters
+    the queue, leaves it or moves within it.
+    """
+
+    job_id: str
+    run: int
+    verb: str
+    status: JobStatus
+    step: int
+    attempt: int
+    round: int
+    tells_line: bool
+    timer_at: float | None = None
+    waiting_since: float | None = None
+    finished_at: float | None = None
+    retryable: bool | None = None
+    error: Mapping[str, Any] | None = None
+    queued_at: float | None = None
+    priority: Priority | None = None
+    promoted_at: float | None = None
+    last_progress_at: float | None = None
+    goes_back: Mapping[str, Any] | None = None
+    result: StepResult | None = None
+    failed: Attempt | None = None
+    hold: Hold | None = None
+    spilled_at: float | None = None
+
+
+@fast_dataclass
+class Progress:
+    """Store the progress that a running handler reported. Refused if the job is no longer at `run`. This is not a
+    change of state and does not raise `run`."""
+
+    job_id: str
+    run: int
+    progress: Mapping[str, Any]
+
+
+@fast_dataclass
+class Prioritise:
+    """Set the priority of a job that is not in the queue now. The new priority applies when the job next enters the
+    queue; a call that is running continues. This is not a change of state and does not raise `run`.
+
+    If `queued_at` or `promoted_at` is None, the stored time is left unchanged.
+    """
+
+    job_id: str
+    run: int
+    priority: Priority
+    queued_at: float | None = None
+    promoted_at: float | None = None
+
+
+@fast_dataclass
+class Adopt:
+    """Record that another process now serves the caller of a turn. Refused if the job has changed or is not a turn.
+    This is not a change of state: the turn keeps its position in the queue, or its slot."""
+
+    job_id: str
+    run: int
+    process: str
+
+
+@fast_dataclass
+class Delete:
+    """Delete a finished job with its results, attempts and input."""
+
+    job_id: str

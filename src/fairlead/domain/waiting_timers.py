@@ -1,0 +1,75 @@
+"""Computes when time alone moves a waiting job: it is due, it has waited too long for a slot or for its preferred
+region, or its deadline has passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fairlead.domain.fast_dataclass import fast_dataclass
+from fairlead.domain.job import Job, JobStatus
+
+WaitTimeouts = Mapping[str, float]
+"""Seconds that a step may wait for capacity, by service. Services without a limit are absent."""
+
+AutoResumes = Mapping[str, float]
+"""Services with `resume = "auto"`: the seconds after which a job that waited too long is queued again."""
+NO_RESUMES: AutoResumes = {}
+
+
+@fast_dataclass
+class FirstState:
+    """The state in which a new job is inserted."""
+
+    status: JobStatus
+    queued_at: float | None
+    timer_at: float | None
+
+
+def first_state(
+    service: str,
+    *,
+    now: float,
+    due_at: float | None,
+    deadline_at: float | None,
+    waits: WaitTimeouts,
+    spill_after: float | None = None,
+) -> FirstState:
+    """The first state of a new job: SCHEDULED if it is not due yet, else PENDING. `spill_after` is given only if the
+    job prefers a region."""
+    if due_at is not None and due_at > now:
+        return FirstState(JobStatus.SCHEDULED, None, _earliest(due_at, deadline_at))
+    return FirstState(JobStatus.PENDING, now, waiting_timer(service, now, deadline_at, waits, spill_after))
+
+
+def waiting_timer(
+    service: str, since: float, deadline_at: float | None, waits: WaitTimeouts, spill_after: float | None
+) -> float | None:
+    longest = waits.get(service)
+    if spill_after is not None:
+        longest = spill_after if longest is None else min(longest, spill_after)
+    return deadline_at if longest is None else _earliest(since + longest, deadline_at)
+
+
+def spills(job: Job, waits: WaitTimeouts) -> bool:
+    """Whether the timer of this waiting job means that it has waited long enough for its preferred region."""
+    if job.spill_after is None or not job.asks_for_region(job.step, job.attempt):
+        return False
+    return job.spill_after < waits.get(job.service, math.inf)
+
+
+def due_after(job: Job, now: float, delay: float) -> float:
+    """When a job that waits for `delay` seconds enters the queue again. Never later than its deadline."""
+    return now + delay if job.deadline_at is None else min(now + delay, job.deadline_at)
+
+
+def resumed_queued_at(job: Job, now: float) -> float:
+    """The `queued_at` of a failed job that is resumed. The time before the failure counts towards the promotion of the
+    job, the time during which it was FAILED does not."""
+    if job.queued_at is None or job.finished_at is None:
+        return now
+    return min(now, job.queued_at + max(0.0, now - job.finished_at))
+
+
+def _earliest(*moments: float | None) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,255 @@
+"""One step while it runs in a worker: its timeout, the events that are published meanwhile, and the transition that its
+outcome leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fairlead.dispatch.port import Lease
+from fairlead.domain import events, transitions
+from fairlead.domain.auto_limit import Ending, ending_of, was_refused
+from fairlead.domain.config import Config
+from fairlead.domain.events import Event
+from fairlead.domain.job import Job, StepResult
+from fairlead.domain.json_codec import to_json
+from fairlead.domain.retry import TIMEOUT, Failure
+from fairlead.domain.transitions import Move, Progress
+from fairlead.engine.clock import Clock
+from fairlead.engine.events import Hub
+from fairlead.engine.parts import RulesRef
+from fairlead.executors.port import Call, Success
+from fairlead.store.group_commit import GroupCommit
+from fairlead.store.port import Started
+
+T = TypeVar("T")
+
+LATE = 0.5
+"""A timer that fires this many seconds late shows that the event loop was blocked."""
+GRACE = 1.0
+PROGRESS_EVERY = 0.5
+LOST, DRAINED = "lost", "drained"
+
+
+class TimeoutGroup(Generic[T]):
+    """One timer for all calls that start together with the same timeout. A timer for each call would cost more than
+    most of the worker's other work for the call, and almost no timer ever fires.
+
+    When the timer fires, `expired` is called for each call that was added with `on` and not removed with `off`. If the
+    timer fires late, the event loop was blocked, and calls whose answers have arrived could not proceed yet: then
+    `expired` is called after a grace period.
+    """
+
+    __slots__ = ("_calls", "_due", "_expired", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, expired: Callable[[T], None]) -> None:
+        self._calls: set[T] = set()
+        self._expired = expired
+        self._loop = loop
+        self._timer = loop.call_later(seconds, self._fire)
+        self._due = self._timer.when()
+
+    def on(self, call: T) -> None:
+        self._calls.add(call)
+
+    def off(self, call: T) -> None:
+        self._calls.discard(call)
+        if not self._calls:
+            self._timer.cancel()
+
+    def _fire(self) -> None:
+        if self._loop.time() - self._due > LATE:
+            self._timer = self._loop.call_later(GRACE, self._expire_all)
+        else:
+            self._expire_all()
+
+    def _expire_all(self) -> None:
+        for call in list(self._calls):
+            self._expired(call)
+
+
+@dataclass(slots=True, eq=False)
+class StepRun:
+    """One step in a worker, from its start to the release of its slot."""
+
+    lease: Lease
+    job: Job
+    """The row of the job as the start wrote it."""
+    started: Started
+    timeouts: TimeoutGroup[StepRun]
+    task: asyncio.Task[None] | None = None
+    calling: bool = False
+    """The handler is running. Only then may the task be cancelled."""
+    stop_reason: str | None = None
+    abandoned: bool = False
+    """The handler ignored its cancellation, and the job has moved on without it."""
+    outcome: Success | Failure | None = None
+    """None if the worker stopped the handler, for example because the job was cancelled."""
+    move: Move | None = None
+    """The transition that ends the step; None if this worker must not move the job any more."""
+    region_failed: bool | None = None
+    cools_down: bool = False
+    """The service refused the call as overloaded while its limit is being discovered."""
+    lingering: asyncio.Future[Any] | None = None
+    """A future that is done when a call that cannot be stopped has ended."""
+    progress: dict[str, Any] | None = None
+    progress_timer: asyncio.TimerHandle | None = None
+    released: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop_reason is not None
+
+    @property
+    def keeps_slot(self) -> bool:
+        """Whether the slot stays taken after the end of the step is written."""
+        return self.move is None or self.move.hold is not None or self.cools_down or self.lingering is not None
+
+    def stop(self, reason: str) -> bool:
+        """Cancel the handler, if it is running. The worker's own work before and after the call is never interrupted.
+        Returns True if the task was cancelled."""
+        if self.stopped or self.task is None:
+            return False
+        self.stop_reason = reason
+        return self.calling and self.task.cancel(reason)
+
+
+class Reports:
+    """Publishes the start and the progress of steps."""
+
+    def __init__(self, hub: Hub, group_commit: GroupCommit, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._hub = hub
+        self._group_commit = group_commit
+        self._clock = clock
+        self._loop = loop
+
+    def started(self, job: Job) -> None:
+        if self._hub.watched(job.id, job.user_id):
+            step, total = job.step + 1, len(job.steps)
+            text = f"running {job.service} ({step}/{total})"
+            details = {**events.step_fields(job.service, job.step, total), "attempt": job.attempt}
+            self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
+
+    def reporter(self, run: StepRun) -> Callable[[dict[str, Any]], None]:
+        """Return the function to which the handler of this step reports its progress, from any thread."""
+
+        def report(progress: dict[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(self._progressed, run, progress)
+
+        return report
+
+    def _progressed(self, run: StepRun, progress: dict[str, Any]) -> None:
+        """Publish a progress report at once, and store the newest report at most twice a second."""
+        if run.released:
+            return
+        job = run.job
+        run.progress = {**progress, **events.step_fields(job.service, job.step, len(job.steps))}
+        if self._hub.watched(job.id, job.user_id):
+            text = str(progress.get("message", f"{job.service} is at {progress.get('fraction', 0):.0%}"))
+            self._hub.publish(Event(events.PROGRESS, job.id, self._clock.now(), text, run.progress), job.user_id)
+        if run.progress_timer is None:
+            run.progress_timer = self._loop.call_later(PROGRESS_EVERY, self._store_progress, run)
+
+    def _store_progress(self, run: StepRun) -> None:
+        run.progress_timer = None
+        self._group_commit.write_later(Progress(run.job.id, run.job.run, run.progress or {}))
+
+
+def call_of(run: StepRun, timeout: float, report: Callable[[dict[str, Any]], None]) -> Call:
+    job, lease = run.job, run.lease
+    return Call(
+        job_id=job.id,
+        step_index=job.step,
+        total_steps=len(job.steps),
+        service=lease.service,
+        feature_name=job.feature_name,
+        user_id=job.user_id,
+        attempt=job.attempt,
+        idempotency_key=job.idempotency_key,
+        params_json=run.started.input_json,
+        context_json=run.started.context_json,
+        timeout=timeout,
+        region=lease.region,
+        report=report,
+    )
+
+
+class OutcomeMapper:
+    """Determines which transition the outcome of a call leads to."""
+
+    def __init__(self, config: Config, services: Iterable[str], clock: Clock, rules: RulesRef) -> None:
+        self._config = config
+        self._clock = clock
+        self._rules = rules
+        self._policies = {name: config.services[name].retry_policy for name in services}
+        self._waits = config.wait_timeouts
+
+    def timed_out(self, run: StepRun) -> Failure:
+        service = run.job.service
+        timeout = self._config.services[service].timeout
+        return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
+
+    def move_of(self, run: StepRun, outcome: Success | Failure | None, elapsed: float) -> Move | None:
+        """The transition that this outcome leads to; None if the job was cancelled or taken back, so that this worker
+        must not move it."""
+        job, now = run.job, self._clock.now()
+        if isinstance(outcome, Success):
+            result = StepResult(
+                job.id,
+                job.step,
+                run.lease.service,
+                job.round,
+                outcome.data_json,
+                _metrics(outcome, elapsed, run.lease.region),
+                now,
+                run.lease.name,
+            )
+            return transitions.step_done(job, result, now=now, waits=self._waits)
+        if isinstance(outcome, Failure):
+            policy = self._policies[job.service]
+            return transitions.failed(
+                job,
+                outcome,
+                policy,
+                now=now,
+                randomness=self._clock.randomness(),
+                spare=self._is_over_limit(job, outcome),
+            )
+        if run.stop_reason == DRAINED:
+            remote = self._config.services[job.service].remote
+            hold = transitions.hold_of(job, now) if remote else None
+            return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
+        return None
+
+    def not_run(self, job: Job) -> Move:
+        """The transition that returns a step to the queue, if its start was written but its handler was not called."""
+        return transitions.hand_back(job, now=self._clock.now(), waits=self._waits)
+
+    def _is_over_limit(self, job: Job, failure: Failure) -> bool:
+        """Whether the service refused the call as overloaded while Fairlead is still discovering its limit. The limit
+        may be too high, so the failure does not use up an attempt of the job."""
+        rules = self._rules.current.services.get(job.service)
+        return was_refused(failure) and rules is not None and rules.auto is not None and rules.limit > rules.auto.min
+
+
+def _metrics(outcome: Success, elapsed: float, region: str | None) -> str:
+    """The metrics of a call as JSON: the metrics that the service reported, the execution time and the region."""
+    took = round(elapsed * 1000, 3)
+    if outcome.metrics is None and region is None:
+        return f'{{"execution_time_ms":{took}}}'
+    where = {} if region is None else {"region": region}
+    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where})
+
+
+def was_overloaded(outcome: Success | Failure | None) -> bool:
+    return isinstance(outcome, Failure) and ending_of(outcome) is Ending.OVERLOADED
+
+
+def region_failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:
+    """Whether the call shows that its region does not work; None if the call shows nothing about a region. A region
+    that refused a request for good has answered, so it works."""
+    if lease.region is None or outcome is None:
+        return None
+    return isinstance(outcome, Failure) and outcome.retryable

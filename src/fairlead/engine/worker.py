@@ -1,0 +1,445 @@
+"""The worker: claims steps, starts them in the database, calls their handlers and records their outcomes.
+
+The hot path, top to bottom: `exchange` releases slots and claims new ones, `_start` writes the starts, and `_run_step`
+takes one step through call, conclude, finish and release. Workers have no queue: every claimed step has its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
+from fairlead.domain.auto_limit import ending_of
+from fairlead.domain.job import JobStatus
+from fairlead.domain.retry import EXCEPTION, Failure
+from fairlead.domain.transitions import Move
+from fairlead.domain.turns import is_turn
+from fairlead.engine import failpoints
+from fairlead.engine.claim_loop import (
+    CLAIM_BATCH,
+    ClaimLoop,
+    ClaimTargets,
+    ConcurrencyBudget,
+    HeldLeases,
+    Starter,
+    StartGate,
+)
+from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
+from fairlead.engine.roles import WorkerPool
+from fairlead.engine.step_run import (
+    DRAINED,
+    LOST,
+    OutcomeMapper,
+    Reports,
+    StepRun,
+    TimeoutGroup,
+    call_of,
+    region_failed,
+    was_overloaded,
+)
+from fairlead.errors import Unavailable
+from fairlead.executors.call_outcome import failure_of
+from fairlead.executors.port import CANCELLED, TIMED_OUT, Call
+from fairlead.outage import Outage
+from fairlead.store.port import Store
+
+log = logging.getLogger("fairlead.worker")
+
+SWEEP_EVERY = 1.0
+SWEEP_PARTIAL_EVERY = 0.25
+"""For a worker bound to bands or regions: a lane that is runnable because of other work stays runnable, so no wakeup
+follows when another process adds work for this one."""
+COOL_DOWN = 0.5
+"""Seconds for which the slot of an overloaded call is kept while a limit is being discovered. Otherwise a single slot
+too many would fail every waiting job in turn before the limit is lowered."""
+STUBBORN_AFTER = 3.0
+CLOSE_WITHIN = 2.0
+
+
+class Worker:
+    """Claims steps from one shard, as its worker pool describes."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        pool: WorkerPool,
+        budget: ConcurrencyBudget,
+        *,
+        dispatcher: Dispatcher,
+        rules: RulesRef,
+        shard: ShardSignals,
+    ) -> None:
+        self.name = pool.worker(parts.process)
+        self.pool = pool
+        self._group_commit = parts.group_commit
+        self._recorder = parts.recorder
+        self._counters = parts.recorder.counters
+        self._clock = parts.clock
+        self._services = parts.config.services
+        self._executors = parts.executors
+        self._budget = budget
+        budget.join()
+        self._dispatcher = dispatcher
+        self._rules = rules
+        self._shard = shard
+        self._outcomes = OutcomeMapper(parts.config, parts.executors, parts.clock, rules)
+        # Looked up once: `get_running_loop` is a system call, and every step would need it three times.
+        self._loop = asyncio.get_running_loop()
+        self._reports = Reports(parts.hub, parts.group_commit, parts.clock, self._loop)
+        self._claim_targets = ClaimTargets()
+        self.claims = ClaimLoop(self, "claiming")
+        self._leases = HeldLeases(budget, self.claims, self._claim_targets)
+        self._gate = StartGate(parts.group_commit, self.wake_all)
+        self._starter = Starter(
+            parts,
+            self.name,
+            dispatcher,
+            leases=self._leases,
+            gate=self._gate,
+            outcomes=self._outcomes,
+            spawn=self._spawn,
+        )
+        self._runs: dict[str, StepRun] = {}
+        self._ended: list[StepRun] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self.draining = False
+        self.unserved: frozenset[tuple[str, str]] = frozenset()
+        """For a worker bound to regions: services with other regions that no live worker claims for."""
+        self._write_outage = Outage(log, "writing the outcomes of calls (they are kept)")
+        self.late_results = 0
+
+    @property
+    def running(self) -> int:
+        """The number of calls that are running."""
+        return len(self._runs)
+
+    @property
+    def outage(self) -> Outage:
+        """Set while the dispatcher cannot be reached."""
+        return self.claims.outage
+
+    # ------------------------------------------------------------ claim
+
+    @property
+    def sweep_every(self) -> float:
+        return SWEEP_PARTIAL_EVERY if self.pool.partial else SWEEP_EVERY
+
+    def wake(self, services: frozenset[str]) -> None:
+        """Claim for these services next: one of their lanes has become runnable."""
+        self._claim_targets.by(services)
+        self.claims.wake()
+
+    def wake_all(self) -> None:
+        """Claim for all services next: any of them may have a runnable lane."""
+        self._claim_targets.for_all()
+        self.claims.wake()
+
+    async def exchange(self, releases: list[Release]) -> tuple[int, bool]:
+        """Release slots and claim as many steps as the budget allows."""
+        limit = 0 if self.draining or self._group_commit.full else min(self._gate.limit, CLAIM_BATCH)
+        budget = self._budget.take(self.wake_all, at_most=limit) if limit else 0
+        leases: list[Lease] = []
+        try:
+            if releases:
+                self._shard.releasing(releases)
+            leases = await self._dispatcher.exchange(self._claim(budget), releases)
+        except Exception:
+            self._claim_targets.for_all()
+            raise
+        finally:
+            self._budget.give_back(budget - len(leases))
+        if leases:
+            failpoints.passed(failpoints.AFTER_CLAIM)
+            self._accept(leases)
+        if len(leases) == budget:
+            self._claim_targets.for_all()  # the dispatcher sends no wakeups to a worker without budget
+        return len(leases), budget > 0 and len(leases) == budget
+
+    def _claim(self, budget: int) -> Claim:
+        if not budget or self.pool.partial:
+            self._claim_targets.for_all()
+        services = self._claim_targets.to_claim(self.pool.serves(self._rules.executed), self._rules.current)
+        return Claim(self.name, budget, services, self.pool.bands, self.pool.regions, unserved=self.unserved)
+
+    def _accept(self, leases: Sequence[Lease]) -> None:
+        """Start the granted steps. The slots of turns are passed to the slot broker."""
+        if turns := [lease for lease in leases if is_turn(lease.job_id)]:
+            self._budget.give_back(len(turns))
+            for lease in turns:
+                self._shard.turn_granted(lease)
+            leases = [lease for lease in leases if not is_turn(lease.job_id)]
+        if leases:
+            self._gate.claimed()
+            self._leases.add(leases)
+            self._spawn(self._start(leases))
+
+    # ------------------------------------------------------------ start, call, conclude, finish, release
+
+    async def _start(self, leases: Sequence[Lease]) -> None:
+        """Write in one commit that the steps have started, then run each step in its own task."""
+        groups: dict[float, TimeoutGroup[StepRun]] = {}
+        for lease, started in await self._starter.start(leases):
+            self._counters.started(started.job)
+            timeout = self._services[lease.service].timeout
+            timeouts = groups.get(timeout)
+            if timeouts is None:
+                timeouts = groups[timeout] = TimeoutGroup(self._loop, timeout, self._time_out)
+            run = StepRun(lease, started.job, started, timeouts)
+            timeouts.on(run)
+            self._runs[lease.job_id] = run
+            run.task = self._loop.create_task(self._run_step(run))
+            self._tasks.add(run.task)
+
+    async def _run_step(self, run: StepRun) -> None:
+        try:
+            elapsed = await self._call(run)
+            self._conclude(run, elapsed)
+            if not run.keeps_slot:
+                self._finish_with_others(run)
+                return
+            await self._finish(run, run.move)
+            await self._keep_slot(run)
+            self._release(run)
+        except Exception:
+            log.exception("job %s: running its step failed; its lease will expire", run.job.id)
+            run.released = True
+            self._runs.pop(run.job.id, None)
+            self._leases.drop(run.lease.name)
+        finally:
+            self._task_done(run.task)  # a done callback would cost as much as the task
+
+    async def _call(self, run: StepRun) -> float:
+        """Call the handler; set `run.outcome`. Returns the seconds it took."""
+        call = call_of(run, self._services[run.lease.service].timeout, self._reports.reporter(run))
+        self._reports.started(run.job)
+        began = self._clock.monotonic()
+        if run.stopped:
+            run.timeouts.off(run)
+        else:
+            await self._call_handler(run, call)
+        run.lingering = call.lingering
+        return self._clock.monotonic() - began
+
+    async def _call_handler(self, run: StepRun, call: Call) -> None:
+        run.calling = True
+        try:
+            run.outcome = await self._executors[call.service].execute(call)
+        except asyncio.CancelledError:
+            if self._closing:
+                raise
+            run.outcome = self._cancelled(run)
+        except Exception as error:
+            log.exception("the executor of %s failed", call.service)
+            run.outcome = failure_of(error)
+        finally:
+            run.timeouts.off(run)
+            run.calling = False
+        if run.stop_reason == TIMED_OUT:
+            run.outcome = self._outcomes.timed_out(run)
+
+    def _cancelled(self, run: StepRun) -> Failure | None:
+        """The outcome of a cancelled call: None if the worker stopped the handler. Otherwise something that the handler
+        awaited was cancelled, which counts as a failure."""
+        if run.task is not None:
+            run.task.uncancel()
+        if run.stopped:
+            return None
+        return Failure(EXCEPTION, "CancelledError: the handler was cancelled from within", retryable=True)
+
+    def _conclude(self, run: StepRun, elapsed: float) -> None:
+        """Count the call, and decide which transition to write and whether to keep the slot."""
+        job, outcome = run.job, run.outcome
+        self._counters.ran(job, elapsed)
+        if outcome is not None:
+            failure = outcome if isinstance(outcome, Failure) else None
+            self._counters.answered(run.lease.service, ending_of(failure), elapsed)
+        if run.progress_timer is not None:
+            run.progress_timer.cancel()
+        run.cools_down = was_overloaded(outcome) and self._services[job.service].auto is not None
+        run.region_failed = region_failed(run.lease, outcome)
+        run.move = None if run.abandoned else self._outcomes.move_of(run, outcome, elapsed)
+
+    def _finish_with_others(self, run: StepRun) -> None:
+        """Write the outcome and release the slot together with other steps that end in the same moment. A task and a
+        future for each step would cost more than all other work of the worker for it."""
+        self._ended.append(run)
+        if len(self._ended) == 1:
+            self._spawn(self._finish_ended())
+
+    async def _finish_ended(self) -> None:
+        runs, self._ended = self._ended, []
+        moves = [(run.job, run.move) for run in runs if run.move is not None]
+        applied: list[bool | Exception]
+        try:
+            applied = await self._recorder.record_each(moves, self._clock.now())
+        except Unavailable as error:
+            applied = [error] * len(runs)
+        failpoints.passed(failpoints.AFTER_FINISH)
+        for run, outcome in zip(runs, applied, strict=True):
+            if isinstance(outcome, Exception):
+                self._spawn(self._finish_alone(run))
+            else:
+                self._written(run, applied=outcome)
+                self._release(run)
+
+    async def _finish_alone(self, run: StepRun) -> None:
+        """Write the outcome of this step alone, after writing it with others has failed. Retries while the store is
+        unavailable; gives up if the store refuses this row."""
+        assert run.move is not None
+        await self._record(run, run.move)
+        self._release(run)
+
+    async def _finish(self, run: StepRun, move: Move | None) -> None:
+        if move is None:
+            return
+        applied = await self._record(run, move)
+        failpoints.passed(failpoints.AFTER_FINISH)
+        if applied and move.hold is not None:
+            try:
+                await self._dispatcher.hold([move.hold])
+            except Unavailable as error:
+                log.warning("job %s: its slot cannot be held yet (%s); its lease will expire", move.job_id, error)
+                self._leases.drop(run.lease.name)
+
+    async def _record(self, run: StepRun, move: Move) -> bool:
+        """Write the outcome; retry while the store is unavailable. Returns True if it was applied."""
+        job, delay = run.job, 0.1
+        while True:
+            try:
+                applied = await self._recorder.record(job, move, self._clock.now())
+                self._written(run, applied=applied)
+                return applied
+            except Unavailable as error:
+                self._write_outage.began(error)
+                await asyncio.sleep(delay)
+                delay = min(5.0, delay * 2)
+            except Exception:
+                # The store refuses this row alone. Recovery takes the job back when its lease has expired.
+                log.exception("job %s: its outcome could not be written", job.id)
+                self._leases.drop(run.lease.name)
+                return False
+
+    def _written(self, run: StepRun, *, applied: bool) -> None:
+        self._write_outage.ended()
+        if not applied:
+            self.late_results += 1
+            log.info("a late result of job %s, step %d was refused", run.job.id, run.job.step)
+
+    async def _keep_slot(self, run: StepRun) -> None:
+        if run.cools_down:
+            await asyncio.sleep(COOL_DOWN)
+        if run.lingering is not None:
+            log.warning("job %s: %s cannot be stopped; its slot is kept until it ends", run.job.id, run.job.service)
+            await asyncio.wait([run.lingering])
+
+    def _release(self, run: StepRun) -> None:
+        lease = run.lease
+        if self._runs.get(lease.job_id) is run:
+            run.released = True
+            del self._runs[lease.job_id]
+        self._leases.release(lease, failed=run.region_failed)
+
+    # ------------------------------------------------------------ leases
+
+    def leases(self) -> list[str]:
+        """The names of the leases that the heartbeat renews. Called from the heartbeat's thread."""
+        return self._leases.names()
+
+    def lost(self, names: frozenset[str]) -> None:
+        """Stop the handlers whose leases are lost: their results would be refused."""
+        for run in list(self._runs.values()):
+            if run.lease.name in names:
+                log.warning("job %s: the lease %s is lost; stopping", run.job.id, run.lease.name)
+                self._stop(run, LOST)
+        for name in names:
+            self._leases.drop(name)
+
+    async def stop_strays(self, store: Store) -> None:
+        """Stop the handlers whose jobs were cancelled or taken back, in case the message about it was lost."""
+        own = {job_id: run.job.run for job_id, run in self._runs.items() if not run.stopped}
+        jobs = await store.get_jobs(list(own)) if own else {}
+        for job_id, number in own.items():
+            job = jobs.get(job_id)
+            if job is None or job.status is not JobStatus.RUNNING or job.run != number:
+                self.stop_job(job_id, number)
+
+    def stop_job(self, job_id: str, number: int | None = None) -> None:
+        """Stop the handler of this job, because the job was cancelled, has expired or was recovered. With `number`,
+        stop it only if the handler runs for this run of the job."""
+        run = self._runs.get(job_id)
+        if run is not None and (number is None or run.job.run == number):
+            self._stop(run, CANCELLED)
+
+    def _time_out(self, run: StepRun) -> None:
+        self._stop(run, TIMED_OUT)
+
+    def _stop(self, run: StepRun, reason: str) -> None:
+        if run.stop(reason):
+            self._loop.call_later(STUBBORN_AFTER, self._abandon, run)
+
+    def _abandon(self, run: StepRun) -> None:
+        """Give up a handler that ignores its cancellation: its job moves on, but the slot is kept until the handler
+        ends."""
+        if run.calling:
+            service = run.job.service
+            log.warning("job %s: %s ignores its cancellation; its slot is kept until it ends", run.job.id, service)
+            run.abandoned = True
+            outcome = self._outcomes.timed_out(run) if run.stop_reason == TIMED_OUT else None
+            self._spawn(self._finish(run, self._outcomes.move_of(run, outcome, 0.0)))
+
+    # ------------------------------------------------------------ stopping
+
+    async def drain(self, timeout: float) -> None:
+        """Stop claiming, and let calls finish within `timeout` seconds. Then return unfinished steps to the queue,
+        without counting an attempt."""
+        self.draining = True
+        if await self._wait_idle(timeout):
+            return
+        log.warning("%d calls did not finish within %g s and are handed back", len(self._runs), timeout)
+        for run in list(self._runs.values()):
+            self._stop(run, DRAINED)
+        await self._wait_idle(STUBBORN_AFTER + 2.0)
+
+    def claim_again(self) -> None:
+        self.draining = False
+        self.wake_all()
+
+    async def _wait_idle(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop at once. Steps that are still running are left to recovery. A handler that ignores its cancellation is
+        left running."""
+        self._closing = True
+        self._gate.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_WITHIN)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        self._idle.clear()
+        task.add_done_callback(self._spawned_done)
+
+    def _spawned_done(self, task: asyncio.Task[None]) -> None:
+        self._task_done(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the worker failed", exc_info=task.exception())
+
+    def _task_done(self, task: asyncio.Task[None] | None) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()

@@ -1,0 +1,110 @@
+"""Converts what a handler returns or raises to the outcome of its call: a result that can be stored, or a failure."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fairlead.domain.json_codec import NotJson, to_json
+from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, Failure
+from fairlead.errors import Permanent, Retry
+from fairlead.executors.port import Success
+
+LONGEST = 2000
+MOST_FRAMES = 30
+"""The number of frames that a traceback shows of each exception: the innermost ones."""
+LONGEST_TRACEBACK = 15_000
+_OWN_FRAMES = str(Path(__file__).parent)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Convert an exception to a failure. The failure is retryable unless the exception is `Permanent`."""
+    trace = traceback_of(error)
+    match error:
+        case Permanent():
+            return Failure(PERMANENT, message_of(error), retryable=False, traceback=trace)
+        case Retry():
+            return Failure(RETRY_ASKED, message_of(error), retryable=True, retry_after=error.after, traceback=trace)
+        case TimeoutError():
+            return Failure(TIMEOUT, message_of(error), retryable=True, traceback=trace)
+        case _:
+            text = f"{type(error).__name__}: {message_of(error)}"
+            return Failure(EXCEPTION, text, retryable=True, traceback=trace)
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """The traceback of an exception as text, without local variables and without Fairlead's own frames above the
+    handler. None if no frame is the handler's, or if the traceback cannot be formatted."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    try:
+        lines = traceback.format_exception(type(error), error, trace, limit=-MOST_FRAMES)
+    except Exception:  # its own __str__ or its module's source fails
+        return None
+    return shortened("".join(lines).rstrip())
+
+
+def shortened(trace: str) -> str:
+    """Shorten a long traceback by cutting out its middle. Both ends are kept, because the outermost exception is at the
+    bottom and its cause at the top."""
+    trace = trace.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored
+    if len(trace) <= LONGEST_TRACEBACK:
+        return trace
+    half = LONGEST_TRACEBACK // 2
+    return f"{trace[:half]}\n[... {len(trace) - 2 * half} characters ...]\n{trace[-half:]}"
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return storable(str(error)) or type(error).__name__
+    except Exception:  # its own __str__ fails
+        return type(error).__name__
+
+
+def storable(text: str) -> str:
+    """Make a text storable as JSON: replace lone surrogates, and cut the text off if it is too long."""
+    return text[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def encoded(value: Any, max_result: int) -> Success | Failure:
+    try:
+        data = to_json(value)
+    except NotJson as error:
+        return bad(f"the result is not JSON-serialisable: {error}")
+    if len(data) > max_result:
+        return too_large(len(data), max_result)
+    return Success(data)
+
+
+def enveloped(response: Any) -> Success | Failure:
+    """Read the result from a response of the form `{"data": ..., "metrics": ...}`, as services return that are called
+    with meta and payload."""
+    if not isinstance(response, dict) or "data" not in response:
+        return bad('the service\'s response does not have the form {"data": ..., "metrics": ...}')
+    metrics = response.get("metrics")
+    if not isinstance(metrics, dict):
+        metrics = None
+    try:
+        data = to_json(response["data"])
+    except NotJson as error:
+        return bad(f"the service's data cannot be stored: {error}")
+    try:
+        to_json(metrics)
+    except NotJson as error:
+        return bad(f"the service's metrics cannot be stored: {error}")
+    return Success(data, metrics)
+
+
+def bad(message: str) -> Failure:
+    return Failure(BAD_RESULT, message, retryable=False)
+
+
+def too_large(size: int, max_result: int) -> Failure:
+    return bad(
+        f"the result is too large: {size} bytes, and worker.max_result allows {max_result}; "
+        "store it elsewhere and return a reference"
+    )

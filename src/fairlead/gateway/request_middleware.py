@@ -1,0 +1,272 @@
+"""The middleware around every request: request id, log line, security headers, responses to exceptions, and limits on
+the size and the speed of bodies.
+
+No body over `server.max_body` (`server.max_batch_body` for a batch) is read into memory, with or without a
+Content-Length. A request whose body stalls or arrives too slowly gets a 408.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Generator, Mapping
+from time import monotonic, perf_counter
+from types import coroutine
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uuid_utils import uuid7
+
+from fairlead.errors import RequestError, TooLarge, Unavailable
+from fairlead.gateway.problems import REQUEST_ID, BodyTimeout, problem_response
+
+log = logging.getLogger("fairlead.gateway")
+
+HEADERS = "fairlead.headers"
+KEY_IN_URL = "fairlead.key_in_url"
+"""Name of the entry in the ASGI scope that marks a request with a key in its URL. Such a URL must not be logged."""
+CLIENT_GONE = 499
+SOCKET_GONE = 1006
+POLLED_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+
+# Responses are data: browsers must not sniff, store, frame or run them. Pages set their own policy.
+POLICY = b"content-security-policy"
+SAFE_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (POLICY, b"default-src 'none'; frame-ancestors 'none'"),
+]
+CLOSE = (b"connection", b"close")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+PATIENCE_S = 30.0
+MIN_BYTES_PER_S = 1024
+"""Minimum speed of a body, after the first `PATIENCE_S` seconds."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return the request headers as a dict, built once per request."""
+    headers: dict[bytes, bytes] | None = scope.get(HEADERS)
+    if headers is None:
+        headers = scope[HEADERS] = dict(scope["headers"])
+    return headers
+
+
+class RequestMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = perf_counter()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        status = 0
+
+        async def send_framed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message["headers"]
+                safe = () if POLICY in dict(headers) else SAFE_HEADERS
+                message["headers"] = [*headers, *safe, (b"x-request-id", request_id.encode())]
+                if not body_requested and CLOSE not in headers:
+                    message["headers"].append(CLOSE)
+            await send(message)
+
+        # A client that waits for "100 Continue" may or may not send its body after another response, so the
+        # connection cannot be reused.
+        body_requested = b"expect" not in headers_of(scope)
+
+        async def receive_framed() -> Message:
+            nonlocal body_requested
+            body_requested = True
+            return await receive()
+
+        received = receive if body_requested else receive_framed
+
+        try:
+            await self.app(scope, received, send_framed)
+        except ClientDisconnect:
+            status = status or CLIENT_GONE
+        except Exception as error:
+            if not isinstance(error, RequestError | Unavailable):
+                log.exception("request %s: %s %s failed", request_id, scope["method"], _safe_path(scope))
+            if not status:
+                await problem_response(error, scope)(scope, receive, send_framed)
+        finally:
+            _write_log(scope["method"], scope, status, perf_counter() - began)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Log a WebSocket when it ends, with its close code."""
+        began = perf_counter()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        code = 0
+        gone = False
+
+        async def receive_framed() -> Message:
+            nonlocal code
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                code = code or message.get("code", 1005)
+            return message
+
+        async def send_framed(message: Message) -> None:
+            nonlocal code, gone
+            if message["type"] == "websocket.http.response.start":
+                code = message["status"]
+                message["headers"] = [*message["headers"], *SAFE_HEADERS, (b"x-request-id", request_id.encode())]
+            elif message["type"] == "websocket.close":
+                code = code or message.get("code", 1000)
+            try:
+                await send(message)
+            except OSError:
+                gone = True
+                raise
+
+        try:
+            await self.app(scope, receive_framed, send_framed)
+        except Exception:
+            # Clients may disconnect at any time, even during the handshake; the log line of the end is enough.
+            if gone:
+                code = code or SOCKET_GONE
+                return
+            log.exception("request %s: WS %s failed", request_id, _safe_path(scope))
+            if not code:
+                with contextlib.suppress(Exception):
+                    await send_framed({"type": "websocket.close", "code": 1011})
+        finally:
+            _write_log("WS", scope, code, perf_counter() - began)
+
+
+def _request_id(scope: Scope) -> str:
+    """Return the caller's request id if it is safe to log, else a new one."""
+    request_id = headers_of(scope).get(b"x-request-id")
+    if request_id is not None and _REQUEST_ID.fullmatch(request_id):
+        return request_id.decode()
+    return uuid7().hex
+
+
+def _write_log(method: str, scope: Scope, status: int, seconds: float) -> None:
+    # The query and the body are not logged: they may contain private data.
+    failed = 500 <= status < 600 and scope["path"] not in POLLED_PATHS
+    level = logging.WARNING if failed else logging.DEBUG
+    if log.isEnabledFor(level):
+        log.log(
+            level,
+            "%s %s %d %.1f ms request_id=%s",
+            method,
+            _safe_path(scope),
+            status,
+            seconds * 1000,
+            scope[REQUEST_ID],
+        )
+
+
+def _safe_path(scope: Scope) -> str:
+    """Return the path without control characters, which could forge log lines."""
+    if KEY_IN_URL in scope:
+        return "(a URL with a key)"
+    path: str = scope["path"]
+    if not (path.isascii() and path.isprintable()):
+        path = path.encode("unicode_escape").decode()
+    return path[:300]
+
+
+class BodyLimit:
+    """Middleware that limits the size and the speed of request bodies. `max_body` is the maximum size; `of_paths` maps
+    paths to a different maximum. `patience` is the maximum number of seconds between two chunks of a body."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body: int,
+        of_paths: Mapping[str, int] | None = None,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self.app = app
+        self._max = max_body
+        self._of_paths = dict(of_paths or {})
+        self._patience = patience
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        most = self._of_paths.get(scope["path"], self._max)
+        length = headers_of(scope).get(b"content-length")
+        # The server reads no more than Content-Length.
+        if length is None or (length.isdigit() and len(length) < 19 and int(length) <= most):
+            await self.app(scope, self._limited(receive, most), send)
+        else:
+            await problem_response(self._too_large(most), scope)(scope, receive, send)
+
+    def _limited(self, receive: Receive, most: int) -> Receive:
+        seen = 0
+        more = True
+        began: float | None = None
+
+        async def limited() -> Message:
+            nonlocal seen, more, began
+            if not more:
+                # Only a disconnect can follow, which may take any time.
+                return await receive()
+            message = await self._next(receive, began, seen)
+            more = message.get("more_body", False)
+            seen += len(message.get("body", b""))
+            if seen > most:
+                raise self._too_large(most)
+            if more and began is None:
+                began = monotonic()
+            return message
+
+        return limited
+
+    async def _next(self, receive: Receive, began: float | None, seen: int) -> Message:
+        """Return the next chunk of a body that began to arrive at `began`, and of which `seen` bytes have arrived.
+        Raises if the body is too slow."""
+        seconds = self._patience
+        if began is not None:
+            seconds = min(seconds, began + self._patience + seen / MIN_BYTES_PER_S - monotonic())
+        try:
+            return await _within(max(0.0, seconds), receive)
+        except TimeoutError:
+            slow = f"no data of the body arrived for {self._patience:g} seconds"
+            if seconds < self._patience:
+                slow = f"the body arrived at less than {MIN_BYTES_PER_S} bytes per second"
+            raise BodyTimeout(slow) from None
+
+    def _too_large(self, most: int) -> TooLarge:
+        setting = " (server.max_body)" if most == self._max else " (server.max_batch_body)" if most > self._max else ""
+        return TooLarge(f"the body is over {most} bytes{setting}")
+
+
+async def _within(seconds: float, receive: Receive) -> Message:
+    """Return the next message of `receive`, or raise TimeoutError after `seconds`. Most bodies have already arrived,
+    and then no timer is set: a timer costs more than reading the message."""
+    waiting = receive().__await__()
+    try:
+        pause = next(waiting)
+    except StopIteration as stop:
+        message: Message = stop.value
+        return message
+    async with asyncio.timeout(seconds):
+        return await _resumed(pause, waiting)
+
+
+@coroutine
+def _resumed(pause: Any, waiting: Generator[Any, Any, Message]) -> Generator[Any, Any, Message]:
+    """Finish an await of which `next` has already returned the first `pause`."""
+    try:
+        yield pause
+    except BaseException:
+        waiting.close()
+        raise
+    return (yield from waiting)

@@ -1,1 +1,0 @@
-"""What the dashboard shows, as plain data. Nothing here runs unless somebody looks."""

@@ -1,0 +1,103 @@
+"""The rules as stored: the declared services and pools, the overrides of operators, and the automatic limits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import orjson
+
+from fairlead.domain.auto_limit import bounded
+from fairlead.domain.rules import MAIN_SHARD, Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
+from fairlead.store.port import Adapt, DeclareServices
+
+_FIELDS = frozenset(field.name for field in fields(ServiceRules))
+# Fields unknown to the first release, which fails on them. They are written only if they differ from the default, so
+# that its processes can run beside newer ones as long as no service needs these fields.
+_LATER: dict[str, Any] = {
+    "shard": MAIN_SHARD,
+    "shares": {},
+    "part_on": None,
+    "remote": False,
+    "max_attempts": 3,
+    "wait_timeout": None,
+    "resume_after": None,
+    "breaker_failures": 0,
+    "breaker_rest": 30.0,
+    "auto": None,
+    "region_weights": {},
+    "pooled_regions": None,
+    "turns_only": False,
+}
+
+
+def declaration_of(declare: DeclareServices) -> str:
+    """Encode declared services and pools as JSON with sorted keys. Equal declarations give the same text, so declaring
+    the same services again changes nothing."""
+    services = sorted((_written(rules) for rules in declare.services), key=lambda rules: str(rules["service"]))
+    whole = {"services": services, "pools": dict(declare.pools)}
+    return orjson.dumps(whole, default=sorted, option=orjson.OPT_SORT_KEYS).decode()  # bands are a set
+
+
+def _written(rules: ServiceRules) -> dict[str, Any]:
+    return {name: value for name, value in asdict(rules).items() if name not in _LATER or value != _LATER[name]}
+
+
+def _read(service: dict[str, Any]) -> ServiceRules:
+    """Decode the declared rules of one service. Fields that only later releases know are ignored."""
+    known = {name: value for name, value in service.items() if name in _FIELDS}
+    shares = {
+        shard: Share(frozenset(share["bands"]), share["limit"]) for shard, share in known.get("shares", {}).items()
+    }
+    auto = None if known.get("auto") is None else Auto(**known["auto"])
+    pooled = None if known.get("pooled_regions") is None else tuple(known["pooled_regions"])
+    return ServiceRules(
+        **{**known, "order": Order(known["order"]), "shares": shares, "auto": auto, "pooled_regions": pooled}
+    )
+
+
+def adapted_row(adapt: Adapt) -> tuple[str, int | None, int, float | None, str]:
+    """Encode an automatic limit as a row: the service, its old and new limit, the best latency, and the history as
+    JSON."""
+    history = [[change.at, change.limit, change.why] for change in adapt.adapted.history]
+    return adapt.service, adapt.was, adapt.adapted.limit, adapt.adapted.best, orjson.dumps(history).decode()
+
+
+def _adapted(rows: list[Any], services: dict[str, ServiceRules]) -> dict[str, Adapted]:
+    """Decode the stored automatic limits. Services whose limit is no longer automatic are left out."""
+    return {
+        name: Adapted(limit, best, tuple(Change(*change) for change in history))
+        for name, limit, best, history in rows
+        if name in services and services[name].auto is not None
+    }
+
+
+def _with_limit(rules: ServiceRules, adapted: Adapted | None) -> ServiceRules:
+    if adapted is None or rules.auto is None:
+        return rules
+    return replace(rules, limit=bounded(adapted.limit, rules.auto))
+
+
+def declared_of(declared: dict[str, Any]) -> DeclareServices:
+    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"])
+
+
+def rules_of(answer: list[Any]) -> Rules:
+    """Decode a row of the SQL fragment `rules`. The limit of a service is the override, else the automatic limit, else
+    the declared limit."""
+    version, declared, overrides, adaptive = answer
+    services = {service["service"]: _read(service) for service in declared["services"]}
+    adapted = _adapted(adaptive, services)
+    services = {name: _with_limit(rules, adapted.get(name)) for name, rules in services.items()}
+    in_force: dict[str, Overridden] = {}
+    for name, limit, paused in overrides:
+        if (rules := services.get(name)) is not None:
+            services[name] = replace(
+                rules,
+                limit=rules.limit if limit is None else limit,
+                paused=rules.paused if paused is None else bool(paused),
+            )
+            # The config cannot pause a service, so a resumed one is as declared.
+            if limit is not None or paused:
+                in_force[name] = Overridden(limit, True if paused else None)
+    return Rules(services, declared["pools"], version, in_force, adapted)

@@ -1,0 +1,90 @@
+-- Triggers for the writes of operators, like those in apply.sql. Each write is one row of the view `batch`, because these
+-- writes are rare and each must see the effect of the previous one. Each writes one answer; NULL or 0 means refused.
+
+-- body: scope
+CREATE TEMP TRIGGER on_rebuild INSTEAD OF INSERT ON batch WHEN NEW.kind = 'rebuild'
+BEGIN
+    INSERT INTO rebuild_request (scope) SELECT scope FROM epoch WHERE scope = NEW.body ON CONFLICT DO NOTHING;
+    INSERT INTO answer SELECT 'rebuild', count(*) FROM epoch WHERE scope = NEW.body;
+END;
+
+-- body: [id, role, user_id, name, hash, created_at, revoked_at]
+CREATE TEMP TRIGGER on_key INSTEAD OF INSERT ON batch WHEN NEW.kind = 'key'
+BEGIN
+    INSERT INTO api_key (id, role, user_id, name, hash, created_at, revoked_at)
+        VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4, NEW.body ->> 5,
+                NEW.body ->> 6)
+        ON CONFLICT DO NOTHING;
+    INSERT INTO answer VALUES ('key', changes());
+END;
+
+-- body: [id, now]
+CREATE TEMP TRIGGER on_revoke INSTEAD OF INSERT ON batch WHEN NEW.kind = 'revoke'
+BEGIN
+    DELETE FROM ticket WHERE key_id = NEW.body ->> 0;
+    DELETE FROM dashboard_session WHERE key_id = NEW.body ->> 0;
+    UPDATE api_key SET revoked_at = NEW.body ->> 1 WHERE id = NEW.body ->> 0 AND revoked_at IS NULL;
+    INSERT INTO answer VALUES ('revoke', changes());
+END;
+
+-- body: [hash, key_id, expires_at]
+CREATE TEMP TRIGGER on_ticket INSTEAD OF INSERT ON batch WHEN NEW.kind = 'ticket'
+BEGIN
+    DELETE FROM ticket WHERE expires_at <= NEW.now;
+    INSERT INTO ticket (hash, key_id, expires_at) VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2)
+        ON CONFLICT DO NOTHING;
+END;
+
+-- body: [hash, now]
+CREATE TEMP TRIGGER on_use_ticket INSTEAD OF INSERT ON batch WHEN NEW.kind = 'use_ticket'
+BEGIN
+    INSERT INTO answer SELECT 'use_ticket', (
+        SELECT json_quote(key_id) FROM ticket WHERE hash = NEW.body ->> 0 AND expires_at > NEW.body ->> 1
+    );
+    DELETE FROM ticket WHERE hash = NEW.body ->> 0;
+END;
+
+-- body: [id, at, who, action, target, details, outcome]
+CREATE TEMP TRIGGER on_audit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'audit'
+BEGIN
+    INSERT INTO audit (id, at, who, action, target, details, outcome)
+        VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4, NEW.body ->> 5,
+                NEW.body ->> 6)
+        ON CONFLICT DO NOTHING;
+END;
+
+-- body: [id, outcome]
+CREATE TEMP TRIGGER on_audit_outcome INSTEAD OF INSERT ON batch WHEN NEW.kind = 'audit_outcome'
+BEGIN
+    UPDATE audit SET outcome = NEW.body ->> 1 WHERE id = NEW.body ->> 0;
+    INSERT INTO answer VALUES ('audit_outcome', changes());
+END;
+
+-- body: [name, about]
+CREATE TEMP TRIGGER on_register INSTEAD OF INSERT ON batch WHEN NEW.kind = 'register'
+BEGIN
+    INSERT INTO process (name, seen_at, about) VALUES (NEW.body ->> 0, NEW.now, NEW.body ->> 1)
+        ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, about = excluded.about;
+    INSERT INTO answer SELECT 'register', drain_asked FROM process WHERE name = NEW.body ->> 0;
+END;
+
+-- body: name
+CREATE TEMP TRIGGER on_deregister INSTEAD OF INSERT ON batch WHEN NEW.kind = 'deregister'
+BEGIN
+    DELETE FROM process WHERE name = NEW.body;
+END;
+
+-- body: [name, on]
+CREATE TEMP TRIGGER on_ask_drain INSTEAD OF INSERT ON batch WHEN NEW.kind = 'ask_drain'
+BEGIN
+    UPDATE process SET drain_asked = NEW.body ->> 1 WHERE name = NEW.body ->> 0;
+    INSERT INTO answer VALUES ('ask_drain', changes());
+END;
+
+-- body: [audit_before, seen_before, limit]
+CREATE TEMP TRIGGER on_prune_records INSTEAD OF INSERT ON batch WHEN NEW.kind = 'prune_records'
+BEGIN
+    DELETE FROM process WHERE seen_at < NEW.body ->> 1;
+    DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < NEW.body ->> 0 ORDER BY at LIMIT NEW.body ->> 2);
+    INSERT INTO answer VALUES ('prune_records', changes());
+END;

@@ -1,0 +1,218 @@
+"""Encodes a batch of transitions for the database, and decodes the answer.
+
+`CommitBatch` groups the transitions by kind and encodes each kind as a row of the view `batch` (see `apply.sql`). After
+the commit, `committed` converts the answer into one outcome per transition. If the batch has sweeps, call `sweep`
+first: it selects the jobs that are due and adds their moves to the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
+from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store.commits import (
+    DONE,
+    MOVED_ELSEWHERE,
+    MOVED_ON,
+    NOT_FINISHED,
+    NOT_STARTED,
+    OTHER_RULES,
+    UNDECLARED,
+    UNDONE,
+    Sweep,
+    moves_of,
+    taken_in,
+)
+from fairlead.store.port import (
+    Accepted,
+    Adapt,
+    Committed,
+    DeclareServices,
+    Done,
+    EndHolds,
+    FireTimers,
+    OutboxEntry,
+    Outcome,
+    Override,
+    PromoteWaiting,
+    Prune,
+    RaiseEpoch,
+    Refused,
+    Relayed,
+    Started,
+    SweepResult,
+    Transition,
+)
+from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
+from fairlead.store.rows import job_of, numbered
+from fairlead.store.rules import rules_of
+from fairlead.store.sqlite import dashboard, encode
+from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
+
+# The order in which kinds are applied: rules first; jobs are inserted before they move or are deleted.
+_ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
+    (DeclareServices, encode.declare_rows),
+    (Override, encode.override_rows),
+    (Adapt, encode.adapt_rows),
+    (RaiseEpoch, encode.epoch_rows),
+    (Submit, encode.submit_rows),
+    (Start, encode.start_rows),
+    (Move, encode.move_rows),
+    (Progress, encode.progress_rows),
+    (Prioritise, encode.prioritise_rows),
+    (Adopt, encode.adopt_rows),
+    (Delete, encode.delete_rows),
+    (Relayed, encode.relayed_rows),
+    (EndHolds, encode.end_holds_rows),
+    (Prune, encode.prune_rows),
+    *((kind, batch_rows) for kind in BATCH_KINDS),
+    *((kind, operator_rows) for kind in ADMIN_KINDS),
+    *((kind, dashboard.board_rows) for kind in dashboard_kinds.KINDS),
+)
+
+
+class CommitBatch:
+    """A batch of transitions, grouped by kind. An *index* is the position of a transition in the original batch."""
+
+    def __init__(self, transitions: Sequence[Transition], *, all_or_nothing: bool = False) -> None:
+        self._transitions = transitions
+        self._all_or_nothing = all_or_nothing
+        self._indexes: dict[type, list[int]] = {}
+        for index, transition in enumerate(transitions):
+            self._indexes.setdefault(type(transition), []).append(index)
+        self._found: dict[int, int] = {}  # number of jobs per sweep
+        self._swept: list[tuple[int, Job, Move]] = []  # (index of the sweep, job, move)
+
+    @property
+    def sweeps(self) -> list[int]:
+        return [*self._indexes.get(FireTimers, ()), *self._indexes.get(PromoteWaiting, ())]
+
+    def sweep(self, find: Callable[[Sweep, Sequence[str]], list[Job]]) -> None:
+        """Add the moves of the batch's sweeps to the batch. `find` selects the due jobs of a sweep; its second argument
+        holds the jobs to leave out."""
+        taken = taken_in(self._transitions)
+        for index in self.sweeps:
+            sweep: Any = self._transitions[index]
+            jobs = find(sweep, sorted(taken))
+            self._found[index] = len(jobs)
+            self._swept += [(index, job, move) for job, move in moves_of(sweep, jobs)]
+            taken.update(job.id for job in jobs)
+
+    def rows(self) -> list[encode.Row]:
+        rows: list[encode.Row] = [("begin", None)]
+        for kind, encoder in _ENCODERS:
+            transitions = [self._transitions[index] for index in self._indexes.get(kind, ())]
+            if kind is Move:
+                transitions += [move for _, _, move in self._swept]
+            if not transitions:
+                continue
+            if kind is Submit and self._all_or_nothing:
+                rows += encode.submit_rows(transitions, all_or_nothing=True)  # type: ignore[arg-type]
+            else:
+                rows += encoder(transitions)
+        return rows
+
+    def committed(self, answer: str) -> Committed:
+        """Convert the answer of the database into one outcome per transition, and the outbox rows that were written."""
+        self._outcomes: list[Outcome | Exception] = [DONE] * len(self._transitions)
+        self._values: dict[str, list[Any]] = {}
+        for kind, value in orjson.loads(answer):
+            self._values.setdefault(kind, []).append(value)
+        changes = self._submitted()
+        self._started()
+        self._moved()
+        self._matched(Progress, "progressed", MOVED_ON)
+        self._matched(Prioritise, "prioritised", MOVED_ON)
+        self._matched(Adopt, "adopted", MOVED_ON)
+        self._matched(Delete, "deleted", NOT_FINISHED)
+        self._valued(RaiseEpoch, "epoch", lambda number: OTHER_RULES if number is None else Done(number))
+        self._valued(DeclareServices, "rules", lambda value: OTHER_RULES if value is None else Done(rules_of(value)))
+        self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
+        self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
+        self._valued(EndHolds, "ended", Done)
+        self._valued(Prune, "pruned", Done)
+        for kind, (name, outcome) in OUTCOMES.items():
+            if kind in self._indexes:
+                self._valued(kind, name, outcome)
+        changes += [OutboxEntry(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
+        return Committed(self._outcomes, changes)
+
+    def _submitted(self) -> list[OutboxEntry]:
+        """Set the outcomes of submits. Accepted jobs have consecutive seqs, in order. The outbox ids of those that
+        entered the queue are consecutive too."""
+        indexes = self._indexes.get(Submit)
+        if indexes is None:
+            return []
+        last_seq, last_outbox = self._only("submit")
+        refused = {n: reason for n, *reason in self._only("turned_away")}
+        seq, late = last_seq or 0, bool(self._only("late"))
+        changes: list[OutboxEntry] = []
+        for n in range(len(indexes) - 1, -1, -1):
+            submit: Any = self._transitions[indexes[n]]
+            if n in refused:
+                self._outcomes[indexes[n]] = _refusal(submit, *refused[n])
+                continue
+            job = submit.job
+            self._outcomes[indexes[n]] = Accepted(job.id, seq)
+            if job.status is JobStatus.PENDING:
+                changes.append(OutboxEntry(last_outbox - len(changes), job.id, numbered(job, seq), late))
+            seq -= 1
+        changes.reverse()
+        return changes
+
+    def _started(self) -> None:
+        indexes = self._indexes.get(Start, ())
+        for index in indexes:
+            self._outcomes[index] = NOT_STARTED
+        for n, row, input_json, context_json in self._only("started"):
+            self._outcomes[indexes[n]] = Started(job_of(row), input_json, context_json)
+
+    def _moved(self) -> None:
+        """Set the outcomes of moves and sweeps. In the answer, the moves of the batch come first, then the moves of its
+        sweeps."""
+        self._matched(Move, "moved", MOVED_ON)
+        if not self._found:
+            return
+        before, moved = len(self._indexes.get(Move, ())), set(self._only("moved"))
+        for index, found in self._found.items():
+            moves = [(job, move) for n, (of, job, move) in enumerate(self._swept, before) if of == index and n in moved]
+            self._outcomes[index] = Done(SweepResult(found, moves))
+
+    def _matched(self, kind: type, answer: str, refused: Refused) -> None:
+        """Refuse the transitions of one kind that changed nothing. The answer holds the indexes of the transitions that
+        changed something, including the moves of sweeps."""
+        indexes = self._indexes.get(kind)
+        if indexes is None:
+            return
+        matched = self._only(answer)
+        if len(matched) == len(indexes) + len(self._swept):
+            return
+        for n in set(range(len(indexes))).difference(matched):
+            self._outcomes[indexes[n]] = refused
+
+    def _valued(self, kind: type, answer: str, outcome: Callable[[Any], Outcome]) -> None:
+        """Set the outcomes of one kind whose answer holds one value per transition, in order."""
+        for index, value in zip(self._indexes.get(kind, ()), self._values.get(answer, ()), strict=True):
+            self._outcomes[index] = outcome(value)
+
+    def _only(self, answer: str) -> Any:
+        values = self._values.get(answer)
+        return values[0] if values else ()
+
+
+def _refusal(submit: Any, why: str, job_id: str | None, seq: int | None) -> Outcome | RequestError:
+    if why == "replayed" and job_id is not None:
+        return Accepted(job_id, seq or 0, replayed=True)
+    if why == "mismatch":
+        return IdempotencyMismatch(
+            "this Idempotency-Key was used with another body", details={"key": submit.idempotency_key}
+        )
+    if why == "too_many":
+        return TooManyWaiting(f"this user already has {submit.max_waiting} jobs waiting, which is the limit")
+    return UNDONE

@@ -1,0 +1,99 @@
+"""A browser window whose complaints fail the test: console errors, exceptions, dialogs, violations of the
+Content-Security-Policy, and requests to other hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost"})
+LOCAL_SCHEMES = frozenset({"data", "blob", "about"})
+PATIENCE_MS = 15_000
+DESKTOP = {"width": 1280, "height": 800}
+
+# The page is notified of violations before any report is sent, and no script of the page can disable this: it runs
+# first, in every document.
+WATCH = """
+document.addEventListener('securitypolicyviolation', (event) => {
+  window.__violated(`${event.violatedDirective}: ${event.blockedURI} ${event.sample}`);
+});
+"""
+
+
+class Window:
+    """One browser context and its page. `complaints` lists the problems so far."""
+
+    def __init__(self, context: BrowserContext, page: Page, url: str) -> None:
+        self.context = context
+        self.page = page
+        self.url = url
+        self.complaints: list[str] = []
+        self.sockets: list[str] = []
+        self.requests: list[str] = []
+        self._expected: list[re.Pattern[str]] = []
+
+    async def go(self, route: str = "/") -> Page:
+        """Go to a page of the dashboard, such as `/jobs`. Routes are fragments, so this reloads nothing."""
+        await self.page.goto(f"{self.url}/#{route}")
+        return self.page
+
+    def expect(self, *patterns: str) -> None:
+        """Complaints that are part of the test, such as a refused key."""
+        self._expected += map(re.compile, patterns)
+
+    @property
+    def unexpected(self) -> list[str]:
+        return [each for each in self.complaints if not any(pattern.search(each) for pattern in self._expected)]
+
+    # ------------------------------------------------------------ watched events
+
+    async def watch(self) -> None:
+        await self.context.expose_function("__violated", self._violated)
+        await self.context.add_init_script(WATCH)
+        # The browser's resolver blocks it: intercepting requests as well would disable the cache.
+        self.context.on("request", self._requested)
+        self.context.on("console", self._logged)
+        self.context.on("weberror", lambda error: self.complaints.append(f"exception: {error.error}"))
+        self.context.on("dialog", self._opened_dialog)
+        self.page.on("websocket", lambda socket: self.sockets.append(socket.url))
+
+    def _violated(self, what: str) -> None:
+        self.complaints.append(f"csp: {what}")
+
+    def _requested(self, request: Request) -> None:
+        self.requests.append(request.url)
+        if _is_elsewhere(request.url):
+            self.complaints.append(f"elsewhere: {request.url}")
+
+    def _logged(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning", "assert"):
+            where: dict[str, Any] = dict(message.location)
+            self.complaints.append(f"console {message.type}: {message.text} ({where.get('url', '')})")
+
+    async def _opened_dialog(self, dialog: Dialog) -> None:
+        self.complaints.append(f"dialog: {dialog.type} {dialog.message}")
+        await dialog.dismiss()
+
+
+def _is_elsewhere(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme not in LOCAL_SCHEMES and parts.hostname not in LOOPBACK
+
+
+@asynccontextmanager
+async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Window]:
+    """`options` are those of a browser context: `color_scheme="dark"`, `viewport=...`"""
+    options = {"viewport": DESKTOP, "reduced_motion": "reduce", "locale": "en-GB", "timezone_id": "UTC"} | options
+    context = await browser.new_context(**options)
+    try:
+        context.set_default_timeout(PATIENCE_MS)
+        window = Window(context, await context.new_page(), url)
+        await window.watch()
+        yield window
+    finally:
+        await context.close()

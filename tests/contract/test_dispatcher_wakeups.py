@@ -1,0 +1,148 @@
+"""The contract of every dispatcher: workers are woken whenever needed, and at most once per operation."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.dispatch.port import Claim, Release
+from fairlead.domain.rules import ServiceRules
+from tests.contract.dispatchers import QueueHarness, open_pool
+
+FAIR = ServiceRules("s", limit=1)
+
+
+async def test_an_offer_wakes_once_when_its_lane_becomes_runnable(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer("a")
+    assert queue.wakeups() == [{"s"}]
+    await queue.offer("b")
+    assert queue.wakeups() == []
+
+
+async def test_an_offer_to_a_lane_without_a_free_slot_wakes_no_worker(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer("a")
+    await queue.take()
+    queue.wakeups()
+    await queue.offer("b")
+    assert queue.wakeups() == []
+
+
+async def test_a_release_wakes_if_something_waits(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer_all("ab")
+    lease = await queue.take()
+    queue.wakeups()
+    await queue.end(lease)
+    assert queue.wakeups() == [{"s"}]
+    await queue.end(await queue.take())
+    assert queue.wakeups() == []
+
+
+async def test_an_exchange_that_claims_what_it_frees_wakes_no_worker(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer_all("abc")
+    lease = await queue.take()
+    queue.wakeups()
+    await queue.dispatcher.exchange(Claim("w", 1, frozenset("s")), [Release(lease.name, "s")])
+    assert queue.wakeups() == []
+
+
+async def test_an_exchange_that_only_releases_wakes_for_the_freed_slots(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer_all("ab")
+    lease = await queue.take()
+    queue.wakeups()
+    await queue.dispatcher.exchange(Claim("w", 0, frozenset("s")), [Release(lease.name, "s")])
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_a_claim_that_leaves_a_lane_runnable_wakes_the_next_worker(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9), ServiceRules("t", limit=9))
+    await queue.offer_all("abc")
+    await queue.offer("t0", service="t")
+    queue.wakeups()
+    await queue.claim(1)
+    assert queue.wakeups() == [{"s", "t"}], "the claimer is full: both are for the next"
+    await queue.claim(9)
+    assert queue.wakeups() == []
+
+
+async def test_an_empty_claim_wakes_no_worker(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9))
+    await queue.offer("low", band=3)
+    queue.wakeups()
+    assert await queue.claimed(5, bands=frozenset({1})) == []
+    assert queue.wakeups() == []
+
+
+async def test_one_operation_wakes_at_most_once(queue: QueueHarness) -> None:
+    await queue.open(*(ServiceRules(name, limit=1) for name in "xyz"))
+    for name in "xyz":
+        await queue.offer_all([f"{name}0", f"{name}1"], service=name)
+    leases = await queue.claim(3)
+    queue.wakeups()
+    await queue.dispatcher.release([Release(lease.name, lease.service) for lease in leases])
+    assert queue.wakeups() == [{"x", "y", "z"}]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({"limit": 1}, {"limit": 2}), ({"paused": True}, {"paused": False}), ({"user_limit": 1}, {})]
+)
+async def test_changed_rules_wake_for_the_services_they_make_runnable(
+    queue: QueueHarness, before: dict[str, int], after: dict[str, int]
+) -> None:
+    open_rules = {"limit": 9, "paused": False, "user_limit": None}
+    await queue.open(ServiceRules("s", limit=9))
+    await queue.offer_all("abc")
+    await queue.take()
+    await queue.change("s", **open_rules | before)
+    queue.wakeups()
+    await queue.change("s", **open_rules | after)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_the_end_of_a_hold_wakes(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.hold("gone", 60)
+    await queue.offer("a")
+    assert queue.wakeups() == []
+    await queue.dispatcher.end_holds(queue.clock.now + 60)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_a_promotion_and_a_withdrawal_wake_no_worker(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer_all("ab", band=3)
+    queue.wakeups()
+    await queue.promote("a", band=2)
+    await queue.withdraw("b")
+    assert queue.wakeups() == []
+
+
+async def test_an_emptied_lane_wakes_again_on_the_next_offer(queue: QueueHarness) -> None:
+    await queue.open(FAIR)
+    await queue.offer("a")
+    await queue.withdraw("a")
+    queue.wakeups()
+    await queue.offer("b")
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_unparking_a_user_wakes(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_limit=1))
+    await queue.offer_all("ab")
+    (lease,) = await queue.claim(9)
+    queue.wakeups()
+    await queue.end(lease)
+    assert queue.wakeups() == [{"s"}]
+
+
+async def test_a_pools_free_slot_wakes_all_its_services_that_wait(queue: QueueHarness) -> None:
+    await open_pool(queue, 1, "x", "y", "z")
+    await queue.offer_all(["x0", "x1"], service="x")
+    lease = await queue.take()
+    await queue.offer("y0", service="y")
+    queue.wakeups()
+    await queue.end(lease)
+    assert queue.wakeups() == [{"x", "y"}]

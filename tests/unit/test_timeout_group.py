@@ -1,0 +1,60 @@
+"""One timer for calls that began together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.virtual_time import in_virtual_time
+
+from fairlead.engine.step_run import LATE, TimeoutGroup
+
+
+@in_virtual_time
+async def test_the_timer_fires_once_for_the_calls_that_still_run() -> None:
+    rung: list[str] = []
+    alarm: TimeoutGroup[str] = TimeoutGroup(asyncio.get_running_loop(), 10.0, rung.append)
+    for call in ("slow", "quick", "stuck"):
+        alarm.on(call)
+    await asyncio.sleep(9.0)
+    alarm.off("quick")
+    assert rung == []
+    await asyncio.sleep(2.0)
+    assert sorted(rung) == ["slow", "stuck"]
+    await asyncio.sleep(60.0)
+    assert len(rung) == 2
+
+
+@in_virtual_time
+async def test_the_timer_is_removed_when_all_calls_have_ended() -> None:
+    rung: list[str] = []
+    alarm: TimeoutGroup[str] = TimeoutGroup(asyncio.get_running_loop(), 10.0, rung.append)
+    alarm.on("call")
+    alarm.off("call")
+    await asyncio.sleep(60.0)
+    assert rung == []
+
+
+async def test_a_call_answered_while_the_loop_was_blocked_is_not_timed_out() -> None:
+    loop = asyncio.get_running_loop()
+    rung: list[str] = []
+    expired = asyncio.Event()
+
+    def ring(call: str) -> None:
+        rung.append(call)
+        expired.set()
+
+    alarm = TimeoutGroup[str](loop, 0.05, ring)
+    alarm.on("answered")
+    alarm.on("slow")
+
+    async def answered() -> None:
+        await asyncio.sleep(0.01)
+        alarm.off("answered")
+
+    task = asyncio.create_task(answered())
+    await asyncio.sleep(0)
+    time.sleep(0.05 + 2 * LATE)  # noqa: ASYNC251 - it is to block
+    await asyncio.wait_for(expired.wait(), 20)
+    await task
+    assert rung == ["slow"]

@@ -1,0 +1,93 @@
+"""Generates the synchronous client from the asynchronous one: `make generate`.
+
+`fairlead/client/asynchronous*.py` are written by hand, their `synchronous*.py` twins by this program. A test fails when
+a twin is out of date. What really differs between an event loop and threads (a turn's renewal) is in
+`async_turn.py` and `sync_turn.py`, both written by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+CLIENT = Path(__file__).resolve().parents[1] / "src" / "fairlead" / "client"
+TWINS = {
+    "asynchronous.py": "synchronous.py",
+    "asynchronous_batches.py": "synchronous_batches.py",
+    "asynchronous_turns.py": "synchronous_turns.py",
+}
+NAMES = {
+    "AsyncClient": "Client",
+    "AsyncJob": "ClientJob",
+    "AsyncBatch": "ClientBatch",
+    "AsyncBatchCalls": "BatchCalls",
+    "AsyncTurn": "ClientTurn",
+    "AsyncTurnCalls": "TurnCalls",
+    "AsyncIterator": "Iterator",
+    "AsyncOnPosition": "OnPosition",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "aclose": "close",
+    "aread": "read",
+    "aiter_bytes": "iter_bytes",
+    "asyncio": "time",
+    "async_turn": "sync_turn",
+    "asynchronous": "synchronous",
+    "asynchronous_batches": "synchronous_batches",
+    "asynchronous_turns": "synchronous_turns",
+}
+HEADER = "# Generated from {source} by tools/generate_sync_client.py: change that file, then run `make generate`.\n"
+
+
+def converted(source: str, name: str) -> str:
+    """The synchronous form of a module: without `async` and `await`, and with the names of `NAMES`."""
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.string not in ("async", "await")
+    ]
+    lines = source.splitlines(keepends=True)
+    # From the end to the start, so that earlier positions stay right.
+    for token in reversed(tokens):
+        row, start = token.start[0] - 1, token.start[1]
+        if token.type == tokenize.NAME and token.string in NAMES:
+            lines[row] = lines[row][:start] + NAMES[token.string] + lines[row][token.end[1] :]
+        elif token.type == tokenize.STRING:
+            _rename_in_text(lines, token)
+    text = "".join(lines)
+    for word in ("async ", "await "):
+        text = _without(text, word)
+    return _formatted(HEADER.format(source=name) + text.replace("import time\nimport time\n", "import time\n"))
+
+
+def _rename_in_text(lines: list[str], token: tokenize.TokenInfo) -> None:
+    """Names in docstrings and messages follow."""
+    for row in range(token.start[0] - 1, token.end[0]):
+        for old, new in sorted(NAMES.items(), key=lambda pair: -len(pair[0])):
+            if old.startswith("Async"):
+                lines[row] = lines[row].replace(old, new)
+
+
+def _without(text: str, word: str) -> str:
+    """The text without a keyword. Docstrings say `async with` only inside backticks, where it has to go as well."""
+    return "\n".join(line.replace(word, "") if not line.lstrip().startswith("#") else line for line in text.split("\n"))
+
+
+def _formatted(text: str) -> str:
+    fixes = ["check", "--select", "I,F401,UP028", "--fix-only", "--unsafe-fixes", "--quiet"]
+    for command in (fixes, ["format", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(CLIENT / "synchronous.py"), "-"]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def main() -> None:
+    for source, target in TWINS.items():
+        (CLIENT / target).write_text(converted((CLIENT / source).read_text(encoding="utf-8"), source), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,8 @@ def make_app(url: str, **settings: Any) -> Any:
             "visibility_timeout": float(os.environ.get(VISIBILITY_VARIABLE, "5")),
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
+            # A worker that is killed while it restores messages keeps all others from restoring until this expires.
+            "unacked_mutex_expire": 5,
         },
         task_ignore_result=True,
         worker_send_task_events=False,

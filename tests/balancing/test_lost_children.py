@@ -72,8 +72,6 @@ def test_a_redelivered_task_ends_as_usual(
     monkeypatch.setenv(VISIBILITY_VARIABLE, "1")
     # A worker looks for overdue messages when it starts, and then every hundred seconds.
     until(lambda: broker.zcount("unacked_index", time.time() - 1, "+inf") == 0, "it is overdue")
-    # A worker that is killed while it looks for overdue messages blocks all others from looking for five minutes.
-    broker.delete("unacked_mutex")
     release(broker, "lost")
     with worker(balancer, url, *PREFORK, **RECONCILING):
         until_everything_is_done(balancer, broker)

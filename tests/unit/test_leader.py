@@ -21,7 +21,7 @@ class Lease:
 
 
 class Mine:
-    ttl = 0.06
+    ttl = 0.6
 
     def __init__(self, lease: Lease, name: str) -> None:
         self.lease = lease
@@ -127,6 +127,24 @@ async def test_a_standby_takes_over_when_the_leader_resigns_and_the_term_grows()
     assert lease.term > term
     two.cancel()
     await asyncio.gather(two, return_exceptions=True)
+
+
+async def test_a_leader_that_is_stopped_while_it_loses_its_lease_ends() -> None:
+    class Stopping(Managing):
+        async def run(self) -> None:
+            try:
+                await super().run()
+            finally:
+                task.cancel()
+
+    lease, managing = Lease(), Stopping()
+    parts: Any = {"scopes": managing, "manager": managing, "group_commit": FakeGroupCommit()}
+    leader = Leader("main", Mine(lease, "a"), clock=SystemClock(), **parts)
+    task = asyncio.create_task(leader.run())
+    await soon(managing.running)
+    lease.holder = "b"
+    done, _ = await asyncio.wait([task], timeout=20)
+    assert done
 
 
 async def test_a_leader_that_lost_its_lease_stops_and_stands_by() -> None:

@@ -34,24 +34,26 @@ class DatabaseProbe:
     def __init__(self, ping: Callable[[], Awaitable[None]], monotonic: Callable[[], float]) -> None:
         self._ping = ping
         self._monotonic = monotonic
-        self._answered_at = monotonic()
+        self._unanswered_since: float | None = None
         self._ping_task: asyncio.Task[None] | None = None
 
     def silent_for(self) -> float:
-        """Seconds since the database last answered a ping. Also sends the next ping, unless the last one is still
-        unanswered."""
+        """Seconds since the first ping that the database has not answered; 0 if it answered all of them. Also sends the
+        next ping, unless the last one is still unanswered."""
+        now = self._monotonic()
+        if self._unanswered_since is None:
+            self._unanswered_since = now
         if self._ping_task is None or self._ping_task.done():
             self._ping_task = asyncio.get_running_loop().create_task(self._ask(), name="fairlead-database-probe")
-        return self._monotonic() - self._answered_at
+        return now - self._unanswered_since
 
     async def _ask(self) -> None:
-        asked_at = self._monotonic()
         try:
             await self._ping()
         except Exception as error:
             log.debug("the database does not answer: %s", error)
         else:
-            self._answered_at = asked_at
+            self._unanswered_since = None
 
 
 class LostLeadership(Exception):
@@ -115,15 +117,21 @@ class Leader:
     async def _lead(self, leadership: Leadership) -> None:
         log.info("leading %s, term %d", self._shard, self.term)
         self.leading = True
+        # Not a task group: before Python 3.13, one that is cancelled while a child fails swallows the cancellation.
+        tasks = [asyncio.create_task(self._keep(leadership)), asyncio.create_task(self._manage())]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep(leadership))
-                group.create_task(self._manage())
-        except* LostLeadership as lost:
-            log.warning("no longer leading %s: %s", self._shard, lost.exceptions[0])
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.leading = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self.term = None
+        try:
+            for task in done:
+                task.result()
+        except LostLeadership as lost:
+            log.warning("no longer leading %s: %s", self._shard, lost)
 
     async def _keep(self, leadership: Leadership) -> None:
         """Renew the leader's lease, and raise LostLeadership when that fails. Also give the lease up if the database

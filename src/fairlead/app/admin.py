@@ -67,7 +67,7 @@ class Admin:
         return await stats.workers(self._runtime.observer)
 
     async def region_status(self, region: str) -> dict[str, Any]:
-        """The state of one region, over all services that have it: waiting jobs, running calls, health."""
+        """The state of one region in all services that have it: waiting jobs, running calls, health."""
         return status.describe_region(region, await self._runtime.observer.queues())
 
     async def metrics(self) -> MetricsSnapshot:
@@ -82,7 +82,7 @@ class Admin:
         )
 
     def estimate_accuracy(self) -> dict[str, dict[str, Any]]:
-        """For each service, how accurate the waits were that this process estimated when jobs were submitted."""
+        """For each service, the accuracy of the waits that this process estimated when jobs were submitted."""
         node = self._runtime.node
         return node.scores.report() if node is not None else {}
 
@@ -196,7 +196,8 @@ class AdminMethods:
         return await self.admin.processes.drain(name, on=False, who=who)
 
     async def leaderless(self) -> str | None:
-        """Why work of a leader, such as a rebuild, will be delayed: no manager is alive. None if one is alive."""
+        """A message that work of a leader, such as a rebuild, is delayed because no manager is alive. None if a manager
+        is alive."""
         return await self.admin.processes.leaderless()
 
     async def audit(
@@ -227,7 +228,7 @@ class AdminMethods:
         await self.admin.keys.revoke(key_id, who=who)
 
     async def issue_ticket(self, grant: str) -> str:
-        """Make a secret, called ticket, that can be exchanged for `grant` once, in any process, within a minute."""
+        """Make a ticket: a secret that can be exchanged for `grant` once, in any process, within a minute."""
         return await self.admin.keys.issue_ticket(grant)
 
     async def use_ticket(self, ticket: str) -> str | None:
@@ -275,7 +276,7 @@ class AdminMethods:
         return await self.admin.processes.all()
 
     async def region_status(self, region: str) -> dict[str, Any]:
-        """The state of one region, over all services that have it: waiting jobs, running calls, health."""
+        """The state of one region in all services that have it: waiting jobs, running calls, health."""
         return await self.admin.region_status(region)
 
     async def readings(self) -> MetricsSnapshot:
@@ -283,7 +284,7 @@ class AdminMethods:
         return await self.admin.metrics()
 
     def scores(self) -> dict[str, dict[str, Any]]:
-        """For each service, how accurate the waits were that this process estimated when jobs were submitted."""
+        """For each service, the accuracy of the waits that this process estimated when jobs were submitted."""
         return self.admin.estimate_accuracy()
 
     async def readiness(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""API keys, tickets (secrets that can be used once) and browser sessions. The database stores only their hashes. Every
-gateway therefore accepts them, and none is lost when a process restarts."""
+"""API keys, tickets (secrets that can be used once) and browser sessions. They are stored in the database, as hashes,
+so every gateway accepts them, and a restart loses none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ApiKeys:
             raise InvalidInput(f"the name {name} is reserved in the audit log; choose another", pointer="/name")
         name = check_text(name, "name", MAX_NAME) if name is not None else user_id or role.value
         if role is not Role.ADMIN and not await self._has_admin():
-            # Once there is a key, every request needs one: without an admin's, no one could create the others.
+            # Once a key exists, every request needs a key. Without an admin's key, no further key could be created.
             raise WrongState("the first key must be an admin's; create one with the role admin first")
         now = self._runtime.clock.now()
         key_id = secrets.token_hex(ID_BYTES)
@@ -88,7 +88,7 @@ class ApiKeys:
         raise WrongState(f"the key {key_id} is revoked already")
 
     async def issue_ticket(self, grant: str) -> str:
-        """Make a secret, called ticket, that can be exchanged for `grant` once, in any process, within a minute."""
+        """Make a ticket: a secret that can be exchanged for `grant` once, in any process, within a minute."""
         text = ticket_text(secrets.token_bytes(SECRET_BYTES))
         await self._runtime.group_commit.write(
             IssueTicket(secret_hash(text), grant, self._runtime.clock.now() + TICKET_LIFE_S)

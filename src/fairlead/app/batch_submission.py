@@ -62,7 +62,7 @@ class BatchSubmission:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBatch:
-    """A valid batch as the transitions to store. `submits` has the order of the items."""
+    """The transitions that store a valid batch. `submits` is in the order of the items."""
 
     create: CreateBatch
     submits: list[Submit]
@@ -127,7 +127,7 @@ class _Items:
         except RequestError as error:
             for each in error.errors if isinstance(error, BatchInvalid) else (error,):
                 each.pointer = f"/items/{number}{each.pointer or ''}"
-                each.__traceback__ = None  # would keep the item in memory
+                each.__traceback__ = None  # a traceback would keep the item in memory
                 self.errors.append(each)
 
     def _take(self, number: int, item: Any) -> None:

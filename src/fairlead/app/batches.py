@@ -57,8 +57,8 @@ AT_A_TIME = 500
 FIRST_RESULTS = 1
 MOST_RESULTS = 100
 RESULTS_BYTES = 1024 * 1024
-"""The bytes of results that `results` tries to read at a time. The number of jobs to read is computed from the size of
-the last ones."""
+"""The bytes of results that `results` tries to read at a time. The number of jobs to read next is computed from the
+size of the results that were read last."""
 MOST_ITEM = (1 << 31) - 1 - MAX_PAGE - 1  # the end of the next page must still fit in 31 bits
 
 
@@ -133,8 +133,8 @@ class BatchWatch:
 
 
 class _Poll(NamedTuple):
-    """The batch as it was read. The result may be used for `pause` seconds. Pass `next_after` to the next call of
-    `_poll`, so that its query is shared with other followers."""
+    """The batch as it was read. The caller polls again after `pause` seconds, and then passes `next_after` to `_poll`,
+    so that all followers share one query."""
 
     batch: BatchView
     pause: float
@@ -273,11 +273,11 @@ class Batches:
         state = await self._state(batch_id)
         if state.open or state.finished_at is not None:
             return state
-        # Another process may have settled it meanwhile, or resumed one of its jobs: read the state again.
+        # Another process may have settled the batch meanwhile, or resumed one of its jobs: read the state again.
         await self._runtime.group_commit.write(SettleBatch(batch_id, self._runtime.clock.now()))
         return await self._state(batch_id)
 
-    # ------------------------------------------------------------ act; audited with `who`, an operator
+    # ------------------------------------------------------------ act (audited if `who` names an operator)
 
     async def cancel(self, batch_id: str, *, who: str | None = None) -> int:
         """Cancel every item that has not ended. Returns how many items were cancelled."""
@@ -358,8 +358,8 @@ class Batches:
 
     async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> AsyncIterator[int]:
         """Apply the transition that `build` makes to every item. Yields the number of moved items after each commit.
-        Items that another process changed at the same time are read again and tried again, unless that process has
-        begun a new round of theirs."""
+        Items that another process changed at the same time are read and tried again, unless that process has started a
+        new round of the item's job."""
         after = -1
         while items := await self._runtime.store.batch_items(batch_id, statuses=statuses, after=after, limit=AT_A_TIME):
             after = items[-1].number

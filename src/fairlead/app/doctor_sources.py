@@ -108,8 +108,8 @@ async def _one_celery(app: Any) -> CeleryFacts:
 
 
 async def _balancers_of(settings: Settings, config: Config, handlers: Mapping[str, Handler]) -> Sequence[BalancerFacts]:
-    """Read the facts about load balancers of Celery apps, as far as their counts are in the broker of `[celery]` or in
-    one of Fairlead's own Redis servers."""
+    """Read the facts about the load balancers of Celery apps. A balancer is found only if its counts are in the broker
+    of `[celery]` or in one of Fairlead's own Redis servers."""
     if importlib.util.find_spec("celery") is None:
         return ()
     urls = [url for url in backends.redis_urls(settings).values() if "+cluster://" not in url]
@@ -125,11 +125,11 @@ def _read_balancers(urls: Sequence[str], config: Config, handlers: Mapping[str, 
 
     facts = {}
     for url in dict.fromkeys([*urls, *_redis_of_celery(config, handlers)]):
-        # Another program's keys, a login that may not read them: each is a reason to find nothing.
+        # On any error, find nothing: the keys may belong to another program, or the login may not read them.
         with contextlib.suppress(Exception):
             for found in consumption_at(url):
                 names = [f"{found.prefix}{index}" for index in range(found.queues)]
-                # Two URLs may be of the same server.
+                # Two URLs may name the same server.
                 facts[found.prefix, found.queues, found.workers, *found.unconsumed.items()] = BalancerFacts(
                     in_words(found.prefix, names),
                     found.workers,

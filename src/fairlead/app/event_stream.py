@@ -299,7 +299,7 @@ class EventPoller:
                     self._hub.ended(job_id, now)
                 else:
                     states[job_id] = _polled_state(job)
-                    if is_set_aside(job):  # a call that still waits for the turn takes it up
+                    if is_set_aside(job):  # a call that still waits then takes the turn up again
                         self._hub.missed(job_id, now)
         if self._has_node():
             self._states = {}

@@ -92,7 +92,7 @@ class Fairlead(TurnMethods, AdminMethods):
 
     @property
     def turns(self) -> Turns:
-        """Opens, waits for and ends turns by separate calls, for callers that cannot hold a slot in a `with` block."""
+        """The methods that open, await and end turns by separate calls, for callers that cannot use a `with` block."""
         self._runtime.require_open()
         return self._turns
 
@@ -340,9 +340,9 @@ class Fairlead(TurnMethods, AdminMethods):
         return await self.jobs.retry(job_id, from_start=from_start, who=who)
 
     async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
-        """Run one step (counted from 0) of a COMPLETED or FAILED job again. Later steps do not run again: afterwards
-        the job has its earlier status and the new result, and keeps the old result in its `history`. But if the job
-        failed at this step, it continues with the later steps."""
+        """Run one step (counted from 0) of a COMPLETED or FAILED job again. If the job failed at this step, it
+        continues with the later steps. Otherwise later steps do not run again: the job returns to its earlier status
+        with the new result, and keeps the old result in its `history`."""
         return await self.jobs.retry_step(job_id, step, who=who)
 
     async def delete(self, job_id: str, *, who: str | None = None) -> None:

@@ -254,8 +254,8 @@ class Jobs:
         return await node.positions_of_new(job_ids) if node is not None else {}
 
     async def _positions_of(self, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
-        """The queue positions of those of these jobs that wait. Jobs on a shard that does not answer are left out, so
-        that no caller waits for the shard."""
+        """The queue positions of those jobs in `jobs` that are waiting. Jobs on a shard that does not answer are left
+        out, so that no caller waits for the shard."""
         waiting = [job for job in jobs if job.status is JobStatus.PENDING]
         node = self._runtime.node
         return await node.positions_of(waiting) if waiting and node is not None else {}
@@ -314,7 +314,7 @@ class Jobs:
         runtime.require_open()
         return EventStream(runtime.hub, self, runtime.clock.now, runtime.snapshots, allowed)
 
-    # ------------------------------------------------------------ act; audited with `who`, an operator
+    # ------------------------------------------------------------ act (audited if `who` names an operator)
 
     async def cancel(self, job_id: str, *, who: str | None = None) -> JobView:
         """Cancel a job that has not ended."""
@@ -354,9 +354,9 @@ class Jobs:
         return views.retried(await self.get(job_id), warning)
 
     async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
-        """Run one step (counted from 0) of a COMPLETED or FAILED job again. Later steps do not run again: afterwards
-        the job has its earlier status and the new result, and keeps the old result in its `history`. But if the job
-        failed at this step, it continues with the later steps."""
+        """Run one step (counted from 0) of a COMPLETED or FAILED job again. If the job failed at this step, it
+        continues with the later steps. Otherwise later steps do not run again: the job returns to its earlier status
+        with the new result, and keeps the old result in its `history`."""
         config = self._runtime.config
 
         def build(job: Job, now: float) -> Move:
@@ -408,7 +408,7 @@ def filter_of(
 
 async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:
     """Wait until the job may have ended. The event poller reports jobs that end in other processes. If the subscription
-    overflowed, the last event may be lost, so this returns as well."""
+    overflowed, the last event may be lost, so this function returns as well."""
     with contextlib.suppress(TimeoutError, SlowConsumer):
         async with asyncio.timeout(timeout):
             while True:

@@ -63,7 +63,7 @@ class Runtime:
     snapshots: asyncio.Semaphore
     """Limits how many readers that missed events read the store at once."""
     reviving: asyncio.Lock
-    """Held while ended jobs are put back in the queue, so that a user's limit of waiting jobs holds."""
+    """Held while ended jobs are put back in the queue, so that no user exceeds the limit of waiting jobs."""
 
     def __init__(self, declarations: Declarations, clock: Clock) -> None:
         self.declarations = declarations

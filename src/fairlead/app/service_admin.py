@@ -1,5 +1,5 @@
-"""Changes that operators make to services, to the priority of single jobs and to processes. They are stored in the
-database and recorded in the audit log."""
+"""Changes that operators make to services, to the priority of single jobs and to processes. The changes are stored in
+the database and recorded in the audit log."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ServiceAdmin:
         next read the rules."""
         await self._rules_of(override.service)
         (outcome,) = await self._audit.write(act, override)
-        if not isinstance(outcome, Done):  # its last process withdrew it meanwhile
+        if not isinstance(outcome, Done):  # the service was removed meanwhile
             raise NotFound(f"there is no service {override.service[:100]!r}")
         rules = outcome.value
         assert isinstance(rules, Rules)
@@ -132,7 +132,7 @@ class ServiceAdmin:
 
 
 def _check_shard(job: Job, priority: Priority, rules: Rules) -> None:
-    """Refuse to move a running job to a band that is on another shard. The slot of the running call would then be
+    """Refuse to move a running job to a band that is on another shard. Otherwise the slot of the running call would be
     looked up on the wrong shard."""
     here, there = (rules.shard_of(job.service, each.band) for each in (job.priority, priority))
     if job.status is JobStatus.RUNNING and here != there:
@@ -174,7 +174,8 @@ class ProcessAdmin:
         return replace(record, drain_asked=on)
 
     async def leaderless(self) -> str | None:
-        """Why work of a leader, such as a rebuild, will be delayed: no manager is alive. None if one is alive."""
+        """A message that work of a leader, such as a rebuild, is delayed because no manager is alive. None if a manager
+        is alive."""
         node = self._runtime.node
         if node is not None and any(shard.leader is not None for shard in node.shards.values()):
             return None

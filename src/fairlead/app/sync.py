@@ -69,8 +69,8 @@ class SyncJobHandle:
 
 
 class SyncFairlead:
-    """The methods of the app for threads. The app is opened on first use, and many threads may share it. Closing it is
-    optional, since accepted jobs are committed."""
+    """The methods of the app for code in threads. The app is opened on first use, and many threads may share it.
+    Closing it is optional, since accepted jobs are committed."""
 
     def __init__(self, app: Fairlead, runtime: Runtime) -> None:
         self._app = app
@@ -153,7 +153,7 @@ class SyncFairlead:
             self._stop_loop()
 
     def close(self) -> None:
-        """Close the app and end the thread; a later call opens it again."""
+        """Close the app and end the thread. The next call of any method opens the app again."""
         loop = self._loop
         if loop is not None:
             asyncio.run_coroutine_threadsafe(self._app.close(), loop).result()
@@ -191,8 +191,8 @@ class SyncFairlead:
             return loop
 
     def _cancel_all(self) -> None:
-        """Stop the background thread when the interpreter exits. Its thread pools have ended by then, so the app cannot
-        be closed properly. No job is lost, since accepted jobs are committed."""
+        """Stop the background thread when the interpreter exits. The interpreter's thread pools have ended by then, so
+        the app cannot be closed properly. No job is lost, since accepted jobs are committed."""
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result(timeout=5)
             self._stop_loop()

@@ -1,5 +1,5 @@
-"""The way from a claim to started steps: the claim loop, which workers and the slot broker share; the budget and the
-leases of a worker; and the write that starts the claimed steps in the database.
+"""Claims steps and starts them: the claim loop, which workers and the slot broker (the claimant for turns) share; the
+budget and the leases of a worker; and the write that starts the claimed steps in the database.
 
 A worker that reaches the dispatcher but not the database must not claim: the claimed steps would wait in this worker,
 although other workers could run them. While the database accepts no starts, the `StartGate` keeps the worker from
@@ -56,8 +56,9 @@ class ConcurrencyBudget:
         self._members += 1
 
     def take(self, on_free: Callable[[], None], *, at_most: int) -> int:
-        """Take at most `at_most` units of the free budget: the free units divided by the number of workers that share
-        it, rounded up. If no unit is free, return 0 and call `on_free` once budget is given back."""
+        """Take this worker's part of the free budget and return its size: the free units divided by the number of
+        workers, rounded up, but at most `at_most`. If no unit is free, return 0, and call `on_free` once units are
+        given back."""
         part = min(at_most, -(-self._free // max(1, self._members)))
         if part == 0:
             self._short.add(on_free)
@@ -118,7 +119,8 @@ class ClaimLoop:
                 claimed, again = await self._claimant.exchange(releases)
                 self.outage.ended()
             except BaseException as error:
-                # Releasing twice is harmless. A lease that was granted in a lost reply expires: it is never renewed.
+                # Releasing twice is harmless. If the reply that granted a lease was lost, the lease expires, because
+                # nothing renews it.
                 self._released[:0] = releases
                 if not isinstance(error, Exception):
                     raise
@@ -159,9 +161,9 @@ class ClaimLoop:
 
 
 class ClaimTargets:
-    """The services that a worker claims for next: those that it received a wakeup for. Claiming costs one query per
-    service or pool. When one lane of twenty becomes runnable, querying all of them would take longer than everything
-    else between a submit and its start.
+    """The services that a worker claims for next: usually only those for which it received a wakeup. A claim costs one
+    query per service or pool. If a worker has twenty services and one of them becomes runnable, querying all twenty
+    would take longer than everything else between the submit of a job and its start.
 
     A worker with budget left receives a wakeup for every lane that becomes runnable, so claiming only for these
     services misses nothing. If a wakeup may have been lost, the worker claims for all services.
@@ -182,8 +184,8 @@ class ClaimTargets:
 
     def to_claim(self, served: frozenset[str], rules: Rules) -> frozenset[str]:
         """Return the services to claim for now (all of them if there was no wakeup), and forget the wakeups so far.
-        Services in pools are always included: the dispatcher remembers the budget that this worker reported with its
-        last claim there, and relies on it."""
+        Services in pools are always included, because for pools the dispatcher relies on the budget that this worker
+        reported with its last claim."""
         woken, self._services = served & self._services, set()
         everywhere, self._everywhere = self._everywhere or not woken, False
         return served if everywhere else woken | (served & rules.pooled)
@@ -312,7 +314,7 @@ class Starter:
     async def start(self, leases: Sequence[Lease]) -> list[tuple[Lease, Started]]:
         """Write in one commit that the steps of these leases have started. Returns the steps that have started. The
         slots of refused steps are released; steps that could not be written are left to recovery."""
-        # Granted by rules that this process does not have yet.
+        # These leases were granted under rules that this process does not have yet.
         unreachable = [lease for lease in leases if not reaches(self._services[lease.service], lease.region)]
         if unreachable:
             self._give_up(unreachable, LookupError("their region is not configured here"))

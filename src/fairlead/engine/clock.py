@@ -20,9 +20,10 @@ READ_EVERY = 1.0
 READ_WITHIN = 5.0
 """Seconds after which a reading of the database's clock is given up, because the server may hang."""
 FIRST_READINGS = 3
-"""How often the clock is read at first. The first reading over a connection may be slow; the fastest reply counts."""
+"""How many times the clock is read at the start. The first reply may be slow; the fastest one gives the best
+reading."""
 NOTEWORTHY = 1.0
-"""Seconds by which the database's clock may be corrected without a log message."""
+"""A correction of the clock by more than this many seconds is logged."""
 TICKS = 4096
 """Ids per millisecond: the range of the 12 bits after the timestamp."""
 
@@ -89,8 +90,8 @@ class DatabaseClock:
         return self._machine.now() if self._offset is None else self._offset + self.monotonic()
 
     async def follow(self, read: Callable[[], Awaitable[float]]) -> None:
-        """Follow the clock that `read` returns (`Store.now`) from now on. Raises Unavailable if that clock cannot be
-        read."""
+        """From now on, follow the clock whose time `read` returns (`Store.now`). Raises Unavailable if that clock
+        cannot be read."""
         self._offset = None
         for _ in range(FIRST_READINGS):
             await self._read(read)
@@ -114,9 +115,9 @@ class DatabaseClock:
         self._bound(reading - self.monotonic(), reading - asked)
 
     def _bound(self, least: float, most: float) -> None:
-        """Correct the offset between the two clocks after a reading, which shows that the offset lies between `least`
-        and `most`. If the current offset lies between them, keep it: moving it to the middle after every reading would
-        follow the noise of slow replies."""
+        """Correct the offset after a reading, which shows that the true offset lies between `least` and `most`. If the
+        current offset lies between them, keep it: moving it to the middle after every reading would follow the noise of
+        slow replies."""
         before = self._offset
         self._offset = least if before is None else min(max(before, least), most)
         if before is not None and abs(self._offset - before) > NOTEWORTHY:

@@ -1,5 +1,5 @@
-"""Counts what this process has done since it was opened, for the metrics (`observe/stats.py`); and the loop that stores
-these counts per service and minute, as the history that the dashboard shows.
+"""The counters of what this process has done since it was opened, for the metrics (`observe/stats.py`); and the loop
+that stores these counts per service and minute, as the history that the dashboard shows.
 
 The loop writes only counts that have changed, at most every few seconds; an idle process writes nothing. Each write
 contains the total of the minute so far, so writing it twice is harmless.
@@ -37,10 +37,10 @@ Lane = tuple[str, Priority]
 """A service and a band."""
 
 MOST_USERS = 10_000
-"""The number of users of one service that are counted separately until `take_used` is called."""
+"""At most this many users of one service are counted between two calls of `take_used`. Further users are ignored."""
 EVERY = 3.0
 USERS_PER_MINUTE = 100
-"""The number of users recorded per service and minute: the users that used its slots the most."""
+"""The number of users recorded per service and minute: those that used its slots for the longest time."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,8 @@ class Counters:
         self._used: dict[str, dict[str, Used]] = {}
 
     def submitted(self, jobs: Iterable[Job]) -> None:
-        # The jobs of a bulk are of one kind: grouping them is faster than counting them one by one.
+        # Jobs submitted together usually have the same feature and priority: counting groups is faster than counting
+        # jobs.
         for kind, some in itertools.groupby(jobs, _kind):
             self.accepted[kind] += len(list(some))
 
@@ -192,7 +193,7 @@ class MinuteStatsLoop:
         self._group_commit = group_commit
         self._seen = _Seen()
         self._minute = 0
-        # While the database is unreachable, new counts wait here, and what is to be written in `_due`.
+        # While the database is unreachable, `_new` keeps the new counts, and `_due` keeps the rows to write.
         self._new: dict[str, _Minute] = {}
         self._minutes: dict[str, _Minute] = {}
         self._due: dict[tuple[int, str], MinuteStats] = {}

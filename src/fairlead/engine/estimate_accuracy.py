@@ -3,9 +3,8 @@
 A dispatcher knows which jobs are ahead of a job, but not which later jobs will overtake it. In a fair queue this causes
 most of the error. A sample of the estimates is therefore kept until their jobs have started. The ratio of the actual to
 the estimated wait (`QueuePosition.surprise_of`) is stored by kind of estimate. Later estimates of the same kind are
-corrected by the lower and the upper quartile of the last ratios. Estimates are of the same kind if they have the same
-service and band, and if both or neither belong to a newcomer's first step, or to a step that waits for its user's own
-limit.
+corrected by the lower and the upper quartile of the last ratios. The kind of an estimate consists of the service, the
+band, whether the step is a newcomer's first step, and whether the step waits for its user's own limit.
 
 The samples are local to this process, bounded, and empty at its start: another gateway learns from its own jobs.
 """
@@ -25,7 +24,7 @@ from fairlead.store.port import Store
 SAMPLE = 256
 """The maximal number of estimates that are kept until their jobs have started."""
 KEPT = 128
-"""The number of ratios that are kept of each kind of estimate."""
+"""The number of ratios that are kept for each kind of estimate."""
 FEWEST = 8
 """The number of ratios that are needed before estimates of their kind are corrected."""
 SCORED = 512
@@ -193,6 +192,6 @@ class ScoreEstimatesLoop:
         elif job.started_at is None:
             self._checked[job_id] = now
         elif job.started_at < given.at - SKEW:
-            self._scores.forget(job_id)  # it was at a later step already, whose wait is not recorded
+            self._scores.forget(job_id)  # the job was at a later step already, and that wait is not recorded
         else:
             self._scores.came_true(job_id, max(0.0, job.started_at - given.at))

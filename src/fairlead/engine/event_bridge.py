@@ -119,7 +119,7 @@ class EventBridge:
         self._bus.subscribe(channel)
         try:
             while not received.is_set():
-                # Repeat it: the first message may be sent before the subscription is active.
+                # Repeat the message: the first one may be sent before the subscription is active.
                 self._bus.send(channel, b"")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ECHO_EVERY):

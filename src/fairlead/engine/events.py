@@ -62,7 +62,7 @@ class Subscription:
             self._wake()
 
     def waiting(self) -> Iterable[Event]:
-        """The number of events that were delivered to this reader and not read yet."""
+        """The events that were delivered to this reader and not read yet."""
         return tuple(self._events)
 
     async def next(self, timeout: float | None = None) -> Event | None:
@@ -198,7 +198,8 @@ class Hub:
 
     @contextmanager
     def present(self) -> Iterator[Subscription]:
-        """Register a reader without a topic while the block runs. Its only event is that this process is stopping."""
+        """Register a reader without a topic while the block runs. The reader gets no events; when this process stops,
+        its next read raises ShuttingDown."""
         reader = Subscription()
         self._present.add(reader)
         try:
@@ -269,7 +270,7 @@ class Hub:
         the readers have already been notified of this end."""
         followed = self._followed[user_id]
         if event.type != ENDED and event.type not in TERMINAL:
-            if event.type != POSITION:  # which may come late
+            if event.type != POSITION:  # a position may arrive after the job has ended
                 self.opened(user_id, [event.job_id])
             return True
         was_open = event.job_id in followed.open

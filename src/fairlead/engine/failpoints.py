@@ -1,6 +1,6 @@
-"""Named points in the code where a test can kill or stop the process. `FAIRLEAD_FAILPOINT=after_claim` does so when the
-point `after_claim` is passed for the `FAIRLEAD_FAILPOINT_AFTER`-th time (default 5). Without the variable, a point
-costs one comparison."""
+"""Named points in the code where a test can kill or stop the process. `FAIRLEAD_FAILPOINT=after_claim` kills the
+process when the point `after_claim` is passed for the `FAIRLEAD_FAILPOINT_AFTER`-th time (default 5). Without the
+variable, a point costs one comparison."""
 
 from __future__ import annotations
 

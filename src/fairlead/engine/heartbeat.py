@@ -70,7 +70,7 @@ class Heartbeat:
 
     @property
     def blocked(self) -> dict[str, Any] | None:
-        """When a handler last blocked the event loop, in seconds before now, and where in the code."""
+        """How many seconds ago a handler last blocked the event loop, and where in the code. None if no handler did."""
         if self._blocked is None:
             return None
         at, where = self._blocked
@@ -85,8 +85,8 @@ class Heartbeat:
         self._wakeup.set()
 
     async def stop(self) -> None:
-        """Stop the thread and wait for it. A renewal that hangs is not waited for; the thread is a daemon and does not
-        keep the process alive."""
+        """Stop the thread, and wait at most `STOP_WITHIN` seconds for its end: a renewal may hang. The thread is a
+        daemon, so it does not keep the process alive."""
         self._stop.set()
         self._wakeup.set()
         await asyncio.to_thread(self._thread.join, STOP_WITHIN)
@@ -122,7 +122,7 @@ class Heartbeat:
                     break
                 renewal = other.renew(holder.name, sorted(renewal.lost))
         except Unavailable as error:
-            # No answer does not mean that leases are lost: the calls go on, and a rebuild restores their leases.
+            # A missing answer does not mean that leases are lost: the calls go on, and a rebuild restores their leases.
             self._outage.began(error)
             return
         except Exception:

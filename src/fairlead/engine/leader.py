@@ -1,6 +1,6 @@
 """Elects one manager per shard as leader, by a lease in the dispatcher and a term in the database that only grows.
 
-The election only avoids that several managers do the same work; correctness does not depend on it. Every action of a
+The election only keeps several managers from doing the same work; correctness does not depend on it. Every action of a
 leader is a conditional write. A leader that was suspended, and acts for a moment after another has taken over,
 therefore does no harm.
 """
@@ -149,7 +149,7 @@ class Leader:
                 if self._clock.monotonic() - held_at > leadership.ttl:
                     raise LostLeadership(f"the lease could not be renewed: {error}") from None
             if reason := self._cannot_work(database.silent_for(), leadership.ttl):
-                # Before the loops have ended: they may be waiting for a database that never answers.
+                # Resign before the loops have ended: they may be waiting for a database that never answers.
                 self.leading = False
                 await self.resign()
                 raise LostLeadership(reason)

@@ -1,8 +1,8 @@
 """Runs loops. Each tick of a loop returns the time of its next tick; a wakeup can make the next tick earlier.
 
-The time of the next tick is on the database's clock, but the wait until then is also measured on the monotonic clock:
-if the database's clock is set back, no loop stalls. If it is set forward, the loop ticks as soon as that clock has
-reached the time.
+The time of the next tick is on the database's clock. The wait is also measured on the monotonic clock, so no loop
+stalls when the database's clock is set back. When that clock is set forward, a loop ticks as soon as the clock has
+reached the time of its next tick.
 """
 
 from __future__ import annotations

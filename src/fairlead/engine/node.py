@@ -107,7 +107,7 @@ class Node:
         await patiently(log, "declaring the services", self._sync_rules.declare)
         if self._event_bridge is not None:
             await self._event_bridge.start()
-        await self._announcer.announce()  # before it holds a lease: other processes look up the owner
+        await self._announcer.announce()  # before it has leases: others look up a lease's owner
         for shard in self.shards.values():
             await shard.start()
         self._task = asyncio.get_running_loop().create_task(self._loops.run(), name="fairlead-node")

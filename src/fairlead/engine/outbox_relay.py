@@ -25,19 +25,19 @@ from fairlead.store.port import LATE_AFTER, OutboxEntry, Relayed, Store
 log = logging.getLogger("fairlead.relay")
 
 ANY_TIME = 9e9
-"""Seconds since 1970: later than every row."""
+"""A time in seconds since 1970 that is later than the time of every row."""
 SLACK = 0.01
 BATCH = 1000
 EVERY = 0.2
-# A process relays what it commits at once. Older rows were left by a process that died or could not relay.
+# A process relays its own commits at once. Older rows were left by a process that died or could not relay.
 LEFT_AFTER = 2.0
 
 
 class OutboxRelay:
     """Relays outbox rows to one dispatcher.
 
-    The jobs of a FIFO service enter the queue in the order in which they were accepted. If a commit found outbox rows
-    of the service that should have been relayed before (`OutboxEntry.late`), these rows are relayed first, whichever
+    The jobs of a FIFO service enter the queue in the order in which they were accepted. A commit may find older outbox
+    rows of the service that were not relayed in time (`OutboxEntry.late`). These rows are relayed first, whichever
     process wrote them.
     """
 
@@ -87,14 +87,15 @@ class OutboxRelay:
             await asyncio.sleep(late_at - loop.time())
 
     def committed(self, entries: Sequence[OutboxEntry]) -> None:
-        """Relay these outbox rows of a commit soon. Called before the callers of the commit get their outcomes."""
+        """Queue the outbox rows of a commit for `run` to relay. Called before the callers of the commit get their
+        outcomes, so that `settled` then waits for these rows."""
         if entries:
             self._entries.extend(entries)
             self._wakeup.set()
 
     def moved_away(self, job: Job) -> None:
         """Remove a job from this shard's queue, because it waits on another shard from now on. If the removal is lost,
-        the step is granted here, and refused when it starts."""
+        the step may be granted here, and is then refused when it starts."""
         self._strays.extend(Withdrawal(job.id, service, job.run) for service in waited_for(job))
         self._wakeup.set()
 
@@ -216,9 +217,9 @@ class OutboxLoop:
         entries = await self._store.outbox(older_than=now - LEFT_AFTER, limit=BATCH, lanes=self._rules.lanes)
         self.scanned += len(entries)
         if entries:
-            # There may be earlier rows that are younger than LEFT_AFTER: `late` takes those along.
+            # `late` makes the relay include younger rows of FIFO services, whose jobs may have been accepted earlier.
             await self._relay.relay([replace(entry, late=True) for entry in entries])
             self.queued += len(entries)
-            # The rows are deleted by the next commit; before it, the next query would return them again.
+            # The rows are deleted by the next commit. Until then, a query would return them again.
             await self._group_commit.flush()
         return now if len(entries) >= BATCH else now + EVERY

@@ -1,5 +1,5 @@
-"""What the parts of a node share: the store and the services that they use, the rules in force, and the interfaces
-through which they send each other notifications (signals).
+"""What the parts of a node share: the objects that all of them use (`EngineParts`), the rules in force, and the
+interfaces through which they notify each other (signals).
 
 Signals       received by the node, from parts that live as long as the app (the group commit, the transition writer)
 NodeSignals   received by the node, from its shards
@@ -98,7 +98,7 @@ class ShardSignals(Protocol):
         ...
 
     def lease_acquired(self) -> None:
-        """Called when this process is about to have a lease, so that the heartbeat must run from now on."""
+        """Called when this process is about to acquire a lease: the heartbeat must run from now on."""
         ...
 
     def releasing(self, releases: Sequence[Release]) -> None:

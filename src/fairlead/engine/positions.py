@@ -38,7 +38,8 @@ _BANDS = frozenset(priority.band for priority in Priority)
 EVERY = 1.0
 # With a hundred thousand users waiting, a query takes a while: it may use this share of the event loop's time.
 SHARE = 0.05
-# Each grant moves every job behind it. With thousands of watchers, positions are published less often.
+# Each grant changes the position of every job behind it. With thousands of watchers, positions are published less
+# often.
 MOST_A_SECOND = 2000
 AT_ONCE = 50
 """The number of events that are published before other tasks may run."""

@@ -42,9 +42,9 @@ SOON = 0.05
 
 class Rebuild:
     """Rebuilds scopes of one dispatcher. `workers_are_gone`: the dispatcher is in the memory of this process, which
-    holds the dispatch lock, so every worker of the process before it is gone (docs/adr/0003). The running steps of a
-    scope that this process has not built yet are then recovered at once. Otherwise their leases are restored with a
-    full TTL, for their workers to renew."""
+    holds the dispatch lock, so all workers of earlier processes are gone (docs/adr/0003). The running steps of a scope
+    that this process has not built yet are then recovered at once. Otherwise their leases are restored with a full TTL,
+    for their workers to renew."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Rebuild:
                 return False
             failpoints.passed(failpoints.MID_REBUILD)
             await self._restore_waiting(rules, lanes, epochs)
-            # Restore all of them before opening the first: a step granted in one must not be restored in another.
+            # Restore all scopes before opening the first: a step granted in one scope must not be restored in another.
             for scope, epoch in epochs.items():
                 if not await self._dispatcher.open_scope(scope, epoch):
                     return False
@@ -127,7 +127,8 @@ class Rebuild:
             await asyncio.sleep(0)  # let requests be answered
         for service in sorted(undeclared):
             log.warning(
-                "jobs wait for the service %s, which is no longer configured; they wait until it is again", service
+                "jobs wait for the service %s, which is no longer configured; they wait until it is configured again",
+                service,
             )
 
     def _progress(self, count: int) -> None:
@@ -137,7 +138,7 @@ class Rebuild:
 
 
 def lease_of(job: Job) -> Lease:
-    """The lease of a running step, as it is restored in the dispatcher, which gives it a full TTL."""
+    """The lease of a running step, for the dispatcher to restore with a full TTL."""
     return Lease(
         name=job.lease or "",
         job_id=job.id,
@@ -171,8 +172,8 @@ class EnsureBuiltLoop:
 
     async def tick(self, now: float) -> float:
         rules, lanes = self._rules.current, self._rules.lanes
-        # The database first, then the dispatcher: if another leader rebuilds in between, the dispatcher has a later
-        # epoch and is rebuilt once more, which is harmless.
+        # Read the database first, then the dispatcher: if another leader rebuilds in between, the dispatcher has a
+        # later epoch and is rebuilt once more, which is harmless.
         epochs = await self._store.epochs()
         known = await self._dispatcher.known_scopes()
         used = rules.scopes | {scope for scope in known | epochs.keys() if rules.is_undeclared(scope)}
@@ -196,9 +197,9 @@ class EnsureBuiltLoop:
     async def _close(
         self, left: Set[str], rules: Rules, states: Mapping[str, ScopeState], epochs: Mapping[str, Epoch]
     ) -> Set[str]:
-        """Close the scopes in `left`, which no service uses any more. The dispatcher then refuses new jobs for these
-        scopes, and the outbox keeps them, so a rebuild of other scopes finds every job that was queued in a closed one.
-        Returns the scopes that must be rebuilt to include these jobs."""
+        """Close the scopes in `left`, which no service uses any more. From then on the dispatcher refuses jobs offered
+        to these scopes, and the outbox keeps such jobs. A rebuild of the other scopes therefore finds every job that
+        was queued in a closed scope. Returns the scopes that must be rebuilt to include these jobs."""
         await self._dispatcher.configure(rules)
         await self._shard.configure_others()
         stale: Set[str] = frozenset()
@@ -206,7 +207,8 @@ class EnsureBuiltLoop:
             state, epoch = states[scope], epochs.get(scope)
             number = epoch.number if epoch is not None else state.epoch or 0
             if _matches(state, epoch):
-                # It was left before declarations raised epochs: the scopes in use may lack jobs that were queued in it.
+                # An older release, which did not raise epochs, moved the services out of this scope. The scopes in use
+                # may therefore lack jobs that were queued here.
                 number = await self.rebuild.raise_epoch(scope, state.server, rules) or number
                 stale = rules.scopes
             log.info("closing %s: no service uses it any more", scope)

@@ -4,9 +4,9 @@ Announcer           the loop that renews the registration; the renewal also read
 GatewayOnlyNode     runs only that loop: for a gateway, while another process dispatches from its own memory
 DeadNeighboursLoop  marks killed processes on this machine as gone, so that recovery need not wait for their leases
 
-A killed process sends nothing, and its leases would have to expire. A process that shares its kernel and pid namespace
-can check: the pid is free, or belongs to a process that started later. Across machines or pid namespaces this cannot be
-checked, and leases expire.
+A killed process cannot deregister, so recovery would have to wait until its leases expire. Another process with the
+same kernel and pid namespace detects its death earlier: the pid is free, or belongs to a process that started later.
+Across machines or pid namespaces this cannot be checked, and leases have to expire.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NEIGHBOURS_EVERY = 1.0
 
 
 def new_name() -> str:
-    """Make the name of this process, which also appears in its leases and its leadership. Host and pid are not enough:
-    in a container the pid is always 1."""
+    """Make a unique name for this process. Its leases and its leadership are held under this name. Host and pid are not
+    enough: in a container the pid is always 1."""
     return f"{socket.gethostname()}:{os.getpid()}:{str(uuid4())[:8]}"
 
 
@@ -107,7 +107,8 @@ class Announcer:
         return now + EVERY
 
     async def announce(self) -> None:
-        # The parts that need the store log that it is unreachable. The next renewal after that registers again.
+        # An unreachable store is not logged here, because other parts log it. The next successful renewal registers the
+        # process again.
         with contextlib.suppress(Unavailable):
             condition = self._condition()
             record = replace(

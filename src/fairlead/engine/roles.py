@@ -1,5 +1,5 @@
-"""The roles of a process, and the worker pools that they lead to. A worker pool describes one worker: what it claims,
-and how many steps it runs at once. A process has one worker, or one for each section of `[worker_pools]`."""
+"""The roles of a process, and the worker pools that result from them. A worker pool describes one worker: what it
+claims, and how many steps it runs at once. A process has one worker, or one for each section of `[worker_pools]`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Roles:
 
 ALL = Roles()
 NOTHING = Roles(api=False, worker=False, manager=False)
-"""The roles of a process that only has callers of turns: none."""
+"""No roles, for a process that only has callers of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class WorkerPool:
         return len(self.bands) < len(BANDS) or self.regions is not None
 
     def worker(self, process: str) -> str:
-        """The name of this pool's worker, which its leases carry."""
+        """The name of this pool's worker, which is stored in its leases."""
         return worker_name(process, self.name)
 
     def serves(self, services: frozenset[str]) -> frozenset[str]:

@@ -62,7 +62,7 @@ class ShardRuntime:
         self.configured = -1
         """The version of the rules that all dispatchers of this shard have received."""
         self.relay = self._new_relay(shard.dispatcher)
-        # The leader relays by way of the builder, which also reaches a server that is not trusted yet.
+        # The leader relays through the builder, which also accepts a server that no other dispatcher uses yet.
         self._late_relay = self.relay if shard.builder is shard.dispatcher else self._new_relay(shard.builder)
         self._position_batcher = PositionBatcher(shard.dispatcher, node.unserved)
         self.slot_broker = SlotBroker(parts, self._rules, self, self._broker_dispatcher)
@@ -70,13 +70,13 @@ class ShardRuntime:
         self._reconcile: ReconcileLoop | None = None
         self.leader = self._new_leader() if parts.roles.manager else None
         self.broken: BaseException | None = None
-        """The error by which a task of this shard has failed for good; None if none has."""
+        """The error with which a task of this shard has failed for good; None if no task has failed."""
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._release_tasks: set[asyncio.Task[None]] = set()
         self._leader_missed = False
         self._left: frozenset[str] = frozenset()
-        """Services with an executor here that cannot call all of their regions."""
+        """Services whose executor in this process cannot call all of their regions."""
         self._leaderless = Outage(log, f"the queue of {shard.name}")
         self._outage = Outage(log, f"configuring the dispatcher of {shard.name}")
 
@@ -151,8 +151,8 @@ class ShardRuntime:
             self._run(self.leader.run(), "leader")
 
     async def first_built(self) -> None:
-        """If the dispatcher is in memory, wait until its queue is built, which is almost immediate. A very large queue
-        is not waited for, and completed in the background."""
+        """If the dispatcher is in memory, wait until its queue is built, which is almost immediate. Waits at most
+        `BUILT_WITHIN` seconds; a very large queue is completed in the background."""
         if self.leadership is None and self.leader is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BUILT_WITHIN):
@@ -175,8 +175,8 @@ class ShardRuntime:
         return dispatcher
 
     def _claim_dispatchers(self) -> Iterator[Dispatcher]:
-        """The dispatchers from which slots are claimed: all but the builder, unless the dispatcher is in memory, where
-        builder and dispatcher are the same object."""
+        """The dispatchers from which slots are claimed: all except the builder. In memory, the builder is the only
+        dispatcher, and slots are claimed from it too."""
         builder = self._builder if self._builder is not self.dispatcher else None
         return (each for each in self._dispatchers.values() if each is not builder)
 
@@ -206,7 +206,7 @@ class ShardRuntime:
             self._rules.current, self._rules.lanes = part, rules.lanes_of(self.name)
             self._rules.executed = self._executable(part)
         if self.configured < self.rules.version:
-            # Configure all of them, whatever becomes of the others: each must at least know which services it serves.
+            # Configure every dispatcher, even if others fail: each must at least know which services it serves.
             version = self.rules.version
             configuring = [each.configure(self.rules) for each in self._dispatchers.values()]
             results = await asyncio.gather(*configuring, return_exceptions=True)
@@ -227,7 +227,9 @@ class ShardRuntime:
             name for name, regions in known.items() if all(reaches(config[name], each) for each in regions or (None,))
         }
         if left := known.keys() - executable - self._left:
-            log.warning("%s is left to other processes: its regions are others than configured here", ", ".join(left))
+            log.warning(
+                "%s is left to other processes: its regions differ from the ones configured here", ", ".join(left)
+            )
         self._left = frozenset(known.keys() - executable)
         return frozenset(executable)
 
@@ -340,7 +342,7 @@ class ShardRuntime:
 
     @property
     def blocked(self) -> dict[str, Any] | None:
-        """When and where a handler blocked the event loop last."""
+        """When and where a handler last blocked the event loop; None if no handler did."""
         return None if self._heartbeat is None else self._heartbeat.blocked
 
     @property

@@ -138,7 +138,7 @@ def _log_attempt(job: Job, attempt: Attempt) -> None:
     then = f"; retry in {error[RETRY_IN]:g} s" if RETRY_IN in error else ""
     text = "job %s: call %d of %s failed: %s: %s" + then
     arguments = (job.id, attempt.attempt, attempt.service, error.get("code"), error.get("message"))
-    # As stack info, so that formatters which escape line breaks in messages leave it readable.
+    # The traceback is passed as stack info, so that formatters which escape line breaks in messages keep it readable.
     shown = None if trace is None else textwrap.indent(trace, "    ")
     log.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, text, arguments, None, sinfo=shown))
 

@@ -50,8 +50,8 @@ log = logging.getLogger("fairlead.worker")
 
 SWEEP_EVERY = 1.0
 SWEEP_PARTIAL_EVERY = 0.25
-"""For a worker bound to bands or regions: a lane that is runnable because of other work stays runnable, so no wakeup
-follows when another process adds work for this one."""
+"""Seconds between two sweeps of a worker that is bound to bands or regions. It may get no wakeup for a new step,
+because a lane sends none while it is runnable for other steps."""
 COOL_DOWN = 0.5
 """Seconds for which the slot of an overloaded call is kept while a limit is being discovered. Otherwise a single slot
 too many would fail every waiting job in turn before the limit is lowered."""
@@ -110,7 +110,7 @@ class Worker:
         self._closing = False
         self.draining = False
         self.unserved: frozenset[tuple[str, str]] = frozenset()
-        """For a worker bound to regions: services with other regions that no live worker claims for."""
+        """For a worker bound to regions: the pairs of service and region that no live worker claims for."""
         self._write_outage = Outage(log, "writing the outcomes of calls (they are kept)")
         self.late_results = 0
 
@@ -121,7 +121,7 @@ class Worker:
 
     @property
     def outage(self) -> Outage:
-        """Set while the dispatcher cannot be reached."""
+        """Tells whether, and why, the dispatcher cannot be reached."""
         return self.claims.outage
 
     # ------------------------------------------------------------ claim
@@ -215,7 +215,7 @@ class Worker:
             self._task_done(run.task)  # a done callback would cost as much as the task
 
     async def _call(self, run: StepRun) -> float:
-        """Call the handler; set `run.outcome`. Returns the seconds it took."""
+        """Call the handler and set `run.outcome`. Returns how many seconds the call took."""
         call = call_of(run, self._services[run.lease.service].timeout, self._reports.reporter(run))
         self._reports.started(run.job)
         began = self._clock.monotonic()
@@ -267,7 +267,7 @@ class Worker:
 
     def _finish_with_others(self, run: StepRun) -> None:
         """Write the outcome and release the slot together with other steps that end in the same moment. A task and a
-        future for each step would cost more than all other work of the worker for it."""
+        future for each step would cost more than all other work that the worker does for the step."""
         self._ended.append(run)
         if len(self._ended) == 1:
             self._spawn(self._finish_ended())
@@ -361,7 +361,7 @@ class Worker:
             self._leases.drop(name)
 
     async def stop_strays(self, store: Store) -> None:
-        """Stop the handlers whose jobs were cancelled or taken back, in case the message about it was lost."""
+        """Stop the handlers whose jobs were cancelled or taken back, if the message that should stop them was lost."""
         own = {job_id: run.job.run for job_id, run in self._runs.items() if not run.stopped}
         jobs = await store.get_jobs(list(own)) if own else {}
         for job_id, number in own.items():

@@ -13,7 +13,7 @@ from fairlead.executors.port import Success
 
 LONGEST = 2000
 MOST_FRAMES = 30
-"""The number of frames that a traceback shows of each exception: the innermost ones."""
+"""A traceback shows at most this many frames of each exception, the innermost ones."""
 LONGEST_TRACEBACK = 15_000
 _OWN_FRAMES = str(Path(__file__).parent)
 
@@ -35,7 +35,7 @@ def failure_of(error: BaseException) -> Failure:
 
 def traceback_of(error: BaseException) -> str | None:
     """The traceback of an exception as text, without local variables and without Fairlead's own frames above the
-    handler. None if no frame is the handler's, or if the traceback cannot be formatted."""
+    handler. None if the traceback has no frame of the handler, or cannot be formatted."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         trace = trace.tb_next
@@ -43,14 +43,14 @@ def traceback_of(error: BaseException) -> str | None:
         return None
     try:
         lines = traceback.format_exception(type(error), error, trace, limit=-MOST_FRAMES)
-    except Exception:  # its own __str__ or its module's source fails
+    except Exception:  # the exception's own __str__, or reading its source, may fail
         return None
     return shortened("".join(lines).rstrip())
 
 
 def shortened(trace: str) -> str:
-    """Shorten a long traceback by cutting out its middle. Both ends are kept, because the outermost exception is at the
-    bottom and its cause at the top."""
+    """Shorten a long traceback by cutting out its middle. Both ends are kept, because the exception itself is at the
+    bottom and its first cause at the top."""
     trace = trace.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored
     if len(trace) <= LONGEST_TRACEBACK:
         return trace
@@ -61,7 +61,7 @@ def shortened(trace: str) -> str:
 def message_of(error: BaseException) -> str:
     try:
         return storable(str(error)) or type(error).__name__
-    except Exception:  # its own __str__ fails
+    except Exception:  # the exception's own __str__ may fail
         return type(error).__name__
 
 
@@ -81,8 +81,8 @@ def encoded(value: Any, max_result: int) -> Success | Failure:
 
 
 def enveloped(response: Any) -> Success | Failure:
-    """Read the result from a response of the form `{"data": ..., "metrics": ...}`, as services return that are called
-    with meta and payload."""
+    """Read the result from a response of the form `{"data": ..., "metrics": ...}`. Services that receive meta and
+    payload respond in this form."""
     if not isinstance(response, dict) or "data" not in response:
         return bad('the service\'s response does not have the form {"data": ..., "metrics": ...}')
     metrics = response.get("metrics")

@@ -47,8 +47,8 @@ def executors_of(
 
 
 def reaches(service: ServiceConfig, region: str | None) -> bool:
-    """Whether calls in this region can be made; None: calls of a service without regions. The declared rules may be
-    those of another configuration, with other regions."""
+    """Whether this process can call the service in this region; `region` is None for a service without regions. The
+    rules in the database may name regions that the configuration of this process lacks."""
     if service.celery or not (service.url or service.regions):
         return True
     return service.url is not None if region is None else region in service.regions

@@ -145,8 +145,8 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:
-    """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If it is a date, the
-    delay is the time from the response's `Date` header, which is the clock of the service."""
+    """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If the value is a
+    date, the delay is counted from the response's `Date` header, that is, by the clock of the service."""
     value = headers.get("Retry-After")
     if value is None:
         return None
@@ -176,7 +176,7 @@ def _secrets_of(url: str) -> Iterator[str]:
 def _connection_problem(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         cause = error.os_error
-        # Resolvers have negative numbers and texts of their own.
+        # Errors of name resolution have negative numbers and texts of their own.
         reason = os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror or str(cause)
         return f"cannot connect to {error.host}:{error.port}: {reason}"
     return f"{type(error).__name__}: {error}"

@@ -62,7 +62,8 @@ class Call:
         # Set if an abandoned call cannot be stopped: its slot is freed when this future is done.
         self.lingering: asyncio.Future[Any] | None = None
 
-    # Parsed on first use and kept, since a handler may change them. A `cached_property` would take a lock.
+    # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
+    # would take a lock.
 
     @property
     def params(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Executes Python functions in child processes, for code that holds the GIL or must be stoppable.
+"""Executes Python functions in child processes, for code that holds the GIL, or that must stop at once when its call is
+abandoned.
 
 A child process (`process_child.py`) runs one call at a time and is reused for the next. Parent and child exchange lines
 of JSON over pipes; nothing is pickled. When a call is abandoned, its child is killed.

@@ -1,5 +1,5 @@
-"""Explains why a job is not running, from what the database, the shard where the job waits and the registrations of
-processes show.
+"""Explains why a job is not running. The facts come from the database, from the shard where the job waits, and from the
+registrations of processes.
 
 An explanation takes at most three queries to the dispatcher and three to the database. The queries run at different
 moments, so if the job moves between them, it is read again.
@@ -68,8 +68,9 @@ class Explainer:
         raise AssertionError("the last read always gives an explanation")
 
     async def _explain(self, job: Job, *, last: bool) -> Why | None:
-        """The explanation for a job. Returns None if the dispatcher has the job neither in the queue nor leased,
-        perhaps because it has moved on since it was read; except if this is the `last` attempt."""
+        """The explanation for a job. If the dispatcher has the job neither in the queue nor leased, the job may have
+        moved on since it was read. Then this returns None, so that the caller reads the job again, unless this is the
+        `last` attempt."""
         rules = await self._observer.rules()
         match job.status:
             case JobStatus.SCHEDULED if is_set_aside(job):
@@ -107,7 +108,7 @@ class Explainer:
         return [gone, *await self._leaderless([shard] if shard else [], "calls of lost workers are not recovered")]
 
     async def _leaderless(self, shards: Iterable[ShardRuntime], effect: str) -> list[Reason]:
-        """The reason why none of these shards has a leader; empty if one of them has."""
+        """A reason if none of these shards has a leader; empty if one of them has a leader."""
         reasons = [await self._without_leader(shard, effect) for shard in shards]
         return [reason for reason in reasons[:1] if reason is not None] if all(reasons) else []
 
@@ -153,7 +154,7 @@ class Explainer:
         except Unavailable as error:
             return _why(job, [*reasons, self._unreachable(error)])
         if not facts.open:
-            # Without a leader it is not rebuilt; and once it is, a worker has to claim from it.
+            # Without a leader the queue is not rebuilt; and once it is rebuilt, a worker has to claim from it.
             closed = await self._leaderless([shard], "the queue is not built") or [wait_reasons.rebuilding()]
             workers = await self._about_workers(job, service, None, slots_are_free=False)
             return _why(job, [*reasons, *closed, *workers])
@@ -231,8 +232,8 @@ async def _read(dispatcher: Dispatcher, job_id: str, scope: str, names: list[str
 
 
 def _why(job: Job, reasons: list[Reason], position: QueuePosition | None = None) -> Why:
-    """Make the explanation from these reasons. The summary names all reasons; but if the job has a position in the
-    queue, only the first and the last reason."""
+    """Make the explanation from these reasons. The summary names all of them, or only the first and the last if the job
+    has a position in the queue."""
     named = reasons if position is None else [reasons[0], *reasons[1:][-1:]]
     summary = "; ".join(reason.message for reason in named)
     return Why(

@@ -202,8 +202,7 @@ async def read_leader(leadership: Leadership | None, within: float = DISPATCHER_
 
 async def ask_dispatcher(question: Callable[[], Awaitable[T]], within: float = DISPATCHER_TIMEOUT) -> T:
     """Await the dispatcher's answer to `question`, or raise Unavailable after `within` seconds. `question` is a
-    function, called here, because a coroutine that was created earlier would never be awaited if the caller is
-    cancelled first."""
+    function and not a coroutine: if the caller were cancelled first, the coroutine would never be awaited."""
     try:
         async with asyncio.timeout(within):
             return await question()

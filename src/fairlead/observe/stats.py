@@ -38,7 +38,7 @@ SIZES = {
 }
 STORE_TIMEOUT = 2.0
 QUEUES_TIMEOUT = 2 * DISPATCHER_TIMEOUT + 0.5
-"""A query in progress may have to end before the next one starts."""
+"""Long enough for two queries, because a query in progress may have to end before the next one starts."""
 
 T = TypeVar("T")
 

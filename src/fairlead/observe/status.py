@@ -113,7 +113,7 @@ def in_pool(rules: ServiceRules, snapshot: ServiceSnapshot) -> int:
 
 
 def describe_region(region: str, queues: QueueSnapshot) -> dict[str, Any]:
-    """The state of one region, over all services that have it. Steps that may run in any region are counted separately
+    """The state of one region in all services that have it. Steps that may run in any region are counted separately
     (`waiting_anywhere`)."""
     rules, snapshots = queues.rules, queues.services
     known = sorted({name for each in rules.services.values() for name in each.regions})

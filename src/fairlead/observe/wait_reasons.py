@@ -123,8 +123,8 @@ def queue_elsewhere() -> Reason:
 
 
 def unreachable(problem: str, *, private: bool) -> Reason:
-    """The reason if the dispatcher does not answer. `problem` may contain addresses of servers, so it is shown only to
-    operators, not if `private` is set."""
+    """The reason if the dispatcher does not answer. `problem` may contain addresses of servers, so it is left out if
+    `private` is set."""
     text = "the dispatcher cannot be reached; the job is stored and continues when it is back"
     return Reason("dispatcher_unreachable", text, {} if private else {"problem": problem})
 
@@ -205,8 +205,8 @@ class SlotUse:
     def _regions(
         self, job: Job, rules: ServiceRules, pool: tuple[Reason, SlotUse] | None, unserved: Unserved
     ) -> list[tuple[Reason, SlotUse] | None]:
-        """The regions in which the job's step may run and whose limits are full, as reasons. Empty if one of these
-        regions is free. A full pool blocks only the regions whose calls take a slot of the pool."""
+        """The reasons why the job's step can run in none of its regions now; empty if one of its regions is free. A
+        full pool blocks only the regions whose calls take a slot of the pool."""
         resting = {each.region: each for each in self.regions if each.resting_until is not None or each.probing}
         bound = job.bound_within(rules.regions)
         prefers = job.prefers_within(rules.regions)

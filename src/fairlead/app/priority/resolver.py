@@ -27,7 +27,7 @@ log = logging.getLogger("fairlead.priority")
 
 MAX_CACHED = 50_000
 AT_ONCE = 32
-BULK_PATIENCE = 10.0  # timeouts
+BULK_PATIENCE = 10.0  # a multiple of the configured timeout
 
 
 class PriorityDecision(NamedTuple):
@@ -58,7 +58,8 @@ class PriorityResolver:
         self.decided: Counter[PrioritySource] = Counter()
         self.questions = 0
         self.needed = hook is not None or bool(config.users) or self._service is not None
-        """Whether priorities have to be looked up. False without a hook, a table of users and a priority service."""
+        """Whether priorities have to be looked up. False if there is no hook, no table of users and no priority
+        service."""
 
     def _source(self, client: PrioritySourceClient) -> Source:
         breaker = Breaker(after=self._config.breaker_after, rest=self._config.breaker_rest)
@@ -101,7 +102,7 @@ class PriorityResolver:
     def _settled(self, job: Job, decision: PriorityDecision | None, *, lowers_only: bool) -> Job:
         lower = decision is not None and job.priority.band > decision.priority.band
         if _is_submitted(job) and (lower or not lowers_only):
-            # The weight alone is not worth a request to a source; the table costs nothing.
+            # No source is queried for the weight alone. The table of users is in memory.
             weight = decision.weight if decision is not None else self._table.get(job.user_id, UNKNOWN).weight
             return job if weight is None or weight == job.weight else replace(job, weight=weight)
         if decision is None or decision == (job.priority, job.weight, job.priority_source):

@@ -1,8 +1,8 @@
 """The priority service: an HTTP endpoint that returns a user's priority.
 
 A user id cannot change the address of the request: it is percent-encoded as a whole, and the ids `.` and `..`, which
-have a meaning as path segments even then, are never sent. Redirects and proxies from the environment are ignored, and
-the size of the response is limited.
+are path segments even when encoded, are never sent. Redirects and proxies from the environment are ignored, and the
+size of the response is limited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.domain.redaction import redacted
 
 MAX_ANSWER = 16384
 MOST_CONNECTIONS = 64
-# The service has a problem or rejects us; any other 4xx status concerns the one user.
+# With these statuses the service has a problem or rejects us; any other 4xx status concerns only the one user.
 SERVICE_FAILURES = frozenset({401, 403, 407, 408, 429})
 DOT_SEGMENTS = frozenset({".", ".."})
 
@@ -71,7 +71,8 @@ class PriorityService:
                 headers={**self._headers, "Accept": "application/json", "Accept-Encoding": "identity"},
                 connector=aiohttp.TCPConnector(limit=MOST_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # The resolver has the timeout. A compressed response could be far larger than it looks.
+                # The resolver applies the timeout. Responses are not decompressed: one could expand far beyond
+                # MAX_ANSWER.
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
                 trust_env=False,

@@ -63,7 +63,7 @@ class Hook:
         except TimeoutError:
             raise
         except Exception as error:
-            # Not counted: the failure may concern this user alone, and a hook that fails at once delays no one.
+            # Not counted: the failure may concern this user alone, and a hook that fails at once delays no job.
             raise NoAnswer(redacted(f"it raised {type(error).__name__}: {error}"), counts=False) from error
 
     async def _in_thread(self, user_id: str) -> Any:
@@ -79,7 +79,7 @@ class Hook:
                 value = self._function(user_id)
             except BaseException as error:
                 failed = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so no one waits for the result
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits for the result
                 loop.call_soon_threadsafe(end, value, failed)
 
         def end(value: Any, failed: BaseException | None) -> None:

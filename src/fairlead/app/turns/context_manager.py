@@ -149,8 +149,8 @@ def ended(view: TurnView) -> TurnError:
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, Any]) -> None:
-    """Await `ending` to its end, even if the caller is cancelled meanwhile. If it were interrupted, the slot would stay
-    taken until its lease expires."""
+    """Await `ending` to its end, even if the caller is cancelled meanwhile. If `ending` were interrupted, the slot
+    would stay taken until its lease expires."""
     task = asyncio.get_running_loop().create_task(ending)
     try:
         await asyncio.shield(task)

@@ -44,7 +44,7 @@ class TurnMethods(ABC):
         """Wait in the service's queue, and hold one of its slots while the block runs: `async with app.turn("flux",
         user_id=42) as turn:`. `on_position` is called with each new queue position, at most once a second; it may be a
         coroutine function. Raises TurnTimeout after `wait_timeout` seconds in the queue, TurnEnded if the turn was
-        cancelled, and TurnLost if the slot was taken away; the block is then cancelled."""
+        cancelled, and TurnLost if the slot was taken away, which also cancels the block."""
         options = TurnOptions(service, user_id, priority, metadata, cost, deadline, wait_timeout)
         return TurnBlock(self.turns, options, on_position)
 
@@ -84,7 +84,7 @@ class TurnMethods(ABC):
         return await self.turn_requests.add(model, prompt, user_id, request_id)
 
     async def get_next_pending(self, model: str) -> TurnView | None:
-        """The first request in the queue. When you start it, another request may be first."""
+        """The first request in the queue, or None. By the time you start it, another request may be first."""
         return await self.turn_requests.next_pending(model)
 
     async def try_start_processing(self, request_id: str, model: str) -> bool:

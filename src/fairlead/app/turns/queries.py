@@ -1,4 +1,4 @@
-"""Reads turns, in whichever process their callers are."""
+"""Reads turns. Their callers may be connected to any process."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class TurnQueries:
         return (await node.positions_of([job])).get(job.id)
 
     def _times(self, service: str) -> tuple[float, float]:
-        """The lease TTL and the call timeout of the service, in seconds. If the service is not configured in this
-        process, the defaults."""
+        """The lease TTL and the call timeout of the service, in seconds. These are the defaults if the service is not
+        configured in this process."""
         config = self._runtime.config.services.get(service)
         return (15.0, 300.0) if config is None else (config.lease_ttl, config.timeout)
 

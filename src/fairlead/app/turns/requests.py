@@ -90,8 +90,8 @@ class TurnRequests:
 
     @asynccontextmanager
     async def _unless_ended(self, request_id: str) -> AsyncIterator[bool]:
-        """Yield whether the request has ended or does not exist. If the request ends while the block runs, errors of
-        the block that this causes are suppressed."""
+        """Yield whether the request has ended or does not exist. If the request ends while the block runs, the errors
+        that this causes in the block are suppressed."""
         try:
             yield await self._has_ended(request_id)
         except (WrongState, TurnLost, NotFound):

@@ -159,7 +159,7 @@ class Turns(TurnQueries):
         lease = replace(lease_of(job), scope=broker.scope_of(job.service))
         rest = max(0.0, (job.call_deadline or 0.0) - self._runtime.clock.now())
         broker.hold(waiter, lease, job, within=min(rest, broker.timeout_of(job.service)))
-        # A caller that keeps moving between processes would otherwise always leave before the next renewal is due.
+        # Renew now: a caller that keeps moving between processes might otherwise leave each process before it renews.
         node.shards[node.rules.shard_of(job.service, job.priority.band)].renew_now()
 
     # ------------------------------------------------------------ wait
@@ -192,7 +192,7 @@ class Turns(TurnQueries):
                 if job.status.finished:
                     runtime.waiters.forget(waiter)
                 return self.view(job)
-            # It was set aside before this call began to wait, or because this process seemed to be gone.
+            # The turn was set aside before this call began to wait, or because this process seemed to be gone.
             waiter = await self._take_up(turn_id, node, held=take_over)
         return await self.get(turn_id)
 
@@ -269,14 +269,14 @@ class Turns(TurnQueries):
             with contextlib.suppress(WrongState, NotFound):
                 await self.cancel(turn_id)
         finally:
-            # Even if the database is unavailable: the caller has stopped working, and renewing its lease would keep the
-            # slot occupied.
+            # Leave even if the database is unavailable: the caller has stopped working, and renewing its lease would
+            # keep the slot occupied.
             if waiter is not None:
                 self._broker_of(waiter).leave(waiter)
 
     async def withdraw(self, turn_id: str) -> None:
-        """Cancel a turn that other code than its caller has asked to remove. If a `with` block holds the slot, the
-        block is notified, and keeps the slot until it has exited."""
+        """Cancel a turn at the request of code other than its caller. If a `with` block holds the slot, the block is
+        notified, and keeps the slot until it has exited."""
         waiter = self._runtime.waiters.get(turn_id)
         if waiter is None or not waiter.in_block:
             await self.cancel_own(turn_id)
@@ -285,7 +285,7 @@ class Turns(TurnQueries):
             await self.cancel(turn_id)
 
     async def left(self, turn_id: str) -> None:
-        """Free the slot of a turn that was lost, because its caller has stopped working."""
+        """Release the slot of a turn whose caller was notified of its loss and has now stopped working."""
         if (waiter := self._runtime.waiters.get(turn_id)) is not None:
             self._broker_of(waiter).leave(waiter)
 

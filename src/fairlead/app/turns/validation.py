@@ -1,4 +1,4 @@
-"""Checks the arguments of callers of turns before a turn is stored."""
+"""Checks the arguments that callers of turns pass, before a turn is stored."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fairlead.errors import InvalidInput, TooLarge
 
 
 class SlotUser(str):
-    """The type of `SLOTS`, the user of turns without a user. As its own type it is distinct from a user with the id
-    "-slots-"."""
+    """The type of `SLOTS`. Its own type distinguishes `SLOTS` from the plain string "-slots-", which is refused as a
+    user_id."""
 
 
 SLOTS = SlotUser("-slots-")
-"""The user_id of turns without a user."""
+"""The user_id of turns that belong to no user (`app.slot`)."""
 
 
 def result_json(result: Any, max_bytes: int) -> str:

@@ -80,8 +80,8 @@ class TurnWait:
                 await self._notifier.report_if_due()
 
     async def _report_first_position(self) -> None:
-        """Report the first position at once, without waiting for the loop that publishes positions; unless the turn is
-        about to get a slot."""
+        """Report the first position at once, without waiting for the loop that publishes positions. Reports nothing if
+        the turn is about to get a slot."""
         waiter = self._waiter
         node = await self._runtime.join()
         position = (await node.positions_of_new([waiter.id])).get(waiter.id)

@@ -20,7 +20,7 @@ log = logging.getLogger("fairlead.auto_limit")
 
 EVERY = 2.0
 CALLS = "calls"
-"""The key of the counts in a process's details."""
+"""The key of the counts in the details of a process's registration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What this loop remembers about a service whose limit is discovered. The current limit was introduced by the rules
-    of `version`; calls that a process made while it used older rules are ignored."""
+    """What this loop remembers about a service whose limit is discovered. The current limit has applied since this
+    `version` of the rules; calls that a process made under older rules are ignored."""
 
     window: Window
     best: float | None
@@ -69,7 +69,7 @@ class AutoLimitLoop:
         for name in sorted(ours & rules.services.keys() & in_use.keys()):
             override, limit = rules.overrides.get(name), rules.services[name].limit
             if override is not None and override.limit is not None:
-                # An operator has set the limit. When that is lifted, the durations of calls are learned again.
+                # An operator has set the limit. When the operator removes it, the durations of calls are learned again.
                 self._watched[name] = Watched(Window(skip=limit), None, rules.version + 1)
                 continue
             watched = self._watched.get(name) or _initial(rules, name)

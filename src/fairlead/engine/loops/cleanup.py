@@ -23,8 +23,8 @@ HOLDS_EVERY = 1.0
 
 
 class PruneLoop:
-    """Deletes finished jobs, batches, audit records and registrations of dead processes after their retention. Each
-    tick deletes a small number of rows, so that other writes do not wait."""
+    """Deletes finished jobs, batches, audit records and registrations of dead processes when their retention time is
+    over. Each tick deletes a small number of rows, so that other writes do not wait."""
 
     name = "prune"
 
@@ -59,8 +59,8 @@ def _count(outcome: Outcome | Exception) -> int:
 
 
 class BatchesLoop:
-    """Records that a batch has ended, if no caller reads the batch: reading it records the end too. Counts the ended
-    batches that it found (`scanned`), and the ones whose end it recorded (`queued`)."""
+    """Records the ends of batches that no caller reads; reading a batch also records its end. Counts the ended batches
+    that it found (`scanned`), and the ones whose end it recorded (`queued`)."""
 
     name = "batches"
 
@@ -94,6 +94,6 @@ class HoldsLoop:
         self.scanned += len(holds)
         if any(hold.until <= now for hold in holds):
             await self._group_commit.write(EndHolds(now))
-        # In any case: another shard's leader may have ended the rows first.
+        # Do this in any case: the leader of another shard may have ended the rows first.
         self.queued += await self._dispatcher.end_holds()
         return now + HOLDS_EVERY

@@ -58,7 +58,8 @@ class OrphanedTurnsLoop:
     async def tick(self, now: float) -> float:
         owners = await self._store.turn_owners()
         gone, silent = await self._gone(owners) if owners else (set(), set())
-        # On the monotonic clock: if the database's clock is set forward, all processes seem silent for a moment.
+        # Measured on the monotonic clock: if the database's clock is set forward, all processes seem silent for a
+        # moment.
         time = self._timer()
         self._silent_since = {owner: self._silent_since.get(owner, time) for owner in silent}
         more = False

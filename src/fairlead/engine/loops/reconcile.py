@@ -24,13 +24,13 @@ LOOK_AGAIN = 5.0
 """Seconds after which a missing job is checked again. Longer than a commit takes to reach the queue, even through the
 outbox loop."""
 SHARE = 0.02
-"""The maximal fraction of the time that counting may take. It takes a while when very many jobs wait."""
+"""The maximal fraction of the time that counting may take. Counting takes a while when very many jobs wait."""
 FEW = 1000
 """If a service has at most this many waiting jobs, each job is looked up in the queue at every tick. Otherwise jobs are
 looked up only when the counts differ."""
 CLEAR_FOR = 60.0
-"""Seconds for which differing counts are ignored after all jobs of a service were looked up: counts also differ because
-jobs move."""
+"""Seconds for which differing counts of a service are ignored after all its jobs were looked up. Counts also differ for
+a moment whenever jobs move."""
 BATCH = 1000
 NAMED = 10
 
@@ -54,7 +54,7 @@ class Repair:
 
 class ReconcileLoop:
     """Finds jobs that are missing from the queue. A job is missing if it waits in the database, and two ticks in a row
-    find it with the same run and neither in the queue nor leased. A job that has moved between the two ticks has
+    find it neither queued nor leased, with the same run both times. A job that has moved between the two ticks has
     another run."""
 
     name = "reconcile"

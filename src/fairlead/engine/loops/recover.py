@@ -66,7 +66,7 @@ class RecoverLoop:
         self.scanned += len(leases)
         if leases:
             await self._take_back(leases, now)
-        self._handled_gone = gone  # only now: what could not be taken back is retried at the next tick
+        self._handled_gone = gone  # set last: if taking back failed, the next tick tries again
         if not 0 < self._strays_due - now <= STRAYS_EVERY:  # due, or the clock was set back
             self._strays_due = now + STRAYS_EVERY
             await self._find_strays(now)
@@ -84,8 +84,8 @@ class RecoverLoop:
         return await self._not_handed_over(orphans)
 
     async def _not_handed_over(self, leases: list[Lease]) -> list[Lease]:
-        """These leases without the leases of turns that were handed over to the process of their caller: that process
-        renews such a lease under its old name."""
+        """Return `leases` without those of turns that were handed over to the process of their caller: that process
+        still renews them, under their old names."""
         ids = [lease.job_id for lease in leases if is_turn(lease.job_id)]
         jobs = await self._store.get_jobs(ids) if ids else {}
         held = {job.lease for job in jobs.values() if job.status is JobStatus.RUNNING}
@@ -100,7 +100,8 @@ class RecoverLoop:
         taken_back, error = await self._recover([jobs[lease.job_id] for lease in current], now)
         kept = {lease.name for lease in current if lease.job_id not in taken_back}
         if len(current) < len(leases):
-            # These jobs have moved on before. If that left a hold, the process that did it may not have taken the slot.
+            # The jobs of the other leases have already moved on. If that wrote a hold, the process that wrote it may
+            # have died before it notified the dispatcher.
             lanes = self._rules.lanes
             holds = await self._store.holds()
             await self._dispatcher.hold([hold for hold in holds if lanes.has(hold.service, hold.band)])

@@ -23,7 +23,7 @@ CHECK_LEADERS_EVERY = 5.0
 
 class SyncRulesLoop:
     """Keeps the rules of this process equal to those in the database. `servers` is updated with the Redis servers on
-    which the queues were built; only a leader's dispatcher uses other servers."""
+    which the queues were built. Only the dispatcher of a leader may use other servers."""
 
     name = "rules"
 
@@ -123,7 +123,7 @@ def log_changes(before: Rules, after: Rules) -> None:
     for name, old in before.services.items():
         new = after.services.get(name)
         if new is None:
-            log.warning("the service %s is no longer declared: its jobs wait until a gateway with it is started", name)
+            log.warning("the service %s is no longer declared: its jobs wait until a gateway declares it again", name)
         elif new != old and not _is_auto_limit(name, after, old):
             log.warning(
                 "the rules of %s have changed: limit %d, was %d%s%s",

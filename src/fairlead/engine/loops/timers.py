@@ -15,7 +15,7 @@ from fairlead.store.port import FireTimers, PromoteWaiting, Store, SweepResult
 BATCH = 500
 LOOK_EVERY = 0.25
 PROMOTE_EVERY = 1.0
-# Jobs that are due and were not found are being moved by another process, which may fail.
+# Jobs that are due but were not found are being moved by another process. It may fail, so look again soon.
 LOOK_AGAIN = 0.05
 
 
@@ -79,7 +79,7 @@ class PromoteLoop:
                 return now
             following = await self._next()
         # A new job is not due before the shorter of the two times has passed. A job that is queued again after a
-        # failure or a backoff may be due at once: it brings the time that it has waited before.
+        # failure or a backoff may be due at once, because the time that it waited before still counts.
         soonest = now + min(PROMOTE_EVERY, self._config.low_to_medium_after, self._config.medium_to_high_after)
         return soonest if following is None else max(now + LOOK_AGAIN, min(soonest, following))
 

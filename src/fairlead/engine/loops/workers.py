@@ -16,8 +16,8 @@ EVERY = 2.0
 
 
 class StopCancelledLoop:
-    """Stops the handlers of this process whose job was cancelled or taken back, and the callers that hold the slot of
-    such a turn, in case the message about it was lost."""
+    """Stops the handlers in this process whose job was cancelled or taken back, and notifies the callers in this
+    process whose turn was cancelled or taken back. Usually a message does this; the loop is for lost messages."""
 
     name = "stops"
 

@@ -106,12 +106,12 @@ class HeldSlots:
         try:
             await self._recorder.record(job, transitions.end_turn(job, "time_out", error, now=now), now)
         finally:
-            # Also if the database cannot be reached: recovery ends the turn once its lease is gone.
+            # Stop even if the database cannot be reached: recovery ends the turn once its lease is gone.
             self._stop(waiter, error["message"])
 
     async def stop_strays(self) -> None:
-        """Stop the turns that hold a slot here although another process has ended or adopted them, in case the message
-        about it was lost."""
+        """Stop the turns that hold a slot in this process although another process has ended or adopted them. Usually a
+        message stops them; this is for lost messages."""
         own = {waiter.id: waiter for waiter in self._held.values() if waiter.held}
         jobs = await self._store.get_jobs(list(own)) if own else {}
         for turn_id, waiter in own.items():

@@ -6,8 +6,8 @@ the start of the turn. If the slot is not accepted within `ACCEPT_WITHIN` second
 goes to the next job. Both writes require that the row has not changed since the slot was granted, so only one of them
 succeeds.
 
-A worker may be granted the slot of a turn too, if it executes the same service. It passes the slot to the broker.
-Whichever process renews a lease, it does so under the worker name that claimed the lease.
+A worker may be granted the slot of a turn too, if it executes the same service. It passes the slot to the broker. Every
+process renews a lease under the worker name that claimed the lease.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairlead.store.port import Started
 log = logging.getLogger("fairlead.turns")
 
 POOL = "-turns"
-"""The broker's name in place of a worker pool's. No worker pool can have this name."""
+"""Takes the place of a worker pool's name in the broker's worker name. No worker pool can have this name."""
 OFFER_AGAIN_AFTER = 1.0
 CLOSE_WITHIN = 2.0
 RELEASE_WITHIN = 1.0
@@ -80,7 +80,7 @@ class SlotBroker(HeldSlots):
 
         For services that no worker in this process executes, the broker registers for wakeups. The slots of other
         services are claimed by workers, which pass the slots of turns to the broker. For these services the broker
-        claims only now and then, in case the workers cannot.
+        itself claims only now and then, in case the workers cannot claim.
         """
         if releases:
             self._shard.releasing(releases)
@@ -95,7 +95,7 @@ class SlotBroker(HeldSlots):
         leases: list[Lease] = []
         try:
             if left := self._waits_for - own:
-                # Deregister from wakeups for these: each would be wasted.
+                # Deregister from the wakeups of these services: no caller waits for them any more.
                 await self._exchange(self._claim(left, {}), releases)
             self._waits_for = own
             if own:
@@ -135,7 +135,8 @@ class SlotBroker(HeldSlots):
     # ------------------------------------------------------------ offering
 
     def take(self, lease: Lease) -> None:
-        """Offer a slot that was granted to a turn to the turn's caller, for `ACCEPT_WITHIN` seconds."""
+        """Offer this slot, which was granted to a turn, to the turn's caller. The offer ends after `ACCEPT_WITHIN`
+        seconds."""
         self._keep(lease)
         self._timers[lease.name] = asyncio.get_running_loop().call_later(ACCEPT_WITHIN, self._overdue, lease)
         waiter = self._waiters.get(lease.job_id)

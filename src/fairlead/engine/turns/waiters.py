@@ -105,8 +105,8 @@ class Waiters:
             self.changed(waiter)
 
     def changed(self, waiter: Waiter) -> None:
-        """Update `wanted` after this waiter has changed, and signal that if its turn now needs a slot or no longer
-        needs one."""
+        """Update `wanted` after this waiter has changed. Sends the signal `turn_wanted` if the turn now needs a slot,
+        or no longer needs one."""
         has_none = waiter.offered is None and waiter.lease is None
         wanted = waiter.callers > 0 and has_none and self._open.get(waiter.id) is waiter
         if wanted == waiter.counted:

@@ -18,7 +18,7 @@ NEEDED = "Celery is needed: pip install 'fairlead[celery]'"
 
 def is_task(handler: Any) -> bool:
     """Whether a handler is a Celery task. Such a handler is run by Celery's workers."""
-    loaded = sys.modules.get("celery")  # importing it is slow, and no task exists without it
+    loaded = sys.modules.get("celery")  # importing Celery is slow, and no task exists without it
     return loaded is not None and isinstance(handler, loaded.Task)
 
 

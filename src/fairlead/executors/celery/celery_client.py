@@ -144,7 +144,8 @@ class Silence:
         self._holders.pop(task_id, None)
 
     def lost(self, survey: Survey, task_ids: Iterable[str]) -> Iterator[tuple[str, Failure]]:
-        """The tasks in `task_ids` that are lost, with the failure of each. `survey` is the newest query."""
+        """The tasks in `task_ids` that are lost, with the failure of each. `survey` has the replies to the newest
+        query."""
         now = time.monotonic()
         if survey.workers:
             self._answered_at = now
@@ -166,7 +167,8 @@ AT_ONCE = 8
 """The number of tasks that are sent at the same time. Without this limit, a broker that hangs would block one thread
 per call."""
 LOOK_EVERY, LOOKS = 2.0, 5
-"""Seconds between queries of the workers, and the number of queries within a short `lost_after`."""
+"""The pause before each query of the Celery workers is `LOOK_EVERY` seconds, or `lost_after / LOOKS` if that is
+less."""
 
 
 @dataclass(eq=False, slots=True)
@@ -236,11 +238,11 @@ class CeleryClient:
                 kwargs=dict(kwargs),
                 task_id=registered.task_id,
                 serializer="json",
-                # Celery must not subscribe to the result, we do; the header makes the worker store it.
+                # Fairlead subscribes to the result, so Celery must not. The header makes the worker store the result.
                 ignore_result=True,
                 headers={**headers, "ignore_result": False},
-                # Celery drops or stops the task at the call's deadline even if this process is gone by then. Given
-                # seconds, it would compute the deadline by this machine's clock.
+                # Celery drops or stops the task at the call's deadline even if this process is gone by then. If
+                # `expires` were a number of seconds, Celery would compute the deadline by this machine's clock.
                 expires=datetime.fromtimestamp(self._now() + timeout, UTC),
                 time_limit=timeout,
                 **{**_declared(self.app.tasks.get(task), elsewhere="queue" in options), **options},
@@ -289,7 +291,7 @@ class CeleryClient:
 
     async def _look(self) -> None:
         """While calls wait for their tasks, ask the Celery workers at intervals which tasks they have, so that lost
-        tasks are noticed. Short calls end before the first query and cost none."""
+        tasks are noticed. A short call ends before the first query."""
         self._silence.begin()
         try:
             while self._waits:
@@ -304,7 +306,7 @@ class CeleryClient:
             return
         try:
             survey = await self._blocking(lambda: look(self.app, task_ids))
-        except Exception as error:  # without the broker, silence means nothing
+        except Exception as error:  # the broker may be down, which tells nothing about the workers
             log.info("the Celery workers cannot be queried: %s", error)
             self._silence.begin()
             return
@@ -337,8 +339,8 @@ class CeleryClient:
 
 
 def _declared(task: Any, *, elsewhere: bool) -> dict[str, Any]:
-    """The options in the declaration of the task, which `send_task` applies only since Celery 5.7. Empty for a task
-    that this process has not imported."""
+    """The options from the declaration of the task. They are passed explicitly, because `send_task` ignores them before
+    Celery 5.7. Empty for a task that this process has not imported."""
     names = ("priority",) if elsewhere else ("priority", "queue", "exchange", "routing_key")
     return {key: value for key in names if (value := getattr(task, key, None)) is not None}
 

@@ -47,7 +47,7 @@ class CeleryExecutor:
         try:
             sending = self._client.spawn(self._send(call, registered, kwargs))
             try:
-                # Shielded: we must know whether there is a task to revoke.
+                # Shielded, because a cancelled call must know whether there is a task to revoke.
                 await asyncio.shield(sending)
                 return await self._outcome(wait)
             except asyncio.CancelledError as error:
@@ -84,7 +84,7 @@ class CeleryExecutor:
         lost = isinstance(ended, Failure)
         outcome = ended if isinstance(ended, Failure) else outcome_of(ended, raw=self._raw, max_result=self._max_result)
         if isinstance(outcome, Failure):
-            # The broker may redeliver a lost task while the next attempt runs.
+            # Revoke a lost task: the broker might redeliver it while the next attempt runs.
             await self._give_up(wait.registered, revoke=lost)
         return outcome
 
@@ -111,7 +111,7 @@ class CeleryExecutor:
             if sending.exception() is not None or not await self._give_up(wait.registered, revoke=True):
                 return
             ended, _ = await asyncio.wait([wait.ended], timeout=STOPS_WITHIN)
-            # A task that is not active waits in the broker, and workers discard it: it takes no slot.
+            # A task that is not active still waits in the broker. Workers discard it, so it needs no slot.
             if not ended and await self._client.is_active(wait.registered.task_id):
                 await asyncio.wait([wait.ended], timeout=call.timeout)
         except Exception as error:

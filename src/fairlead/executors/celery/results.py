@@ -31,7 +31,7 @@ ENDED = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 STARTED = "STARTED"
 _OWN_STATES = frozenset({"PENDING", "RECEIVED", STARTED, "RETRY", "REJECTED", "IGNORED"})
 
-# By the top-level package of the exception and its name.
+# The error code and whether it is retryable, by the top-level package and the name of the exception.
 _MEANING = {
     ("fairlead", "Permanent"): (PERMANENT, False),
     ("fairlead", "Retry"): (RETRY_ASKED, True),
@@ -111,7 +111,7 @@ log = logging.getLogger("fairlead.celery")
 
 OnState = Callable[[str, Meta], None]
 SWEEP_EVERY = 5.0
-"""Seconds between reads of all open tasks, for messages that were lost with a connection."""
+"""Seconds between two reads of all open tasks, in case messages were lost with a connection."""
 AGAIN_AFTER = 0.5
 POLL_EVERY = 0.5
 
@@ -169,7 +169,7 @@ class RedisResults:
         self._thread.join(timeout=2.0)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the buffer is full: it wakes up anyway
+        with contextlib.suppress(OSError):  # the buffer is full: the thread wakes up anyway
             self._wakeup_writer.send(b".")
 
     def _run(self) -> None:
@@ -177,7 +177,7 @@ class RedisResults:
         while not self._closed:
             pubsub = self._backend.client.pubsub()
             try:
-                # An unused channel, so that there is a connection to wait on before the first task.
+                # Also subscribe to an unused channel, so that there is a connection to wait on before the first task.
                 pubsub.subscribe("fairlead-celery-results", *map(self._key, self._open))
                 away = self._listen(pubsub, away)
             except Exception as error:
@@ -260,7 +260,7 @@ class RedisResults:
 
 
 class PolledResults:
-    """Polls any other result backend (a database, memcached, files): each open task is read twice a second."""
+    """Polls a result backend that is not Redis (a database, memcached, files): reads each open task twice a second."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend

@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 MOST_USERS = 500
 MOST_GROUPS = 2000
-"""The maximal number of groups of errors read from the database, which groups by exact message. Most of them are merged
-afterwards."""
+"""The maximal number of error groups read from the database. The database groups errors by their exact message; groups
+with similar messages are merged afterwards."""
 MOST_QUERIES = 64
 SHARE, KEPT_S = 0.02, 30.0
-"""Each query takes at most this share of the time, and no answer is kept for longer."""
+"""Each query uses at most `SHARE` of the time, and no answer is kept for longer than `KEPT_S` seconds."""
 READS = 3
 BATCH = ("batch_id", "name", "item", "custom_id")
 MOST_FOUND = 8
@@ -47,7 +47,7 @@ NEWEST_BATCHES = 100
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the caller of a search may find. `user_id`: only the jobs and batches of this user; None means of all users.
+    """What the caller of a search may find. `user_id`: only the jobs and batches of this user; None means all users.
     `queue`: also services and users. `errors`: also errors."""
 
     user_id: str | None

@@ -109,7 +109,7 @@ def _why(job: Job, position: QueuePosition, queue: UserQueue | None) -> str:
 
 def users(queues: UserQueues, used: Sum) -> dict[str, Any]:
     """Each user's waiting and running jobs, with two fractions: the part of the slot time that the user used in the
-    last hour (`share`), and the part that the user's weight entitles to among the users that are active now
+    last hour (`share`), and the part that the user's weight allows among the users that are active now
     (`fair_share`)."""
     weights = {
         user_id: queue.weight for user_id, queue in queues.first.items() if queues.waiting[user_id] or queue.running

@@ -116,7 +116,7 @@ def _now(record: JobRecord, before: dict[str, Any] | None) -> list[dict[str, Any
         case JobStatus.FAILED | JobStatus.CANCELLED if job.finished_at is not None and (
             before is None or job.finished_at != before["ended"]
         ):
-            # It ended while it waited: a timeout, a deadline or a cancellation.
+            # The job ended while it waited: by a timeout, a deadline or a cancellation.
             begun = _waited_from(record, free, job.finished_at)
             error = dict(job.error) if job.error else None
             return [here | known(waited_from=begun, ended=job.finished_at, outcome=job.status.lower(), error=error)]

@@ -10,17 +10,20 @@ from fairlead.observe.doctor.facts import Facts
 from fairlead.observe.doctor.finding import Finding, Kind, Severity, shown
 
 OLD_TRANSACTION = 300.0
-"""Seconds for which a transaction may be open. PostgreSQL cannot remove rows that were deleted after its start."""
+"""Seconds for which a transaction may be open. PostgreSQL cannot remove rows that were deleted after the transaction
+began."""
 OLD_SNAPSHOT = 10_000_000
-"""Transactions by which a replication slot or a prepared transaction may hold back the removal of dead rows."""
+"""A replication slot or a prepared transaction is reported if it has kept dead rows from being removed for more than
+this many transactions."""
 MANY_DEAD = 10_000
 DEAD_SHARE = 0.5
-"""Dead rows of the job table: more than both this number and this share of the live ones."""
+"""Dead rows of the job table are reported if there are more than `MANY_DEAD`, and more than this fraction of the live
+rows."""
 MANY_DEAD_OUTBOX = 100_000
 FULL_SHARE = 0.9
-"""The fraction of the server's connections in use from which a finding is reported."""
+"""A finding is reported if at least this fraction of the server's connections is in use."""
 DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
-"""Free space is low if it is below both."""
+"""Free space is low if it is below both this fraction of the disk and this number of bytes."""
 
 UNREACHABLE = Kind("database-unreachable", Severity.ERROR, "the database cannot be used")
 NEWER = Kind("database-newer", Severity.ERROR, "the database belongs to a newer Fairlead")

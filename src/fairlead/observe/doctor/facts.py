@@ -31,12 +31,12 @@ from fairlead.store.port import Epoch, JobFilter, Store
 
 WORKER, MANAGER, API = "worker", "manager", "api"
 ANSWERS_WITHIN = 3.0
-"""Seconds for one question to a server that may be down."""
+"""Seconds for one query to a server that may be down."""
 DATABASE_WITHIN = 15.0
-"""Seconds for all questions to the database; counting takes a while on a large one."""
+"""Seconds for all queries to the database. Counting takes a while in a large database."""
 HEARD_WITHIN = 2.0
 SETTLED = 5.0
-"""Seconds that a job waits in the database before it must be in the queue."""
+"""Seconds after which a job that waits in the database must be in the queue."""
 SAMPLE = 500
 TIMEOUTS_MINUTES = 10
 FAILED = JobFilter(statuses=(JobStatus.FAILED,))
@@ -333,8 +333,8 @@ async def _queues(observer: Observer, node: Node, found: Mapping[str, Any]) -> d
 
 
 async def _shard(shard: ShardRuntime, clock: Clock) -> ShardSnapshot:
-    """Read the facts about a shard. If the database does not name the shard's server as the one the queue was built on,
-    only the identity of the server is read."""
+    """Read the facts about a shard. If the queue was built on another server, according to the database, only the
+    states of the scopes can be read, which name the shard's server."""
     snapshot = await read_shard(shard, clock, within=ANSWERS_WITHIN)
     return replace(snapshot, parked=await _parked(shard, snapshot.services))
 

@@ -11,8 +11,8 @@ from fairlead.domain.redaction import redacted
 
 
 class Severity(StrEnum):
-    """How severe a finding is. An error blocks jobs. A warning will soon block jobs, or breaks a guarantee. A note is
-    information."""
+    """How severe a finding is. Error: jobs are blocked. Warning: jobs will be blocked soon, or a guarantee does not
+    hold. Note: information only."""
 
     ERROR = "error"
     WARNING = "warning"

@@ -83,8 +83,8 @@ def _not_leading(shard: str, managers: list[str]) -> Finding:
 
 
 def _scopes(facts: Facts, name: str, shard: ShardSnapshot) -> Iterator[Finding]:
-    """Find scopes from which no slot can be granted. A scope can be used if it is open, and its epoch and its server
-    are those that the database names."""
+    """Find scopes from which no slot can be granted. Slots can be granted if the scope is open and its epoch and server
+    match the database."""
     elsewhere, closed = [], []
     for scope, state in shard.states.items():
         epoch = facts.epochs.get(scope)

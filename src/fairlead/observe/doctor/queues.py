@@ -1,4 +1,4 @@
-"""Checks of queues and slots: why jobs wait that could run."""
+"""Checks of queues and slots: finds jobs that wait although they could run."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _rules(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_automatic(facts: Facts, rules: ServiceRules) -> bool:
-    """Whether the limit is discovered automatically. Such a limit changes often; when it is lowered, the calls that are
-    running may finish, so more slots than the limit may be in use."""
+    """Whether the limit is discovered automatically. Such a limit changes often. When it is lowered, running calls are
+    not stopped, so for a while more slots than the limit are in use."""
     override = facts.rules.overrides.get(rules.service)
     return rules.auto is not None and (override is None or override.limit is None)
 
@@ -179,7 +179,7 @@ def _has_capacity(facts: Facts, shard: ShardSnapshot, rules: ServiceRules, snaps
             for name, each in shard.services.items()
             if name in facts.rules.services and facts.rules.services[name].pool == rules.pool
         )
-        # If only some regions count in the pool, a step may need no slot of it; the counts do not show which.
+        # If only some regions count in the pool, some steps need no slot of the pool; the counts do not show which.
         if used >= facts.rules.pools.get(rules.pool, 0):
             return False
     if any(region.resting_until is not None or region.probing for region in snapshot.regions):
@@ -263,7 +263,7 @@ def _nothing_granted(
     facts: Facts, rules: ServiceRules, snapshot: ServiceSnapshot, waiting: _Waiting, jobs: int
 ) -> Finding:
     service, evidence = rules.service, _evidence(rules, snapshot, waiting, jobs)
-    # If any of these changes until the second examination, jobs are being granted.
+    # If any of these values changes before the second examination, slots are being granted.
     moved = (
         tuple(sorted(lease.name for lease in snapshot.leases)),
         tuple(sorted(snapshot.virtual_time.items())),

@@ -20,7 +20,7 @@ MUCH, TOO_MUCH = 0.8, 0.95
 Version = tuple[int, ...]
 # CVE-2025-49844: a script may run native code in the server. The first fixed release of each series.
 REDIS_SAFE: tuple[Version, ...] = ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2))
-# The same for Valkey, and CVE-2025-67733: a script's error may corrupt another response.
+# The same for Valkey, where these releases also fix CVE-2025-67733: a script's error may corrupt another response.
 VALKEY_SAFE: tuple[Version, ...] = ((7, 2, 12), (8, 0, 7), (8, 1, 6), (9, 0, 3))
 # CVE-2026-23479: use after free when a blocked client is evicted. Redis only.
 BLOCKING_SINCE, BLOCKING_UNTIL = (7, 2, 0), (8, 6, 3)
@@ -38,7 +38,8 @@ UNCONSUMED = Kind(
     "celery-queue-unconsumed", Severity.WARNING, "no Celery worker consumes a balanced queue", passing=True
 )
 FAR = 5.0
-"""Seconds by which two clocks may differ. It is more than the delay of a registration."""
+"""Clocks that differ by more than this many seconds are reported. The delay of a registration looks like a difference
+too, but is shorter."""
 
 SKEW = Kind("clock-skew", Severity.WARNING, "clocks differ")
 
@@ -92,8 +93,8 @@ def _version(shard: str, about: str, redis: RedisFacts, info: Mapping[str, str])
         )
     elif not valkey and BLOCKING_SINCE <= version < BLOCKING_UNTIL:
         yield OLD.found(
-            f"{redis.shown} is Redis {text}: CVE-2026-23479 (who may log in may run code, if clients are evicted) is "
-            "open, unless your vendor has closed it in this version",
+            f"{redis.shown} is Redis {text}: it is open to CVE-2026-23479 (a client that can log in may run code, if "
+            "clients are evicted), unless your vendor has fixed that in this version",
             fix="upgrade it to 8.6.3 or newer; Fairlead itself uses no blocking command",
             about=about,
             severity=Severity.NOTE,

@@ -17,7 +17,7 @@ SHORT_LEASE = 3.0
 trip may take a second."""
 SLOW_PROMOTION = 86400.0
 FAR_ABOVE, LONG_TIMEOUT = 20.0, 600.0
-"""A timeout is too long if it exceeds both this multiple of the mean call and this many seconds."""
+"""A timeout is too long if it exceeds both this multiple of the mean duration of calls and this many seconds."""
 MANY_TIMEOUTS, SHARE_OF_TIMEOUTS = 3, 0.1
 """Timeouts are reported if there are at least this many, and they are at least this share of the calls."""
 DEAD_WITHIN, MANY_DEAD = 600.0, 10
@@ -88,7 +88,8 @@ def _leases(facts: Facts) -> Iterator[Finding]:
 
 
 def _durations(facts: Facts) -> Iterator[Finding]:
-    """Find timeouts that are too short for the mean duration of calls."""
+    """Find timeouts that do not fit the mean duration of calls: a drain timeout that is shorter, or a call timeout that
+    is far longer."""
     means: dict[str, float] = {}
     for shard in facts.shards.values():
         for name, snapshot in shard.services.items():

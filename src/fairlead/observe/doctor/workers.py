@@ -16,7 +16,7 @@ from fairlead.observe.doctor.finding import Finding, Kind, Severity, counted, sh
 BLOCKED_LATELY = 600.0
 """Seconds for which a blocked event loop is reported afterwards."""
 RECOVERED_WITHIN = 5.0
-"""Seconds after its expiry within which the leader recovers a lease."""
+"""The leader recovers a lease within this many seconds after the lease has expired."""
 
 NO_WORKER = Kind("no-worker", Severity.ERROR, "a service has no worker")
 NO_WORKER_FOR_BAND = Kind("no-worker-for-band", Severity.ERROR, "a priority of a service has no worker")
@@ -233,8 +233,8 @@ def _is_handed_over(lease: Lease, now: float) -> bool:
 
 
 def _blocked(facts: Facts) -> Iterator[Finding]:
-    """Find processes whose event loop is blocked. A process reports that itself once its loop runs again. Until then it
-    can be seen from its leases: the heartbeat thread still renews them, although the process no longer renews its
+    """Find processes whose event loop is blocked. The process reports this itself once its loop runs again. Until then
+    its leases show it: the heartbeat thread still renews them, although the process no longer renews its
     registration."""
     for process in facts.processes:
         silent = facts.now - process.seen_at
@@ -248,8 +248,8 @@ def _blocked(facts: Facts) -> Iterator[Finding]:
 
 
 def _renews(facts: Facts, process: ProcessRecord) -> bool:
-    """Whether the process has renewed a lease after it stopped renewing its registration: a lease that would have
-    expired otherwise."""
+    """Whether the process has renewed a lease since it stopped renewing its registration. If it had not, all its leases
+    would have expired by now."""
     return any(
         process_of(lease.worker) == process.name
         and not is_turn(lease.job_id)

@@ -84,8 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the HTTP clients when they are first used. They need httpx2, which need not be installed in an app that
-    does not use them."""
+    """Import the HTTP clients when they are first used. They need httpx2, which an app that does not use them need not
+    install."""
     if name not in ("AsyncClient", "Client"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

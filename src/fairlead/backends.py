@@ -32,7 +32,7 @@ def store_of(database_url: str, clock: Callable[[], float]) -> Store:
             from fairlead.store.postgres import PostgresStore
         except ImportError:
             raise ConfigError(["DATABASE_URL: PostgreSQL needs its driver: pip install 'fairlead[postgres]'"]) from None
-        # PostgreSQL stores times by its own clock.
+        # PostgreSQL uses its own clock for stored times.
         return PostgresStore(database_url)
     options = sqlite_options(database_url)
     if options.short_switch_interval:
@@ -41,7 +41,7 @@ def store_of(database_url: str, clock: Callable[[], float]) -> Store:
 
 
 def has_clock(database_url: str) -> bool:
-    """Whether the database has a clock of its own. SQLite uses the machine's."""
+    """Whether the database has its own clock. SQLite uses the clock of the machine."""
     return database_url.startswith(POSTGRES)
 
 
@@ -61,8 +61,8 @@ async def submit_on(database_url: str, connection: Any, submits: Sequence[Submit
 
 
 async def schema_versions(database_url: str) -> tuple[int | None, int]:
-    """The version of the database's schema, and the schema version of this release. The first is None if the database
-    has no tables of Fairlead. Changes nothing. Raises Unavailable or StoreError."""
+    """The schema version of the database, and the schema version of this release. The first is None if the database has
+    no tables of Fairlead. Does not change the database. Raises Unavailable or StoreError."""
     if database_url.startswith(POSTGRES):
         from fairlead.store.postgres import schema
 
@@ -84,8 +84,8 @@ def disk_usage(database_url: str) -> tuple[int, int] | None:
 
 
 def shards_of(settings: Settings, config: Config, process: str, servers: Set[str], clock: Clock) -> list[Shard]:
-    """Create the dispatchers of each shard for one process. The process stands for election as leader under its name,
-    `process`. Jobs are claimed only from the Redis servers in `servers`: the servers on which the queue was built,
+    """Create the dispatchers of each shard for one process. `process` is the name under which the process stands for
+    election as leader. Jobs are claimed only from the Redis servers in `servers`, on which the queue was built
     according to the database."""
     if settings.redis_url is None:
         dispatcher = MemoryDispatcher(clock.steady, database=clock.now)
@@ -146,8 +146,8 @@ def redis_has_login(url: str) -> bool:
 
 
 async def redis_info(url: str, clock: Callable[[], float]) -> list[tuple[dict[str, str], float, float]]:
-    """For the Redis server, or each primary of a Cluster: its INFO, its TIME, and the value of `clock` at that moment.
-    Raises Unavailable."""
+    """The INFO and the TIME of the Redis server, or of each primary of a Cluster, with the value of `clock` when they
+    were read. Raises Unavailable."""
     from fairlead.dispatch.redis import info
 
     return await info.fetch(url, clock)

@@ -78,7 +78,7 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
     try:
         config = _validated(raw, source or "the environment", variables, problems)
     except ConfigError as error:
-        # Add what `Settings.problems` would report later, so that all problems are shown at once.
+        # Add the problems that `Settings.problems` would report later, so that all problems are shown at once.
         engines = engine_problems(database_url, redis_url, _section(raw, "shards"), source, environ)
         raise ConfigError([*error.problems, *engines]) from None
     return Settings(
@@ -91,8 +91,8 @@ def load(path: str | Path | None = None, environ: Mapping[str, str] | None = Non
 
 
 def problems_of(config: Config, source: str) -> list[str]:
-    """The contradictions in the configuration, and the environment variables that it names and that are not set. Called
-    once all services are known, including those declared in code."""
+    """The problems that validation of the file alone cannot find: contradictions, unset environment variables, a
+    missing HTTP client. Called once all services are known, including those declared in code."""
     problems = [f"{source}: {key}: {text}" for key, text in config.contradictions()]
     sent = {f"services.{name}": service.headers for name, service in config.services.items()}
     for section, headers in {**sent, "priority": config.priority.headers}.items():
@@ -123,7 +123,7 @@ def _read_admin_key(environ: Mapping[str, str], problems: list[str]) -> str | No
 
 
 def admin_key_too_short(key: str | None) -> str | None:
-    """The problem with a key that is too short; None if it is long enough. Callers treat the problem as a warning if
+    """An error message if the key is too short; None if it is long enough. Callers treat a short key as a warning if
     the gateway listens on loopback only, and as an error otherwise."""
     if key is None or len(key) >= SHORTEST_ADMIN_KEY:
         return None
@@ -195,7 +195,7 @@ def _contradictions(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from contradictions(services, *(_section(raw, name) for name in ("pipelines", "pools", "shards")))
     yield from unknown_plans(_section(raw, "users"), _section(raw, "plans"))
     yield from unknown_in_worker_pools(_section(raw, "worker_pools"), services)
-    # The check of the service model runs only if all its values are valid.
+    # Pydantic runs the check of a whole service only if all values of the service are valid.
     for name, table in services.items():
         if isinstance(table, dict) and (problem := too_many_ways(table)):
             yield f"services.{name}", problem
@@ -227,7 +227,7 @@ def explained(
 
 @dataclass(frozen=True, slots=True)
 class SqliteOptions:
-    """The path and the options in a SQLite URL. `short_switch_interval`: the store may change
+    """The path and the options in a SQLite URL. `short_switch_interval` allows Fairlead to call
     `sys.setswitchinterval`."""
 
     path: str
@@ -240,8 +240,8 @@ def sqlite_options(url: str) -> SqliteOptions:
     absolute.
 
     With `?synchronous=normal` commits are faster, but a power loss may undo the last few of them; a killed process
-    loses nothing. With `?switch_interval=short` the commits of a busy process are faster, by a setting that affects its
-    whole interpreter.
+    loses nothing. With `?switch_interval=short` the commits of a busy process are faster, because threads switch more
+    often in the whole interpreter.
     """
     base, _, query = url.partition("?")
     scheme, _, rest = base.partition("://")
@@ -270,7 +270,7 @@ def _key(location: tuple[int | str, ...]) -> str:
 
 
 def _explain(issue: Any) -> str | None:
-    """One validation error in words; None if it says nothing useful beyond the other errors."""
+    """One validation error in words; None if other errors already report it."""
     match issue["type"]:
         case "model_type" | "list_type" if "backoff" in issue["loc"]:
             # Both forms were tried; report only the one that was written.

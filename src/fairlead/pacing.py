@@ -35,8 +35,8 @@ class DutyCycle:
 
 
 class Interval:
-    """Tells whether `seconds` have passed since the last time it was due. The caller passes the time of its monotonic
-    clock."""
+    """Limits an action to once every `seconds`: `due` returns True if this time has passed since it last returned True.
+    The caller passes the time of its monotonic clock."""
 
     __slots__ = ("_next", "_seconds")
 
@@ -52,8 +52,8 @@ class Interval:
 
 
 class CachedQuery(Generic[T]):
-    """Runs a query, shares its answer among all callers, and keeps the answer for as long as `pace` says. Only one
-    query runs at a time.
+    """Runs a query, shares its answer among all callers, and reuses the answer for the time that `pace` computes. Only
+    one query runs at a time.
 
     A caller that is cancelled or times out does not cancel the query: other callers still need the answer, and a
     database driver may block until its server confirms a cancellation. While a query hangs, no second one is sent, and
@@ -144,7 +144,7 @@ class CachedQuery(Generic[T]):
 
 
 def _log_failure(query: asyncio.Task[T]) -> None:
-    """Log an unexpected error of a query. Reading the exception here also keeps asyncio from complaining if all callers
-    have left."""
+    """Log an unexpected error of a query. Reading the exception here also keeps asyncio from logging that it was never
+    retrieved if all callers have left."""
     if not query.cancelled() and (error := query.exception()) is not None and not isinstance(error, FairleadError):
         log.warning("a cached query failed", exc_info=error)

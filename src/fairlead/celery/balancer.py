@@ -1,4 +1,4 @@
-"""LoadBalancer, the public class, and its methods as functions of the module."""
+"""`LoadBalancer`, the public class, and functions of the module that call its methods."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class LoadBalancer:
     least load: the number of its pending and running tasks, which the balancer counts exactly, in Redis.
 
     `redis_url` is the Redis that holds the counts, by default the app's broker. `user_of` determines the user of a
-    call: the name of an argument, or a function of the task's name, arguments and keyword arguments. By default it is
-    an argument with a usual name, such as `user_id`. With None, calls have no users. ¶ Times are in seconds. A worker
-    that sends no heartbeat for `worker_ttl` counts as gone. Every `reconcile_every`, one of the workers reconciles: it
-    compares the counts with the broker and the workers, and repairs them (0: never).
+    call: the name of an argument, or a function of the task's name, arguments and keyword arguments. By default, the
+    user is an argument with a usual name, such as `user_id`. With None, calls have no users.
+
+    Times are in seconds. A worker that sends no heartbeat for `worker_ttl` counts as gone. Every `reconcile_every`, one
+    of the workers reconciles: it compares the counts with the broker and the workers, and repairs them. With 0, workers
+    never reconcile.
     """
 
     def __init__(
@@ -80,12 +82,12 @@ class LoadBalancer:
     # -- enqueueing ------------------------------------------------------------------------------------------------
 
     def enqueue_task_with_load_balancing(self, task: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Like `task.delay(*args, **kwargs)`, but always to a balanced queue, even if the task or a route declares
-        another queue."""
+        """Send a task like `task.delay(*args, **kwargs)`, but always to a balanced queue, even if the task or a route
+        declares another queue."""
         return self._publisher.enqueue(task, args, kwargs)
 
     def enqueue_task_to_user_queue(self, task: Any, user_id: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Like `task.delay(*args, **kwargs)`, but always to the same queue for the same user."""
+        """Send a task like `task.delay(*args, **kwargs)`, but always to the same queue for the same user."""
         queue = self._counts.names[queue_of_user(str(user_id), len(self._counts.names))]
         return task.apply_async(args=args, kwargs=kwargs, queue=queue)
 
@@ -116,8 +118,8 @@ class LoadBalancer:
         return self._counts.loads()[self._known(queue_name)]
 
     def reset_queue_counters(self, queue_name: str | None = None) -> None:
-        """Set the counters of a queue to zero. Later reconcile passes restore the numbers of tasks that are really
-        pending and running."""
+        """Set the counters of a queue, by default of all queues, to zero. Later reconcile passes restore the counts of
+        the tasks that really are pending or running."""
         self._counts.reset(self._counts.names if queue_name is None else [self._known(queue_name)])
 
     def increment_pending(self, queue_name: str) -> int:
@@ -182,7 +184,7 @@ class LoadBalancer:
         if _balancers.get(self.app) is not self:
             return
         conf = self.app.conf
-        # If no queues are declared, this is Celery's default queue, which must still be consumed.
+        # If the app declares no queues, `declared` is Celery's default queue, which workers must still consume.
         declared = self.app.amqp.Queues(conf.task_queues)
         ours = [Queue(name, routing_key=name) for name in self._counts.names if name not in declared]
         routes = [*_listed(conf.task_routes), self._publisher.route]
@@ -199,9 +201,8 @@ class LoadBalancer:
         return queue_name
 
     def _adjust_unless_counted(self, queue_name: str, state: State, by: int) -> int:
-        """Change a counter by hand, unless this process is running a task of the queue. In that case the caller is a
-        signal handler that was written before the balancer existed and counts tasks itself; the balancer has counted
-        the task already."""
+        """Change a counter by hand, and return its new value. Inside a task of the queue, only return the value: the
+        balancer has already counted the task, and the caller is an older signal handler that would count it twice."""
         task = self.app.current_worker_task
         if task is not None and (task.request.delivery_info or {}).get("routing_key") == queue_name:
             load = self.get_queue_load(queue_name)
@@ -221,9 +222,8 @@ def balancer_of(app: Any) -> LoadBalancer | None:
 
 
 def redis_of_counts(app: Any) -> str:
-    """Return the URL of the Redis that holds the counts of an app's balancer. If this process has a balancer with a
-    Redis of its own, it is that one; otherwise it is the app's broker. Raises `ConfigError` if the broker is not
-    Redis."""
+    """Return the URL of the Redis that holds the counts of an app's balancer: the `redis_url` of the app's balancer in
+    this process, if it has one, otherwise the broker. Raises `ConfigError` if the broker is not Redis."""
     balancer = balancer_of(app)
     return (balancer and balancer._redis_url) or redis_of_broker(app)
 
@@ -237,7 +237,7 @@ def default_balancer() -> LoadBalancer:
 
 # -- functions -------------------------------------------------------------------------------------------------------
 #
-# For code that has no reference to the balancer: they use the one created last.
+# For code that has no reference to a balancer: these functions use the balancer that was created last.
 
 
 def enqueue_task_with_load_balancing(task: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check(redis_url: Any, **settings: Any) -> None:
-    """Raise `ConfigError` with all problems of the arguments."""
+    """Raise a `ConfigError` that lists all invalid arguments."""
     problems = [
         f"{name}: should be {what}, not {settings[name]!r}"
         for name, (is_right, what) in _RULES.items()

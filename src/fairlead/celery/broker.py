@@ -101,8 +101,8 @@ class RedisBroker:
 
 @contextlib.contextmanager
 def opened(app: Any) -> Iterator[RedisBroker | None]:
-    """Open the broker for reading. Yields None if the broker cannot be read, because it is not Redis or kombu is not as
-    expected. Raises `Unavailable`."""
+    """Open the broker for reading. Yields None if the broker cannot be read, because it is not Redis or kombu's private
+    functions are not as expected. Raises `Unavailable`."""
     try:
         with app.connection_for_read() as connection:
             if connection.transport.driver_type != "redis":
@@ -120,14 +120,15 @@ def opened(app: Any) -> Iterator[RedisBroker | None]:
 
 def _parsed(texts: Iterable[bytes]) -> Iterator[Any]:
     for text in texts:
-        # Kombu cannot read such a message either: it is not a task.
+        # Skip messages that are not JSON: kombu cannot read them either, so they are not tasks.
         with contextlib.suppress(orjson.JSONDecodeError):
             yield orjson.loads(text)
 
 
 def _tickets_of(messages: Iterable[Any]) -> Iterator[str]:
     for message in messages:
-        # Messages of task protocol 1 have no headers: a retry looks like the first attempt.
+        # Messages of task protocol 1 have no headers. Their ticket is the task id, so a retry looks like the first
+        # attempt.
         ticket = ticket_of_headers(message.get("headers") or {}) or message["properties"].get("correlation_id")
         if ticket:
             yield ticket

@@ -54,7 +54,7 @@ def consumption_at(url: str) -> list[Consumption]:
 
 
 def advice(names: Sequence[str]) -> str:
-    """Return what to do about queues that no worker consumes, for a message."""
+    """Return the part of a message that says what to do about queues which no worker consumes."""
     return f"start workers without -Q, or one more with -Q {','.join(names)}"
 
 

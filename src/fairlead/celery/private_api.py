@@ -1,4 +1,4 @@
-"""Checks and patches of the private functions of Celery and kombu that the load balancer builds on.
+"""Checks and patches the private functions of Celery and kombu that the load balancer uses.
 
 Each use has a fallback that relies on public names only: if a release of Celery or kombu renames or changes a private
 function, publishing becomes slower and a warning is logged, but nothing breaks.
@@ -43,8 +43,8 @@ def _takes(function: Any, parameters: tuple[str, ...]) -> bool:
 
 
 def patch_once(owner: Any, name: str, replacement: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace the function `name` of a class by `replacement(function)`, unless this was done before. A patched
-    function is recognized by a marker. The marker is also visible on a wrapper that other code has put around it with
+    """Replace the function `name` of a class by `replacement(function)`, unless it is patched already. A patched
+    function is recognized by a marker, which is also visible on a wrapper that other code has put around it with
     `functools.wraps`."""
     original = getattr(owner, name)
     if not hasattr(original, _MARKER):

@@ -2,12 +2,12 @@
 
 Celery passes a router neither the task's id nor the outcome of the publish, so `app.send_task` is wrapped: the wrapper
 creates the task's id first, and releases the reservation if the publish raises. If the broker is the Redis that holds
-the counts, the script that sends the message also chooses its queue (`redis_publish.py`). Otherwise Redis chooses while
-Celery builds the message: the router sends the request, and `amqp.send_task_message`, which is wrapped too, reads the
-reply.
+the counts, the script that sends the message also chooses its queue (`redis_publish.py`). Otherwise Redis chooses the
+queue while Celery builds the message: the router sends the request to Redis, and a wrapper of `amqp.send_task_message`
+reads the reply.
 
-Celery sends the tasks of every group in `group._apply_tasks`, whichever app they belong to. That function is patched
-once per process, to reserve the queues of many tasks in one call; if it is not as expected, each task of a group
+Celery's `group._apply_tasks` sends the tasks of all groups, whichever app they belong to. This function is patched once
+per process, to reserve the queues of many tasks in one call. If its signature is not as expected, each task of a group
 reserves its queue by itself.
 """
 
@@ -43,7 +43,8 @@ BATCH = 1000
 _DESTINATION = ("queue", "exchange", "routing_key")
 _NO_INTERCEPTION = "a publish waits for its queue, and a task sent to a queue by name is counted when it starts"
 _OURS = {"queue": "?"}
-"""The router returns this while it is tested whether the balancer would choose the queue of a task."""
+"""The route that the router returns while `_would_choose` tests whether the balancer would choose the queue of a
+task."""
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Publisher:
         self._candidates = candidates
         self._users = users
         self._turn = itertools.count()
-        # Queues that are reserved before Celery calls the router: for tasks of groups, and for `enqueue`.
+        # Queues, by ticket, that are reserved before Celery calls the router: for tasks of groups, and for `enqueue`.
         self._ahead: dict[str, str] = {}
         self._send_message: Any = None
         self._script_publishing: bool | None = None if own_redis else False
@@ -168,8 +169,8 @@ class Publisher:
         return self._script_publishing
 
     def push(self, sending: Sending, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
-        """Choose the queue and send the message with one Lua script. If Redis is not available to the script, kombu's
-        transport sends the message."""
+        """Choose the queue and send the message with one Lua script. If the script cannot run because Redis is
+        unavailable, kombu's transport sends the message."""
         parts = split_at_queue(channel, message)
         try:
             if parts is None:
@@ -185,8 +186,8 @@ class Publisher:
         sending.published = True
 
     def _settle(self, sending: Sending) -> str | None:
-        """Read and return the queue that Redis chose. While Redis is not available, return the next queue in turn, and
-        do not count the task. Returns None if no choice was requested."""
+        """Read and return the queue that Redis chose. While Redis is not available, return the next queue (round
+        robin), and do not count the task. Returns None if no choice was requested."""
         reply, sending.reply = sending.reply, None
         if reply is None:
             return None
@@ -198,7 +199,8 @@ class Publisher:
             return self._next_among(sending.candidates)
 
     def route(self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
-        """The router that Celery calls, the last one in `task_routes`."""
+        """The last router in `task_routes`: return a balanced queue for a task, or a placeholder while Redis has not
+        chosen it yet. Returns None if the task already has a destination, or if it is not being sent."""
         if any(options.get(key) for key in _DESTINATION):
             return None
         if _asking.get():
@@ -225,7 +227,7 @@ class Publisher:
             return None
 
     def next_in_turn(self, name: str, args: Any, kwargs: Any) -> str:
-        """Return one of the candidate queues in turn, regardless of their loads."""
+        """Return the next of the candidate queues (round robin), regardless of their loads."""
         return self._next_among(self.candidates(name, args, kwargs))
 
     def _next_among(self, candidates: Sequence[int]) -> str:
@@ -251,8 +253,8 @@ class Publisher:
             self._release_unused([ticket])
 
     def _count_chosen(self, sending: Sending, routing_key: str | None) -> None:
-        """Count a task that goes to a balanced queue which the balancer did not choose, but the caller or another
-        route. Every retry is such a task."""
+        """Count a task that goes to a balanced queue which the caller or another route has chosen, not the balancer.
+        Every retry is such a task."""
         ahead = self._ahead.pop(sending.ticket, None)
         if ahead is not None and ahead != routing_key:
             self._release([(ahead, sending.ticket)])
@@ -263,7 +265,7 @@ class Publisher:
                 self._count(routing_key, sending)
             sending.queue = routing_key
         except Unavailable:
-            pass  # it is counted when it starts
+            pass  # the task is counted when it starts
 
     def _count(self, queue: str, sending: Sending) -> None:
         if sending.first:
@@ -274,7 +276,8 @@ class Publisher:
     # -- groups ----------------------------------------------------------------------------------------------------
 
     def spread(self, tasks: Iterable[Any], options: Mapping[str, Any], apply: Callable[..., Any]) -> Iterator[Any]:
-        """Apply the tasks of a group. The queues of a whole batch of tasks are reserved in one call."""
+        """Send the tasks of a group with `apply`, and yield its results. The queues of up to `BATCH` tasks are reserved
+        in one call."""
         ahead: list[str] = []
 
         def reserved() -> Iterator[Any]:
@@ -289,8 +292,8 @@ class Publisher:
             self._release_unused(ahead)
 
     def _reserve_ahead(self, signatures: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-        """Choose the queues for all tasks of a group before the group is sent, and count the tasks there, in one
-        request. Tasks of nested chains and groups get their queues when they are sent."""
+        """Choose the queues for the tasks of a group before they are sent, and count the tasks there, in one request.
+        Returns the tickets of these tasks. Tasks of nested chains and groups get their queues when they are sent."""
         if any(options.get(key) for key in _DESTINATION):
             return []
         calls: dict[str, tuple[int, ...]] = {}

@@ -1,7 +1,7 @@
-"""Compares the counts with what is in the broker and what live workers run, and repairs the differences.
+"""Compares the counts with the messages in the broker and the tasks that live workers run, and repairs the differences.
 
 Tasks keep moving while they are compared. So a difference is repaired only if it is seen twice, a moment apart, and the
-state of the task has not changed in between or until the repair.
+state of the task has not changed from then until the repair.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger("fairlead.celery")
 
 LOOK_AGAIN_S = 0.5
 DEEP = 10_000
-"""Length up to which a queue is always read. A longer queue is read only if its length clearly differs from its
-count."""
+"""Length up to which a queue is always read. A longer queue is read only if its length clearly differs from the number
+of tasks that are counted in it."""
 SLACK = 0.01
 
 KINDS: dict[tuple[str, str], str] = {
@@ -124,9 +124,10 @@ class Reconciler:
                 self._counts.leave(worker.name)
 
     def _differences(self, since: int = 0) -> set[Repair]:
-        """Find the tasks that are counted in the wrong state. A task is taken as running only if a heartbeat after
-        `since` reports it: an older heartbeat may be from before the end of the task."""
-        # Read in the order in which a task moves, so that it is seen at least once.
+        """Return the repairs of tasks that are counted in the wrong state. A task is moved to `running` only if a
+        heartbeat after `since` reports it, because the task may have ended since an older heartbeat."""
+        # Read in the order in which a task moves (counted, in the broker, in a worker), so that each task is seen at
+        # least once.
         now, names = self._counts.now(), self._counts.names
         entries = {queue: self._counts.entries(queue) for queue in names}
         with opened(self._app) as broker:
@@ -144,7 +145,7 @@ class Reconciler:
 
     def _waiting(self, broker: RedisBroker, entries: dict[str, dict[str, Entry]]) -> dict[str, set[str] | None]:
         """Return the tickets of the messages of each queue. The value is None for a queue that is too long to read and
-        whose length is close to its count."""
+        whose length is close to the number of tasks that are counted in it."""
         lengths = {queue: broker.length(queue) for queue in entries}
         read = {
             queue: broker.waiting(queue) for queue in entries if self._is_worth_reading(lengths[queue], entries[queue])

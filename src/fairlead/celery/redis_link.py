@@ -48,13 +48,13 @@ class RedisLink:
             return self.execute("EVAL", loaded.source, 0, *args)
 
     def start(self, name: str, *args: str | int | bytes, again: Callable[[], Any] | None = None) -> PendingReply:
-        """Start a script like `run`, but do not wait for the reply, so that the caller can work meanwhile. If no reply
-        arrives, `again` is called instead, by default `run`."""
+        """Start a script and return its pending reply, so that the caller can work meanwhile. If no reply arrives, the
+        result of `again` is used instead, by default that of `run`."""
         return self.send("EVALSHA", script(name, SCRIPTS).sha, 0, *args, again=again or (lambda: self.run(name, *args)))
 
     def send(self, *command: str | int | bytes, again: Callable[[], Any]) -> PendingReply:
-        """Send a command with as little overhead as possible, and return its pending reply. If no reply arrives,
-        `again` is called instead."""
+        """Send a command with as little overhead as possible, and return its pending reply. If no reply arrives, the
+        result of `again` is used instead."""
         if monotonic() < self._rests_until or self._outage.reason is not None:
             return PendingReply(self, None, again)
         client = self.client
@@ -62,7 +62,7 @@ class RedisLink:
         try:
             try:
                 connection = self._idle.pop()
-            except IndexError:  # not checked beforehand: another thread may take the last one
+            except IndexError:  # not checked beforehand, because another thread may take the last one
                 connection = client.connection_pool.get_connection()
             connection.send_packed_command(connection.pack_command(*command), check_health=False)
         except ERRORS:
@@ -98,7 +98,7 @@ class RedisLink:
             try:
                 answer = self.client.execute_command(*command)
             except LostConnection:
-                # The server has closed an idle connection. All scripts may run twice.
+                # The server has closed an idle connection. Every script tolerates being run twice.
                 answer = self.client.execute_command(*command)
         except NoScriptError:
             raise

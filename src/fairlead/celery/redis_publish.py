@@ -1,8 +1,9 @@
 """Chooses the queue and sends the message in one script, if the broker is the Redis that holds the counts.
 
 One script takes one round trip instead of two, and nothing has to be undone when it fails. Kombu's transport puts a
-message into its queue in `Channel._put`, which is patched once. If the name of the queue is needed earlier
-(`queue_is_observed`), the queue is reserved first. If anything about a message is unusual, kombu's transport sends it.
+message into its queue in `Channel._put`, which is patched once. If the name of the queue is needed before the message
+is sent (`queue_is_observed`), the queue is reserved first. If anything about a message is unusual, kombu's transport
+sends the message.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def queue_is_observed(app: Any) -> bool:
 
 
 def names_a_connection(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of a publish name a connection or a producer. The message must then be sent there."""
+    """Return whether the options of a publish name a connection or a producer. The message must then be sent with
+    it."""
     return any(options.get(key) for key in ("producer", "publisher", "connection"))
 
 

@@ -15,7 +15,7 @@ least_loaded."""
 DEFAULT_SHUFFLE_SIZE = 4
 
 Candidates = Callable[[str | None], tuple[int, ...]]
-"""The indices of a user's queues; empty for all queues."""
+"""A function that returns the indices of a user's candidate queues. Empty means all queues."""
 
 
 def candidates_of(strategy: Strategy, queues: int, shuffle_size: int) -> Candidates:
@@ -34,14 +34,14 @@ def candidates_of(strategy: Strategy, queues: int, shuffle_size: int) -> Candida
 
 
 def queue_of_user(user: str, queues: int) -> int:
-    """Return the queue of a user. It is the same in every process and every release, as long as the number of queues
-    does not change."""
+    """Return the index of a user's queue. It is the same in every process and every release, as long as the number of
+    queues does not change."""
     return _hash(user) % queues
 
 
 def hand_of_user(user: str, queues: int, size: int) -> tuple[int, ...]:
-    """Return the `size` queues of a user (shuffle sharding): two users rarely have exactly the same queues. Queues are
-    selected by a hash of user and queue, so adding a queue changes the selection of few users."""
+    """Return the indices of a user's `size` queues (shuffle sharding): two users rarely have exactly the same queues.
+    Queues are selected by a hash of user and queue, so adding a queue changes the selection of few users."""
     drawn = sorted(range(queues), key=lambda index: (_hash(f"{index}:{user}"), index))
     return tuple(sorted(drawn[:size]))
 

@@ -19,13 +19,12 @@ State = Literal["pending", "running"]
 STATES: tuple[State, ...] = ("pending", "running")
 MOST_QUEUES = 1000
 TTL_S = 7 * 24 * 3600
-"""Seconds after which keys expire in Redis, since their last change. Reconcile passes renew the keys of existing
-tasks."""
+"""Keys in Redis expire this many seconds after their last change. Reconcile passes renew the keys of existing tasks."""
 BALANCERS = "fairlead:celery:balancers"
 """A Redis hash with one field per balancer, named by the prefix of its queues. The value is JSON with the number of
 queues and the `worker_ttl`."""
 CREDIT_S = 3600
-"""Seconds after which counts by hand (`increment_pending`) expire, since the last such change."""
+"""Counts by hand (`increment_pending`) expire this many seconds after the last such count."""
 
 
 class Load(NamedTuple):
@@ -48,8 +47,8 @@ class Entry(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """A ticket that is counted in the wrong state: `was` is the counted state, `now` the right one. '' stands for a
-    task that is not counted, or must not be."""
+    """A ticket that is counted in the wrong state: `was` is the counted state, `now` the right one. '' means not
+    counted."""
 
     queue: str
     ticket: str
@@ -94,7 +93,7 @@ class TaskCounts:
 
     def reserve(self, calls: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
         """Choose the queue with the least load for each ticket, among the ticket's candidates, and count the ticket as
-        pending there. No candidates means all queues. All tickets take one call."""
+        pending there. No candidates means all queues. One call of Redis handles all tickets."""
         args = [word for ticket, indices in calls for word in (ticket, ",".join(map(str, indices)))]
         return [self.names[index] for index in self._run("reserve", len(self.names), *args)]
 
@@ -114,7 +113,7 @@ class TaskCounts:
         """Like `reserve` for one ticket, and also send its message to the chosen queue. `key` and `message` are each
         given as the parts before and after the queue's name, which the script inserts."""
         args = (*self._arguments(ticket, indices), *key, *message)
-        # If the reply is lost, the script may have run: the repeated one checks whether the message was sent.
+        # If the reply is lost, the script may have run, so the repeated script checks whether the message was sent.
         reply = self._link.start("push", *args, "", again=lambda: self._link.run("push", *args, "again"))
         return self.names[int(reply.answer())]
 
@@ -128,7 +127,7 @@ class TaskCounts:
         self._link.send("LPUSH", key, message, again=unknown).answer()
 
     def expect(self, queue: str, ticket: str) -> None:
-        """Count a pending task whose caller sends it to a queue by name."""
+        """Count a ticket as pending in a queue that the caller chose by name."""
         self._run("expect", queue, ticket)
 
     def place(self, state: State | Literal[""], tasks: Iterable[tuple[str, str]]) -> None:

@@ -12,7 +12,8 @@ from uuid import UUID
 log = logging.getLogger("fairlead.celery")
 
 UserOf = Callable[[str, Sequence[Any], Mapping[str, Any]], Any] | str
-"""A function of a task's name, arguments and keyword arguments, or the name of the argument that is the user."""
+"""The name of the argument that is the user, or a function that returns the user for a task's name, arguments and
+keyword arguments."""
 AUTO = "auto"
 """The default of `user_of`: the user is the first argument that has a value and one of the names in
 `USER_ARGUMENTS`."""
@@ -37,7 +38,7 @@ USER_ARGUMENTS = (
     "team_id",
 )
 HEADER = "fairlead_user"
-"""The message header with an inherited user. The tasks that this task sends inherit the user from it."""
+"""The message header that contains a task's inherited user. Tasks that this task sends inherit the user in turn."""
 _SEVERAL = ("celery.map", "celery.starmap")
 
 
@@ -69,8 +70,8 @@ class UserExtractor:
         return user
 
     def inherited(self, name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str | None:
-        """Return the user of the task that sends this call. Returns None if the call names a user itself, or if no task
-        sends it."""
+        """Return the user of the running task that sends this call. Returns None if the call itself names a user, or if
+        it is not sent by a task."""
         if not self._names or (parent := self._app.current_worker_task) is None:
             return None
         if self._named(name, args or (), kwargs or {}) is not None:
@@ -102,13 +103,13 @@ class UserExtractor:
         return next((user for user in map(_identity, values) if user is not None), None)
 
     def _positions_in(self, name: str) -> tuple[int, ...]:
-        """Return the indices of the positional arguments of a task that may name the user. Empty if the task is not
-        registered in this process."""
+        """Return the indices of the positional arguments of a task that may name the user. The result is empty if the
+        task is not registered in this process."""
         known = self._positions.get(name)
         if known is None:
             names = self._parameters(name)
             known = tuple(names.index(wanted) for wanted in self._names if wanted in names)
-            if names:  # a task without any may be registered later
+            if names:  # if there are none, the task may be registered later
                 self._positions[name] = known
         return known
 
@@ -157,7 +158,7 @@ def _first_of_several(
 
 def _identity(value: Any) -> str | None:
     """Return a text that identifies the user in an argument: the argument itself if it is an id or a name, or the id of
-    a record. None if there is none."""
+    a record. Returns None if the argument contains no id."""
     if isinstance(value, Mapping):
         value = value.get("id")
     elif not isinstance(value, (str, int, UUID)):

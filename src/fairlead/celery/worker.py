@@ -2,7 +2,8 @@
 and reconciles.
 
 When a task ends, Celery may fire several signals (`task_failure` and `task_postrun` for a failing task), in the child
-process or in the worker itself, or none at all. Setting a task to the same state twice changes nothing.
+process or in the worker itself, or none at all. Several signals do no harm, because setting a task to the same state
+twice changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class SignalHandlers:
         self._app = app
         self._counts = counts
         self._names = frozenset(counts.names)
-        # Used in the worker's main process: its `task_failure` for a lost child has no request.
+        # Requests by task id, for the worker's main process: the `task_failure` that it fires for a lost child has no
+        # request.
         self._received: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._handlers: dict[str, Callable[..., None]] = {
             "task_received": self._on_received,
@@ -101,13 +103,13 @@ class SignalHandlers:
     def _move(self, app: Any, state: State | Literal[""], location: Location | None) -> None:
         if location is None or app is not self._app:
             return
-        with contextlib.suppress(Unavailable):  # it is logged, and a reconcile pass repairs the count
+        with contextlib.suppress(Unavailable):  # the outage is logged, and a reconcile pass repairs the count
             self._counts.place(state, [location])
 
 
 class WorkerThreads:
     """Two threads of a worker. One sends heartbeats that list the tasks which the worker runs; the other reconciles the
-    counts in the periods in which this worker has the turn."""
+    counts whenever it is this worker's turn."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class WorkerThreads:
         self._stop.set()
 
     def _on_ready(self, sender: Any, **_: Any) -> None:
-        # Fires again whenever a lost connection to the broker is restored.
+        # Celery fires this signal again whenever a lost connection to the broker is restored.
         if sender.app is not self._app or any(thread.is_alive() for thread in self._threads):
             return
         self._consumer = sender

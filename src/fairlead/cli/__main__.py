@@ -1,4 +1,5 @@
-"""`python -m fairlead.cli`, for a virtual environment that was moved after its scripts were written."""
+"""Runs the `fairlead` command as `python -m fairlead.cli`. This works even in a virtual environment that was moved,
+where the `fairlead` script does not."""
 
 from fairlead.cli import main
 

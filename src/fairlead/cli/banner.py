@@ -1,4 +1,4 @@
-"""The first output of a process: what it runs, its backends, and its URLs."""
+"""The banner, which a process prints when it starts: its services, its backends and its URLs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NO_SERVICES = {
 
 
 def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[str, Any]:
-    """Return the fields of the banner, which `--json` prints as they are. `dispatcher` is null if another process
-    dispatches from its memory."""
+    """Return the fields of the banner; `--json` prints them unchanged. `dispatcher` is None if another process has the
+    in-memory dispatcher."""
     config, settings = app.config, app.settings
     pools = pools_of(roles, config)
     served = services_of(pools) if pools else None
@@ -83,8 +83,8 @@ def _where(service: ServiceConfig) -> str:
 
 
 def _shard(service: ServiceConfig) -> str:
-    """Return the name of a service's shard. For a service that is split between shards, return each shard with the
-    bands and the limit it has there: `redis_high high (2), redis_low medium+low (6)`."""
+    """Return the name of a service's shard. For a service that is split between shards, return the name, the bands and
+    the limit of each share: `redis_high high (2), redis_low medium+low (6)`."""
     if not service.shards:
         return service.shard or MAIN_SHARD
     return ", ".join(f"{name} {'+'.join(each.bands)} ({each.limit})" for name, each in service.shards.items())

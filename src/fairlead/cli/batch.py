@@ -1,4 +1,4 @@
-"""batch: many jobs as one, from a file with one item per line."""
+"""batch: submits and manages batches. The items of a batch are read from a file, one per line."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def retry(
     from_start: FromStart = False,
     json: Json = False,
 ) -> None:
-    """Retry every failed item, or one, after any error."""
+    """Retry every failed item, or only ITEM, after any error."""
     if item is None:
         body = {"from": "start" if from_start else "step"}
         _acted(gateway().post(f"{path_of(batch_id)}/retry", body), "retried", json=json)
@@ -232,7 +232,8 @@ def _write(pieces: Iterator[bytes], file: Any) -> None:
 
 
 def _waited(target: Gateway, batch_id: str, *, json: bool) -> Exit:
-    """Wait for a batch to end. Print its progress to stderr meanwhile, and the batch to stdout at the end."""
+    """Wait for a batch to end, and return the exit code. Prints progress to stderr meanwhile, and the batch to stdout
+    at the end."""
     shown = -1.0
     while True:
         state = target.get(path_of(batch_id), headers={"Prefer": f"wait={WAIT_AT_A_TIME}"})

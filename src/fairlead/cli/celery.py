@@ -1,4 +1,4 @@
-"""celery loads, reconcile, metrics: the queues of a Celery app that has a load balancer."""
+"""celery loads, reconcile, metrics: commands for the queues of a Celery app that has a load balancer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The client that commands use to call a gateway: `fairlead.Client` without retries, with every error converted to a
-`Failure`."""
+"""The client with which commands call a gateway: a `fairlead.Client` that does not retry, and whose errors are
+converted to `Failure`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def choose(url: str | None) -> None:
 
 
 class Gateway:
-    """A running gateway. The methods return the JSON of its HTTP API unchanged."""
+    """A running gateway. The methods send requests and return the JSON of the responses unchanged."""
 
     def __init__(self, url: str | None = None, key: str | None = None) -> None:
         with failures():
@@ -86,7 +86,7 @@ class Gateway:
         return self._send("DELETE", path)
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """Stream the body of a large response. If the response is interrupted, this raises an error: an incomplete body
+        """Stream the body of a large response. Raises a Failure if the response is interrupted, so an incomplete body
         never looks complete."""
         with failures():
             yield from self._client.download(path)

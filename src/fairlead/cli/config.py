@@ -74,15 +74,16 @@ def _read(app_path: str | None, file: Path | None) -> tuple[Settings | None, lis
 
 
 def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
-    """Check whether the admin key is too short. On a loopback address this is returned as a warning. On a public
-    address it is added to `problems`, since `up` and `api` refuse to listen with a short key there."""
+    """Check whether the admin key is too short. If the gateway listens on a loopback address, a short key is returned
+    as a warning. On a public address it is added to `problems`, since `up` and `api` refuse to listen there with a
+    short key."""
     server, problem = settings.config.server, admin_key_too_short(settings.admin_key)
     if problem is None:
         return []
     try:
         local = listen.is_local(server.host, server.port)
     except Failure:
-        return []  # the name of another machine, which reports it itself
+        return []  # `host` is the name of another machine, which reports the short key itself
     if local:
         return [problem]
     problems.append(problem)
@@ -90,8 +91,8 @@ def _of_the_key(settings: Settings, problems: list[str]) -> list[str]:
 
 
 def _for_turns(settings: Settings) -> list[str]:
-    """List the services that have no function, `url` or Celery task. They may be meant for turns, or their `url` may
-    have been forgotten."""
+    """Return a warning for each service that has no function, `url` or Celery task. It may be meant for turns, or its
+    `url` may have been forgotten."""
     source = settings.source or "the configuration"
     return [
         f"{source}: services.{name}: nothing executes it, so it is for turns only, and jobs for it are refused"
@@ -100,8 +101,8 @@ def _for_turns(settings: Settings) -> list[str]:
 
 
 def _unreachable_delays(settings: Settings) -> list[str]:
-    """List the services whose `backoff` has more delays than there can be retries. `max_attempts` includes the first
-    call, so three delays need `max_attempts = 4`."""
+    """Return a warning for each service whose `backoff` has more delays than there can be retries. `max_attempts`
+    includes the first call, so three delays need `max_attempts = 4`."""
     source = settings.source or "the configuration"
     return [
         f"{source}: services.{name}: backoff has {len(delays)} delays, but max_attempts = {service.max_attempts} makes "
@@ -129,8 +130,8 @@ def _s(count: int) -> str:
 
 
 def _toml(values: dict[str, Any], section: str = "") -> Iterator[str]:
-    """Return the lines of a `fairlead.toml` with these settings. Settings that come from outside the file, such as the
-    environment, are written first, as comments."""
+    """Yield the lines of a `fairlead.toml` with these settings. Settings that are not part of the file, such as the
+    database URL, come first, as comments."""
     if not section:
         for name in ("source", "database_url", "redis_url", "admin_key"):
             yield f"# {name}: {values.pop(name) or 'none'}"

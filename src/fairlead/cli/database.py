@@ -1,5 +1,5 @@
-"""keys, migrate: commands that work on the database itself. A gateway listens on public addresses only if there is a
-key, so the first key cannot come from a gateway."""
+"""keys, migrate: commands that access the database directly. `keys` does not call a gateway, because a gateway listens
+on a public address only once a key exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dead: the dead letter queue, jobs that have FAILED. For operators."""
+"""dead: commands of operators for dead letters, the jobs that are FAILED."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def requeue(
     """Requeue failed jobs, with all their attempts available again."""
     where = _filters(user, feature, service, error, like, retryable, since, until)
     body = {**_selection(job_ids, where, everything), "from_start": from_start}
-    # Ids are explicit; a filter may match more jobs than expected.
+    # Ids need no confirmation. A filter may match more jobs than expected.
     _act("requeue", body, ask=not job_ids and not yes, dry_run=dry_run, json=json)
 
 
@@ -171,7 +171,7 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
             raise Failure(f"this would {verb} jobs; pass --yes to confirm, or --dry-run to see how many", Exit.USAGE)
         preview = target.post(path, {**body, "dry_run": True})
         count = preview[f"{verb}d"]
-        if "until" in preview:  # jobs that fail after the question are left alone
+        if "until" in preview:  # exclude jobs that fail after the question
             body = {**{name: value for name, value in body.items() if name != "all"}, "until": preview["until"]}
         typer.confirm(f"{verb} {count} failed job{'s' if count != 1 else ''}?", abort=True, err=True)
     answer = target.post(path, {**body, "dry_run": dry_run})

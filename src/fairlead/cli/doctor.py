@@ -1,5 +1,5 @@
-"""doctor: shows problems, with evidence and the command that fixes each. The gateway runs the checks. If no gateway
-answers, or it refuses, the command runs the checks itself."""
+"""doctor: shows problems, with evidence and the command that fixes each. The gateway runs the checks. If the gateway
+does not answer or refuses the request, this process runs the checks."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _report(target: Gateway, app_path: str | None, config: Path | None) -> dict[
 
 
 async def _looked(app_path: str | None, config: Path | None) -> list[Finding]:
-    """Run the checks in this process, on what this machine can reach: the configuration, the database, and every
-    Redis."""
+    """Run the checks in this process. They cover what this machine can reach: the configuration, the database, and
+    every Redis."""
     from fairlead.app.fairlead import Fairlead
     from fairlead.cli.loading import load_app
     from fairlead.config import DEFAULT_DATABASE_URL, Settings
@@ -69,7 +69,7 @@ async def _looked(app_path: str | None, config: Path | None) -> list[Finding]:
     try:
         return await _examined(load_app(app_path, config))
     except ConfigError as error:
-        # The environment names the backends, which can be checked all the same.
+        # The environment names the backends, so these can be checked even if the configuration is invalid.
         url, redis_url = os.environ.get("DATABASE_URL"), os.environ.get("REDIS_URL")
         bare = Fairlead(Settings(Config(), url or DEFAULT_DATABASE_URL, redis_url=redis_url or None))
         report = await bare.doctor(outside=True)
@@ -90,7 +90,7 @@ async def _examined(app: Fairlead) -> list[Finding]:
             async with app:
                 return await app.doctor(outside=True)
     except FairleadError:
-        pass  # the findings include it
+        pass  # the findings include this error
     return await app.doctor(outside=True)
 
 

@@ -1,4 +1,4 @@
-"""watch: follows a job until it ends. Reads the events of the job and draws one live line."""
+"""watch: follows a job until it ends. Reads the events of the job and shows its progress as one live line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KNOWN = _STATUS_AFTER.keys() | {"STEP_COMPLETE", "JOB_PROMOTED"}
 
 
 def end_of(status: str) -> Exit:
-    """Return the exit code of a command that followed a job, for the last status of this job."""
+    """Return the exit code of a command that followed a job. `status` is the job's last status."""
     return ENDS.get(status, Exit.NOT_FINISHED)
 
 
@@ -72,7 +72,7 @@ class JobLine:
 
     @property
     def done(self) -> float:
-        """The progress of the job from 0 to 1; all steps count the same."""
+        """The progress of the job from 0 to 1. All steps have the same weight."""
         if self.status == "COMPLETED":
             return 1.0
         return min(1.0, (self.step + self.fraction) / max(1, self.total))
@@ -93,7 +93,7 @@ class JobLine:
             self._take_progress(event)
             return
         if kind in ("STEP_START", "STEP_COMPLETE", "WAITING") and isinstance(event.get("step"), int):
-            # Events count steps from 1; while one runs or waits, those before it are done.
+            # Events count steps from 1. While a step runs or waits, the steps before it are done.
             self.step, self.fraction = event["step"] - (kind != "STEP_COMPLETE"), 0.0
         self.detail = _detail(event)
 
@@ -185,7 +185,7 @@ def _events(target: Gateway, job_id: str, *, timeout: float) -> Iterator[dict[st
 
 
 class _NotedStream(Stream):
-    """A stream of events that prints a note when the connection is lost and is being restored."""
+    """A stream of events that prints a note whenever the connection is lost, before it reconnects."""
 
     def broke_off(self, error: Exception | None, url: str) -> float:
         pause = super().broke_off(error, url)
@@ -196,8 +196,8 @@ class _NotedStream(Stream):
 
 @contextmanager
 def _shown(line: JobLine, *, on_stderr: bool, quiet: bool) -> Iterator[Callable[[], None]]:
-    """Within this block, show the progress of the job: on a terminal as one line that is redrawn, otherwise as one line
-    per change."""
+    """Context manager that shows the progress of a job: on a terminal as one line that is redrawn, otherwise as one
+    line per change. Yields the function that shows the current progress."""
     console = stderr() if on_stderr else stdout()
     if quiet:
         yield lambda: None
@@ -225,7 +225,7 @@ def _shown(line: JobLine, *, on_stderr: bool, quiet: bool) -> Iterator[Callable[
 
 
 class _LineColumn(TextColumn):
-    """The column of rich's progress display that shows the `JobLine`. It is a `Text`, so that rich does not parse
+    """The column of rich's progress display that shows the `JobLine`. It renders a `Text`, so that rich does not parse
     values of the job as markup."""
 
     def __init__(self) -> None:

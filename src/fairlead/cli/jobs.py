@@ -127,7 +127,7 @@ def cancel(
         try:
             cancelled.append(job := target.post(f"{job_path(job_id)}/cancel"))
         except Failure as failure:
-            # Go on with the others, unless there is no connection.
+            # Continue with the other jobs, unless there is no connection.
             if failure.code is Exit.NO_CONNECTION:
                 raise
             refused.append({"job_id": job_id, "problem": failure.problem})
@@ -219,8 +219,8 @@ def _show_holders(details: dict[str, Any]) -> None:
 
 
 def _holder_row(holder: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the table row of a slot's holder. The row shows the deadline of the call where it is known. The expiry of
-    the lease would be misleading: a lease is renewed as long as its worker is alive."""
+    """Return the table row of a slot's holder. Its last column is the deadline of the call, if known, and not the
+    expiry of the lease: a lease is renewed as long as its worker is alive."""
     until = holder.get("ends_by") or holder["until"]
     return (
         holder["job_id"],
@@ -250,7 +250,7 @@ def show_job(job: dict[str, Any]) -> None:
 
 
 def hint_next(job: dict[str, Any]) -> None:
-    """Suggest the next command to run about a job that has failed or is waiting."""
+    """Suggest the next command for a job that has failed or is waiting."""
     job_id, status = job["job_id"], job["status"]
     if status == "FAILED":
         hint(f"run it again with: fairlead retry {job_id}")

@@ -1,5 +1,5 @@
-"""Binds the listening sockets of a process. This is done before anything else is opened, so that a busy port fails
-early."""
+"""Binds the listening sockets of a process. A process binds them before it opens anything else, so that it fails early
+if a port is in use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bind(host: str, port: int, *, has_key: bool, option: str = "--port") -> list
     sockets: list[socket.socket] = []
     try:
         for family, address in addresses:
-            # With port 0 the system picks one; all addresses then share it.
+            # With port 0 the system picks a port for the first address; the other addresses use the same port.
             number = sockets[0].getsockname()[1] if sockets and port == 0 else port
             sockets.append(_bound(family, (address[0], number, *address[2:])))
     except OSError as error:
@@ -76,7 +76,8 @@ def _bound(family: socket.AddressFamily, address: tuple[str | int, ...]) -> sock
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         opened.bind(address)
-        # Listen now, so that a second `up` fails here; early clients wait in the backlog.
+        # Listen now, so that a second `up` fails here. Clients that connect before the gateway is ready wait in the
+        # backlog.
         opened.listen(BACKLOG)
         opened.setblocking(False)
     except OSError:

@@ -19,7 +19,7 @@ from fairlead.domain.config import Config
 def load_app(app_path: str | None, config: Path | None) -> Fairlead:
     """Load the Fairlead object that `module:name` names or, without `module:name`, create one from the configuration
     alone."""
-    # Modules, also those of `function = "module:name"`, are imported from the working directory.
+    # All modules, including those of `function = "module:name"`, are imported from the working directory.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     if app_path is None:
@@ -35,7 +35,7 @@ def database_of(settings: Settings) -> Fairlead:
 
 
 def has_admin_key(settings: Settings) -> bool:
-    """Return whether there is an admin key. If the database does not exist yet, it is not created."""
+    """Return whether there is an admin key. Does not create the database if it does not exist yet."""
     if settings.admin_key is not None:
         return True
     if not settings.database_url.startswith(POSTGRES) and not Path(sqlite_options(settings.database_url).path).exists():

@@ -15,8 +15,8 @@ _NOISE = ("without completing handshake", "without completing response", "Invali
 
 
 class OneLine(logging.Formatter):
-    """Log formatter that escapes line breaks in messages, which may contain values of a job. Tracebacks keep their
-    lines. Keys, tickets and secrets in URLs are removed from every message."""
+    """Log formatter that escapes line breaks in messages, because a message may contain values of a job. Tracebacks
+    keep their line breaks. Keys, tickets and secrets in URLs are removed from everything."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(without_keys(super().format(record)))

@@ -216,8 +216,7 @@ def drain(
 
 
 def worker_rows(worker: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Return the table row of a process, followed by the rows of its worker pools (the workers that it runs side by
-    side)."""
+    """Yield the table row of a process, followed by one row for each of its worker pools."""
     yield _worker_row(worker)
     for pool in worker["pools"]:
         bands = ", ".join([*pool["bands"], *(f"in {region}" for region in pool["regions"] or ())])

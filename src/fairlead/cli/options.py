@@ -29,12 +29,12 @@ _PART = r"(\d+(?:\.\d+)?)(ms|[smhdw])"
 _DURATION = re.compile(rf"(?:{_PART})+")
 _LONGEST = timedelta.max.total_seconds() / 2
 COMPLETE_WITHIN_S = 0.8
-"""Timeout of a completion's call to the gateway. The shell blocks meanwhile, and a failure prints nothing."""
+"""Timeout of the request to the gateway that completes an argument. It is short because the shell blocks meanwhile."""
 
 
 def command(function: F) -> F:
-    """Mark a function as a command: its parameters are the options of the command. `root` registers all marked
-    functions."""
+    """Decorator that marks a function as a command, whose options are the function's parameters. `root` registers the
+    commands."""
     return function
 
 
@@ -64,7 +64,7 @@ def duration_or_forever(text: str) -> float:
 
 
 def past(text: str) -> str:
-    """Parse a time, or a duration that means how long ago. Returns the time as ISO 8601."""
+    """Parse a time, or a duration before now. Returns the time as ISO 8601."""
     ago = seconds_in(text)
     if ago is None or _is_date(text):
         return moment(text, OR_DURATION)
@@ -136,7 +136,7 @@ def _matching(names: Any, incomplete: str) -> list[str]:
 
 
 def _data(context: typer.Context, path: str, field: str = "data") -> list[dict[str, Any]]:
-    # Whatever fails here, a message in the middle of the user's input would be worse than no completion.
+    # Ignore all errors: a message in the middle of the user's input would be worse than no completion.
     with suppress(Exception):
         address = GatewayAddress.of(context.params.get("url"), None)
         with httpx2.Client(**{**address.options(__version__), "timeout": COMPLETE_WITHIN_S}) as client:
@@ -172,7 +172,7 @@ IdempotencyKey = Annotated[
     typer.Option("--idempotency-key", metavar="KEY", help="A repeated submit with this key creates nothing new."),
 ]
 OldIdempotencyKey = Annotated[str | None, typer.Option("--key", metavar="KEY", hidden=True)]
-"""The old name of `--idempotency-key`, used until 0.2. It was changed because it reads like an API key."""
+"""The name of `--idempotency-key` until 0.2. It was changed because `--key` reads like an API key."""
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of results.")]
 All = Annotated[bool, typer.Option("--all", help="All results, regardless of --limit.")]
 FromStart = Annotated[bool, typer.Option("--from-start", help="Run all steps again, not only from the failed one on.")]

@@ -37,7 +37,7 @@ def stderr() -> Console:
 
 
 def clean(value: Any, *, keep_lines: bool = False) -> str:
-    """Return text that is safe to print on a terminal: unprintable characters are escaped, for example as `\x1b`."""
+    """Return text that is safe to print on a terminal: unprintable characters are escaped, for example as `\\x1b`."""
     text = str(value)
     if text.isascii() and text.isprintable():
         return text
@@ -131,7 +131,7 @@ def _fit(
 
 
 def print_whole(*parts: Any) -> None:
-    """Print the parts in full, even where they are wider than the terminal, so that ids and URLs can be copied."""
+    """Print the parts in full, even if they are wider than the terminal, so that ids and URLs can be copied."""
     console = stdout()
     widest = console.options.update(max_width=WIDEST)
     needed = max(Measurement.get(console, widest, part).maximum for part in parts)
@@ -206,7 +206,7 @@ def _fitted(parts: Sequence[Any]) -> Group:
 
 
 def passing(failure: Failure) -> Text:
-    """Return the text to show while the gateway cannot be reached temporarily. Any other failure is raised again."""
+    """Return the text to show after a temporary failure of the gateway. Any other failure is raised again."""
     if failure.code is not Exit.NO_CONNECTION and failure.problem.get("status") not in PASSING:
         raise failure
     return safe(f"trying again: {failure.message}", "red")

@@ -217,7 +217,7 @@ def run(
     *,
     json: bool,
 ) -> None:
-    """Run the process and exit."""
+    """Print the banner, run the process until it stops, and exit."""
     from fairlead.cli import banner, serve
 
     metrics = metrics or []
@@ -227,7 +227,7 @@ def run(
 
     async def show() -> None:
         if sockets and not fields["key_needed"]:
-            with suppress(Unavailable):  # the process starts all the same
+            with suppress(Unavailable):  # the process starts even if the database is unavailable
                 fields["key_needed"] = bool(await app.keys())
         banner.show(fields, json=json)
 

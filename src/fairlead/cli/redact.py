@@ -18,14 +18,14 @@ def without_keys(text: str) -> str:
 def without_secrets(url: str) -> str:
     """Return the URL without its password and without the values in its query string, which may be tokens."""
     if url.startswith("sqlite:"):
-        # A file: no password, and no secrets in the query.
+        # The URL of a file contains no password and no secrets in its query.
         return url
     try:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
     if "@" in parts.path and not parts.scheme.startswith("http"):
-        # An unescaped / in the password: the rest is not a path.
+        # The password contains an unescaped /, so the path has the rest of the password.
         return HIDDEN
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user:

@@ -83,7 +83,7 @@ def root(
 def run() -> int:
     """Run a command and return its exit code. Expected errors are printed as one line of text; a traceback is printed
     only for a bug."""
-    # Not from the parsed options: parsing them may be what failed.
+    # Search the raw arguments: an error may have occurred while the options were parsed.
     as_json = "--json" in sys.argv
     try:
         app(prog_name="fairlead")

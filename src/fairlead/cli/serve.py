@@ -1,8 +1,8 @@
-"""Runs a process until a signal arrives. Its roles and, if it listens, the gateway share one event loop.
+"""Runs a process until a signal arrives. All roles of the process, including the gateway, share one event loop.
 
 The first signal starts the drain: the worker claims no more jobs, and running calls finish or, after `drain_timeout`,
 are released. The gateway answers requests meanwhile. Then the process exits. A second signal makes the process exit at
-once. No accepted job is lost then: the next start, or another process, recovers it.
+once. No accepted job is lost even then: another process, or this one after a restart, recovers its jobs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairlead.store.sqlite.gil import shorten_switch_interval
 
 log = logging.getLogger("fairlead.process")
 
-# Requests and streams that are still open then are cut off.
+# Requests and streams that are open for longer after the drain are cut off.
 CLOSE_STREAMS_AFTER_S = 1
 LEAVE_AFTER_S = 3
 LOOK_EVERY_S = 1.0
@@ -63,7 +63,7 @@ def run(
     shorten_switch_interval()  # nothing else runs in this process
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(_serve(app, roles, sockets, metrics, on_up))
-        # The runner waits for every task, and a handler that ignores its cancellation never ends.
+        # The runner waits for every task, and the task of a handler that ignores its cancellation never ends.
         last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (code,))
         last_resort.daemon = True
         last_resort.start()
@@ -107,7 +107,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _serving_metrics(app: Fairlead, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """Within this block, serve metrics. The block includes the drain."""
+    """Context manager that serves metrics until the block ends. The drain is part of the block."""
     if not sockets:
         yield
         return
@@ -159,7 +159,7 @@ async def _drain(app: Fairlead) -> None:
 def _uvicorn_config(application: ASGIApp, server: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        # The app outlives the server, which must not start and stop it.
+        # The server must not start and stop the app, which lives longer than the server.
         lifespan="off",
         log_config=None,
         # The gateway logs each request itself.

@@ -96,8 +96,8 @@ def _manager_line(manager: dict[str, Any]) -> str:
 
 
 def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bool) -> str:
-    """Describe one region of a service in one line. `partly` is set if only some regions of the service count toward
-    its pool; the line then names the pool."""
+    """Describe one region of a service in one line. `partly` is true if only some regions of the service count toward a
+    pool; the line then names the region's pool."""
     waiting, breaker = there["waiting"], there["breaker"]
     parts = [f"{known(there['running'])}/{there['limit']} slots in use"]
     if there.get("pool") and partly:
@@ -107,7 +107,7 @@ def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bo
     if there["latency"] is not None:
         parts.append(f"calls take {seconds(there['latency'])}")
     if breaker is None:
-        pass  # unknown at the moment, which is reported below
+        pass  # the state is unknown, which is reported below
     elif breaker["state"] == "resting":
         parts.append(f"rests until {breaker['resting_until']} after {breaker['failures']} failures")
     elif breaker["state"] == "probing":

@@ -49,7 +49,7 @@ def with_wait_value(args: list[str]) -> list[str]:
 
 
 def _is_wait(text: str) -> bool:
-    # A negative number is a mistake in the value, and not the name of a feature.
+    # A negative number is a wrong value of --wait, not the name of a feature.
     return seconds_in(text.removeprefix("-")) is not None
 
 
@@ -153,8 +153,8 @@ def submit(
 
 
 def _waited(job_id: str, wait: float, *, json: bool) -> Exit:
-    """Follow the job until it ends or `wait` seconds have passed, with its progress on stderr. Print the job to stdout
-    then, and return the exit code for its status."""
+    """Follow the job until it ends or `wait` seconds have passed, with its progress on stderr. Then print the job to
+    stdout, and return the exit code for its status."""
     if not json:
         note(f"{job_id}  submitted", style="dim")
     target = gateway()
@@ -176,8 +176,8 @@ def _waited(job_id: str, wait: float, *, json: bool) -> Exit:
 
 
 def input_data(text: str | None, option: str | None, file: str | None, params: list[str]) -> dict[str, Any]:
-    """Return the input of a job: the JSON object from the argument, `--input` or `--file`, with the keys from `--param`
-    added. Only one of the three may be used."""
+    """Return the input of a job: the JSON object from the argument, `--input` or `--file`, of which only one may be
+    used, with the keys from `--param` added."""
     sources = [
         (value, name) for value, name in ((text, "JSON"), (option, "--input"), (file, "--file")) if value is not None
     ]

@@ -1,4 +1,4 @@
-"""turn: run a command while holding a slot, as flock does with a lock."""
+"""turn: runs a command while holding a slot, as flock(1) does with a lock."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 class TurnCommand(TyperCommand):
     """The command class of `turn`. It accepts the options of `turn` before the service and directly after it. The first
-    argument after these options starts the command to run; a `--` may stand before it. Options after that belong to the
-    command to run."""
+    argument after these options, or after `--`, is the command to run. All later options belong to that command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = ("--json", "--help", "-h")
@@ -60,7 +59,7 @@ def options_first(args: list[str], valued: Collection[str]) -> list[str]:
 
 
 class _Failed(Exception):
-    """Raised inside the turn when the command has failed, so that the turn ends as failed. Has the exit code of the
+    """Raised inside the turn if the command fails, so that the turn ends as failed. `code` is the exit code of the
     command."""
 
     def __init__(self, code: int) -> None:
@@ -126,7 +125,8 @@ def _run(command: list[str], held: ClientTurn) -> int:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise Failure(f"{command[0]} cannot be run: {error.strerror or error}", Exit.USAGE) from None
-    # The terminal sends an interrupt to the command too; other signals are forwarded. Either way it ends first.
+    # The terminal sends an interrupt to the command too; other signals are forwarded to it. Either way, the command
+    # ends before this process.
     ends = dict.fromkeys(ENDS, lambda number, frame: process.send_signal(number))
     with _handled({**ends, signal.SIGINT: lambda number, frame: None}):
         while True:

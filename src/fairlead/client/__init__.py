@@ -6,8 +6,8 @@
             print(event["type"], event["message"])
         print(job.result(timeout=60))
 
-`AsyncClient` has the same methods to await. Calls that fail temporarily are retried; a submit carries an idempotency
-key, so that a retry does not create a second job. Calls raise the exceptions of `fairlead.errors`.
+`AsyncClient` has the same methods in asynchronous form. Calls that fail temporarily are retried. A submit carries an
+idempotency key, so that a retry does not create a second job. Calls raise the exceptions of `fairlead.errors`.
 """
 
 from fairlead.client.async_turn import AsyncTurn

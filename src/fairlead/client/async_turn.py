@@ -1,5 +1,4 @@
-"""`AsyncTurn`: waits for a slot and holds it for the length of an `async with` block. A task renews the slot
-meanwhile."""
+"""`AsyncTurn`: waits for a slot, and holds it until the `async with` block ends. A task renews the slot meanwhile."""
 
 from __future__ import annotations
 
@@ -113,7 +112,7 @@ class AsyncTurn(OpenTurn):
             raise lost(self.id) from error
 
     async def _leave(self, call: ApiCall[TurnState]) -> None:
-        """Send the last call of the turn, and ignore its errors: an error of the block matters more, and the gateway
-        notices by itself that a caller has gone silent."""
+        """Send the last request of the turn, and ignore its errors. An exception from the block matters more, and the
+        gateway notices by itself that the caller no longer sends requests."""
         with contextlib.suppress(FairleadError):
             await asyncio.shield(self._client._do(call, 0.0))

@@ -132,11 +132,11 @@ class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
         return await self._do(calls.why(job_id))
 
     async def wait(self, job_id: str, timeout: float | None = None) -> JobView:
-        """Wait until the job has ended or `timeout` seconds have passed, and return it."""
+        """Wait until the job has ended or `timeout` seconds have passed, and return the job."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
-            # An unreachable gateway may be back in time.
+            # Retry until the timeout: an unreachable gateway may be back in time.
             patience = self._patience if until is None else left
             job = await self._do(calls.get(job_id, min(LONGEST_WAIT, round(left))), patience)
             if job.status.finished or (until is not None and time.monotonic() >= until):
@@ -145,8 +145,8 @@ class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
                 await asyncio.sleep(min(0.1, left))
 
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield a snapshot of the job, and then its events until it ends. If the stream is interrupted, it is resumed
-        with a new snapshot."""
+        """Yield a snapshot of the job, and then its events until it ends. If the connection is lost, the client
+        reconnects, and yields a new snapshot first."""
         async for event in self.read_events(Stream(calls.events_of(job_id), self._patience)):
             yield event
 

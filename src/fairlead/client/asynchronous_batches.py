@@ -64,7 +64,7 @@ class AsyncBatchCalls(ABC):
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONGEST_WAIT if until is None else max(0.0, until - time.monotonic())
-            # An unreachable gateway may be back in time.
+            # Retry until the timeout: an unreachable gateway may be back in time.
             patience = self._patience if until is None else left
             batch = await self._do(batch_calls.get_batch(batch_id, min(LONGEST_WAIT, round(left))), patience)
             if batch.finished or (until is not None and time.monotonic() >= until):

@@ -36,17 +36,17 @@ class AsyncTurnCalls(ABC):
         priority: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncTurn:
-        """Wait for a slot of the service, and hold it for the length of the `with` block. `on_position` is called with
-        the position in the queue whenever it changes. Raises TurnTimeout after `wait_timeout` seconds of waiting, and
-        TurnEnded if the turn ends in another way before it gets the slot. When the slot is lost, `lost` is set, and the
-        block raises TurnLost at its end: an asynchronous block is cancelled at once, while the code of a synchronous
-        block has to stop by itself."""
+        """Return a turn for a `with` block: it waits for a slot of the service, and holds the slot until the block
+        ends. `on_position` is called with the position in the queue whenever it changes. Raises TurnTimeout after
+        `wait_timeout` seconds of waiting, and TurnEnded if the turn ends in another way before it gets the slot. If the
+        slot is lost, `lost` is set. An asynchronous block is then cancelled at once; the code in a synchronous block
+        has to stop by itself. Either way, TurnLost is raised at the end of the block."""
         request = turn_calls.request_of(service, user_id, wait_timeout, priority, metadata)
         return AsyncTurn(self, request, on_position)
 
     async def get_turn(self, turn_id: str) -> TurnState:
-        """Return the state of a turn. This request does not count as a sign of life of the turn's caller, and does not
-        take the slot."""
+        """Return the state of a turn. Unlike a request of the turn's caller, this request neither keeps the turn alive
+        nor takes the slot."""
         return await self._do(turn_calls.get_turn(turn_id))
 
     async def cancel_turn(self, turn_id: str) -> TurnState:

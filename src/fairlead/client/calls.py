@@ -1,4 +1,4 @@
-"""Builds the request of every call and parses its response. Both clients send these requests; nothing in this module
+"""Builds the requests of both clients and parses the responses. The clients send the requests; nothing in this module
 does I/O."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.errors import InvalidInput, WrongState
 JOBS = "/api/v1/jobs"
 JSON = {"Content-Type": "application/json"}
 LONGEST_WAIT = 30
-"""Seconds that one request waits for the end of a job. Proxies cut requests that take longer."""
+"""Maximum number of seconds that one request waits for the end of a job, because proxies cut off long requests."""
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 class ApiCall(Generic[T]):
     """One request, and the function that parses its response (`read`).
 
-    `again`: the request may be sent again, even if the gateway may have processed it already. `if_late`: if a repeated
-    request is refused because the job is in this status, an earlier attempt has succeeded, and only its response was
-    lost. `instead` is then called to get that response.
+    `again`: it is safe to send the request again, even if the gateway may already have processed it. `if_late`: if a
+    repeated request is refused because the job is in this status, an earlier attempt has succeeded, and only its
+    response was lost. The client then sends `instead` to get the response.
     """
 
     method: str
@@ -81,8 +81,8 @@ def submit_many(submissions: Sequence[Submission], key: str | None) -> ApiCall[l
 
 
 def infer(model: str, options: Mapping[str, Any], timeout: float, key: str | None) -> ApiCall[Inference | Submitted]:
-    """Build the call of a model. Its result is `Submitted` if the job has not ended within the timeout. The timeout of
-    one request is bounded, because proxies cut long requests."""
+    """Build the call of a model. Its result is `Submitted` if the job has not ended within the timeout, which is at
+    most `LONGEST_WAIT` for one request."""
     fields = {name: value for name, value in options.items() if value is not None}
     body = json_of({"model": model, **fields, "timeout": min(timeout, LONGEST_WAIT)})
     return ApiCall("POST", "/inference", _inferred, body=body, headers=with_body(key))

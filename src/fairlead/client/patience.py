@@ -35,8 +35,8 @@ class Pauses:
 
 
 class Patience:
-    """The attempts of one call. Its methods return, for a failed attempt, the exception and the seconds to wait before
-    the next attempt; None means that the call must not be repeated."""
+    """The attempts of one call. `of_refusal` and `of_failure` take a failed attempt, and return its exception and the
+    seconds to wait before the next attempt. None instead of the seconds means that the call must not be repeated."""
 
     def __init__(self, call: ApiCall[Any], patience: float) -> None:
         self._call = call

@@ -38,8 +38,8 @@ class BatchResults:
         return items
 
     def refused(self, response: httpx2.Response) -> float:
-        """Return the seconds to wait before the next attempt after an error response. Raises its exception if the error
-        is not temporary, or if `patience` is used up."""
+        """Return the seconds to wait before the next attempt after an error response. Raises the exception for the
+        response if the error is not temporary, or if `patience` is used up."""
         pause = self._pauses.next(retry_after(response)) if response.status_code in PASSING else None
         if pause is None:
             raise of_response(response)

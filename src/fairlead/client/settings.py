@@ -17,8 +17,8 @@ URL_VARIABLE = "FAIRLEAD_URL"
 KEY_VARIABLE = "FAIRLEAD_API_KEY"
 CONNECT_TIMEOUT = 5.0
 READ_TIMEOUT = 60.0
-"""Seconds without data after which a request fails. The gateway never takes so long: streams have heartbeats, and waits
-are shorter."""
+"""Seconds without data after which a request fails. A working gateway never takes so long: streams have heartbeats, and
+waits are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class GatewayAddress:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def options(self, version: str) -> dict[str, Any]:
-        """Return the options with which httpx2's clients are created."""
+        """Return the keyword arguments for the clients of httpx2."""
         headers = {"User-Agent": f"fairlead/{version}", "Accept": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"

@@ -16,8 +16,8 @@ MAX_EVENT = 64 << 20
 
 
 class Stream:
-    """The state of reading an event stream. `ended` is True after the last event. Raises after `patience` seconds
-    without an event."""
+    """The state of reading an event stream. `ended` is True after the last event. After `patience` seconds without an
+    event, the attempts to reconnect end with an exception."""
 
     def __init__(self, path: str, patience: float) -> None:
         self.path = path
@@ -38,8 +38,8 @@ class Stream:
         return event["type"] in TERMINAL or (event["type"] == SNAPSHOT and event["job"]["status"] in FINISHED)
 
     def refused(self, response: httpx2.Response) -> float:
-        """Return the seconds to wait before the next attempt after an error response. Raises its exception if the error
-        is not temporary, or if `patience` is used up."""
+        """Return the seconds to wait before the next attempt after an error response. Raises the exception for the
+        response if the error is not temporary, or if `patience` is used up."""
         passing = response.status_code in PASSING
         pause = self._pauses.next(retry_after(response)) if passing else None
         if pause is None:

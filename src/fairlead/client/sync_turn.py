@@ -1,4 +1,4 @@
-"""`ClientTurn`: waits for a slot and holds it for the length of a `with` block. A thread renews the slot meanwhile."""
+"""`ClientTurn`: waits for a slot, and holds it until the `with` block ends. A thread renews the slot meanwhile."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ClientTurn(OpenTurn):
             raise lost(self.id) from error
 
     def _leave(self, call: ApiCall[TurnState]) -> None:
-        """Send the last call of the turn, and ignore its errors: an error of the block matters more, and the gateway
-        notices by itself that a caller has gone silent."""
+        """Send the last request of the turn, and ignore its errors. An exception from the block matters more, and the
+        gateway notices by itself that the caller no longer sends requests."""
         with contextlib.suppress(FairleadError):
             self._client._do(call, 0.0)

@@ -20,8 +20,8 @@ TURNS = "/api/v1/turns"
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """A turn as the gateway returns it: in the status PENDING it waits, in RUNNING it holds the slot. While it waits,
-    its caller must contact the gateway every `heartbeat` seconds; while it holds the slot, every `lease_ttl`
+    """A turn as the gateway returns it. A PENDING turn waits, a RUNNING turn holds the slot. The caller of a waiting
+    turn must contact the gateway every `heartbeat` seconds; the caller that holds the slot, every `lease_ttl`
     seconds."""
 
     turn_id: str
@@ -66,13 +66,13 @@ def request_of(
 
 def open_turn(request: Mapping[str, Any]) -> ApiCall[TurnState]:
     """Build the request that opens a turn. If the response is lost, the request is repeated with the same idempotency
-    key, so the caller waits in the queue only once."""
+    key, so no second turn is created."""
     return ApiCall("POST", TURNS, _turn, body=json_of(request), headers=with_body(None))
 
 
 def get_turn(turn_id: str, wait: int | None = None) -> ApiCall[TurnState]:
-    """Build the request that reads a turn. With `wait`, the gateway answers after at most this many seconds, when the
-    turn has its slot or has ended; the request then also counts as a heartbeat of the turn's caller."""
+    """Build the request that reads a turn. With `wait`, the gateway answers as soon as the turn has its slot or has
+    ended, or after this many seconds; the request then also counts as a heartbeat of the turn's caller."""
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
     return ApiCall("GET", path_of(turn_id), _turn, headers=headers)
 

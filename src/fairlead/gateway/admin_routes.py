@@ -35,8 +35,8 @@ ONE_SERVICE = (InvalidInput, NotFound)
 router = APIRouter(prefix="/admin", tags=["operations"])
 DEAD = "/admin/queue-dead"
 RESOLUTION_S = 0.001
-"""Resolution of timestamps in JSON, in seconds. Adding it to the current time gives an `until` that includes a job
-which failed just now."""
+"""Resolution of timestamps in JSON, in seconds. A dry run adds it to the current time to get its `until`: this limit is
+exclusive, and a job that failed just now must be included."""
 
 dead_router = APIRouter(prefix=DEAD, tags=["operations"])
 keys_router = APIRouter(tags=["keys"])
@@ -172,7 +172,7 @@ async def requeue_dead(request: Request) -> Response:
     responses=documented(200, models_admin.Purged, "The number of jobs.", *WITH_BODY),
 )
 async def purge_dead(request: Request, query: Annotated[models_admin.PurgeQuery, Query()]) -> Response:
-    # A body with a type but without content was lost on the way: its filters must not turn into "all".
+    # A Content-Type without content means that the body was lost on the way. Its lost filters must not turn into "all".
     everything = "content-type" not in request.headers if query.all is None else query.all == "true"
     command = await read_model(request, models_admin.PurgeRequest, empty={"all": everything})
     if query.all == "true" and not command.all:
@@ -188,14 +188,14 @@ async def purge_dead(request: Request, query: Annotated[models_admin.PurgeQuery,
 
 
 async def _missing(app: Fairlead, job_ids: Sequence[str] | None) -> dict[str, list[str]]:
-    """Return which of the requested ids are not dead letters. Call this before the requeue or purge: afterwards the
-    jobs are no longer dead letters."""
+    """Return the ids among `job_ids` that are not dead letters, as a field of the response. Call this before the
+    requeue or purge, because afterwards none of the jobs is a dead letter."""
     return {} if job_ids is None else {"missing": await app.not_dead(job_ids)}
 
 
 def _so_far(app: Fairlead, selection: dict[str, Any]) -> dict[str, Any]:
-    """Restrict a dry run to jobs that have failed by now: add the current time to the filters as `until`. If the
-    requeue or purge that follows repeats this `until`, it selects the same jobs."""
+    """Return the selection of a dry run, restricted to jobs that have failed by now: the current time is added as
+    `until`. A requeue or purge that repeats this `until` selects the same jobs."""
     if selection["job_ids"] is not None or selection["until"] is not None:
         return selection
     return {**selection, "all": False, "until": iso(app.now() + RESOLUTION_S)}

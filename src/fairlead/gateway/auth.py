@@ -149,7 +149,7 @@ class Guard:
                     params,
                 )
             if match is Match.PARTIAL and all(rule_of(each, path) is Access.OPEN for each in methods):
-                # A caller that may use the path may learn its methods.
+                # Every method of this path is open to everyone, so the response may list its methods.
                 other_method = Target(Access.OPEN, stream=False, lasts=Lasts.NEVER, read_only=True, params={})
         return other_method
 
@@ -159,14 +159,15 @@ class Guard:
         headers = headers_of(scope)
         self._refuse_key_in_url(scope)
         if target is not None and target.access is Access.OPEN:
-            # Probes do not wait for the database. Without keys they too are limited to this machine.
+            # Open routes, such as probes, do not wait for the database. While there are no keys, they too are limited
+            # to this machine.
             if self._admin_key is None and self.key_cache.empty:
                 self._origins.check_keyless(scope, headers)
             return None
         if self._admin_key is None and self.key_cache.old:
             await self.key_cache.renew()
-        # A key is checked even while the cache is empty: a user's key must not count as keyless, which may do
-        # everything.
+        # A key is checked even while the cache is empty. Otherwise a new user's key would count as keyless, and could
+        # do everything.
         if self._admin_key is None and self.key_cache.empty and b"fl_" not in headers.get(b"authorization", b""):
             self._origins.check_keyless(scope, headers)
             caller = KEYLESS
@@ -213,7 +214,7 @@ class Guard:
     async def _of_key(self, authorization: bytes) -> Caller:
         scheme, _, key = authorization.partition(b" ")
         text = key.strip()
-        # compare_digest comes first: the time of the check must not depend on the key.
+        # compare_digest comes first, so that the duration of the check does not depend on the key.
         if self._admin_key is not None and compare_digest(text, self._admin_key) and scheme.lower() == b"bearer":
             return ENVIRONMENT
         if scheme.lower() == b"bearer":
@@ -315,7 +316,7 @@ def _check_role(caller: Caller, target: Target) -> None:
 
 
 def _ends_with_key(target: Target, scope: Scope) -> bool:
-    """Return whether a running request must be ended as soon as its key is revoked. See `Lasts`."""
+    """Return whether this request must be ended when its key is revoked. See `Lasts`."""
     if target.lasts is Lasts.IF_PREFERRED:
         return b"prefer" in headers_of(scope)
     return target.lasts is Lasts.ALWAYS
@@ -327,11 +328,11 @@ def guard_of(connection: HTTPConnection) -> Guard:
 
 
 def grant_of(caller: Caller, user_id: str | None) -> str:
-    """Return the grant of a ticket, which is stored with the ticket: the id of the caller's key, followed by `:` and a
-    user if the ticket is restricted to one user.
+    """Return the text that is stored with a ticket and identifies its caller: the id of the caller's key, followed by
+    `:` and a user id if the ticket is restricted to one user.
 
-    While there are no keys, the caller's name takes the place of the key id. It matches no key, so the ticket is no
-    longer valid once a key exists.
+    While there are no keys, the caller's name is stored instead of a key id. The name matches no key, so the ticket is
+    no longer valid once a key exists.
     """
     key_id = caller.key_id or caller.name
     return key_id if user_id is None else f"{key_id}:{user_id}"

@@ -28,7 +28,7 @@ from fairlead.gateway.responses import END, HEARTBEAT_S, SseStream, fairlead_of,
 BATCHES = "/api/v1/batches"
 ONE_BATCH = ONE_JOB
 PIECE = 64 * 1024
-"""Minimum bytes of results per chunk, except for the last."""
+"""Minimum size of a chunk of results in bytes. Only the last chunk may be smaller."""
 
 router = APIRouter(prefix=BATCHES, tags=["batches"])
 
@@ -275,9 +275,9 @@ async def retry_batch(request: Request, batch_id: UUID) -> Response:
 
 
 async def _revived(request: Request, batch_id: str, verb: str, revive: Callable[[], Awaitable[int]]) -> Response:
-    """Queue the failed items of a batch again, within the user's rate limit. The number of queued items is known only
-    afterwards: count all failed items first, and then give back those that were not queued. A request that queues no
-    item counts as one job."""
+    """Call `revive`, which queues failed items of a batch again, within the user's rate limit. The number of queued
+    items is known only afterwards, so all failed items are counted first, and the count of those that were not queued
+    is undone. A request that queues no item counts as one job."""
     batch = await fairlead_of(request).get_batch(batch_id)
     failed = max(1, batch.counts.get(JobStatus.FAILED, 0))
     headers, revived = count_jobs(request, batch.user_id, failed), 1

@@ -1,12 +1,13 @@
-"""Connections: limits on their number and their time, and a transport that sends a response in one packet and does not
-reset a connection whose client is still sending.
+"""Limits on the number and the duration of connections, and a transport that sends a response in one packet and does
+not reset a connection whose client is still sending.
 
-A timer per request would cost more than the request. Instead one timer checks all connections about once a second, and
-closes the connections without progress: incomplete heads, responses that are not read, refused bodies that do not end.
+A timer per request would cost more than the request. Instead, one timer checks all connections about once a second, and
+closes those without progress: the request head stays incomplete, the client does not read the response, or a refused
+body does not end.
 
-Uvicorn writes the head and the body of a response separately: two system calls and two packets, of which the first is
-of no use to the client. It also closes a connection at once, even if the client is still sending; the kernel then
-resets the connection, and the client never receives the response.
+Uvicorn writes the head and the body of a response separately, which takes two system calls and two packets. It also
+closes a connection at once, even if the client is still sending; the kernel then resets the connection, and the client
+never receives the response.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ CHECK_EVERY_S = 1.0
 DISCARD_FOR_S = 30.0
 DISCARD_IDLE_S = 5.0
 DISCARD_BYTES = 128 * 1024 * 1024
-"""How many bytes of a refused body are read and dropped. Ordinary clients read the response only after they have sent
-their body."""
+"""Maximum number of bytes of a refused body that are read and discarded. They are read because most clients read the
+response only after they have sent the whole body."""
 MAX_UNSENT = 256 * 1024 * 1024
 """Maximum number of unsent bytes in all connections together. Above it, connections are closed, first those whose
 clients have not read for the longest time."""
 HEADS_FRACTION = 4
-"""One in this many connections may be waiting for a complete request head."""
+"""At most one in this many connections may be waiting for a complete request head."""
 MIN_HEAD_S = 1.0
 """Seconds that a connection has to send its request head, before it may be closed in favour of a new connection."""
 
@@ -60,7 +61,7 @@ class Stage(Enum):
     BUSY = "busy"
     """Reading a request or sending its response."""
     DISCARD = "discard"
-    """The response was sent while the client is still sending its body."""
+    """The response is complete, but the client is still sending its body."""
 
 
 class Watched(Protocol):
@@ -129,8 +130,8 @@ class Connections:
         self._heads.pop(connection, None)
 
     def _drop_a_head(self) -> bool:
-        """Close the connection that has waited longest for a complete request head, if it has waited long enough:
-        ordinary clients send their head at once. Returns whether a connection was closed."""
+        """Close the connection that has waited longest for a complete request head, if it has waited at least
+        `MIN_HEAD_S`; ordinary clients send their head at once. Returns whether a connection was closed."""
         oldest = next(iter(self._heads), None)
         if oldest is None or self._loop.time() - self._heads[oldest] < MIN_HEAD_S:
             return False
@@ -195,11 +196,11 @@ def _never() -> bool:
 
 
 class CoalescingTransport:
-    """A transport around uvicorn's (`plain`) that holds a response head back until the next write in the same iteration
-    of the event loop, so that both are sent in one packet.
+    """Wraps uvicorn's transport (`plain`). Holds a response head back until the next write in the same iteration of the
+    event loop, so that head and body are sent in one packet.
 
-    While `unread()` is true, the client is still sending. `close` then closes only the sending direction; the protocol
-    discards what still arrives, and then calls `close` again.
+    `unread()` returns whether the client is still sending. In that case `close` closes only the sending direction; the
+    protocol discards the data that still arrives, and then calls `close` again.
     """
 
     def __init__(
@@ -263,8 +264,8 @@ def _always() -> bool:
 
 
 def _unacknowledged(link: Any) -> int:
-    """Return the number of bytes that the kernel has sent or will send on a socket, and that the client has not
-    acknowledged."""
+    """Return how many bytes in the kernel's send queue of a socket the client has not acknowledged. Includes bytes that
+    are not sent yet."""
     if termios is None or link is None:
         return 0
     size = array("i", [0])

@@ -44,7 +44,8 @@ SESSION_CHECK_EVERY_S = 2.0
 MAX_SESSIONS = 1000
 
 Find = Callable[[str], Awaitable[str | None]]
-"""Returns the key id of a cookie's session."""
+"""A function that returns the id of the key with which the session of a cookie was opened, or None if there is no
+session."""
 # Close codes of refused WebSockets, for servers that cannot send an HTTP status.
 CLOSE_CODES = {401: 4401, 403: 4403, 404: 4404, 421: 4403, 422: 4422, 503: 1013}
 
@@ -87,8 +88,8 @@ class KeyCache:
         return self._keys is None or self._clock() >= self._renew_at
 
     async def renew(self) -> None:
-        """Start a refresh of the cache. Waits for the database only if the cache is empty, or so old that it should not
-        be used meanwhile."""
+        """Start a refresh of the cache. Waits for the refresh only if no keys have been read yet, or if the cached keys
+        are too old to be used meanwhile."""
         reading = self._start()
         if self._keys is None:
             await asyncio.wait({reading})
@@ -115,7 +116,7 @@ class KeyCache:
             key = self.get(key_id)
             if key is None and self._failure is not None:
                 raise self._failure
-        # Compared even if it is revoked: the time of the check must not depend on the key.
+        # A revoked key is compared too, so that the duration of the check does not depend on the key.
         if key is None or not compare_digest(key.hash, digest) or key.revoked_at is not None:
             return None
         return key
@@ -127,8 +128,8 @@ class KeyCache:
 
     @contextlib.contextmanager
     def ends(self, stream: asyncio.Timeout, key_id: str | None) -> Iterator[None]:
-        """Context manager around a request: cut the request off, by letting its timeout `stream` expire, as soon as its
-        key is revoked. A timer refreshes the cache for this, so it works even if no other request arrives."""
+        """Context manager around a request. It makes the request's timeout `stream` expire as soon as the key is
+        revoked, which ends the request. A timer refreshes the cache, so this works even if no other request arrives."""
         self._streams[stream] = key_id
         if not self._is_live(key_id):  # revoked since the request was admitted
             stream.reschedule(asyncio.get_running_loop().time())
@@ -232,8 +233,8 @@ class Cookies:
 
     @contextlib.contextmanager
     def ends(self, stream: asyncio.Timeout, text: str) -> Iterator[None]:
-        """Context manager around a request: cut the request off, by letting its timeout `stream` expire, as soon as the
-        session of the cookie is closed or twelve hours old."""
+        """Context manager around a request. It makes the request's timeout `stream` expire as soon as the session of
+        the cookie is closed or twelve hours old, which ends the request."""
         watching: asyncio.Task[None] | None = None
 
         def watch() -> None:

@@ -1,4 +1,4 @@
-"""Response models that take their fields from the views which the application returns."""
+"""Derives response models from the views (dataclasses) that the application returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example(**fields: Any) -> ConfigDict:
 
 M = TypeVar("M", bound=BaseModel)
 _models: dict[type, type[BaseModel]] = {}
-"""The response model of each view. It is used for the fields of views that contain other views."""
+"""Maps each view to its response model. Used for views whose fields contain other views."""
 
 
 def fields_of(view: type, *, omit: Collection[str] = (), **descriptions: str) -> Callable[[type[M]], type[M]]:

@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits on heads, trailers, pipelining and time.
 
 httptools accepts heads and trailers of any size, and uvicorn treats trailers as headers. The subclass overrides methods
-that uvicorn does not document; `serving.py` tries it at startup.
+that uvicorn does not document, so `serving.py` tests it at startup.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _UvicornHTTP: Any = AutoHTTPProtocol
 
 
 class _Refused(Exception):
-    """Raised by a callback of the HTTP parser to make the parser stop."""
+    """Raised in a callback of the HTTP parser, to stop the parser."""
 
 
 class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
-    """The protocol class for `uvicorn.Config`. `serving.py` makes a subclass of it that has `limits` set."""
+    """The protocol class for `uvicorn.Config`. `serving.py` derives a class from it with the configured `limits`."""
 
     transport: Any
     limits = Limits()
@@ -97,8 +97,8 @@ class BoundedHTTP(_UvicornHTTP):  # type: ignore[misc]
             self._await_body()
 
     def _await_head(self) -> None:
-        """Refuse a request whose head is incomplete and already too large. The first chunk of the head is not counted,
-        since it may begin with the end of the previous body."""
+        """Refuse a request whose incomplete head is already too large. The first chunk of the head is not counted,
+        because it may begin with the end of the previous request's body."""
         self._connections.head_begins(self)
         if len(self.url) > self.limits.max_url:
             self._refuse(self._url_too_long())

@@ -23,7 +23,8 @@ from fairlead.gateway.rate_limit import accept_jobs
 from fairlead.gateway.responses import fairlead_of, json_response
 
 DEFAULT_TIMEOUT, MAX_TIMEOUT = 30.0, 300.0
-# Fields of a job that mean the same here. The others make no sense for a call that the client waits for.
+# Fields of a job that have the same meaning here. A job's other fields make no sense for a call that the client waits
+# for.
 SHARED = frozenset({"input_data", "user_id", "priority", "region", "allowed_regions"})
 FIELDS = SHARED | {"model", "timeout"}
 

@@ -157,8 +157,8 @@ def _bulk_key(key: str | None, raw: dict[str, Any]) -> tuple[str | None, dict[st
 
 
 def _point_at_items(error: RequestError, items: list[Any], app: Fairlead) -> None:
-    """Raise one error for all invalid items of a bulk, since the application stopped at the first. If there is no
-    invalid item, make the error's pointer include the index of the item that it is about."""
+    """Raise one error that lists all invalid items of a bulk, because `error` is only about the first. If no item is
+    invalid, add the index of the refused item to the pointer of `error` instead."""
     errors = request_parsing.bad_items(items, app.config, app.now()) if isinstance(error, InvalidInput) else []
     if errors:
         raise ManyInvalid(errors) from None
@@ -185,7 +185,7 @@ def _of_receipt(receipt: Receipt, positions: dict[str, QueuePosition]) -> dict[s
 
 
 def receipt_of(job: JobView) -> dict[str, Any]:
-    """Return the response to a submit whose job has not ended yet."""
+    """Return the JSON of the response to a submit whose job has not ended yet."""
     wait = job.estimated_wait
     return _receipt_json(job, job.position, (wait.low, wait.high) if wait is not None else None)
 
@@ -295,8 +295,8 @@ async def watch_job(request: Request, job_id: UUID) -> Response:
 
 
 def _plain_number(value: Any) -> Any:
-    """Reject the index of a step that is not a plain decimal number, such as 01, +1 and 1_0, so that each step has
-    exactly one URL."""
+    """Raise ValueError if the index of a step is not written as a plain decimal number (01, +1 or 1_0, for example), so
+    that each step has exactly one URL."""
     if isinstance(value, str) and not (value.isascii() and value.isdecimal() and value == str(int(value[:9]))):
         raise ValueError("the index of a step must be a decimal number from 0")
     return value

@@ -3,8 +3,8 @@ they arrive.
 
 Parsing 32 MB at once blocks the event loop for seconds, and may take a hundred times as much memory. So the splitters
 only find where items begin and end: compiled patterns skip the text between brackets, and items are kept as text, in
-pieces of about `PIECE` bytes. A piece is parsed when it is iterated over. A body with too many items, or with an item
-that is too large, is refused before it has been read completely.
+pieces of about `PIECE` bytes. A piece is parsed each time its items are accessed. A body with too many items, or with
+an item that is too large, is refused before it has been read completely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MAX_DEPTH = 1024
 """Maximum nesting depth of JSON; orjson has the same limit."""
 
 Parse = Callable[[bytes, int, int], list[Any]]
-"""Parses a piece, given the index of its first item and the number of lines before it."""
+"""A function that parses the text of a piece. Its other arguments are the index of the first item in the piece, and the
+number of lines before the piece."""
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^"\[\]{}]++'
@@ -52,8 +53,8 @@ NDJSON = "application/x-ndjson"
 _JSON_LINES = (b"application/x-ndjson", b"application/jsonl", b"application/ndjson")
 _BATCH_FIELDS = ("items", "user_id", "name", "metadata")
 WHOLE = 1024 * 1024
-"""Maximum size of a body that is parsed as a whole. This takes some milliseconds, and is several times as fast as
-splitting the body."""
+"""Maximum size of a body that is parsed as a whole. Parsing such a body takes some milliseconds, and is several times
+as fast as splitting it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class _Splitter:
 
     def feed(self, data: bytes, *, last: bool = False) -> None:
         self._text += data
-        # An incomplete string is scanned again from its beginning, so wait until the text has doubled.
+        # An incomplete string is scanned again from its beginning, so wait until the unscanned text has doubled.
         if last or len(self._text) >= self._scan_at:
             self._scan(last)
             self._scan_at = len(self._text) + (len(self._text) - self._at)
@@ -142,8 +143,8 @@ class _Splitter:
         raise NotImplementedError
 
     def _end_item(self, end: int) -> None:
-        """Record that an item ends at the position `end`. Raises InvalidInput if the item is too large or there are too
-        many items."""
+        """Record that an item ends at the position `end`. Raises TooLarge if the item is too large, and InvalidInput if
+        there are too many items."""
         self._require_small(end - self._cut)
         self._cut = end
         self._count += 1
@@ -352,8 +353,8 @@ async def _sliced(start_of_body: bytes, pieces: AsyncIterator[bytes]) -> AsyncIt
 
 
 def _bounds(request: Request) -> tuple[int, int]:
-    """Return the maximum number of items, and the maximum number of bytes per item. The latter is larger than the limit
-    of what is stored, since whitespace and escapes make an item longer."""
+    """Return the maximum number of items, and the maximum size of an item in bytes. The maximum size is larger than the
+    limit on stored data, because whitespace and escapes make an item longer."""
     server = fairlead_of(request).config.server
     return server.max_bulk, 2 * server.max_body + PIECE
 

@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus. The engine keeps plain counters; at each scrape this module turns them into metric
 families.
 
-No label value is chosen by users: services, features, shards and loops come from the configuration.
+Users cannot choose label values: services, features, shards and loops come from the configuration.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def _one(value: float | Histogram) -> list[Sample]:
 
 
 def _by_labels(values: Mapping[Any, float | Histogram]) -> list[Sample]:
-    """Return one sample per entry of a mapping from a label, or a tuple of labels, to a value. Works on a copy of the
-    mapping, since its values may change meanwhile."""
+    """Return one sample per entry of a mapping from labels to values. A key is one label or a tuple of labels. The
+    mapping is copied first, because it may change meanwhile."""
     return [
         (tuple(map(str, key)) if isinstance(key, tuple) else (str(key),), value) for key, value in dict(values).items()
     ]
@@ -269,15 +269,15 @@ def _of_leaders(loops: Mapping[str, Any]) -> dict[str, list[Sample]]:
             {
                 shard: Histogram.of_dict(SECONDS, latency)
                 for shard, latency in latencies.items()
-                if len(latency["buckets"]) == len(SECONDS) + 1  # else the leader is of a release with other bounds
+                if len(latency["buckets"]) == len(SECONDS) + 1  # otherwise the leader runs a release with other bounds
             }
         ),
     }
 
 
 class Metrics:
-    """The metrics registry of one application. A snapshot is read at most once a second, and concurrent scrapes share
-    it."""
+    """The metrics registry of one application. It reads a snapshot at most once a second, and all scrapes within that
+    second share the snapshot."""
 
     def __init__(self, app: Fairlead) -> None:
         self._collector = Collector()
@@ -288,7 +288,7 @@ class Metrics:
 
     async def response(self, accept: str) -> Response:
         self._collector.snapshot = await self._snapshots.recent()
-        # The library's own choice echoes the Accept header, and fails on an invalid version.
+        # The library's own content negotiation echoes the Accept header, and fails on an invalid version.
         if OPENMETRICS in accept:
             text = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
             media_type = openmetrics.CONTENT_TYPE_LATEST

@@ -1,7 +1,7 @@
 """Request and response models of jobs and problems, for OpenAPI and for clients generated from it.
 
-Response models take their fields from the views that the application returns (`fields_of`). Hot routes neither parse
-nor serialize with these models; tests validate their responses against them.
+Response models take their fields from the views that the application returns (`fields_of`). Hot routes do not use these
+models to parse or serialize; tests validate the responses of these routes against the models.
 """
 
 from __future__ import annotations
@@ -179,8 +179,7 @@ class JobError(BaseModel):
 
 @fields_of(AttemptRecord, omit=("job_id",))
 class Attempt(Shape):
-    """One call of a step that did not succeed. `traceback` is from the service's handler; keys of users do not see
-    it."""
+    """One failed call of a step. `traceback` is the traceback of the service's handler; it is null for users' keys."""
 
     step_index: int = Field(description="Index of the step, from 0; `step` is the same number.")
     error: JobError
@@ -189,7 +188,7 @@ class Attempt(Shape):
 
 @fields_of(StepResult, omit=("job_id", "data_json", "metrics_json", "lease"))
 class EarlierResult(Shape):
-    """The result of a step before the step was run again."""
+    """A result that a step had before the step was run again."""
 
     step_index: int = Field(description="Index of the step, from 0; `step` is the same number.")
     data: Any

@@ -198,7 +198,7 @@ class DeadFilter(Shape):
         return {name: getattr(self, name) for name in DeadFilters.__annotations__}
 
     def selection(self) -> dict[str, Any]:
-        """Return the keyword arguments of the application's methods."""
+        """Return the selection as keyword arguments of `Fairlead.requeue` and `Fairlead.purge`."""
         job_ids = None if self.job_ids is None else [str(job_id) for job_id in self.job_ids]
         return {"job_ids": job_ids, "all": self.all, **self._filters()}
 
@@ -208,8 +208,8 @@ class PurgeRequest(DeadFilter):
 
 
 class PurgeQuery(Shape):
-    """The query string of a purge, in which `all` is the only field. Filters belong into the body: if filters in the
-    query string were ignored, every dead letter would be deleted."""
+    """The query string of a purge. `all` is its only field, and any other field is an error: if filters in the query
+    string were ignored, the purge would delete every dead letter. Filters belong in the body."""
 
     all: Literal["true", "false"] | None = Field(None, description="`true`, without a body: every dead letter.")
 

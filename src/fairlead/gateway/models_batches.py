@@ -12,7 +12,7 @@ from fairlead.domain.job import Priority
 from fairlead.gateway.derived_models import Shape, example, fields_of
 from fairlead.gateway.models import JOB_ID, MOMENT, Page, PageQuery, SubmitRequest, UserId
 
-# One literal instead of a union with JobStatus, so that an error message lists all values.
+# One literal instead of a union with JobStatus, so that the error message for an invalid status lists all values.
 ItemStatusName = Literal["SCHEDULED", "PENDING", "RUNNING", "RETRYING", "COMPLETED", "FAILED", "CANCELLED", "REMOVED"]
 BATCH_ID = "01938f1c-7a10-7b31-8e4d-6c9f4d2e3f50"
 _COUNTS = {

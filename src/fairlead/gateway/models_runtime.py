@@ -125,11 +125,11 @@ class RegionStatus(Shape):
 
 @fields_of(Change)
 class LimitChange(BaseModel):
-    """One change of a limit that Fairlead discovers."""
+    """One change of an automatic limit, which Fairlead discovers."""
 
 
 class AutoLimit(BaseModel):
-    """The state of a limit that Fairlead discovers."""
+    """The state of an automatic limit, which Fairlead discovers."""
 
     min: int
     max: int
@@ -180,7 +180,7 @@ class LoopLatency(BaseModel):
 
 
 class LoopCounts(BaseModel):
-    """What a loop of a manager has counted since its process started."""
+    """Counts of one of a manager's loops since the process started."""
 
     scanned: int
     queued: int
@@ -189,7 +189,7 @@ class LoopCounts(BaseModel):
 
 
 class _Process(BaseModel):
-    """What the responding process reports about itself, besides services and slots."""
+    """The fields that the queue status and the runtime statistics share."""
 
     pools: dict[str, PoolStatus]
     leaders: dict[str, Leader] = Field(description="By shard; empty if one process dispatches from its memory.")
@@ -231,8 +231,8 @@ class DrainRequest(Shape):
 
 
 class ProcessShape(BaseModel):
-    """A process as it last registered. Of a worker that has leases and no registration, little more than the name is
-    known, and the unknown fields are null."""
+    """A process as it last registered. For a worker that has leases but no registration, little more than the name is
+    known; the other fields are null."""
 
     name: str = Field(description="The `worker` of its leases.")
     roles: list[str] = Field(description="Any of api, worker and manager.")
@@ -254,8 +254,8 @@ class CallShape(_Lease):
 
 
 class WorkerPoolShape(BaseModel):
-    """One of several workers in a process. Its leases name the worker as the process name, a slash and the `name` of
-    this pool."""
+    """One of several workers in a process. In its leases, `worker` is the name of the process, a slash, and the `name`
+    of this pool."""
 
     name: str
     services: list[str]
@@ -306,8 +306,8 @@ class ServiceStats(_Service):
 
 
 class ScopeStats(BaseModel):
-    """A scope: what is rebuilt as one unit. It is a service, a pool with its services, or the part of a split service
-    on one shard."""
+    """A scope, which is rebuilt as one unit: a service, a pool with its services, or the part of a split service on one
+    shard."""
 
     shard: str
     epoch: int | None = Field(description="Raised by each rebuild; null if never built.")

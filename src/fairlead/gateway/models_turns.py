@@ -59,7 +59,8 @@ class TurnLinks(Shape):
     kept_until="Set while the caller of a PENDING turn is absent: its place is kept until then.",
 )
 class Turn(Shape):
-    """A turn. PENDING waits in the queue, RUNNING has the slot; the other states are final, as for jobs."""
+    """A turn. A PENDING turn waits in the queue, a RUNNING turn has the slot; the other states are final, as for
+    jobs."""
 
     model_config = example(
         turn_id=TURN_ID,

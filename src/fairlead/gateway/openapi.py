@@ -50,7 +50,8 @@ RATE_HEADERS = {
     "RateLimit": "With `server.submits_per_minute`: the remaining jobs, and the seconds until all are available again.",
 }
 
-# The `itemSchema` of a stream, from OpenAPI 3.2: tools would take a `schema` for that of the whole response.
+# The `itemSchema` (OpenAPI 3.2) of a stream: the schema of one event. Tools would apply a `schema` to the whole
+# response.
 EVENT = {
     "type": "object",
     "required": ["data"],
@@ -78,7 +79,7 @@ MODULES = (
     models_runtime,
     models_turns,
 )
-"""The modules with models."""
+"""The modules whose models `document` adds to the components."""
 
 _DETAILS = {
     "bad_json": ("the body is not JSON: unexpected end of data: line 1 column 1 (char 0)", None),
@@ -195,7 +196,7 @@ def document(gateway: FastAPI) -> dict[str, Any]:
         components = schema.setdefault("components", {})
         components.setdefault("schemas", {}).update(_referenced(definitions["$defs"], schema["paths"]))
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        # No key is needed while there are none.
+        # The key is optional in the document: a gateway for which no key was created needs none.
         schema["security"] = [{"key": []}, {}]
         gateway.openapi_schema = schema
     return gateway.openapi_schema

@@ -46,7 +46,8 @@ class Origins:
     def __init__(self, host: str, allowed: Sequence[str]) -> None:
         self._hosts = LOOPBACK_HOSTS | {host.lower().strip("[]")}
         self._allowed = frozenset(allowed)
-        # Host headers that passed. Clients send the same few, and parsing one costs more than all other checks.
+        # Host headers that passed the check. Clients send the same few, and parsing one costs more than all other
+        # checks.
         self._passed: set[tuple[bytes, str | None]] = set()
 
     def check_keyless(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -89,10 +90,11 @@ class Origins:
 
 
 def refuse_embedded(headers: dict[bytes, bytes]) -> None:
-    """Refuse a request that another origin embeds, as an image or a frame, and that has no Origin.
+    """Refuse a request that a browser sends because a page of another origin embeds this address, for example as an
+    image or a frame. Such a request has no Origin header.
 
-    Call this for requests that are authenticated by a cookie, or by coming from this machine. The embedding page cannot
-    read the response, but the request itself may have an effect: a GET may take the slot of a turn.
+    Call this for requests that are authenticated by a cookie, or only by coming from this machine. The embedding page
+    cannot read the response, but the request itself may have an effect: a GET may take the slot of a turn.
     """
     site = headers.get(b"sec-fetch-site")
     if site in (b"cross-site", b"same-site") and b"origin" not in headers:
@@ -102,8 +104,8 @@ def refuse_embedded(headers: dict[bytes, bytes]) -> None:
 
 
 def network_of(scope: Scope) -> str:
-    """Return the client address by which attempts are counted. For IPv6 it is the /64 network, since one client has
-    many addresses."""
+    """Return the client address under which attempts to sign in are counted. For IPv6, return the /64 network, because
+    one client has many addresses."""
     client = scope.get("client")
     address = str(client[0]) if client else ""
     try:
@@ -137,7 +139,7 @@ def _is_loopback(address: str) -> bool:
 
 def _hostname(host: str) -> str | None:
     """Return the host name in a Host header, without the port. Returns None if the header contains characters that no
-    host has: of `evil.example@localhost`, for example, `urlsplit` would return `localhost`."""
+    host has: for `evil.example@localhost`, for example, `urlsplit` would return `localhost`."""
     if not _NOT_A_HOST.isdisjoint(host):
         return None
     try:

@@ -46,7 +46,7 @@ _ROLES = {
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
 
-# By method (WS for a WebSocket) and path; HEAD goes with GET.
+# By method (WS for a WebSocket) and path. HEAD has the rule of GET.
 RULES: dict[tuple[str, str], Access] = {
     ("GET", "/"): Access.OPEN,
     ("GET", "/docs"): Access.OPEN,
@@ -116,7 +116,7 @@ RULES: dict[tuple[str, str], Access] = {
 # Requests other than GET that a viewer may send.
 READ_ONLY = frozenset({("POST", "/api/v1/tickets"), ("DELETE", "/session")})
 
-# Responses that do not end by themselves. A browser opens them with a ticket.
+# Event streams. A browser may open them with a ticket.
 STREAMS = frozenset(
     {
         ("GET", "/api/v1/jobs/{job_id}/events"),
@@ -126,7 +126,7 @@ STREAMS = frozenset(
 )
 
 # Writes that respond as soon as they are committed. They complete even if their key is revoked meanwhile, so that the
-# caller learns what was written. Every other request ends with its key.
+# caller learns what was written. Every other request is ended when its key is revoked.
 SHORT = frozenset(
     {
         ("POST", "/session"),
@@ -217,8 +217,8 @@ class Caller:
     """The sender of a request.
 
     `user_id` is set for a user's key only; `key_id` is None while there are no keys. `cookie` is the session cookie of
-    a browser that signed in to the dashboard. `onlooker` is set if a viewer's key issued the ticket of this request for
-    one user: such a caller sees that user's jobs and may not change them.
+    a browser that signed in to the dashboard. `onlooker` is true if the request has a ticket that a viewer's key
+    requested for one user: such a caller sees that user's jobs and may not change them.
     """
 
     role: Role
@@ -229,7 +229,7 @@ class Caller:
     onlooker: bool = False
 
     def __post_init__(self) -> None:
-        # A user's key without a user would see all users.
+        # A user's key without a user would see the jobs of all users.
         if (self.role is Role.USER) != (self.user_id is not None):
             raise ValueError(f"a key of the role {self.role} with user_id {self.user_id!r}")
 
@@ -262,17 +262,16 @@ def who_of(request: HTTPConnection) -> str:
 def operator_of(request: HTTPConnection) -> str | None:
     """Return the caller's name for the audit log if the caller is an admin, otherwise None.
 
-    Use this for actions that users may also take on their own jobs; these are not audited. Keys of services act for
-    users, so their actions are not audited either.
+    Use this for actions that users may also take on their own jobs: only the actions of admins are audited. Keys of
+    services act for users, so their actions are not audited either.
     """
     caller = caller_of(request)
     return caller.who if caller.role is Role.ADMIN else None
 
 
 def user_in_reach(caller: Caller, user_id: str | None) -> str | None:
-    """Return the user to restrict a list or a stream of jobs to, or None for the jobs of all users. `user_id` is the
-    user that the request names. A user's key is always restricted to its own user; raises Forbidden if it names
-    another."""
+    """Return the user whose jobs a list or a stream contains, or None for all users. `user_id` is the user that the
+    request names, if any. A user's key sees only its own user's jobs; raises Forbidden if the request names another."""
     if caller.role is not Role.USER:
         return user_id
     if user_id is not None and user_id != caller.user_id:

@@ -116,8 +116,8 @@ class InferenceCancelled(RequestError):
 
 
 class ManyInvalid(InvalidInput):
-    """One or several fields are invalid. The response lists at most `MAX_ERRORS` errors. Callers collect at
-    most one more than that; the response does not list it, but says that there are more."""
+    """One or more fields are invalid. The response lists the first `MAX_ERRORS` errors. Callers may stop after
+    `MAX_ERRORS + 1` errors, which is enough for the message to say that there are more."""
 
     def __init__(self, errors: Sequence[RequestError]) -> None:
         first = errors[0]
@@ -128,7 +128,7 @@ class ManyInvalid(InvalidInput):
 
 
 class Internal(FairleadError):
-    """The response to any unexpected exception."""
+    """The error that clients receive for any unexpected exception."""
 
     code = "internal_error"
 

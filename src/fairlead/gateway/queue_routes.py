@@ -1,5 +1,4 @@
-"""Routes that operators and probes read: queues, statistics, workers, doctor, health. Also the routes that drain a
-worker."""
+"""Routes for operators and probes: queues, search, statistics, workers and their drain, doctor, health."""
 
 from __future__ import annotations
 

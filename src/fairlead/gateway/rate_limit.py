@@ -1,7 +1,7 @@
 """The rate limit per user on submitting and re-running jobs. It uses GCRA, a form of leaky bucket that keeps one number
 per user.
 
-The numbers are in the memory of this process, so each of several gateways has its own limit. It protects against
+The numbers are in the memory of this process, so each gateway applies the limit by itself. The limit protects against
 mistakes; `server.max_waiting_per_user` limits a user over all processes.
 
 A repeated submit with the same `Idempotency-Key` creates no job, so it does not count, and it is answered even if the
@@ -33,8 +33,8 @@ MAX_NAMES = 10_000
 class SubmitRate:
     """The rate limit on jobs per user.
 
-    For each user it stores the time at which the user's bucket is empty. Each job moves this time forward by a minute
-    divided by the limit. A job that would move it more than a minute into the future is refused.
+    For each user it stores the time at which the user's bucket will be empty. Each job moves this time forward by a
+    minute divided by the limit. A job that would move it more than a minute into the future is refused.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,8 +49,8 @@ class SubmitRate:
         """Count the jobs, all or none of them, and return the response headers. Raises RateLimited if the limit is
         exceeded, unless `anyway` is set.
 
-        A bulk with more jobs than the limit of a minute is accepted if the user's bucket is empty. The user then waits
-        as long as if the jobs had been submitted one by one.
+        A bulk with more jobs than the limit per minute is accepted if the user's bucket is empty. The user's next
+        submit then has to wait as long as if the jobs had been submitted one by one.
         """
         now = self._clock()
         counts = _by_user(jobs)
@@ -80,8 +80,8 @@ class SubmitRate:
         return self._headers(max(used))
 
     def _headers(self, used: float) -> dict[str, str]:
-        """Return the rate limit headers (draft-ietf-httpapi-ratelimit-headers-10). `used` is the used part of the
-        window in seconds, of the user who has used most."""
+        """Return the rate limit headers (draft-ietf-httpapi-ratelimit-headers-10). `used` is how many seconds of the
+        window are used up, for the user who has used the most."""
         left = max(0, math.floor((WINDOW_S - used) / self._share + 1e-6))
         return {"RateLimit-Policy": self._policy, "RateLimit": f'"user";r={left};t={math.ceil(used)}'}
 
@@ -91,8 +91,8 @@ class SubmitRate:
 
 
 class Attempts:
-    """A rate limit on attempts per minute, counted separately for each name, in the memory of this process. When more
-    than `most` names are counted, the one that was counted longest ago is forgotten."""
+    """A rate limit on attempts per minute, counted for each name (an address or a key id) in the memory of this
+    process. When more than `most` names are counted, the one that was counted longest ago is forgotten."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic, most: int = MAX_NAMES) -> None:
         self._share = WINDOW_S / per_minute
@@ -160,7 +160,7 @@ async def accept_jobs(
     """Submit jobs with `Fairlead.accept` within the rate limit. Returns the receipts and the rate limit headers.
 
     `first_key` is the idempotency key of the first job. If a job with this key exists, the whole bulk was submitted
-    before, since a bulk is atomic; it is then answered even if the limit is reached.
+    before, since a bulk is atomic. The repeated request is then accepted even if the limit is reached.
     """
     app = fairlead_of(request)
     rate: SubmitRate | None = request.app.state.submit_rate

@@ -80,8 +80,8 @@ class RequestMiddleware:
                     message["headers"].append(CLOSE)
             await send(message)
 
-        # A client that waits for "100 Continue" may or may not send its body after another response, so the
-        # connection cannot be reused.
+        # A client that waits for "100 Continue" and receives a final response instead may or may not send its body, so
+        # the connection cannot be reused.
         body_requested = b"expect" not in headers_of(scope)
 
         async def receive_framed() -> Message:
@@ -104,7 +104,7 @@ class RequestMiddleware:
             _write_log(scope["method"], scope, status, perf_counter() - began)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Log a WebSocket when it ends, with its close code."""
+        """Run the application for a WebSocket, and log its close code when it ends."""
         began = perf_counter()
         request_id = scope[REQUEST_ID] = _request_id(scope)
         code = 0
@@ -133,7 +133,8 @@ class RequestMiddleware:
         try:
             await self.app(scope, receive_framed, send_framed)
         except Exception:
-            # Clients may disconnect at any time, even during the handshake; the log line of the end is enough.
+            # Clients may disconnect at any time, even during the handshake. The log line about the end of the WebSocket
+            # is enough.
             if gone:
                 code = code or SOCKET_GONE
                 return
@@ -216,7 +217,7 @@ class BodyLimit:
         async def limited() -> Message:
             nonlocal seen, more, began
             if not more:
-                # Only a disconnect can follow, which may take any time.
+                # Only a disconnect can follow, possibly much later.
                 return await receive()
             message = await self._next(receive, began, seen)
             more = message.get("more_body", False)
@@ -263,7 +264,8 @@ async def _within(seconds: float, receive: Receive) -> Message:
 
 @coroutine
 def _resumed(pause: Any, waiting: Generator[Any, Any, Message]) -> Generator[Any, Any, Message]:
-    """Finish an await of which `next` has already returned the first `pause`."""
+    """Finish awaiting `waiting`, which has already been advanced once with `next`. `pause` is the value that it yielded
+    then."""
     try:
         yield pause
     except BaseException:

@@ -34,7 +34,7 @@ from fairlead.gateway.request_middleware import headers_of
 FIELDS = frozenset(field.name for field in fields(Submission))
 REQUIRED = ("user_id", "feature_name")
 ENOUGH = MAX_ERRORS + 1
-"""Number of errors after which a body is not searched for more."""
+"""Number of errors after which the search for more errors stops."""
 MAX_WAIT = 60
 MAX_FIELDS = 1000
 
@@ -81,8 +81,8 @@ async def read_pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_model(request: Request, model: type[Model], *, empty: Mapping[str, Any] | None = None) -> Model:
-    """Parse a small JSON body into `model`. An empty body is parsed as `empty`, by default `{}`: the error then names
-    the required fields."""
+    """Parse a small JSON body into `model`. An empty body is parsed as `empty`, by default `{}`, so that the error
+    names the required fields."""
     raw = await read(request)
     value: Any = empty or {}
     if raw:
@@ -137,7 +137,7 @@ def _refuse_large_integers(body: bytes, first: int = 0) -> None:
     try:
         value = json.loads(body)
     except RecursionError:
-        return  # the check of the fields reports the depth
+        return  # the check of the fields reports that it is nested too deeply
     except ValueError:
         raise InvalidInput("the body has an integer of thousands of digits; send it as text") from None
     paths = list(islice((path for path, field in _fields(value, first) if _has_large_integer(field)), ENOUGH))
@@ -151,8 +151,8 @@ def _refuse_large_integers(body: bytes, first: int = 0) -> None:
 
 
 def _instead(path: tuple[str | int, ...]) -> str:
-    """Return the end of an error message about an integer beyond 64 bits: advice to send it as text if the field
-    accepts any JSON, otherwise that it is out of range."""
+    """Return the end of an error message about an integer beyond 64 bits. It advises to send the integer as text if the
+    field accepts any JSON; otherwise it says that the integer is out of range."""
     return "; send it as text" if path[-1] in ("input_data", "metadata") else ", which is out of range"
 
 

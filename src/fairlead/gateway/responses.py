@@ -1,5 +1,5 @@
-"""What routes share: access to the application behind a request, JSON responses, and Server-Sent Events about a job, a
-batch or a turn. An event stream is a snapshot, followed by events until the job, batch or turn ends."""
+"""Helpers that routes share: access to the application behind a request, JSON responses, and Server-Sent Events about a
+job, a batch or a turn. An event stream is a snapshot, followed by events until the job, batch or turn ends."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def page_response(page: Page[JobView]) -> Response:
 
 
 class SseStream(StreamingResponse):
-    """A response that streams Server-Sent Events. When it ends, it closes its source, so that no subscription outlives
-    the reader. A reader that stalls is disconnected."""
+    """A response that streams Server-Sent Events. When the response ends, it closes the iterator of events, so that no
+    subscription outlives the reader. A reader that stalls is disconnected."""
 
     def __init__(self, first: dict[str, Any] | None, events: Events) -> None:
         self._frames = frames(first, events)

@@ -86,7 +86,7 @@ def websocket_problem(protocol: Any) -> str | None:
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run a coroutine to its end without an event loop. It must not wait for anything."""
+    """Run a coroutine to its end without an event loop. Raises RuntimeError if the coroutine waits for anything."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -99,8 +99,8 @@ async def _no_app(scope: Any, receive: Any, send: Any) -> None: ...
 
 
 class _Connection(asyncio.Transport):
-    """A transport for tests of a protocol class: it records what is written. The protocol also uses it as its event
-    loop; it counts tasks and does not run them."""
+    """A transport that tests a protocol class: it records what the protocol writes. The protocol also uses this object
+    as its event loop, which counts tasks and does not run them."""
 
     def __init__(self, protocol: Any) -> None:
         super().__init__()

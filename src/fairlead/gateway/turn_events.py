@@ -1,8 +1,8 @@
-"""Turns over HTTP: whether their callers are alive, and their events. A turn is stored as a job, and its events are
-translated from the events of this job.
+"""Turns over HTTP: tracks whether their callers are alive, and yields the events of a turn. A turn is stored as a job,
+and its events are translated from the events of this job.
 
-A waiting caller is present while it has an open request, and for `HEARTBEAT` seconds after it; then its turn is set
-aside. A caller with a slot must renew it.
+A waiting caller counts as present while it has an open request, and for `HEARTBEAT` seconds afterwards. Then its turn
+is set aside. A caller that has the slot must renew it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class TurnLiveness:
 
     @contextmanager
     def waiting(self, turn: TurnView) -> Iterator[None]:
-        """Within this block, count the caller of a turn as alive, because it has an open request that waits for the
-        slot."""
+        """Context manager around a request that waits for the slot. Within the block, the caller of the turn counts as
+        alive."""
         self.seen(turn)
         caller = self._callers.get(turn.turn_id)
         if caller is None:
@@ -89,8 +89,8 @@ class TurnLiveness:
             caller.seen_at = asyncio.get_running_loop().time()
 
     def _schedule_check(self) -> None:
-        """Set a timer for the next check of the callers. A task would have to be cancelled when the application
-        stops."""
+        """Set a timer for the next check of the callers. A timer, unlike a task, does not have to be cancelled when the
+        application stops."""
         if self._callers and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + min(CHECK_EVERY, HEARTBEAT / 4), self._check)
@@ -119,7 +119,9 @@ class TurnLiveness:
         try:
             await self._fairlead.turns.abandon(turn_id, f"its caller sent no request for {silent:.1f} s")
         except FairleadError as error:
-            log.warning("turn %s: its caller is absent, but the turn could not be moved: %s", turn_id, error)
+            log.warning(
+                "turn %s: its caller is absent, but the turn could not be ended or set aside: %s", turn_id, error
+            )
         finally:
             if turn_id in self._callers:  # a caller that has returned meanwhile is watched again
                 self._callers[turn_id].leaving = None

@@ -1,7 +1,7 @@
 """`/api/v1/turns`: slots that callers use themselves. Wait for a slot, keep it, give it back.
 
-A caller over HTTP has no process whose death could be noticed: it counts as alive while it sends requests.
-`TurnLiveness` tracks its requests.
+A gateway cannot notice that a caller over HTTP has died, so a caller counts as alive while it sends requests.
+`TurnLiveness` tracks these requests.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ KERNEL_BUFFER = 64 * 1024
 
 FRAMES_AT_ONCE = 500
 FRAMES_PER_S = 50.0
-"""Burst and rate of frames that a client may send, including pings, pongs and empty frames. Fairlead's own clients send
-one frame per job."""
+"""`FRAMES_AT_ONCE` and `FRAMES_PER_S` are the burst and the rate of frames that a client may send, including pings,
+pongs and empty frames. Fairlead's own clients send one frame per job."""
 MAX_FRAGMENTS = 1000
 SLICE = 4096
-"""How many received bytes are parsed before the frames in them are counted. They contain at most a few hundred
-frames."""
+"""Received data is parsed in slices of this many bytes, and frames are counted after each slice. A slice contains at
+most a few hundred frames."""
 POLICY_VIOLATION = 1008
 
 WEBSOCKET_OPTIONS = {

@@ -1,9 +1,9 @@
-"""Live progress over WebSockets: `/ws/{job_id}` for one job, `/ws` for all jobs of a user, and for other jobs that the
+"""Live progress over WebSockets: `/ws/{job_id}` for one job, and `/ws` for all jobs of a user and for jobs that the
 client names by id.
 
-Each socket has an `EventStream` and two tasks: one sends events of the stream; the other receives messages of the
-client and puts them into the same stream, so that replies and events keep one order. Buffers are bounded: the stream
-drops a reader that falls behind, and a send that does not complete ends the socket.
+Each socket has an `EventStream` and two tasks. One sends the events of the stream; the other receives the client's
+messages and passes them to the same stream, which also yields the replies. So replies and events keep one order.
+Buffers are bounded: the stream drops a reader that falls behind, and a send that does not complete ends the socket.
 """
 
 from __future__ import annotations

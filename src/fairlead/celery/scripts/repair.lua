@@ -1,6 +1,6 @@
 -- Correct the state of tickets, each only if it has not changed since it was read.
 -- ARGV[3...]: queue, ticket, the state it was seen in ('' for none), the time of that change, the state it should be in.
--- Returns 1 for each that was repaired, 0 for each that has changed.
+-- Returns 1 for each ticket that was repaired, 0 for each ticket that has changed.
 --- @include ledger
 local at, repaired = now(), {}
 

@@ -1,6 +1,6 @@
 -- Choose a queue for each ticket and count the ticket as pending there.
 -- ARGV[3]: the number of queues; then pairs of a ticket and its candidates: indices separated by commas, or '' for
--- all queues. Returns the chosen index of each.
+-- all queues. Returns the chosen index for each ticket.
 --- @include ledger
 --- @include choose
 know_loads(tonumber(ARGV[3]))

@@ -1,5 +1,5 @@
-"""Live views of the dashboard: each distinct view is computed once for all pages that follow it, and only while there
-is such a page.
+"""Live views of the dashboard. Each distinct view is computed once for all pages that follow it, and only while a page
+follows it.
 
 A `LiveView` is one view with its current state. A `Follower` is one page; it follows one view at a time. A change is
 encoded once, and the same bytes go to all followers. A page that falls behind receives the current state instead of the
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fairlead.gateway")
 
 SHARE = 0.3
-"""The fraction of the time that computing one view may take. On a busy machine, slow views are therefore updated less
-often."""
+"""Maximum fraction of the time that is spent on computing one view. A view that is slow to compute is therefore updated
+less often."""
 MAX_BEHIND = 4
 PATIENCE_S = 30.0
 SEND_WITHIN_S = 10.0
@@ -199,8 +199,8 @@ class LiveView:
         self._encoded = _dumps(self._state)
 
     def _refuse(self, error: BaseException) -> None:
-        """Send an error to all followers, unless they have already got the same error. A page that follows the view
-        later gets the error too. After a RequestError the last state is dropped."""
+        """Send an error to all followers, unless it is the same as the last one, and keep it for pages that follow the
+        view later. After a RequestError, also drop the last state."""
         body = problem(error if isinstance(error, FairleadError) else FairleadError(""), None)
         refusal = _dumps({"type": "error", "code": body["code"], "message": body["detail"]})
         if refusal != self._refusal:

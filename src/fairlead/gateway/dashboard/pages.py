@@ -49,7 +49,7 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-# Short, since a page has dozens of files. None of them is a page by itself.
+# Kept short, because a page loads dozens of these files. None of them is a page by itself.
 _FILE_HEADERS = {"Content-Security-Policy": "default-src 'none'"}
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -57,7 +57,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
-# Fixed here, since the tables of operating systems differ.
+# Fixed here, because the MIME types that operating systems define differ.
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 _TEXT = ("text/", "application/json", "image/svg")
 
@@ -101,8 +101,8 @@ async def index(request: Request) -> Response:
 
 @router.get("/docs")
 async def api_docs(request: Request) -> Response:
-    """The page with the routes of the API, to read and to try. It replaces FastAPI's own page, which loads its scripts
-    from another host."""
+    """Serve the page that documents the routes of the API and can call them. It replaces FastAPI's own page, which
+    loads its scripts from another host."""
     return _file_response(API, request)
 
 

@@ -78,7 +78,7 @@ async def query_jobs(app: Fairlead, caller: Caller, parameters: Any) -> dict[str
     shared = {name: getattr(parameters, name) for name in ("user_id", "feature_name", "since", "until")}
     rare = {name: getattr(parameters, name) for name in ("service", "error_code")}
     page = await app.list_jobs(**shared, **rare, status=parameters.status, limit=parameters.limit)
-    # No index counts by service or error.
+    # No index supports counting by service or error code.
     counts = None if any(rare.values()) else await app.dashboard.counts(**shared)
     rows = [record.as_dict() for record in page.data]
     return _without_nulls(

@@ -1,4 +1,5 @@
--- The queue for the next ticket: the one with the fewest pending and running tasks, of several the lowest index.
+-- Choose the queue for the next ticket: the one with the fewest pending and running tasks or, if several have the same
+-- load, the one with the lowest index. `know_loads` computes the loads of all queues if they are not stored.
 local function know_loads(count)
   if redis.call('ZCARD', loads) ~= count then
     redis.call('DEL', loads)
@@ -10,7 +11,7 @@ local function know_loads(count)
   redis.call('EXPIRE', loads, ttl)
 end
 
--- `candidates`: indices separated by commas, or '' for all queues. Returns an index.
+-- Return the index of the least loaded candidate. `candidates`: indices separated by commas, or '' for all queues.
 local function least(candidates)
   if candidates == '' then return tonumber(redis.call('ZRANGE', loads, 0, 0)[1]) end
   local best, lowest

@@ -1,8 +1,9 @@
 -- The state of each task: `queue:Q:pending:tasks` and `queue:Q:running:tasks` are sorted sets of tickets, with the time
--- of the last change in microseconds. `queue:Q:pending` and `queue:Q:running` are their sizes, plus what was counted by
--- hand (`increment_pending` and similar calls, in the hash of credits). The sorted set of loads has the sum of both for
--- every queue, by its index in three digits: its first is the least loaded queue, of several the lowest index.
--- ARGV[1]: the prefix of the queues' names; ARGV[2]: the seconds after its last change when a key expires.
+-- of the last change in microseconds. `queue:Q:pending` and `queue:Q:running` are their sizes, plus the counts by hand
+-- (`increment_pending` and similar calls), which are stored in the hash of credits. The sorted set of loads has the sum
+-- of both sizes for every queue. Its members are the indices of the queues in three digits, so the first member is the
+-- least loaded queue or, if several have the same load, the one with the lowest index.
+-- ARGV[1]: the prefix of the queues' names; ARGV[2]: a key expires this many seconds after its last change.
 local prefix, ttl = ARGV[1], ARGV[2]
 local credits = 'fairlead:celery:' .. prefix .. ':credits'
 local loads = 'fairlead:celery:' .. prefix .. ':loads'
@@ -28,7 +29,8 @@ local function member(index)
   return string.format('%03d', index)
 end
 
--- Computed, and not incremented: a value that other code wrote there is replaced by the next change.
+-- Set the counter of a state and return it. It is computed, not incremented, so that a value which other code wrote is
+-- replaced by the next change.
 local function recount(queue, state)
   local members = redis.call('ZCARD', tickets(queue, state))
   local field = queue .. ':' .. state
@@ -39,7 +41,7 @@ local function recount(queue, state)
   end
   redis.call('SET', counter(queue, state), members + credit, 'EX', ttl)
   local rest = count_of(queue, state == 'pending' and 'running' or 'pending')
-  -- Only if the loads of all queues are known: apps with different numbers of queues share the set.
+  -- XX: apps with different numbers of queues share the set, so a queue is added only when all loads are recomputed.
   redis.call('ZADD', loads, 'XX', members + credit + rest, member(string.sub(queue, #prefix + 1)))
   return members + credit
 end

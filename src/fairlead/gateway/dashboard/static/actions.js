@@ -58,7 +58,7 @@ export const retryStep = (job, index, steps) => ({
   done: `Step ${index + 1} of job ${shortId(job.job_id)} is queued again.`,
 });
 
-const AT_ONCE = 4; // requests of an action on many jobs
+const AT_ONCE = 4; // concurrent requests of an action on many jobs
 
 /** Apply `act` to each job. Fails only if all were refused. */
 async function each(jobs, act) {

@@ -4,7 +4,7 @@ import { html, render, useEffect, useState } from "./html.js";
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const MAX_SHOWN = 200_000; // characters that a browser can lay out at once
 
-/** With a key, the request carries only the key; without one, the session of the dashboard. */
+/** Authenticate with the key alone if there is one, otherwise with the session cookie of the dashboard. */
 const fetchWith = (key, path, options = {}) =>
   fetch(path, {
     ...options,
@@ -25,7 +25,7 @@ function exampleOf(document, operation) {
 
 const isStream = (operation) => "text/event-stream" in (operation.responses?.["200"]?.content ?? {});
 
-/** The path with its parameters and query, from the values by name. */
+/** The path with parameters and query filled in from `values`, an object by parameter name. */
 function urlOf(path, parameters, values) {
   const query = new URLSearchParams();
   for (const { name, in: place } of parameters) {

@@ -1,5 +1,5 @@
 // The page's one WebSocket. It follows one view at a time: first the whole state, then changes to it.
-// When it is lost, the last state stays visible (dimmed), and the page reconnects until the gateway is back.
+// When the connection is lost, the last state stays visible (dimmed), and the page reconnects until the gateway is back.
 import { Problem, get } from "./api.js";
 import { setServerTime } from "./clock.js";
 import { useEffect, useState } from "./html.js";

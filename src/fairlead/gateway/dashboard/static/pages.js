@@ -23,7 +23,7 @@ const NOT_FOUND = { name: "notfound", section: null, title: "Not found", key: "n
 
 export const sectionsFor = (session) => SECTIONS.filter((section) => sees(session, section.needs));
 
-/** {name, section, title, key, subject}: `name` is that of the module, `key` identifies the page. */
+/** {name, section, title, key, subject}: `name` is the name of the page's module, `key` identifies the page. */
 export function pageOf(route, session) {
   const [first, subject] = route.parts;
   if (subject !== undefined) {

@@ -38,7 +38,7 @@ export function Page({ subject: jobId }) {
 
 const hasAny = (object) => object && Object.keys(object).length > 0;
 
-/** Whether a retry would be refused: turns are never retried, and a deadline stays passed. */
+/** Whether the job can be retried: it has failed, is not a turn, and its deadline has not passed. */
 const mayRetry = (job, about) => job.status === "FAILED" && !job.turn && about.runs?.retry
   && !(about.deadline_at && epoch(about.deadline_at) <= serverNow());
 

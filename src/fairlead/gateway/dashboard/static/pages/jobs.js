@@ -58,7 +58,7 @@ function Picked({ jobs, onClear }) {
     <button class="quiet" onClick=${onClear}>Clear selection</button></div>`;
 }
 
-/** The time range of submission. Computed once per choice, otherwise each render would request another view. */
+/** The time range of submission. Compute it once per choice; otherwise each render would request another view. */
 function spanOf({ last, from, to: end }) {
   if (last === BETWEEN) return { since: written(from), until: written(end) };
   return { since: Object.hasOwn(SPANS, last) ? new Date((serverNow() - SPANS[last]) * 1000).toISOString() : null, until: null };

@@ -15,8 +15,8 @@ import { Slots } from "../parts/slots.js";
 import { Tags } from "../parts/tags.js";
 import { to } from "../router.js";
 
-const FEW = 2; // slots: two services with this few share a row
-const FILTER_FROM = 9; // services: fewer need no filter
+const FEW = 2; // slots: two services with at most this many share a row
+const FILTER_FROM = 9; // number of services from which on the filter is shown
 const TROUBLE = "trouble first";
 const MOST_WAITING = "most waiting";
 const ORDERS = [TROUBLE, "by name", MOST_WAITING];
@@ -62,7 +62,7 @@ function Totals({ services, history }) {
   </dl>`;
 }
 
-/** The number of waiting jobs in powers of two, so that services do not move with every job. */
+/** The number of waiting jobs on a logarithmic scale, so that the order of services does not change with every job. */
 const steps = (service) => Math.ceil(Math.log2(1 + (waitingIn(service) || 0)));
 
 /** Pairs of adjacent small services; a single one would leave half of its row empty. */
@@ -89,7 +89,7 @@ const SEVERITY = { error: 3, warning: 2 };
 function Services({ services, findings }) {
   const [query, setQuery] = useState("");
   const [order, setOrder] = useState(ORDERS[0]);
-  // In powers of two, otherwise each job in the longest queue would render all queues again.
+  // Rounded up to a power of two; otherwise each new job in the longest queue would render all queues again.
   const widest = 2 ** Math.ceil(Math.log2(Math.max(1, ...services.map(([, service]) => waitingIn(service) || 0))));
   const shown = services.filter(([name]) => name.toLowerCase().includes(query.toLowerCase()));
   if (order === TROUBLE) shown.sort(([one, first], [other, second]) => troubleOf(other, second, findings) - troubleOf(one, first, findings));

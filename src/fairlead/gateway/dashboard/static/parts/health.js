@@ -71,7 +71,7 @@ function Leaders({ leaders }) {
 /** The doctor writes times in UTC; the dashboard shows local time. */
 const inOwnTime = (words) => words.replace(/\b\d{4}-\d\d-\d\dT[\d:.]+Z/g, moment);
 
-/** What a reader can do about a finding here: an action, or the page to look at. Other findings keep the doctor's words. */
+/** What a reader can do about a finding here, by code: an action, or a page to open. For other findings, the doctor's text is shown. */
 const REMEDIES = {
   "service-paused": (finding) => html`<${Act} look="small primary" question=${() => unpauseService(finding.about, NaN)}>Unpause<//>`,
   "limit-overridden": (finding) => html`<${Act} look="small" question=${() => liftLimit(finding.about)}>Remove override<//>`,

@@ -27,7 +27,7 @@ export function JobRows({ jobs, own, onEnd, selected, onSelect }) {
   const all = selected && jobs.every((job) => selected.has(job.job_id));
   const atEnd = to >= jobs.length;
   useEffect(() => {
-    // Load the next page when the reader scrolls to the end; a short list was not scrolled.
+    // Load the next page when the reader has scrolled to the end, but not if the whole list fits on the screen.
     if (atEnd && from > 0) onEnd();
   }, [atEnd, jobs.length]);
   return html`<div class="table-box"><table class="rows jobs" aria-rowcount=${jobs.length + 1} data-testid="jobs">

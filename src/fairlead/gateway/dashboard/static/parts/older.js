@@ -27,7 +27,7 @@ export function useOlder(path, filters, cursor) {
 
 /** The rows of the map `live`, newest first, then older ones. `orderOf` is greater for newer rows.
  *
- * New rows push the last live ones out of the live page, and no loaded page contains them, so they are kept here.
+ * New rows push the oldest live rows out of the live page. No loaded page contains those rows, so they are kept here.
  */
 export function useTogether(live, older, idOf, orderOf) {
   const memory = useRef({ key: older.key, live: [], kept: new Map() });

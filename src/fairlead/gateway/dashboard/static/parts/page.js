@@ -26,7 +26,7 @@ export function PageOf({ page, route }) {
     : html`<${Loading} />`}`;
 }
 
-/** Browsers cache the failure of a module: reload once the gateway is back. The address keeps the state. */
+/** Browsers cache a failed module import, so reload once the gateway is back. The page's state is in its address. */
 function useReloadOnReconnect(failure) {
   const { connection } = useShown(useApp().live);
   const wasAway = useRef(false);

@@ -1,4 +1,4 @@
-// Keyboard shortcuts and their help dialog. They can be disabled, for software that types letters.
+// Keyboard shortcuts and their help dialog. They can be disabled, because speech recognition software types letters.
 import { useApp } from "../context.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { sectionsFor } from "../pages.js";

@@ -31,7 +31,7 @@ export function Slots({ service, name, active = true }) {
 
 function Taken({ slot, now, show }) {
   const left = slot.expires_at - now;
-  // The duration of a lease is not part of the data: the longest remaining time so far is close to it.
+  // The data does not include the duration of a lease; the longest remaining time seen so far is close to it.
   const longest = useRef(1);
   longest.current = Math.max(longest.current, left);
   const step = slot.total_steps > 1 ? `step ${slot.step + 1} of ${slot.total_steps}` : null;

@@ -2,7 +2,7 @@
 import { html, useState } from "../html.js";
 import { rowLink } from "./bits.js";
 
-/** `columns`: [{name, title, number, value(row), show(row), lead}]; `rows` are drawn by `keyOf(row)` and lead to `hrefOf(row)`. */
+/** `columns`: [{name, title, number, value(row), show(row), lead}]; `keyOf(row)` identifies a row, `hrefOf(row)` is its link. */
 export function Table({ caption, columns, rows, keyOf, hrefOf, sort: first, most = 500 }) {
   const [sort, setSort] = useState(first);
   const column = columns.find((each) => each.name === sort.by);

@@ -41,7 +41,7 @@ export function Waterfall({ job, timeline, runs }) {
       </tbody></table></div></section>`;
 }
 
-/** The steps that a re-run of this step runs. For the step that failed, that is what Retry does. */
+/** The steps that a re-run of this step runs; null for the step that failed, which the Retry button runs again. */
 const againOf = (runs, step) => (runs?.retry?.[0] === step ? null : runs?.again?.[step]);
 
 const isLast = (timeline, index) => !timeline.slice(index + 1).some((each) => each.step === timeline[index].step);

@@ -38,7 +38,7 @@ def contradictions(
                 yield f"pipelines.{name}", f"no service is called {step!r}; {known(services)}"
             yield from ((f"pipelines.{name}", text) for text in _results_too_early(step, steps, services))
         if name in services:
-            yield f"pipelines.{name}", "a service has the same name; a pipeline needs one of its own"
+            yield f"pipelines.{name}", "a service has the same name; choose another name for the pipeline"
     for name, table in services.items():
         if isinstance(table, dict):
             yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(table, pools))

@@ -71,10 +71,10 @@ def of_outsider(body: Any, job_id: str, now: float) -> Event:
     if not isinstance(kind, str) or not _OUTSIDE_TYPE.fullmatch(kind):
         raise ValueError("its type must be 1 to 64 letters, digits and _.:-, beginning with a letter")
     if _OWN_TYPE.fullmatch(kind):
-        raise ValueError(f"the type {kind} is one of Fairlead's own")
+        raise ValueError(f"the type {kind} is reserved for Fairlead")
     event = {"job_id": job_id, "at": iso(now), "message": "", **body}
     if event["job_id"] != job_id:
-        raise ValueError("its job_id is another job's")
+        raise ValueError("its job_id belongs to another job")
     if not isinstance(event["at"], str) or not isinstance(event["message"], str):
         raise ValueError("at and message must be text")
     return Event.of_dict(event)

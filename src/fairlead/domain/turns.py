@@ -74,7 +74,7 @@ def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -
     """Take a waiting turn whose caller is absent out of the queue, and keep its place for `grace` seconds. If the
     caller does not return by then, the turn fails with `error`."""
     if job.status is not JobStatus.PENDING:
-        raise WrongState(f"the turn does not wait, it is {job.status}", details={"status": job.status.value})
+        raise WrongState(f"the turn is not waiting: it is {job.status}", details={"status": job.status.value})
     return Move(
         job.id,
         job.run,
@@ -93,7 +93,7 @@ def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -
 def take_up(job: Job) -> Move:
     """Return a turn that was set aside to its place in the queue, because its caller is back."""
     if not is_set_aside(job):
-        raise WrongState(f"the turn is not set aside, it is {job.status}", details={"status": job.status.value})
+        raise WrongState(f"the turn is not set aside: it is {job.status}", details={"status": job.status.value})
     return Move(
         job.id,
         job.run,
@@ -121,13 +121,16 @@ def not_taken(job: Job) -> dict[str, Any]:
 
 
 def waiter_gone(job: Job) -> dict[str, Any]:
-    return {"code": WAITER_GONE, "message": f"the process {process_of(job.turn or '')}, whose caller waited, is gone"}
+    return {
+        "code": WAITER_GONE,
+        "message": f"the process {process_of(job.turn or '')}, which served the caller, is gone",
+    }
 
 
 def holder_died(job: Job) -> dict[str, Any]:
     return {
         "code": HOLDER_DIED,
-        "message": f"the process {process_of(job.turn or '')}, whose caller had the slot, died or lost its lease",
+        "message": f"the process {process_of(job.turn or '')}, which served the caller, died or lost its lease",
     }
 
 

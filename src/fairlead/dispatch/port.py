@@ -1,7 +1,7 @@
 """The dispatcher interface: which step runs next, and whether a slot is free.
 
-A dispatcher holds only state that can be rebuilt from the store. Every operation accepts many items, is atomic, and can
-be repeated safely. An `Offer` carries (job, step, run). The dispatcher ignores an offer if it already has the same or a
+A dispatcher holds only state that can be rebuilt from the store. Every operation takes many items, is atomic, and can
+safely be repeated. An `Offer` carries (job, step, run). The dispatcher ignores an offer if it already has the same or a
 newer run of the job, queued or leased.
 """
 
@@ -70,9 +70,10 @@ class Claim:
     """A worker's request for up to `budget` steps.
 
     `services` and `regions` are what the worker can execute, `bands` the priorities it accepts. With `turns`, steps are
-    granted only while the next step in the queue is a turn; with `only`, only if the next step is this job. With
-    `waits`, a worker that is left with unused budget is woken when a lane becomes runnable. `unserved` are the regions
-    that no live worker serves: steps that merely prefer such a region may be granted to workers of other regions.
+    granted only while the next step in the queue is a turn; with `only`, only if the next step belongs to this job.
+    With `waits`, the worker is woken when a lane becomes runnable, if the claim leaves part of its budget unused.
+    `unserved` are the regions that no live worker serves: steps that merely prefer such a region may be granted to
+    workers of other regions.
     """
 
     worker: str
@@ -86,7 +87,8 @@ class Claim:
     unserved: Unserved = frozenset()
 
     def admits(self, job_id: str) -> bool:
-        """Whether this claim may be granted the job at the head of a queue. If not, it gets nothing from that queue."""
+        """Whether the claim accepts this job, the next one of a queue. If not, the claim gets nothing from that
+        queue."""
         if self.only is not None:
             return job_id == self.only
         return not self.turns or is_turn(job_id)
@@ -97,8 +99,8 @@ class Release:
     """The return of a slot.
 
     `refund` means that nothing ran (the start was refused), so the user's charge is returned too. `scope` is the scope
-    that granted the lease; the service may have moved to another pool since. `failed` is the outcome for the region's
-    circuit breaker; None means that the call had no region or that its outcome is unknown.
+    that granted the lease; the service may have moved to another pool since. `failed` tells the region's circuit
+    breaker how the call ended; None means that the call had no region or that its outcome is unknown.
     """
 
     lease: str
@@ -202,8 +204,8 @@ class ServiceSnapshot:
 class ScopeState:
     """The state of a scope on the server named `server`.
 
-    `epoch` is None if the server does not know the scope. `lost` means that part of the scope's data is missing; it
-    grants nothing until it is rebuilt.
+    `epoch` is None if the server does not know the scope. `lost` means that part of the scope's data is missing; the
+    scope then grants nothing until it is rebuilt.
     """
 
     epoch: int | None
@@ -219,7 +221,7 @@ Wake = Callable[[frozenset[str]], None]
 class Dispatcher(Protocol):
     """The queues of waiting steps, and the slots of their services.
 
-    DESIGN section 4 defines the order; `tests/contract/test_dispatcher.py` tests it. Operations raise `Unavailable`
+    docs/order.md describes the order; `tests/contract/test_dispatcher.py` tests it. Operations raise `Unavailable`
     while the server cannot be reached, or if it is not the server recorded in the database.
     """
 
@@ -230,14 +232,14 @@ class Dispatcher(Protocol):
     async def close(self) -> None: ...
 
     async def reconnect(self) -> None:
-        """Close all connections, because the database now names another server. The old server may be a master that was
-        cut off from the others."""
+        """Close all connections, because the database now names another server. The old server may be a former master
+        that was cut off from the other servers."""
         ...
 
     def on_wake(self, wake: Wake) -> None:
-        """Set the callback for wakeups. It is called with services that become runnable: after an offer, a release, the
-        end of a hold, a raised limit, the end of a pause, or the end of a rebuild. A claim that leaves a lane runnable
-        calls it too."""
+        """Set the callback for wakeups. It is called with the services that became runnable: after an offer, a release,
+        the end of a hold, a raised limit, the end of a pause, or the end of a rebuild. A claim that leaves a lane
+        runnable calls it too, for another worker."""
         ...
 
     async def configure(self, rules: Rules) -> None:
@@ -247,17 +249,17 @@ class Dispatcher(Protocol):
         ...
 
     async def offer(self, offers: Sequence[Offer]) -> int:
-        """Add steps to the queue, or move steps that are queued. Returns how many offers were newer than what was
-        queued.
+        """Add steps to the queue, or move steps that are already queued. Returns the number of offers that were not
+        ignored.
 
-        Raises `Unavailable`, and changes nothing in the scope, if the scope has newer rules than this process and the
-        service has moved out of it. The caller repeats the offer once it has the newer rules.
+        Raises `Unavailable`, and changes nothing in the scope, if newer rules than those of this process have moved the
+        service to another scope. The caller repeats the offer once it has the newer rules.
         """
         ...
 
     async def missing(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers whose step is neither queued nor leased, at this run or a newer one. Changes nothing. Steps on a
-        Cluster node that cannot be reached are not reported."""
+        """The offers whose job is neither queued nor leased, at this run or a newer one. Changes nothing. Jobs on a
+        Cluster node that cannot be reached are not reported as missing."""
         ...
 
     async def withdraw(self, withdrawals: Sequence[Withdrawal]) -> int: ...
@@ -282,12 +284,13 @@ class Dispatcher(Protocol):
 
     async def expire(self, leases: Sequence[Lease]) -> None:
         """Let these leases expire now, so that the next recovery requeues their steps. A worker calls this if it cannot
-        start a step that it claimed, because only a transition in the database can requeue the step."""
+        start a step that it claimed: it cannot put the step back itself, because that takes a transition in the
+        database."""
         ...
 
     async def expired(self) -> list[Lease]:
-        """The leases whose expiry has passed. They keep their slots until recovery has written to the database and
-        releases them."""
+        """The leases whose expiry has passed. Each keeps its slot until recovery has moved the job in the database and
+        releases the lease."""
         ...
 
     async def hold(self, holds: Sequence[Hold]) -> None:
@@ -320,7 +323,7 @@ class Dispatcher(Protocol):
     async def close_scope(self, scope: str, epoch: int) -> bool:
         """Begin a rebuild: delete the scope's queues, leases and holds, and grant nothing until `open_scope`.
 
-        Returns False, and changes nothing, if a later rebuild has begun. `restore` and `open_scope` do the same.
+        Returns False, and changes nothing, if a later rebuild has begun. The same holds for `restore` and `open_scope`.
         """
         ...
 
@@ -348,7 +351,7 @@ class Leadership(Protocol):
         ...
 
     async def resign(self) -> None:
-        """Give up the lease, so that another process need not wait until it expires."""
+        """Give up the lease, so that another process can take it without waiting until it expires."""
         ...
 
     async def leader(self) -> tuple[str, int] | None:
@@ -408,7 +411,8 @@ class Shard:
 
 
 NOTABLE = 1.0
-"""The smallest difference of clocks, in seconds, that is corrected. Less may be the latency of a reply."""
+"""The smallest difference between clocks, in seconds, that is corrected. Smaller ones may be due to the latency of a
+reply."""
 
 
 def by_database(snapshots: Iterable[ServiceSnapshot], ahead: float) -> list[ServiceSnapshot]:

@@ -1,4 +1,4 @@
-"""API keys with their roles, and the audit records of what was done with the keys.
+"""API keys and their roles, and the audit records of actions taken with them.
 
 A key is `fl_<id>_<256 bits>_<checksum>` and a ticket is `flt_<256 bits>_<checksum>`, all in hex. A ticket replaces its
 key for a single request. The prefix lets secret scanners find leaked keys and tickets; the checksum lets us reject a
@@ -45,7 +45,7 @@ SECRET_BYTES = 32
 
 KEY_PATTERN = re.compile(r"fl_([0-9a-f]{12})_[0-9a-f]{64}_[0-9a-f]{8}")
 TICKET_PATTERN = re.compile(r"flt_[0-9a-f]{64}_[0-9a-f]{8}")
-# Anything that looks like a key or ticket, complete or truncated; only the first group may be shown.
+# Anything that looks like a key or ticket, complete or truncated. Only the first group, the prefix, may be shown.
 SECRET_PATTERN = re.compile(r"\b(fl_[0-9a-f]{12}_|flt_)[0-9a-f]{16,}(?:_[0-9a-f]{1,8})?")
 
 
@@ -82,8 +82,8 @@ def _is_whole(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One audited action. `id` is a UUID of version 7, so records sort by time. `outcome` is None while the action is
-    running, and stays None if the process dies before the action ends."""
+    """One audited action. `id` is a UUID of version 7, so records sort by time. `outcome` is None until the action
+    ends, and stays None if the process dies first."""
 
     id: str
     at: float

@@ -2,14 +2,14 @@
 
 The limit grows by one while the latency stays low, and drops by a factor as soon as the service refuses calls.
 
-One decision is made per window. A window ends when as many calls have ended as the limit allows at once. After a change
-of the limit, the calls that were already running are not counted. One overload is therefore counted once, and calls
-that ran under a lower limit do not raise the limit. There is one exception: if a call is refused after an increase, it
-counts at once, because the limit is now one too high.
+One decision is made per window. A window ends when the number of calls that ended in it reaches the limit. Calls that
+were already running when the limit changed are not counted. One overload is therefore counted once, and calls that ran
+under a lower limit do not raise the limit. The one exception is a call that is refused after an increase: it counts at
+once, because it shows that the new limit is too high.
 
 A limit that proved too high is not tried again immediately, because the capacity of a service rarely changes. It is
-tried again after a few windows. The pause doubles each time the limit proves too high again, and ends when the limit
-holds.
+tried again after a few windows. The pause doubles each time the limit proves too high again, and is forgotten once the
+limit works.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Calls:
         )
 
     def since(self, before: Calls) -> Calls:
-        """The calls that ended after `before` was counted. Both counts must have the same starting point."""
+        """This count minus `before`, an earlier count with the same starting point: the calls that ended in between."""
         return Calls(
             max(0, self.ok - before.ok),
             max(0, self.overloaded - before.overloaded),
@@ -87,8 +87,8 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A limit that proved too high, how many times in a row it did, and how many windows pass before it is tried
-    again."""
+    """A limit that proved too high: the limit, how many times in a row it failed, and how many windows to wait before
+    it is tried again."""
 
     limit: int
     failed: int = 1
@@ -102,9 +102,9 @@ class Ceiling:
 class Window:
     """What was observed since the last decision.
 
-    The first `skip` calls that end are ignored. If the last decision raised the limit (`rose`), a refused call ends the
-    skipping and counts. `used` is true if all slots were in use at some time. `latency` is the smoothed latency of the
-    previous windows.
+    The first `skip` calls that end are ignored. If the last decision raised the limit (`rose`), skipping stops at the
+    first refused call, which is counted. `used` is true if all slots were in use at some time. `latency` is the
+    smoothed latency of the previous windows.
     """
 
     skip: int = 0
@@ -140,7 +140,7 @@ def bounded(limit: int, auto: Auto) -> int:
 
 
 def decide(auto: Auto, limit: int, best: float | None, window: Window) -> LimitDecision | None:
-    """Decide whether the limit changes at the end of a window. Returns None while the window has too few calls."""
+    """Decide at the end of a window whether the limit changes. Returns None if the window has not ended yet."""
     if not window.over(limit):
         return None
     latency = _smoothed(window)
@@ -151,7 +151,7 @@ def decide(auto: Auto, limit: int, best: float | None, window: Window) -> LimitD
     if ceiling is not None and ceiling.pause and limit < after >= ceiling.limit:
         after, ceiling = limit, replace(ceiling, pause=ceiling.pause - 1)
     if after == limit:
-        # A raised limit is confirmed only once all slots were used.
+        # A raised limit is not confirmed until all of its slots have been in use.
         untried = window.rose and not window.used
         return LimitDecision(limit, best, None, Window(latency=latency, rose=untried, ceiling=ceiling))
     return LimitDecision(after, best, why, Window(skip=limit, rose=after > limit, latency=latency, ceiling=ceiling))

@@ -32,8 +32,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """A batch with its progress. `counts` holds the number of existing jobs by status. The remaining jobs of the total
-    were deleted or pruned."""
+    """A batch with its progress. `counts` holds the number of existing jobs by status. Jobs of the batch that are
+    missing from the counts were deleted or pruned."""
 
     batch: Batch
     counts: Mapping[JobStatus, int]
@@ -92,7 +92,7 @@ class BatchView:
         return self.finished_at is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON body of the gateway, with times in ISO 8601."""
+        """This batch as the JSON object that the gateway returns, with times in ISO 8601."""
         shown = {name: getattr(self, name) for name in _NAMES}
         return {**shown, **{name: iso(shown[name]) for name in _TIMES}}
 
@@ -116,7 +116,7 @@ class ItemView:
     result: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON body of this item in a list of items."""
+        """This item as the JSON object that the gateway returns in a list of items."""
         return {
             "item": self.item,
             "custom_id": self.custom_id,
@@ -128,7 +128,7 @@ class ItemView:
         }
 
     def as_result(self) -> dict[str, Any]:
-        """The JSON body of this item as one line of the results file."""
+        """This item as the JSON object on one line of the results file."""
         return {
             "item": self.item,
             "custom_id": self.custom_id,

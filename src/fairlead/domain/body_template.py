@@ -2,9 +2,9 @@
 
     body = { prompt = "{input.prompt}", image = "{step_0.data.url}", size = 1024 }
 
-A placeholder is a path of field names and list indexes, never an expression. A text that consists of one placeholder is
-replaced by the value, which keeps its type. A placeholder within a longer text is replaced by the value as text. Write
-`{{` and `}}` for literal braces.
+A placeholder is a path of field names and list indexes, never an expression. A string that consists of a single
+placeholder is replaced by the value, which keeps its type. Inside a longer string, a placeholder is replaced by the
+value as text. Write `{{` and `}}` for literal braces.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class MissingField(LookupError):
 
 
 def problems(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, problem) for every pair of braces that is not a valid placeholder, and for a body that is not
-    JSON."""
+    """Yield (key, problem) for every invalid placeholder, and for a body that cannot be encoded as JSON."""
     for key, text in _texts(body):
         for match in _TOKEN.finditer(text):
             if (match[1] is not None and not _PATH.fullmatch(match[1])) or match[0] in ("{", "}"):

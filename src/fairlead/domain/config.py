@@ -39,7 +39,7 @@ NAME, REGION_NAME = r"^[a-z_][a-z0-9_]{0,62}$", r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
 URL = r"^https?://[^\s/]+\S*$"
 FUNCTION = r"^[\w.]+:[\w.]+$"
 TASK = r"^[^\s:]+$"
-# The error messages for these patterns.
+# Error messages for values that do not match these patterns.
 MEANING = {
     NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
     REGION_NAME: "must be letters, digits and _, not begin with a digit, and have at most 63 characters",
@@ -70,7 +70,7 @@ AUTO_KEYS = ("min", "max", "latency_target")
 AUTO: Final = "auto"
 Slots = Annotated[int, Field(ge=1, le=1_000_000)]
 BRANCHES = ("a number", "a word")
-# A discriminator, so that an invalid number is reported as a number.
+# With a discriminator, pydantic reports an invalid number as such, and not also as an invalid "auto".
 Limit = Annotated[
     Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
     Discriminator(lambda value: BRANCHES[value == AUTO]),
@@ -103,8 +103,8 @@ class BackoffConfig(Section):
 
 
 class RegionConfig(Section):
-    """One region of a service. If the regions have different weights, steps that may run in several regions are spread
-    by `weight`. With `pool`, the calls in this region take a slot of that pool."""
+    """One region of a service. Steps that may run in several regions are spread by `weight`, if the weights differ.
+    With `pool`, the calls in this region take a slot of that pool."""
 
     url: Url
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -166,7 +166,7 @@ class ServiceConfig(Section):
             shares = table["shards"]
             if isinstance(shares, dict):
                 shares = {name: dict(each) if isinstance(each, ShareConfig) else each for name, each in shares.items()}
-            # Without a sum the shards are invalid; "limit is required" would be misleading.
+            # Invalid shares have no sum and are reported as such; the 1 prevents a misleading "limit is required".
             return {**table, "limit": total_limit(shares) or 1}
         return table
 
@@ -217,12 +217,13 @@ class ServiceConfig(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether calls keep running when their worker dies. Their slots are then held until their deadlines."""
+        """Whether a call keeps running when its worker dies. If so, its slot is then held until the deadline of the
+        call."""
         return bool(self.url or self.regions or self.celery)
 
     @property
     def raw(self) -> bool:
-        """Whether calls send only the params and take the whole response as data. The default for Celery tasks."""
+        """Whether calls send only the params and take the whole response as data, the default for Celery tasks."""
         return self.celery is not None if self.format is None else self.format == "raw"
 
     @property
@@ -231,7 +232,7 @@ class ServiceConfig(Section):
         return not (self._handled or any(getattr(self, way) for way in WAYS))
 
     def handled(self) -> ServiceConfig:
-        """Mark the service as executed by a handler in code."""
+        """Mark this service as executed by a Python function that the application registered, and return it."""
         self._handled = True
         return self
 

@@ -38,7 +38,7 @@ def contradictions(
                 yield f"pipelines.{name}", f"no service is called {step!r}; {known(services)}"
             yield from ((f"pipelines.{name}", text) for text in _results_too_early(step, steps, services))
         if name in services:
-            yield f"pipelines.{name}", "a service has the same name; a pipeline needs one of its own"
+            yield f"pipelines.{name}", "a service has the same name; choose another name for the pipeline"
     for name, table in services.items():
         if isinstance(table, dict):
             yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(table, pools))
@@ -59,8 +59,7 @@ def _wrong_body(service: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _results_too_early(step: str, steps: list[Any], services: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each step result that the body of `step` uses although the step with that result does not run
-    before it."""
+    """Yield a problem for each result that the body of `step` uses but that no earlier step produces."""
     table = services.get(step)
     body = table.get("body") if isinstance(table, Mapping) else None
     first = steps.index(step)
@@ -111,8 +110,8 @@ def regions_of(services: Mapping[str, Any]) -> dict[str, None]:
 
 
 def alike_regions(services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a (key, problem) for regions whose names differ in case only. Requests may write a region in any case, so
-    such names would be ambiguous."""
+    """Yield a (key, problem) for regions whose names differ in case only. Requests may write region names in upper or
+    lower case, so such names would be ambiguous."""
     first: dict[str, str] = {}
     for name, table in services.items():
         for region in regions_of({name: table}):
@@ -125,14 +124,14 @@ def alike_regions(services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def spelled(region: str, regions: Iterable[str]) -> str:
-    """The name of the region as the configuration writes it, found regardless of case. Returns `region` if there is no
-    such region."""
+    """The configured spelling of a region name, found regardless of case. Returns `region` unchanged if no region
+    matches."""
     folded = region.casefold()
     return next((each for each in regions if each.casefold() == folded), region)
 
 
 def priority_url_problem(url: str) -> str | None:
-    """Return the problem of `priority.url`, or None. The placeholder for the user id must not be able to change the
+    """Return what is wrong with `priority.url`, or None. The user id may be part of the path or query, but never of the
     host."""
     parts = urlsplit(url)
     if unknown := set(_PLACEHOLDER.findall(url)) - {USER_ID}:
@@ -226,7 +225,7 @@ def _not_a_partition(shares: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for shard, share in shares.items():
         bands = share.get("bands") if isinstance(share, dict) else None
         if not isinstance(bands, list) or not bands:
-            return  # reported by the model; the rest cannot be checked
+            return  # the model reports this; nothing more can be checked
         for band in bands:
             where.setdefault(str(band), []).append(shard)
     if missing := [band for band in Priority if band not in where]:

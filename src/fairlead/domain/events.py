@@ -33,8 +33,8 @@ _OWN_TYPE = re.compile(
     r"(JOB|STEP|BATCH|TURN)_.*|BATCH|WAITING|POSITION|PROGRESS|SNAPSHOT|HEARTBEAT|ERROR|ENDED|MISSED"
     r"|watch|unwatch|refuse"
 )
-"""Types that readers rely on, here or in the streams of batches and turns. Other programs must not use them: a forged
-end would close the streams of a job that runs."""
+"""The event types of Fairlead itself, for jobs, batches and turns. Other programs must not publish them: a forged end
+event, for example, would close the streams of a running job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,18 @@ class Event:
 
 def of_outsider(body: Any, job_id: str, now: float) -> Event:
     """Read an event from a message that another program published on the job's channel. Adds `job_id`, `at` and
-    `message` if they are missing. Raises ValueError if readers of the job might not understand the event."""
+    `message` if they are missing. Raises ValueError if the message is not a valid event, or if its type is one of
+    Fairlead's own."""
     if not isinstance(body, dict):
         raise ValueError("it is not a JSON object")
     kind = body.get("type")
     if not isinstance(kind, str) or not _OUTSIDE_TYPE.fullmatch(kind):
         raise ValueError("its type must be 1 to 64 letters, digits and _.:-, beginning with a letter")
     if _OWN_TYPE.fullmatch(kind):
-        raise ValueError(f"the type {kind} is one of Fairlead's own")
+        raise ValueError(f"the type {kind} is reserved for Fairlead")
     event = {"job_id": job_id, "at": iso(now), "message": "", **body}
     if event["job_id"] != job_id:
-        raise ValueError("its job_id is another job's")
+        raise ValueError("its job_id belongs to another job")
     if not isinstance(event["at"], str) or not isinstance(event["message"], str):
         raise ValueError("at and message must be text")
     return Event.of_dict(event)

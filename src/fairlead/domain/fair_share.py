@@ -44,10 +44,11 @@ def averaged(mean: int | None, measured: int, count: int) -> tuple[int, int]:
 
 
 def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark: int, marked_user: str) -> int:
-    """How many of a user's `count` waiting steps start before the step that `marked_user` starts at tag `mark`.
+    """How many of a user's `count` waiting steps are granted before the step of `marked_user` that has the start tag
+    `mark`.
 
-    The n-th of them starts at `tag + n * step_charge`; equal tags are ordered by user id. For a user's own step, the
-    result is the number of that user's steps that come first.
+    The n-th of the user's steps, from 0, has the start tag `tag + n * step_charge`; equal tags are ordered by user id.
+    If both users are the same, the result is the number of the user's own steps that come first.
     """
     if tag > mark:
         return 0
@@ -57,7 +58,7 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
 
 
 def _until_a_slot(slots: int, work: float, running: float) -> float:
-    """Seconds until this work is done and a slot is free. A slot becomes free when the first of the running calls ends:
+    """Seconds until `work` is done and a slot is free. A slot becomes free when the first of the running calls ends:
     with n running calls, that takes about 1/n of the remaining time of one call."""
     slots = max(1, slots)
     return (work - running + running * 2 / (slots + 1)) / slots
@@ -66,7 +67,7 @@ def _until_a_slot(slots: int, work: float, running: float) -> float:
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
     """The position of a waiting step: 1 is next. `work_ahead` is the estimated slot time, in seconds, that calls take
-    before this step is granted. `running` is the part of `work_ahead` that belongs to calls that run now.
+    before this step is granted. `running` is the part of `work_ahead` that belongs to calls already running.
 
     `slots` is the number of slots that the step could use, `free` the number of those that are not taken. `band` is the
     band in which the step waits. `newcomer` is true for the first step of a new user: it goes before all other steps of
@@ -81,8 +82,8 @@ class QueuePosition:
 
     `undated` means that the queue is stalled for an unknown time, so no wait can be estimated.
 
-    `surprise` compares recent waits with their estimates: the lower and upper quartile of the actual wait divided by
-    `plain_wait`. None if there are too few recent waits.
+    `surprise` says how far recent estimates were off: the lower and upper quartile of (actual wait / `plain_wait`).
+    None if there are too few recent waits.
     """
 
     position: int
@@ -110,7 +111,7 @@ class QueuePosition:
 
     @property
     def plain_wait(self) -> float:
-        """The wait in seconds if no more jobs arrive and every call takes the mean time."""
+        """The wait in seconds, assuming that no more jobs arrive and that every call takes the mean time."""
         queue = 0.0 if self.position <= self.free else _until_a_slot(self.slots, self.work_ahead, self.running)
         return max(queue, self._own_wait, self.rests)
 
@@ -134,7 +135,7 @@ class QueuePosition:
 
     @property
     def pace(self) -> float:
-        """Seconds between two grants while all slots are busy: the resolution of an estimate."""
+        """Seconds between two grants while all slots are busy. An estimate cannot be more precise than this."""
         slots = self.user_slots if self.waits_for_own else self.slots
         return self.mean / max(1, slots or 0)
 

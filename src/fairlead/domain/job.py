@@ -77,12 +77,12 @@ class Job:
 
     `run` is the fence: every change of the job's state raises it, so (id, run) names one state of one job. `attempt`
     counts the calls of the current step in the current `round`; a resume or re-run begins a new round. `timer_at` is
-    when the job moves because of time alone: it is due, its backoff is over, it has waited too long, or its deadline
-    has passed. The first call of step `region_step` goes to `region`. If the step has waited `spill_after` seconds for
-    that region, it may go to other regions, and `spilled_at` is set. All calls go to `allowed_regions`. `call_region`
-    is the region of the running call. `goes_back` is set during the re-run of one step: the state to which the job
-    returns afterwards (see `domain.reruns`). `turn` is set for turns only: the process whose caller waits for the slot
-    or holds it. `priority_source` is where `original_priority` came from; None for jobs that predate the field.
+    when the next timer of the job fires: it becomes due, its backoff ends, it has waited too long, or its deadline
+    passes. The first call of step `region_step` goes to `region`. If the step has waited `spill_after` seconds for that
+    region, it may go to other regions, and `spilled_at` is set. Calls go to `allowed_regions` only. `call_region` is
+    the region of the running call. `goes_back` is set during the re-run of one step: the state to which the job returns
+    afterwards (see `domain.reruns`). `turn` is set for turns only: the process whose caller waits for the slot or holds
+    it. `priority_source` is where `original_priority` came from; None for jobs that predate the field.
     """
 
     id: str
@@ -139,16 +139,16 @@ class Job:
         return self.allowed_regions
 
     def bound_within(self, regions: Collection[str]) -> tuple[str, ...] | None:
-        """Like `bound_to`, if the service now has these regions. A preferred region that no longer exists is ignored,
-        unless it is the only allowed region."""
+        """Like `bound_to`, given the regions that the service has now. A preferred region that no longer exists is
+        ignored, unless it is the only allowed region."""
         bound = self.bound_to
         if regions and bound == (self.region,) and self.region not in regions:
             return self.allowed_regions
         return bound
 
     def prefers_within(self, regions: Collection[str]) -> str | None:
-        """The region that the next call prefers, if the service now has these regions. None if the call prefers no
-        region."""
+        """The region that the next call prefers, given the regions that the service has now. None if it prefers
+        none."""
         return self.region if self.bound_within(regions) == (self.region,) != self.allowed_regions else None
 
     def asks_for_region(self, step: int, attempt: int) -> bool:

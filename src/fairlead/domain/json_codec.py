@@ -14,9 +14,10 @@ import orjson
 MAX_DEPTH = 100
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
-# An unterminated string matches to the end; otherwise invalid JSON would be rescanned from every quote.
+# An unterminated string matches up to the end of the text. Otherwise invalid JSON would be scanned again from every
+# quote.
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-# With all digits mapped to 0, a long number is found by a substring search.
+# Maps all digits to 0, so that a substring search for zeros finds a long number.
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
 _AS_LISTS = bytes.maketrans(b"{}", b"[]")
@@ -47,8 +48,8 @@ def _problem(text: str) -> str:
 
 
 def from_json(text: bytes) -> Any:
-    """Decode JSON without loss. orjson turns integers beyond 64 bits into floats; this function keeps them as integers,
-    and `to_json` refuses such integers. Raises orjson.JSONDecodeError for invalid JSON."""
+    """Decode JSON without loss. orjson alone turns integers beyond 64 bits into floats. Here they stay integers, which
+    `to_json` then refuses. Raises orjson.JSONDecodeError for invalid JSON."""
     value = orjson.loads(text)
     if not has_long_number(text):
         return value

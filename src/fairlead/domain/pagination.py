@@ -30,7 +30,7 @@ def check_limit(limit: int) -> None:
 
 
 def write_cursor(seq: int, where: object) -> str:
-    """Return an opaque cursor that contains `seq` and is valid only for a list with this filter."""
+    """Return an opaque cursor that contains `seq`. It is valid only for lists with the filter `where`."""
     return base64.urlsafe_b64encode(f"{seq}.{_mark(seq, where)}".encode()).decode().rstrip("=")
 
 

@@ -30,13 +30,14 @@ def worker_name(process: str, pool: str) -> str:
 
 
 def process_of(worker: str) -> str:
-    """The process that a worker belongs to. `worker` is the name made by `worker_name`; host names contain no slash."""
+    """The name of the process that a worker belongs to: the part of the worker's name before the slash, if it has
+    one."""
     return worker.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """The registration of a process. The leases of its workers name it: `worker_name` builds their `worker` from
+    """The registration of a process. Leases refer to the process by their `worker`, which `worker_name` builds from
     `name`.
 
     `seen_at` is the database time of the last registration, `clock` the time of the process's own clock at that moment.
@@ -61,8 +62,8 @@ class ProcessRecord:
 
     @property
     def skew(self) -> float:
-        """How many seconds the clock of the process is ahead of the database clock. The time that the registration took
-        is subtracted."""
+        """How many seconds the clock of the process is ahead of the database clock, corrected for the time that the
+        registration took."""
         return self.clock - self.seen_at
 
     @property
@@ -72,8 +73,8 @@ class ProcessRecord:
 
     @property
     def workers(self) -> tuple[ProcessRecord, ...]:
-        """One record per worker of the process. Name, services, bands, concurrency and number of running calls are
-        those of the worker."""
+        """One record per worker of the process, with the name, services, bands, concurrency and number of running calls
+        of that worker."""
         return tuple(
             replace(
                 self,

@@ -1,7 +1,7 @@
 """The state a job returns to after the re-run of one step, stored in the job's `goes_back`.
 
-After a re-run the job is in the same state as before, with one more result. The job therefore records the state it was
-in when the re-run began: completed, or failed at some step. Two cases need more than that one record:
+A successful re-run adds a result and leaves the job in the state it had before. The job therefore records its state
+when the re-run begins: completed, or failed at some step. Two cases need more than that:
 
 - After a failed re-run the job is FAILED at that step until the step succeeds, even if other steps are re-run
   meanwhile. These failures are kept in `failed`, newest first, at most one per step. The job returns to the newest
@@ -33,7 +33,7 @@ class RerunOrigin:
     retryable: bool | None
     goes_back: GoesBack | None = None
     attempt: int = 0
-    """The calls of the failed step so far. They still count after the re-run of another step."""
+    """The number of calls of the failed step so far. It is restored after the re-run of another step."""
 
     @property
     def status(self) -> JobStatus:
@@ -67,15 +67,15 @@ def begun(job: Job, step: int) -> GoesBack | None:
 
 
 def steps_of_rerun(job: Job, step: int) -> list[int]:
-    """The steps that would be called, if all of them succeed, by a re-run of `step` of a finished job. Raises
-    WrongState."""
+    """The steps that a re-run of `step` calls, if each one succeeds. Raises WrongState if the job cannot re-run
+    `step`."""
     goes_back = begun(job, step)
     continues = goes_back is None or goes_back["step"] is None
     return list(range(step, len(job.steps))) if continues else [step]
 
 
 def steps_of_retry(job: Job) -> list[int]:
-    """The steps that would be called, if all of them succeed, by a retry of a failed job at the failed step."""
+    """The steps that a retry of a failed job calls, from the failed step on, if each one succeeds."""
     return list(range(job.step, len(job.steps))) if goes_on(job) else [job.step]
 
 
@@ -115,8 +115,8 @@ def _with(base: GoesBack, failed: list[dict[str, Any]]) -> GoesBack:
 
 
 def require_rounds_left(job: Job) -> None:
-    """Raise WrongState if a user may not begin another round of this job. Rounds of users are limited, because the
-    results and attempts of every round are kept. Operators do not call this function."""
+    """Raise WrongState if a user may not begin another round of this job. The number of rounds is limited for users,
+    because the results and attempts of every round are kept. Operators do not call this function."""
     if job.round >= MOST_ROUNDS:
         raise WrongState(
             f"this job was resumed or re-run {MOST_ROUNDS} times; submit a new one",

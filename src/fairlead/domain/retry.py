@@ -12,7 +12,8 @@ RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 LONGEST_MESSAGE = 10_000
 LONGEST_TRACEBACK = 16_000
 MOST_SPARED = 10
-"""How many calls of a step may be refused because the limit is too high before a refusal counts as an attempt."""
+"""How many refused calls of a step are free. After that, each further refusal counts as an attempt. A call is refused
+if the limit is too high for the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ def without_traceback(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _storable(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Shorten a text and make it storable: replace NUL, which PostgreSQL cannot query inside JSON, and lone surrogates,
-    which JSON cannot represent."""
+    """Shorten a text and replace the characters that cannot be stored: NUL, which PostgreSQL cannot query inside JSON,
+    and lone surrogates, which JSON cannot represent."""
     return text[:longest].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
@@ -74,8 +75,8 @@ RETRY_IN = "retry_in"
 
 
 def warning_of(error: Mapping[str, Any] | None, retryable: bool | None) -> str | None:
-    """The warning for a caller who retries a job that failed with this error. None unless the error is permanent. An
-    error whose attempts are used up is not permanent: the next call may succeed."""
+    """The warning for a caller who retries a job that failed with this error. None unless the error is permanent. A
+    retryable error that has used up the attempts is not permanent: the next call may succeed."""
     if retryable or error is None or error.get("reason") == ATTEMPTS_USED_UP:
         return None
     return f"the last error, {error.get('code', 'unknown')}, is permanent: the same input may fail again"

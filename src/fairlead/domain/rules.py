@@ -1,4 +1,4 @@
-"""The rules: limits, order, pauses, pools, regions and shards of all services, by which dispatchers grant slots.
+"""The rules by which dispatchers grant slots: limits, order, pauses, pools, regions and shards of all services.
 
 Rules are stored in the database with a version, so that all processes use the same ones.
 """
@@ -16,13 +16,14 @@ MAIN_SHARD = "main"
 BANDS = (1, 2, 3)
 
 LONGEST_REST = 10
-"""The rest of a region that keeps failing grows up to this multiple of the first rest."""
+"""The rest of a region that keeps failing grows to at most this multiple of the first rest."""
 
 _AND = "+"
 """Separates the regions of a lane. No region name contains it."""
 
 _ELSE = ">"
-"""Separates the preferred region of a lane from the other allowed ones. Nothing after it means any region."""
+"""Separates the preferred region of a lane from the other allowed regions. If nothing follows, any region is
+allowed."""
 
 
 def lane_of(regions: Iterable[str] | None, prefers: str | None = None) -> str | None:
@@ -78,8 +79,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """The current value of an automatic limit. The configured bounds apply to this value too. `best` is the lowest
-    latency measured, in seconds. `history` holds the last changes, newest last."""
+    """The stored value of an automatic limit. Readers clamp it to the configured bounds. `best` is the lowest latency
+    measured, in seconds. `history` holds the last changes, newest last."""
 
     limit: int
     best: float | None = None
@@ -120,14 +121,14 @@ class ServiceRules:
     retries_first: bool = False
     paused: bool = False
     regions: Mapping[str, int] = field(default_factory=dict)
-    # Weights that spread unbound work over the regions. Empty: the fastest regions take it.
+    # The weights by which steps that may run in any region are spread. Empty: the fastest regions take them.
     region_weights: Mapping[str, float] = field(default_factory=dict)
     # The regions whose calls take a slot of the pool; None: all calls do.
     pooled_regions: tuple[str, ...] | None = None
     shard: str = MAIN_SHARD
     shares: Mapping[str, Share] = field(default_factory=dict)
     part_on: str | None = None
-    # Needed by managers whose own config may lack the service:
+    # Stored for managers, whose own config may lack the service:
     remote: bool = False
     max_attempts: int = 3
     wait_timeout: float | None = None

@@ -60,7 +60,7 @@ class Histogram:
 
 
 MINUTE = 60
-"""The length, in seconds, of the interval that statistics are counted by."""
+"""The length, in seconds, of the interval over which statistics are counted."""
 
 KEPT_MINUTES = 120
 
@@ -70,8 +70,8 @@ class MinuteStats:
     """The calls of one service that ended in one process in one minute.
 
     `minute` counts the minutes since 1970. `finished` and `failed` count calls. `waits` is a histogram of the times
-    that their steps had waited, with the bounds `SECONDS`. `codes` counts failures by error code. `used` maps the users
-    with the most slot time to their calls and slot seconds.
+    that their steps had waited, with the bounds `SECONDS`. `codes` counts failures by error code. `used` has the users
+    with the most slot time, and for each of them the number of calls and the slot seconds.
     """
 
     process: str

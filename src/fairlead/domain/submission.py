@@ -40,7 +40,7 @@ class Submission:
 
     `scheduled_at` and `deadline` are points in time (a datetime, or ISO 8601 text); `delay` and a numeric `deadline`
     are seconds from now. An integer `user_id` becomes text. The first call goes to `region`, and retries may go to
-    other regions. All calls go to `allowed_regions`.
+    other regions. Calls go to `allowed_regions` only.
     """
 
     feature_name: str
@@ -120,7 +120,7 @@ class SubmissionChecker:
 
     def _job_of(self, submission: Submission, user_id: str) -> Job:
         """Build the job. The validated fields of an earlier plain submission with the same feature and priority are
-        reused. Submissions with more fields are always validated, because comparing the fields takes as long."""
+        reused. Submissions with more fields are always validated, because comparing the fields would take as long."""
         if not (submission.plain and type(submission.feature_name) is str):
             return self._new_job(submission, user_id)
         name = submission.feature_name, submission.priority
@@ -128,7 +128,7 @@ class SubmissionChecker:
         if rest:
             return Job(str(uuid7()), submission.feature_name, user_id, *rest)
         job = self._new_job(submission, user_id)
-        self._plain[name] = () if rest is None else _after_names(job)  # cache from the second one on
+        self._plain[name] = () if rest is None else _after_names(job)  # the second such job fills the cache
         return job
 
     def _new_job(self, submission: Submission, user_id: str) -> Job:
@@ -186,7 +186,7 @@ class SubmissionChecker:
 
 
 def fingerprint(submission: Submission, input_json: str, metadata_json: str | None) -> str:
-    """Hash the request. Two submissions with the same idempotency key must have the same hash."""
+    """The hash of a request. Submissions that repeat an idempotency key must have the same hash."""
     values: tuple[Any, ...] = (
         submission.feature_name,
         submission.user_id,
@@ -199,7 +199,7 @@ def fingerprint(submission: Submission, input_json: str, metadata_json: str | No
         metadata_json,
     )
     if submission.region is not None or submission.allowed_regions is not None:
-        # Only then, so that hashes stored before regions existed still match.
+        # Regions are hashed only if set, so that hashes stored by releases without regions still match.
         values = (
             *values,
             submission.region,

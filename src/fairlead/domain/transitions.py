@@ -1,9 +1,9 @@
 """Builders of transitions, the only ways a job may change.
 
-A transition is plain data, and applying it is one conditional write: `Submit` inserts, `Start` and `Move` require that
-the row still has the `run` that the builder saw, and raise it. A transition that arrives twice, late, or from a worker
-that lost its lease therefore changes nothing and is reported as refused. The reason (`verb`) is separate from the new
-state.
+A transition is plain data, and applying it is one conditional write: `Submit` inserts, `Start` and `Move` apply only if
+the row still has the `run` that the builder saw, and raise `run`. A transition that arrives twice, late, or from a
+worker that lost its lease therefore changes nothing and is reported as refused. The reason (`verb`) is separate from
+the new state.
 
     submit ─▶ SCHEDULED ─due─▶ PENDING ─start─▶ RUNNING ─step_done─▶ PENDING … COMPLETED
                                   ▲               │ ├─retry─▶ RETRYING ─due─▶ PENDING
@@ -159,7 +159,7 @@ def due(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 
 
 def promote(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
-    """Raise the priority of a waiting job by one band. Its step moves to that band and is in no other band any more."""
+    """Raise the priority of a waiting job by one band. Its step moves from the old band to the new one."""
     _require(job, "promote", JobStatus.PENDING)
     return _enter(
         job,
@@ -177,8 +177,8 @@ def promote(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 
 def prioritise(job: Job, priority: Priority, *, now: float, waits: WaitTimeouts) -> Move | Prioritise:
     """Set the priority that an operator chose. A waiting step moves to the new band at once; a job that is running,
-    scheduled or retrying enters it next time. If the priority is lowered, the time until promotion starts again;
-    otherwise the job could be promoted at once."""
+    scheduled or retrying gets there when it is next queued. If the priority is lowered, the waiting time that counts
+    towards promotion restarts; otherwise the job could be promoted at once."""
     if job.status.finished:
         raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
     lowered = priority.band > job.priority.band
@@ -245,9 +245,9 @@ def retry(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False
 
 
 def rerun(job: Job, step: int, *, now: float, waits: WaitTimeouts) -> Move:
-    """Run one step of a finished job again, in a new round, for its user. Later steps do not run: afterwards the job is
-    in the same state as before, with a new result. But a job that had failed at this step continues with its later
-    steps. If the re-run fails, the job is FAILED at this step until the step succeeds; a resume then repeats the
+    """Run one step of a finished job again, in a new round, for its user. Later steps do not run: the job returns to
+    its earlier state, with a new result. A job that had failed at this very step continues with its later steps
+    instead. If the re-run fails, the job is FAILED at this step until the step succeeds; resuming the job repeats the
     re-run."""
     _require_no_turn(job, "re-run")
     _require(job, "re-run a step of", JobStatus.COMPLETED, JobStatus.FAILED)
@@ -283,7 +283,7 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts, resumes: AutoResume
 
 
 def spill(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
-    """Let a job that has waited long enough for its preferred region go to any allowed region."""
+    """Let a job go to any allowed region, because it has waited long enough for its preferred one."""
     _require(job, "spill", JobStatus.PENDING)
     return _enter(
         replace(job, spilled_at=now),
@@ -330,7 +330,7 @@ def _enter(
         step=step,
         tells_line=True,
         waiting_since=since,
-        timer_at=timer_at if job.turn is None else job.timer_at,  # a turn's includes its caller's wait_timeout
+        timer_at=timer_at if job.turn is None else job.timer_at,  # a turn's timer includes its caller's wait_timeout
         **changes,
     )
 

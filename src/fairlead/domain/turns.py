@@ -1,5 +1,5 @@
-"""Turns: slots whose callers do the work themselves. A turn is stored like a job with one step, and has an owner: the
-process that serves its caller.
+"""Turns: slots for callers that do the work themselves. A turn is stored like a job with one step, and has an owner:
+the process that serves its caller.
 
 The id of a turn is a UUID of version 8, the id of a job a UUID of version 7; both begin with the time. Given a lease, a
 worker can therefore tell without a database query whether to execute a step or to pass the slot to a caller.
@@ -35,7 +35,7 @@ UNHEARD_AFTER = 10.0
 """A caller over HTTP that waits and sends nothing for this many seconds counts as absent."""
 
 WAIT_UNTIL = "wait_until"
-"""In the error of a turn that is set aside: the `timer_at` that it had in the queue."""
+"""Key in the error of a turn that is set aside: the `timer_at` that the turn had in the queue."""
 
 OUTSIDE = "outside"
 """Suffix of the owner of a turn whose caller is outside that process: it calls over HTTP, survives the process, and may
@@ -61,7 +61,7 @@ def is_outside(owner: str) -> bool:
 
 
 def owner_at(process: str, job: Job) -> str:
-    """The owner to store when this process adopts the turn of another process."""
+    """The owner to store when `process` adopts this turn from another process."""
     return owner(process, outside=is_outside(job.turn or ""))
 
 
@@ -74,7 +74,7 @@ def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -
     """Take a waiting turn whose caller is absent out of the queue, and keep its place for `grace` seconds. If the
     caller does not return by then, the turn fails with `error`."""
     if job.status is not JobStatus.PENDING:
-        raise WrongState(f"the turn does not wait, it is {job.status}", details={"status": job.status.value})
+        raise WrongState(f"the turn is not waiting: it is {job.status}", details={"status": job.status.value})
     return Move(
         job.id,
         job.run,
@@ -93,7 +93,7 @@ def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -
 def take_up(job: Job) -> Move:
     """Return a turn that was set aside to its place in the queue, because its caller is back."""
     if not is_set_aside(job):
-        raise WrongState(f"the turn is not set aside, it is {job.status}", details={"status": job.status.value})
+        raise WrongState(f"the turn is not set aside: it is {job.status}", details={"status": job.status.value})
     return Move(
         job.id,
         job.run,
@@ -121,13 +121,16 @@ def not_taken(job: Job) -> dict[str, Any]:
 
 
 def waiter_gone(job: Job) -> dict[str, Any]:
-    return {"code": WAITER_GONE, "message": f"the process {process_of(job.turn or '')}, whose caller waited, is gone"}
+    return {
+        "code": WAITER_GONE,
+        "message": f"the process {process_of(job.turn or '')}, which served the caller, is gone",
+    }
 
 
 def holder_died(job: Job) -> dict[str, Any]:
     return {
         "code": HOLDER_DIED,
-        "message": f"the process {process_of(job.turn or '')}, whose caller had the slot, died or lost its lease",
+        "message": f"the process {process_of(job.turn or '')}, which served the caller, died or lost its lease",
     }
 
 
@@ -192,7 +195,7 @@ class TurnView:
         return (self.input or {}).get("prompt")
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON body of the gateway, with times in ISO 8601."""
+        """This turn as the JSON object that the gateway returns, with times in ISO 8601."""
         shown = {field.name: getattr(self, field.name) for field in fields(TurnView)}
         for name in ("created_at", "started_at", "finished_at", "kept_until"):
             shown[name] = iso(shown[name])

@@ -14,14 +14,14 @@ MAX_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class UserPriority:
-    """What one source says about a user. None means that this source does not know the value, and the next source is
-    asked."""
+    """The priority and weight of a user according to one source. None means that this source does not know the value;
+    the next source is then asked."""
 
     priority: Priority | None = None
     weight: float | None = None
 
     def or_else(self, other: UserPriority) -> UserPriority:
-        """This priority and weight, with unknown values taken from `other`."""
+        """A copy whose unknown values are taken from `other`."""
         return UserPriority(
             other.priority if self.priority is None else self.priority,
             other.weight if self.weight is None else self.weight,

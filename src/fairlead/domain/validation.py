@@ -27,7 +27,7 @@ def check_text(value: Any, field: str, longest: int) -> str:
         raise InvalidInput(f"{field} must not be {'blank' if value else 'empty'}", pointer=f"/{field}")
     if len(value) > longest:
         raise InvalidInput(f"{field} is longer than {longest} characters", pointer=f"/{field}")
-    # Nearly every id is printable ASCII, which makes the check per character unnecessary.
+    # Nearly every id is printable ASCII, so the check of every character is rarely needed.
     if not (value.isascii() and value.isprintable()) and any(
         unicodedata.category(character) in _INVISIBLE for character in value
     ):
@@ -66,7 +66,7 @@ def moment(value: datetime | str, field: str) -> float:
     if not isinstance(value, datetime):
         raise InvalidInput(f"{field} must be an ISO 8601 time", pointer=f"/{field}")
     try:
-        # In UTC, the times at both ends of the calendar can be outside of it.
+        # The first and last times of the calendar may be outside of it once converted to UTC.
         return (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, ValueError):
         raise InvalidInput(f"{field} is out of range", pointer=f"/{field}") from None

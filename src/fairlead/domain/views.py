@@ -65,8 +65,8 @@ class JobView:
     turn: bool = False
 
     def as_dict(self, *, tracebacks: bool = False) -> dict[str, Any]:
-        """The JSON body of the gateway, with times in ISO 8601. Tracebacks show the code of the service, so they are
-        included only for readers who operate it."""
+        """This job as the JSON object that the gateway returns, with times in ISO 8601. Tracebacks reveal the code of
+        the service, so include them only for its operators."""
         shown = {name: getattr(self, name) for name in _NAMES}
         if not tracebacks and self.attempts:
             shown["attempts"] = [{**attempt, "traceback": None} for attempt in self.attempts]
@@ -197,7 +197,7 @@ def result_of(job: JobView, timeout: float | None) -> Any:
             text = f"job {job.job_id} failed: {error.get('message', 'unknown reason')}"
             failed = JobFailed(text, job_id=job.job_id, error=error, retryable=bool(job.retryable))
             last = job.attempts[-1] if job.attempts else {}
-            # A job can also fail while it waits, after an attempt that failed for another reason.
+            # The codes differ if the job failed while waiting, after an attempt that failed for another reason.
             if last.get("traceback") and last["error"].get("code") == error.get("code"):
                 failed.add_note(f"\nThe handler's traceback:\n\n{last['traceback']}")
             raise failed

@@ -1,5 +1,5 @@
-"""Computes when time alone moves a waiting job: it is due, it has waited too long for a slot or for its preferred
-region, or its deadline has passed."""
+"""Computes when the timer of a waiting job fires: when it is due, has waited too long for a slot or for its preferred
+region, or reaches its deadline."""
 
 from __future__ import annotations
 
@@ -52,20 +52,21 @@ def waiting_timer(
 
 
 def spills(job: Job, waits: WaitTimeouts) -> bool:
-    """Whether the timer of this waiting job means that it has waited long enough for its preferred region."""
+    """Whether the timer of this waiting job is the one for its preferred region: once it fires, the job may go to other
+    regions."""
     if job.spill_after is None or not job.asks_for_region(job.step, job.attempt):
         return False
     return job.spill_after < waits.get(job.service, math.inf)
 
 
 def due_after(job: Job, now: float, delay: float) -> float:
-    """When a job that waits for `delay` seconds enters the queue again. Never later than its deadline."""
+    """The time at which a job enters the queue again after `delay` seconds, or its deadline if that is earlier."""
     return now + delay if job.deadline_at is None else min(now + delay, job.deadline_at)
 
 
 def resumed_queued_at(job: Job, now: float) -> float:
-    """The `queued_at` of a failed job that is resumed. The time before the failure counts towards the promotion of the
-    job, the time during which it was FAILED does not."""
+    """The `queued_at` of a failed job that is resumed. The time that it waited before the failure counts towards its
+    promotion; the time during which it was FAILED does not."""
     if job.queued_at is None or job.finished_at is None:
         return now
     return min(now, job.queued_at + max(0.0, now - job.finished_at))

@@ -1,4 +1,4 @@
-"""What the commits of both engines share: the reasons for refusals, and the moves of sweeps.
+"""Code that the commits of both engines share: the reasons for refusals, and the moves of sweeps.
 
 A sweep selects the jobs that are due in the same transaction that moves them. The engine selects and locks the jobs.
 This module builds their moves, which the engine then applies like any other move.
@@ -37,8 +37,8 @@ def moves_of(sweep: Sweep, jobs: Sequence[Job]) -> list[tuple[Job, Move]]:
 
 
 def promoted_bands(sweep: PromoteWaiting) -> tuple[tuple[int, float], ...]:
-    """The bands to promote jobs from, in the order of the queries. For each band, jobs queued at or before the given
-    time are due."""
+    """The bands from which a sweep promotes jobs, as (band, time), in the order of the queries. Jobs of the band that
+    were queued at or before that time are promoted."""
     return (Priority.LOW.band, sweep.low_before), (Priority.MEDIUM.band, sweep.medium_before)
 
 

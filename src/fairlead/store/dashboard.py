@@ -18,8 +18,8 @@ _FIELDS = ("finished", "failed", "waits", "codes", "used")
 class OpenSession:
     """Store the session of a browser that signed in with this key.
 
-    Also deletes expired sessions, and the oldest sessions if there are more than `per_key` of this key or more than
-    `in_all` in total. Revoking the key deletes its sessions.
+    Also deletes expired sessions. If this key has more than `per_key` sessions, or all keys together have more than
+    `in_all`, the oldest ones are deleted too. Revoking the key deletes its sessions.
     """
 
     hash: str
@@ -58,7 +58,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The waiting jobs of one service: when its longest-waiting step began to wait, and how many jobs are in
+    """The waiting jobs of one service: since when the longest-waiting step has waited, and how many jobs are in
     backoff."""
 
     oldest_since: float | None
@@ -103,7 +103,7 @@ class DashboardReads(Protocol):
         ...
 
     async def user_loads(self, limit: int) -> list[UserLoad]:
-        """The users with open jobs, those with the most waiting jobs first, then by running jobs. Reads every open
+        """The users with open jobs, sorted by waiting jobs and then by running jobs, most first. Reads every open
         job."""
         ...
 

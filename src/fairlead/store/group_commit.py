@@ -1,4 +1,5 @@
-"""The group commit: callers await their own transition; the writer commits everything that gathered meanwhile.
+"""The group commit: each caller awaits its own transition, and the writer commits the transitions of many callers at
+once.
 
 While a commit is under way, new transitions queue up; when it ends, they form the next batch. An idle system therefore
 commits at once, and a busy one commits hundreds of transitions per fsync, with no timer to tune. The rules:
@@ -10,9 +11,9 @@ commits at once, and a busy one commits hundreds of transitions per fsync, with 
   callers of the last one resume.
 - A batch that fails is bisected and retried, so that only the caller at fault gets the error.
 - Transient errors (`Busy`: a lock, a lost connection) are retried with backoff. Lasting ones (`Unavailable`: a full
-  disk) fail every caller of the batch, and the next batch starts from scratch.
-- The queue is bounded. When it is full, new jobs are refused. Transitions of existing jobs may use the same capacity
-  once more, because refusing a worker's transition costs a slot.
+  disk) fail every caller of the batch, and the next batch is tried as usual.
+- The queue is bounded. When it is full, new jobs are refused. Transitions of existing jobs may fill it to twice that
+  size, because a worker whose transition is refused keeps its slot for longer.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ log = logging.getLogger("fairlead.group_commit")
 
 LAZY_AFTER = 0.05
 COMPANY = 8
-"""Best-effort transitions join batches of at least this size. On an idle system a caller waits for the batch, and a
-batch of one statement commits faster."""
+"""Best-effort transitions join only batches of at least this size. A small batch is faster without them, and on an idle
+system a caller is waiting for it."""
 RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class Relay(Protocol):
-    """Takes committed changes to the dispatcher."""
+    """Sends committed changes to the dispatcher."""
 
     def committed(self, entries: Sequence[OutboxEntry]) -> None:
         """Take over the outbox rows of one commit. Called before the callers of that commit resume, so it must not
@@ -126,7 +127,8 @@ class GroupCommit:
         return await future
 
     async def write_each(self, transitions: Sequence[Transition]) -> list[Outcome | Exception]:
-        """Commit independent transitions, and return all their outcomes. One caller waits once for all of them."""
+        """Commit independent transitions and return all their outcomes. The transitions may be committed in different
+        batches."""
         if not transitions:
             return []
         self._admit(transitions[0], len(transitions))
@@ -137,9 +139,9 @@ class GroupCommit:
         return await each.future
 
     def write_later(self, transition: Transition) -> None:
-        """Queue a transition without waiting for its commit. It joins the next large commit, or is committed alone soon
-        after. Use it only for writes that may be lost or reordered: the transition is dropped when too many are
-        pending."""
+        """Queue a transition and return without waiting for its commit. It joins the next large batch, or is committed
+        by itself soon after. Use it only for writes that may be lost or reordered: the transition is dropped when too
+        many are pending."""
         if self._task is None or self._closing or len(self._lazy) >= self._max_pending:
             log.warning("dropped a best-effort %s: too many are pending", type(transition).__name__)
             return
@@ -148,12 +150,13 @@ class GroupCommit:
             self._lazy_timer = self._loop.call_later(LAZY_AFTER, self._lazy_is_due)
 
     async def ping(self) -> None:
-        """Check that the store can be used. Raises `Unavailable` if it cannot be read. If the last commit failed, the
-        store also tries a small write, and raises `Unavailable` if that fails too."""
+        """Check that the store works. Raises `Unavailable` if it cannot be read or, after a failed commit, if a small
+        test write fails."""
         await self._store.ping()
 
     async def flush(self) -> None:
-        """Wait until every transition given before, including those of `write_later`, is committed or has failed."""
+        """Wait until all transitions passed in so far, including those of `write_later`, are committed or have
+        failed."""
         if self._task is None or self._task.done():
             return
         self._lazy_is_due()
@@ -219,14 +222,14 @@ class GroupCommit:
             budget -= 1
 
     def _is_free(self, unit: Unit, seen: set[str]) -> bool:
-        """Whether no subject of this unit (a job or a process) has an earlier transition in a running commit or in this
-        batch."""
+        """Whether the unit can join the batch now: none of its subjects (jobs or processes) has an earlier transition
+        in a running commit, or among the units `seen` so far."""
         return self._under_way.isdisjoint(unit.subjects) and seen.isdisjoint(unit.subjects)
 
     def _fits(self, unit: Unit, first: Unit) -> bool:
-        """Whether a unit may join the batch of the unit `first`. With several writers a batch holds one kind of
-        transition: over a network, a single statement commits faster than a transaction of several, and the other kinds
-        are committed at the same time."""
+        """Whether a unit may join the batch of the unit `first`. With several writers, a batch holds one kind of
+        transition only: over a network, one statement commits faster than a transaction of several statements, and
+        other writers commit the other kinds at the same time."""
         return self._writers == 1 or unit.kind is first.kind
 
     async def _run(self) -> None:

@@ -48,8 +48,8 @@ from fairlead.store.writes import UseTicket as UseTicket
 RELAYING = "relaying"
 """The origin of outbox rows that the committing process relays itself."""
 LATE_AFTER = 0.25
-"""An outbox row older than this, in seconds, is late: its process cannot reach the dispatcher, or is gone. The response
-to the submit of a FIFO job waits for its relay, but no longer than this (docs/adr/0017)."""
+"""An outbox row older than this, in seconds, is late: its process cannot reach the dispatcher, or is gone. A submit to
+a FIFO service returns only after its row was relayed, but waits no longer than this (docs/adr/0017)."""
 
 
 class KeyTaken(InvalidInput):
@@ -64,7 +64,8 @@ class Busy(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The transition was applied. `value` is what the docstring of the transition says that it returns, or None."""
+    """The transition was applied. `value` is the return value that the docstring of the transition describes, or
+    None."""
 
     value: Any = None
 
@@ -103,11 +104,11 @@ Outcome = Done | Refused | Accepted | Started
 
 @fast_dataclass
 class OutboxEntry:
-    """An outbox row and the current state of its job. The relay brings the change to the dispatcher. Jobs that entered
-    a lane together may share an outbox row.
+    """An outbox row and the current state of its job. The relay passes the change on to the dispatcher. Jobs that
+    entered a lane together may share an outbox row.
 
-    `late` is set only for jobs of FIFO services: older outbox rows of the service may exist that no process is
-    relaying, and those rows must be relayed first.
+    `late` is set only for jobs of FIFO services. It means that the service may have older outbox rows that no process
+    is relaying; those rows must be relayed first.
     """
 
     outbox_id: int
@@ -118,8 +119,8 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The result of a commit: one outcome per transition, or the error that refuses that transition alone
-    (IdempotencyMismatch, TooManyWaiting)."""
+    """The result of a commit. `outcomes` has one entry per transition: its outcome, or the error with which it alone
+    was refused (IdempotencyMismatch, TooManyWaiting). `changes` are the outbox rows that the commit wrote."""
 
     outcomes: Sequence[Outcome | Exception]
     changes: Sequence[OutboxEntry]
@@ -186,8 +187,8 @@ class Store(DashboardReads, Protocol):
         ...
 
     def relays(self) -> None:
-        """Declare that this process relays its own outbox rows. Other processes then take these rows only if the
-        process dies."""
+        """Declare that this process relays its own outbox rows. Other processes then relay these rows only if this
+        process does not do so in time."""
         ...
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
@@ -216,7 +217,7 @@ class Store(DashboardReads, Protocol):
         self, where: JobFilter, *, before_seq: int | None, limit: int, from_seq: int | None = None
     ) -> list[Job]:
         """The jobs that match the filter, newest first. `before_seq` is the seq of the last job of the previous page.
-        Only jobs with a seq of at least `from_seq` are examined."""
+        Jobs with a seq below `from_seq` are not examined."""
         ...
 
     async def count(self, where: JobFilter) -> int: ...
@@ -229,7 +230,7 @@ class Store(DashboardReads, Protocol):
     async def get_batch(self, batch_id: str) -> BatchState | None: ...
 
     async def batch_owner(self, batch_id: str) -> str | None:
-        """The user of a batch, without counting its items; None if there is no such batch."""
+        """The user of a batch, or None if there is no such batch. Unlike `get_batch`, this does not count the items."""
         ...
 
     async def batch_of_key(self, user_id: str, key: str) -> tuple[str, str | None] | None:
@@ -277,13 +278,12 @@ class Store(DashboardReads, Protocol):
     async def next_timer(self) -> float | None: ...
 
     async def oldest_waiting(self) -> dict[int, float]:
-        """For each band, when the PENDING job that has waited longest was queued. Bands without such jobs are
-        absent."""
+        """For each band with PENDING jobs, the time at which the longest-waiting one was queued."""
         ...
 
     async def next_promotion(self, *, low_after: float, medium_after: float) -> float | None:
-        """When the next waiting job becomes due for promotion, or None. Jobs are due `low_after` or `medium_after`
-        seconds after they were queued."""
+        """The time of the next promotion, or None. A waiting job is promoted `low_after` or `medium_after` seconds
+        after it was queued, depending on its band."""
         ...
 
     def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
@@ -299,7 +299,7 @@ class Store(DashboardReads, Protocol):
     async def running(self, lanes: Lanes = EVERYTHING) -> list[Job]: ...
 
     async def turn_owners(self) -> list[str]:
-        """The processes that own turns in the queue or with a slot."""
+        """The processes that own turns that are in the queue or have a slot."""
         ...
 
     async def turns_of(self, process: str, limit: int) -> list[Job]:
@@ -322,8 +322,8 @@ class Store(DashboardReads, Protocol):
         ...
 
     async def count_keys(self) -> tuple[int, int]:
-        """The number of keys, and the number of revoked keys. Keys are only ever created and revoked. If both numbers
-        are unchanged, the keys are unchanged too, and a cache of them is valid."""
+        """The number of keys, and the number of revoked keys. A cache of the keys is valid as long as both numbers are
+        unchanged, because keys are only ever created and revoked."""
         ...
 
     async def audit(self, *, before: str | None = None, limit: int, action: str | None = None) -> list[AuditRecord]:

@@ -1,5 +1,5 @@
-"""Rows of keys, tickets, audit records, processes and batches, shared by both engines, and the reasons for refusing
-their writes.
+"""The rows of keys, tickets, audit records, processes and batches, which are the same in both engines, and the reasons
+why their writes are refused.
 
 A process row has columns for the name, when the process was last seen and whether it should drain. All other fields are
 in one JSON text, so that new fields need no migration.
@@ -164,5 +164,5 @@ def key_taken() -> KeyTaken:
 
 
 def item_number_of(name: str) -> int | None:
-    """The number that `name` spells, or None if it does not spell an item number."""
+    """Parse `name` as the number of an item. Returns None if it is not one."""
     return int(name) if name.isascii() and name.isdecimal() and name == str(int(name[:9])) else None

@@ -37,8 +37,8 @@ def micros(moment: float | None) -> int | None:
 
 
 def micros_by(moment: float) -> int:
-    """Convert a time to microseconds, rounded down. Rounding up would select timers that the domain considers not yet
-    fired."""
+    """Convert a time to microseconds, rounded down. If it were rounded up, a query could select timers that have not
+    fired yet by the exact time."""
     nearest = round(moment * 1e6)
     return nearest if nearest / 1e6 <= moment else nearest - 1
 
@@ -66,7 +66,7 @@ SPEC_FIELDS = (
 
 
 def spec_of(job: Job) -> str:
-    """Encode the fields of a job that never change. The previous release cannot read more than six elements, so further
+    """Encode the fields of a job that never change. The previous release reads at most six elements, so further
     elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
     if job.region_step or job.spill_after is not None:
@@ -75,7 +75,7 @@ def spec_of(job: Job) -> str:
 
 
 def begins_round(move: Move) -> bool:
-    """Whether the move is a resume or a re-run. No other move begins at a finished job."""
+    """Whether the move begins a new round, as a resume or re-run does. No other move applies to a finished job."""
     return move.round > 0 and move.queued_at is not None
 
 

@@ -12,8 +12,8 @@ from fairlead.domain.rules import MAIN_SHARD, Adapted, Auto, Change, Order, Over
 from fairlead.store.port import Adapt, DeclareServices
 
 _FIELDS = frozenset(field.name for field in fields(ServiceRules))
-# Fields unknown to the first release, which fails on them. They are written only if they differ from the default, so
-# that its processes can run beside newer ones as long as no service needs these fields.
+# Fields that the first release does not know and fails on. They are written only if they differ from the default, so
+# that processes of the first release can run beside newer ones while no service uses these fields.
 _LATER: dict[str, Any] = {
     "shard": MAIN_SHARD,
     "shares": {},
@@ -97,7 +97,7 @@ def rules_of(answer: list[Any]) -> Rules:
                 limit=rules.limit if limit is None else limit,
                 paused=rules.paused if paused is None else bool(paused),
             )
-            # The config cannot pause a service, so a resumed one is as declared.
+            # The config cannot pause a service, so an override with paused = false changes nothing.
             if limit is not None or paused:
                 in_force[name] = Overridden(limit, True if paused else None)
     return Rules(services, declared["pools"], version, in_force, adapted)

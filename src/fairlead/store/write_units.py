@@ -71,7 +71,7 @@ class Unit:
 
 
 class One(Unit):
-    """A unit with one transition and one caller. If the caller was cancelled, the outcome is dropped."""
+    """A unit with the single transition of one caller. If the caller was cancelled, the outcome is dropped."""
 
     __slots__ = ("future",)
 
@@ -98,8 +98,8 @@ class One(Unit):
 
 
 class Atomic(Unit):
-    """A unit whose transitions are committed all or not at all. It forms a batch by itself if one of its submits can be
-    refused with an error, because the whole batch is rolled back then."""
+    """A unit whose transitions are committed all or not at all. If one of its submits can be refused with an error, the
+    unit forms a batch by itself, because a refusal rolls the whole batch back."""
 
     __slots__ = ("future",)
 

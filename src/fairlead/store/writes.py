@@ -56,11 +56,11 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class RaiseEpoch:
-    """Raise the epoch of a scope, the first action of a rebuild, and record the dispatcher server on which the scope is
-    rebuilt. Returns the new epoch.
+    """Raise the epoch of a scope and record the dispatcher server on which the scope is rebuilt. This is the first
+    write of a rebuild. Returns the new epoch.
 
     The write waits until all commits that are starting steps of this scope have ended. Refused if `version` is given
-    and the rules now have another version: the scope may contain other services by then.
+    and the rules have another version by now, because the scope may then contain other services.
     """
 
     scope: str
@@ -74,8 +74,8 @@ class FireTimers:
     job moves. Returns a `SweepResult`.
 
     A timer has fired when `timer_at` has passed both by `now` and by the database clock, so that a process whose clock
-    is ahead does nothing early. Jobs are selected and moved in one transaction; PostgreSQL skips rows that another
-    process has locked (SKIP LOCKED).
+    is fast does not move jobs too early. Jobs are selected and moved in one transaction; PostgreSQL skips rows that
+    another process has locked (SKIP LOCKED).
     """
 
     now: float
@@ -111,7 +111,8 @@ class DeclareServices:
     the resulting `Rules`.
 
     Refused if `based_on` is given and the rules now have another version. If the declaration changes anything, the
-    epochs of the scopes in `moved` are raised, so that the leases which these scopes granted can no longer be started.
+    epochs of the scopes in `moved` are raised, so that steps which these scopes granted earlier can no longer be
+    started.
     """
 
     services: tuple[ServiceRules, ...]
@@ -122,8 +123,8 @@ class DeclareServices:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Change the limit or the pause of one service at run time, until the override is lifted. A None leaves the limit
-    or the pause unchanged. Returns the resulting `Rules`."""
+    """Set the limit of one service, or pause or unpause it, until the override is lifted. A value of None leaves the
+    limit or the pause unchanged. Returns the resulting `Rules`."""
 
     service: str
     limit: int | None = None

@@ -1,13 +1,13 @@
 """The sources from which a worker's claim takes steps: services, and pools.
 
-In a pool, a free slot goes to the best of the next steps of those services that have a live worker with unused budget.
-Steps are compared by band (a FIFO service counts as band 1), then by the virtual time that each service has per band.
-If the best step belongs to a service that only another worker can execute, the claiming worker leaves the slot reserved
-for that step, and the workers of that service are woken.
+In a pool, every service that has a live worker with unused budget proposes its next step, and the best of these steps
+gets the free slot. Steps are compared by band (a FIFO service counts as band 1), then by the virtual time that each
+service has per band. If only another worker can execute the best step, the claim reserves the slot for that step and
+leaves it free, and the workers of that service are woken.
 
 For some services only the calls in certain regions take a slot of the pool. Grants in their other regions take no slot
-of the pool and are not charged to the service. They do use a worker's budget, so between two such grants of one
-service, every other service of the pool that waits in the band gets one.
+of the pool and are not charged to the service. But they use a worker's budget. To keep that fair, a service gets a
+second such grant only after every other service of the pool with steps in the band has had a grant.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class Pool:
         self.limit = 0
         self.services: list[Service] = []
         self.passed_over: set[str] = set()
-        """Services whose worker got no slot because it was reserved for another worker. They are woken at the next
-        change."""
+        """Services whose worker got no slot because the slot was reserved for another worker. Their workers are woken
+        at the next change."""
         self.virtual_times = [0 for _ in ALL_BANDS]
         self.tags: list[dict[str, int]] = [{} for _ in ALL_BANDS]
         self.outside: set[str] = set()
-        """Services that were granted a step without a slot of the pool since the last grant with one."""
+        """Services that were granted a step outside the pool's slots since the last grant that took one of its
+        slots."""
 
     @property
     def free(self) -> int:
@@ -53,8 +54,8 @@ class Pool:
         self.outside.add(service.name)
 
     def start(self, band: int, service: str) -> int:
-        """The start tag of a service, the virtual time of its next grant. A service that had nothing waiting has saved
-        no credit."""
+        """The start tag of a service: the virtual time of its next grant. A service earns no credit while it has no
+        waiting steps."""
         return max(self.virtual_times[band], self.tags[band].get(service, 0))
 
     def charge(self, band: int, service: str, estimate: int) -> None:
@@ -150,7 +151,7 @@ class PoolSource:
             for option in self._options(rival):
                 reserved = self.reserved.get(option.service, 0)
                 if option.takes_slot and reserved < option.service.bands[option.band].waiting:
-                    # Charge the service for the slots reserved for it already, so that services keep taking turns.
+                    # Count the slots already reserved for a service as if granted, so that services keep alternating.
                     taken = reserved * charge(option.service.estimate_at(option.pick), 1.0)
                     yield option._replace(start=option.start + taken)
 
@@ -160,8 +161,8 @@ class PoolSource:
         self.reserved_for[name] = self.reserved_for.get(name, 0) + 1
 
     def passed_over(self) -> set[str]:
-        """The services of the claiming worker that still have a waiting step, if the claim reserved slots for other
-        workers. Empty if it reserved none."""
+        """If the claim reserved slots for other workers: the services of the claiming worker that still have a waiting
+        step. Empty otherwise."""
         return {option.name for option in self._options(self.worker)} if self.reserved else set()
 
 
@@ -186,8 +187,8 @@ class ServiceSource:
 
 
 def _bands_of(claim: Claim) -> tuple[int, ...]:
-    """The bands from which a claim takes steps, in order. Every claim also takes from band 0, the retries that go
-    first."""
+    """The bands from which a claim takes steps, in order. Every claim also takes steps from band 0, which holds the
+    retries that go first."""
     return (RETRIES, *sorted(claim.bands))
 
 
@@ -219,8 +220,8 @@ class WaitingWorkers:
     def sources(
         self, worker: PoolWorker, services: Mapping[str, Service], names: set[str], now: float
     ) -> list[ServiceSource | PoolSource]:
-        """The services and pools that may have a step for this worker. The list starts after the source that last
-        granted a step to the worker."""
+        """The services and pools that may have a step for this worker. The source that last granted a step to the
+        worker comes last, so that sources take turns."""
         sources: dict[str, ServiceSource | PoolSource] = {}
         for name in names:
             service = services[name]

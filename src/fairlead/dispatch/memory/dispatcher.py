@@ -100,7 +100,7 @@ class MemoryDispatcher:
         entry = (
             order_key(offer.rank, offer.seq, fifo=service.fifo),
             job_id,
-            user.user_id,  # this and the next share one string among all steps
+            user.user_id,  # one string object for all steps of the user; likewise the name
             service.name,
             offer.band,
             offer.rank,
@@ -210,11 +210,12 @@ class MemoryDispatcher:
                 self._wakeups.touch(service)
 
     def _claim(self, claim: Claim, now: float, leases: list[Lease]) -> Set[str]:
-        """Grant one step of each service or pool in turn, until the budget is used up or no step is left.
+        """Grant one step from each service or pool in turn, until the budget is used up or no step is left. Adds the
+        granted leases to `leases`.
 
-        Returns the services whose workers are to be woken, even if these services were runnable before: services that
-        granted a step, services for whose workers slots were reserved, and if the claiming worker has no budget left,
-        all services that it claimed.
+        Returns the services to wake workers for, even if they were runnable before the claim: services with a granted
+        step, services for whose workers slots were reserved and, if the claiming worker has no budget left, all
+        services that it claimed.
         """
         worker = self._workers.seen(claim, now)
         names = self._wakeups.may_grant(claim.services)
@@ -262,8 +263,8 @@ class MemoryDispatcher:
     # -- heartbeats and holds ------------------------------------------------------------------------------------
 
     def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
-        # Called from another thread, so it uses single reads and writes only, which are atomic. A rebuild may begin and
-        # end meanwhile; leases count as lost only if none did.
+        # Called from another thread, so it relies on single reads and writes, which are atomic. Leases are reported as
+        # lost only if no rebuild began or ended in the meantime.
         rebuilds, now = self._rebuilds, self._clock()
         lost = set()
         for name in leases:
@@ -398,8 +399,8 @@ class MemoryDispatcher:
         return True
 
     def _restore_lease(self, lease: Lease, scope: str, now: float, ahead: float) -> None:
-        """Restore a lease during a rebuild. What the user was charged for it is not known, so the user is charged for
-        the whole call when the call ends."""
+        """Restore a lease during a rebuild. Its earlier charge is unknown, so the user is charged for the whole call
+        when the call ends."""
         service = self._topology.service(lease.service)
         if lease.name in service.leases:
             return
@@ -423,7 +424,7 @@ class MemoryDispatcher:
         return True
 
     def _is_rebuilding(self, scope: str, epoch: int) -> bool:
-        """Whether the scope is being rebuilt by the rebuild of this epoch, not by a later one."""
+        """Whether the rebuild with this epoch is the one that is rebuilding the scope now."""
         return scope in self._rebuilding and self._topology.scopes[scope].epoch == epoch
 
     # -- waking --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ have the same methods, so a service need not know which kind it has:
     charge, settle  move the user's virtual time
 
 Each lane orders its users in a heap with lazy deletion: every change of a user's sort key pushes the new key, and an
-outdated key is dropped when it reaches the top. Keys change twice per grant, and pushing a key costs a fraction of
+outdated key is dropped when it reaches the top. Keys change twice per grant, and pushing a new key costs a fraction of
 finding and removing the old one.
 """
 
@@ -26,7 +26,8 @@ from fairlead.domain.fair_share import charge
 Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None]
 """A waiting step, sorted by its order key and then by job id.
 
-A plain tuple of atoms: the garbage collector untracks those, so a million of them do not slow it down.
+A plain tuple of strings and numbers: the garbage collector does not track such tuples, so a million entries do not slow
+it down.
 """
 KEY: Final = 0
 JOB: Final = 1
@@ -44,7 +45,8 @@ Queue: TypeAlias = "list[Entry] | SortedList"
 takes 500 bytes."""
 
 SortKey: TypeAlias = tuple[int, str]
-"""What the users of a lane are sorted by: (virtual time, number of a newcomer, or lowest seq; user id)."""
+"""The key by which the users of a lane are sorted, as (number, user id). The number is the virtual time, for a newcomer
+the order of arrival, and in FIFO lanes the lowest `seq`."""
 
 LONG = 1024
 _STALE_KEYS = 64
@@ -137,7 +139,7 @@ class Band:
         heap = lane.heap
         heappush(heap, sort_key)
         if len(heap) > 2 * len(lane.queues) + _STALE_KEYS:
-            # Most keys are stale: rebuild the heap. The pushes since the last rebuild pay for it.
+            # Most keys are outdated, so rebuild the heap. The cost is spread over the pushes since the last rebuild.
             heap[:] = [self._sort_key(lane, user_id) for user_id in lane.queues]
             heapify(heap)
 
@@ -150,11 +152,11 @@ class FairBand(Band):
     ordered by user id.
 
     A user has one tag for all lanes of the band. `virtual_time` is the start tag of the last grant to a user that was
-    not new. It can decrease, if that user had been overcharged before.
+    not new. It can decrease if that user had been overcharged.
 
-    A user that enters the band without debt (a tag above `virtual_time`) is new, and goes before all users that are not
-    new, until its first grant. Its first step therefore never waits for another user's charge to be settled, however
-    wrong the estimate of that charge was (ADR 8).
+    A user has debt if its tag is above `virtual_time`. A user that enters the band without debt is new, and until its
+    first grant goes before all users that are not new. Its first step therefore does not depend on the estimated
+    charges of other users, however wrong these are (ADR 8).
     """
 
     __slots__ = ("_queued", "arrivals", "idle", "new", "tags", "virtual_time")
@@ -167,10 +169,10 @@ class FairBand(Band):
         self.new: dict[str, int] = {}
         """The sort keys of newcomers, until their first grant."""
         self.idle: list[SortKey] = []
-        """Users with nothing waiting or running whose tag is above the virtual time. They are forgotten once it has
-        caught up."""
+        """Users with nothing waiting or running whose tag is above the virtual time. They are forgotten once the
+        virtual time reaches their tag."""
         self._queued: set[SortKey] = set()
-        """The users in `idle` as a set, so that a user that joins and leaves without a grant is not added twice."""
+        """The entries of `idle` as a set, so that a user who joins and leaves without a grant is not added twice."""
 
     def join(self, entry: Entry, region: str | None) -> None:
         lane = self.lane(region)
@@ -234,7 +236,7 @@ class FairBand(Band):
             self._move(user_id, self.tags.get(user_id, 0) + difference)
 
     def unpark(self, user_id: str) -> None:
-        """Let the steps of a parked user be granted again. The user has saved no credit while it was parked."""
+        """Let the steps of a parked user be granted again. Users earn no credit while they are parked."""
         if self.waiting and self.waits(user_id):
             self._enter(user_id)
             self._move(user_id, self.tags[user_id])
@@ -259,7 +261,7 @@ class FairBand(Band):
         self.new.pop(user_id, None)
 
     def drop_newcomers(self) -> None:
-        """Treat all waiting users as not new. Used after a rebuild, because all of them waited before it."""
+        """Treat all waiting users as not new. Called after a rebuild, because all of them were waiting before it."""
         self.new.clear()
         for lane in self.lanes.values():
             lane.heap = [self._sort_key(lane, user_id) for user_id in lane.queues]
@@ -300,8 +302,8 @@ class FairBand(Band):
 
 
 class FifoBand(Band):
-    """A band in which the step with the lowest `seq` goes next. There is one queue per user here too, so that a user at
-    its limit can be parked."""
+    """A band in which the step with the lowest `seq` goes next. Each user still has a queue, so that a user at its
+    limit can be parked."""
 
     __slots__ = ()
     idle: tuple[SortKey, ...] = ()

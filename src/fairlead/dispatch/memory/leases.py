@@ -23,8 +23,8 @@ class Leases:
         self._by_job[lease.job_id] = (lease,) if others is None else (*others, lease)
 
     def keep_restored(self, lease: Lease) -> None:
-        """Add a restored lease. Names of new leases continue after the number in the name of this lease: two scopes may
-        have the same epoch at different times, and names must not repeat."""
+        """Add a restored lease. The counter of lease names continues after the number in this lease's name, so that no
+        later lease gets the same name."""
         counter = lease.name.rpartition(":")[2]
         if counter.isdigit():
             self._counter = max(self._counter, int(counter))
@@ -43,6 +43,7 @@ class Leases:
         return leases is not None and any(lease.run >= run for lease in leases)
 
     def expired(self, now: float) -> list[Lease]:
-        # A linear scan is fine: limits bound the number of leases, and it keeps the heartbeat a single assignment.
+        # A linear scan is fast enough, because limits bound the number of leases. Without an index by expiry, a
+        # heartbeat is a single assignment.
         past = [lease for lease in self.by_name.values() if lease.expires_at <= now]
         return sorted(past, key=lambda lease: (lease.expires_at, lease.name))

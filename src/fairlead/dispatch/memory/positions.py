@@ -1,8 +1,8 @@
-"""Computes queue positions, assuming that nothing more arrives and every step takes as long as estimated.
+"""Computes queue positions, assuming that no more steps arrive and every step takes as long as estimated.
 
 In FIFO lanes the steps ahead are counted exactly. In fair lanes the n-th waiting step of a user starts at `tag + n *
-charge`. The steps ahead of a given one can therefore be counted per user, in one pass over the band's users for all
-requested steps. The first step of a newcomer starts at the newcomer's sort key instead, before all virtual times.
+charge`. One pass over the users of the band can therefore count the steps ahead of all requested steps. The first step
+of a newcomer starts at the newcomer's sort key instead, before all virtual times.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
 
 
 def _slots(service: Service, region: str | None, unserved: Unserved) -> int:
-    """How many slots the steps of this lane could use at most, if all slots were free."""
+    """How many slots the steps of this lane could use if all slots were free."""
     rules = service.rules
     pool = math.inf if service.pool is None else service.pool.limit
     return _most(
@@ -81,8 +81,8 @@ def _slots(service: Service, region: str | None, unserved: Unserved) -> int:
 
 
 def _most(service: Service, own: int, pool: float, regions: dict[str, int]) -> int:
-    """How many slots can be used at once. `own` is the limit of the service, `pool` that of the pool, and `regions`
-    those of the regions."""
+    """How many slots can be used at once within the limits `own` of the service, `pool` of its pool, and `regions` of
+    its regions."""
     rules = service.rules
     if not rules.regions:
         return int(min(own, pool))
@@ -101,8 +101,8 @@ def _is_open(service: Service, region: str, lane: str | None, unserved: Unserved
 
 
 def _free(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
-    """How many slots that steps of this lane could use are free. 0 for a paused service. Slots of holds that are over
-    count as free."""
+    """The number of free slots that steps of this lane could use. 0 for a paused service. The slot of a hold whose time
+    is over counts as free."""
     rules = service.rules
     if rules.paused:
         return 0
@@ -154,7 +154,8 @@ def _mean(service: Service) -> int:
 
 
 def _running_work(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
-    """The remaining work of the running steps. For a lane with regions, only of the steps that run in these regions."""
+    """The remaining work of the running steps. If the lane is bound to regions, only steps that run in these regions
+    count."""
     return sum(
         max(0, estimate - micros(now - lease.granted_at))
         for lease, estimate in service.leases.values()
@@ -221,10 +222,10 @@ def _fair_ahead(
 
 
 class _Tally:
-    """Counts the steps, and sums their work, ahead of each of several marks. The marks are sorted.
+    """Counts the steps ahead of each of several sorted marks, and adds up their work.
 
-    The steps of a user that are ahead of all marks from the i-th on are added once, at i. For earlier marks, the number
-    of the user's steps ahead is computed for each mark.
+    Once all steps of a user are ahead of a mark, they are ahead of all later marks too, so they are added once, at the
+    first such mark. For earlier marks, the number of the user's steps ahead is computed mark by mark.
     """
 
     def __init__(self, marks: Iterable[Mark]) -> None:

@@ -1,8 +1,9 @@
 """The circuit breaker and latency of one region.
 
-After a failure, steps that may run elsewhere avoid the region for the length of a first rest. After several failures in
-a row the region rests: no step is granted there until the rest is over. Then a single call *probes* the region. If the
-probe succeeds, the region works as before; if it fails, the region rests again for twice as long.
+After a single failure, steps that may run elsewhere avoid the region for a while, as long as a first rest would last.
+After several failures in a row the region rests: no step is granted there until the rest is over. Then a single call
+*probes* the region. If the probe succeeds, the region works as before; if it fails, the region rests again for twice as
+long.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class RegionBreaker:
         return bool(self.until) and not self.resting and self.probe is None
 
     def grantable(self, free: int) -> int:
-        """How many of the region's free slots may be granted: none during a rest, and one for the probe."""
+        """How many of the region's `free` slots may be granted: none during a rest, one if the next call is the probe,
+        otherwise all."""
         if not self.until:
             return free
         return min(1, free) if self.to_probe else 0
@@ -46,7 +48,7 @@ class RegionBreaker:
             self.probe = lease
 
     def reset(self) -> None:
-        """Make the region a working one, because the rules no longer configure a breaker."""
+        """Return the region to the working state, because the rules no longer configure a breaker."""
         self.rest = self.until = 0
         self.resting, self.probe, self.avoided = False, None, False
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 RETRIES = 0
 """The band of retries that go before every priority."""
 FIFO_BAND = 1
-"""The band of all steps of a FIFO service except retries that go first. Such a service ignores priorities."""
+"""The band of all steps of a FIFO service, which ignores priorities. Only retries that go first have their own band."""
 ALL_BANDS = (0, 1, 2, 3)
 FIFO_BANDS = (RETRIES, FIFO_BAND)
 MOST_IDLE = 10_000
-"""The maximum number of users per service remembered only for a debt; as in scripts/include/queues.lua."""
+"""The maximum number of idle users per service remembered because of a debt, as in scripts/include/queues.lua."""
 
 
 Pick: TypeAlias = tuple[int, str | None, str, str | None]
@@ -87,7 +87,7 @@ class Service:
         self.ready = False
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
-        """Maintained by `Wakeups`: ready, and the pool has a slot too. Workers have been woken."""
+        """Maintained by `Wakeups`: whether it is ready and its pool has a slot too. If so, workers have been woken."""
         self.clear()
         self.take_rules(rules)
 
@@ -97,7 +97,7 @@ class Service:
         self.parked: set[str] = set()
         self.mean: int | None = None
         self.measured = 0
-        """The number of calls that the mean counts, up to a maximum."""
+        """The number of calls in the mean, up to a maximum."""
         self.leases: dict[str, Granted] = {}
         self.holds: dict[str, tuple[Hold, float]] = {}
         """The holds by key, each with its end by the dispatcher's clock."""
@@ -165,7 +165,7 @@ class Service:
         return sum(len(self.region_slots.get(region, ())) for region in pooled)
 
     def region_free(self, region: str, more: int = 0) -> int:
-        """How many slots of a region could be granted if `more` of its used slots were free."""
+        """How many slots of a region could be granted if `more` of its used slots became free."""
         free = self.rules.regions[region] - len(self.region_slots.get(region, ())) + more
         breaker = self.breakers.get(region)
         return free if breaker is None else breaker.grantable(free)
@@ -185,7 +185,7 @@ class Service:
         return region in self.rules.regions and (breaker is None or not breaker.until)
 
     def _best_region(self, lane: str | None, regions: list[str], unserved: Unserved) -> str | None:
-        """The first of these regions in which steps of the lane may run, or None."""
+        """The first of `regions`, which are in order of preference, in which steps of the lane may run; or None."""
         within = self.allowed_regions(lane, unserved)
         return regions[0] if within is None else next((region for region in regions if region in within), None)
 
@@ -245,7 +245,7 @@ class Service:
         user.waiting += 1
 
     def leave(self, entry: Entry) -> None:
-        """Remove a step from its queue. The caller must call `forget_if_idle` when it has moved the step."""
+        """Remove a step from its queue. The caller must call `forget_if_idle` once it is done with the step."""
         band, lane = self.band_and_lane(entry)
         self.bands[band].leave(entry, lane)
         self.waiting[entry[BAND]] -= 1
@@ -261,8 +261,8 @@ class Service:
         pool_full: bool = False,
         unserved: Unserved = frozenset(),
     ) -> Pick | None:
-        """The step that gets the next free slot, or None. With `pool_full`, only regions outside the pool are
-        considered."""
+        """The step that gets the next free slot, or None. With `pool_full`, only regions whose calls take no slot of
+        the pool are considered."""
         if not self.scope.open or self.rules.paused or self.free <= 0:
             return None
         if pool_full and self.rules.pooled_regions is None:
@@ -282,10 +282,10 @@ class Service:
     def _pick_of_regions(
         self, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
     ) -> Pick | None:
-        """Implements `pick` for a service with regions. Steps of the unbound lane compete with the steps of all regions
-        that have a free slot. Retries that go first go before all of these."""
+        """Implements `pick` for a service with regions. Steps of the unbound lane compete with the steps bound to any
+        region that has a free slot. Retries that go first precede all of them."""
         if regions is None:
-            unserved = frozenset()  # a claim for any region serves them all
+            unserved = frozenset()  # a worker that claims for any region serves all regions
         free = {
             region: slots
             for region in sorted(self.rules.regions)
@@ -298,13 +298,13 @@ class Service:
         preferred = sorted(free, key=lambda region: (*self._preference(region), -free[region], region))
         by_health = self._probes_first(preferred) if self.breakers else preferred
         for number in bands:
-            # Do not probe a region with a retry, unless no other region is left.
+            # Use a retry to probe a region only if no other region is left.
             regions_in_turn = preferred if number == RETRIES else by_health
             band = self.bands[number]
             if not band.waiting:
                 continue
             heads = [
-                # A user may head two lanes with the same tag; then the order of its own steps decides.
+                # A user may be first in two lanes, with the same tag. The order of the user's own steps then decides.
                 (head, lane.queues[head[1]][0], name, region)
                 for name, lane in band.lanes.items()
                 if lane.queues
@@ -318,10 +318,10 @@ class Service:
         return None
 
     def _preference(self, region: str) -> tuple[bool, float, int]:
-        """The sort key of a region, best first: healthy, then least loaded for its weight (if weights differ), then
-        fastest.
+        """The sort key of a region, best first: healthy regions, then those with the least load relative to their
+        weight (if weights differ), then the fastest.
 
-        A region that failed is avoided only for a while; otherwise nothing would show that it works again.
+        A region that failed is avoided only for a while. Otherwise no call would ever show that it works again.
         """
         breaker, weights = self.breakers.get(region), self.rules.region_weights
         load = (len(self.region_slots.get(region, ())) + 1) / weights.get(region, 1.0) if weights else 0.0
@@ -330,8 +330,8 @@ class Service:
         )
 
     def _probes_first(self, preferred: list[str]) -> list[str]:
-        """The regions with those that are to be probed moved to the front. Otherwise they would get no call until all
-        other regions are full."""
+        """Move the regions that are to be probed to the front. Otherwise they would get no call until all other regions
+        are full."""
         return sorted(preferred, key=lambda region: not ((breaker := self.breakers.get(region)) and breaker.to_probe))
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
@@ -431,7 +431,7 @@ class Service:
 
     def _forget_beyond(self, band: FairBand | FifoBand) -> None:
         """If too many idle users are remembered because of their debt, forget the one with the least debt in this band.
-        Normally the virtual time overtakes the debts, but it does not advance if every user submits only once."""
+        Normally the virtual time overtakes all debts, but it does not advance if every user submits only once."""
         if sum(len(each.idle) for each in self.bands) <= MOST_IDLE:
             return
         user = self.users.get(band.pop_idle())

@@ -52,7 +52,8 @@ def _region(service: Service, region: str) -> RegionSnapshot:
 
 
 def _waiting(service: Service, matches: Callable[[str | None], bool]) -> tuple[int, int]:
-    """The number of waiting steps in the lanes that match, and the number of waiting retries that go first."""
+    """Count the waiting steps in the lanes that match. Returns the number without retries that go first, and the number
+    of such retries."""
     counts = [
         sum(len(queue) for name, lane in band.lanes.items() if matches(name) for queue in lane.queues.values())
         for band in service.bands
@@ -70,8 +71,8 @@ def _virtual_times(service: Service) -> dict[int, int]:
 
 
 def _user_queues(service: Service) -> Iterator[UserQueue]:
-    """One row per user and band in which the user waits or has a virtual time. A user who has neither in any band gets
-    one row."""
+    """One row per user and band in which the user waits or has a virtual time. A user who has neither in any band still
+    gets one row."""
     for user in service.users.values():
         shown = False
         for number, band in enumerate(service.bands):

@@ -1,8 +1,8 @@
 """The services, pools and scopes defined by the rules, and which services can grant a step.
 
-A service is *ready* if it has a free slot and a waiting step that may use the slot. It is *runnable* if it is ready and
-its pool, if the step needs one, has a free slot too. Workers are woken when a service becomes runnable. While it stays
-runnable, only a claim wakes them again.
+A service is *ready* if it has a free slot and a waiting step that may use the slot. It is *runnable* if it is ready
+and, should the step need a slot of the pool, the pool has a free slot too. Workers are woken when a service becomes
+runnable. While it stays runnable, only a claim wakes them again.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class Wakeups:
         self._touched.add(service)
 
     def pass_over(self, pool: Pool, services: set[str]) -> None:
-        """Record that the current claim left slots of the pool to other workers although these services had steps
-        waiting."""
+        """Record that the current claim reserved slots of the pool for other workers although these services had
+        waiting steps."""
         self._passed_over[pool] = services
 
     def may_grant(self, services: frozenset[str]) -> set[str]:
         """The services that a claim has to examine: those known to be ready, and those that the current operation
-        changed. Some of these cannot grant a step."""
+        changed. Not all of them can grant a step."""
         names = self._ready & services
         for service in self._touched:
             if service.name in services:
@@ -134,8 +134,8 @@ class Wakeups:
         return turned
 
     def _turned_in(self, pool: Pool) -> set[str]:
-        """The services of the pool that became runnable. Services that are runnable and were passed over before are
-        included: after a change, their workers should try again."""
+        """The services of the pool that became runnable. Runnable services that an earlier claim passed over are
+        included, because their workers should try again after a change."""
         has_slot = pool.free > 0
         turned = set()
         for service in pool.services:

@@ -1,8 +1,8 @@
-"""A worker's claim over many scopes. The claim is atomic in each scope, and the scopes share its budget in turn.
+"""A worker's claim over many scopes. The claim is atomic within each scope, and its budget is divided among the scopes.
 
-A claim on one scope is one script call. A claim on several scopes calls all of them at once, each with a part of the
-budget. What one scope cannot use goes to the others in a second round. The outcome is as if each scope granted one step
-in turn, starting after the scope that granted the last one, until the budget is used.
+A claim on one scope is one script call. A claim on several scopes is one call per scope, all in one round trip, each
+with a part of the budget. The budget that a scope cannot use goes to the others in a second round. The outcome is as if
+the scopes granted one step each in turn, starting after the scope that granted the last step, until the budget is used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ WORKER_MEMORY_S = 30.0
 """How long a worker is remembered after its last claim, as in `scripts/include/pool.lua`."""
 
 REGISTERED_S = 10.0
-"""How long this process relies on its registration as waiting. The scripts forget it after three times as long."""
+"""How long this process relies on its registration as waiting for wakeups. The scripts drop the registration after
+three times as long."""
 
 
 @dataclass(slots=True)
 class ScopeShare:
-    """What one scope has granted to a claim so far, and what the scope replied."""
+    """The part of a claim that concerns one scope: the leases granted so far, and the scope's last reply."""
 
     worker: str
     scope: str
@@ -73,8 +74,8 @@ class Claims:
     # -- one claim -----------------------------------------------------------------------------------------------
 
     async def exchange(self, claim: Claim, releases: Sequence[Release]) -> tuple[list[Lease], set[str]]:
-        """Release slots and claim steps. Returns the leases, and the services for which this process's own worker is to
-        be woken."""
+        """Release slots and claim steps. Returns the leases, and the services for which to wake the worker of this
+        process."""
         claimed: dict[str, set[str]] = {}
         for service in claim.services:
             claimed.setdefault(self._scopes.of(service), set()).add(service)
@@ -195,9 +196,9 @@ class Claims:
         ]
 
     async def _wake(self, claim: Claim, shares: Mapping[str, ScopeShare], leases: list[Lease], spare: int) -> set[str]:
-        """Wake workers for the services that became runnable, and for the services of granted steps that are still
-        runnable. If the claiming worker has no budget left, also for all other runnable services that it claimed.
-        Returns the services for which this process's own worker is to be woken."""
+        """Wake workers for the services that became runnable, and for services that granted a step and are still
+        runnable. If the claiming worker has no budget left, also wake workers for all other runnable services that it
+        claimed. Returns the services for which to wake the worker of this process."""
         again = {lease.service for lease in leases}
         if leases and not spare:
             again |= claim.services
@@ -273,8 +274,8 @@ class Claims:
 
 
 def share_out(budget: int, order: Sequence[str], shares: Mapping[str, ScopeShare]) -> dict[str, int]:
-    """Divide the budget: how many leases each scope should grant in total. The scopes get one lease each in turn. A
-    scope that has no more steps gets as many as it has granted already."""
+    """Divide the budget: returns how many leases each scope should have granted in total. The budget is dealt out one
+    lease per scope in turn. A scope that has no more steps keeps the number that it has already granted."""
     quotas = dict.fromkeys(order, 0)
     remaining = list(order)
     while remaining and budget > 0:

@@ -68,7 +68,8 @@ class ScriptCall:
 
 @lru_cache(1024)  # one per script and scope
 def _packed_prefix(name: str, keys: tuple[str, ...]) -> tuple[int, bytes]:
-    """The words with which every call of a script on these keys begins, encoded for the wire, and their number."""
+    """The words with which every call of a script on these keys begins: how many they are, and their encoding in the
+    wire format."""
     words: Command = ("EVALSHA", script(name).sha, len(keys), *keys)
     return len(words), packed(*words).partition(b"\r\n")[2]
 
@@ -201,13 +202,13 @@ class ScriptClient:
     async def _call(self, node: Address, commands: list[bytes]) -> list[Any]:
         pool = self._pool(node)
         if pool.ready and not self._connections.locked():
-            async with self._connections:  # only the replies take time, and they have their own timeout
+            async with self._connections:  # a connection is free, so only the call can take time
                 return await pool.call(commands, SOCKET_TIMEOUT_S)
         try:
             async with asyncio.timeout(SOCKET_TIMEOUT_S), self._connections:
                 return await pool.call(commands, SOCKET_TIMEOUT_S)
         except TimeoutError as error:
-            pool.pause.begin(error, DOWN_S)  # the server accepts connections but does not reply
+            pool.pause.begin(error, DOWN_S)  # the server accepts connections, but does not reply
             raise
 
     def _failed(self, error: Exception) -> Unavailable:
@@ -217,7 +218,8 @@ class ScriptClient:
         return unavailable(error)
 
     def is_master(self) -> None:
-        """Record that the server accepts writes. This ends the pause that began when the server was read-only."""
+        """Record that the server accepts writes. Ends the pause that began when the server turned out to be
+        read-only."""
         for pool in self._pools.values():
             pool.pause.end()
 
@@ -313,11 +315,11 @@ class SyncScriptClient:
             self._clients[ONLY_NODE] = sync_client(self._target, admit)
 
     def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Make all calls and return the replies, in order. Raises the first error after all calls have been made, so
+        """Make all calls and return the replies, in order. The first error is raised after all calls have been made, so
         that one lost node of a Cluster does not affect the others."""
         replies: list[Any] = [None] * len(calls)
         remaining = list(range(len(calls)))
-        for _ in range(2):  # the second time for moved keys
+        for _ in range(2):  # a second time for keys that have moved
             for node, indexes in self._by_node(calls, remaining).items():
                 for i, reply in zip(indexes, self._run_on(node, [calls[i] for i in indexes]), strict=True):
                     replies[i] = reply
@@ -341,7 +343,7 @@ class SyncScriptClient:
         self._refresh_slots()
         by_node: dict[Address, list[int]] = {}
         for i in chosen:
-            # If no node serves the keys, the reply of any node says so.
+            # If no node serves the keys, any node replies with that error.
             node = self._slots.node_of(calls[i].keys[0]) or self._slots.primaries[0]
             by_node.setdefault(node, []).append(i)
         return by_node

@@ -168,7 +168,7 @@ def leases(values: Sequence[Any], scope: str) -> list[Lease]:
 
 
 def grants(reply: Sequence[Any], worker: str, scope: str) -> list[Lease]:
-    """Decode the leases that an exchange granted. The reply contains values common to all leases only once."""
+    """Decode the leases that an exchange granted. Values that all leases share are in the reply only once."""
     granted = reply[9] / SECOND
     services = [(name, int(expires) / SECOND) for name, expires in _rows(names(reply[10]), 2)]
     return [
@@ -204,8 +204,8 @@ def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
 
 
 def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
-    """Split a flat list into rows. Scripts reply with flat lists, because the server writes each nested list
-    separately."""
+    """Split a flat list into rows. Scripts reply with flat lists, because the server writes each nested list to the
+    socket separately."""
     return zip(*[iter(values)] * width, strict=True)
 
 

@@ -49,7 +49,8 @@ class Connection(asyncio.Protocol):
         self._replies, self._missing = [], len(commands)
         self._done = self._loop.create_future()
         self._transport.write(b"".join(commands))
-        # A timer of our own: `asyncio.timeout` would have to find the task and tell its own cancellation from others.
+        # A plain timer is cheaper than `asyncio.timeout`, which looks up the current task and has to tell its own
+        # cancellation from others.
         timer = self._loop.call_later(timeout, self._end, TimeoutError())
         try:
             replies: list[Any] = await self._done
@@ -96,7 +97,7 @@ class Connection(asyncio.Protocol):
         elif not self._missing or self._done is None:
             self._end(InvalidResponse("Redis sent an unexpected reply"))
         elif isinstance(reply, Exception) and not isinstance(reply, ResponseError):
-            self._end(reply)  # concerns the connection: the server is loading its data, or has too many clients
+            self._end(reply)  # about the connection itself: the server is loading, or has too many clients
         else:
             self._replies.append(reply)
             self._missing -= 1

@@ -72,7 +72,7 @@ class RedisDispatcher:
 
     async def close(self) -> None:
         await self._wakeups.close()
-        with contextlib.suppress(Unavailable, TimeoutError):  # others notice by themselves that this process is gone
+        with contextlib.suppress(Unavailable, TimeoutError):  # the registration then expires by itself
             async with asyncio.timeout(CLOSE_S):
                 await self._claims.stop_waiting()
         await self._scopes.close()
@@ -89,8 +89,9 @@ class RedisDispatcher:
         return sum([await self._offer(batch) for batch in self._each_job_in_one_scope(offers)])
 
     async def _offer(self, offers: Sequence[Offer]) -> int:
-        """Offer each job to one scope. First the other scopes are queried, last their older entries of the job are
-        withdrawn. In between, two queues may hold the job. If the older run is granted, its start is refused."""
+        """Offer each job to one scope. First ask the other scopes whether they have the job, then offer it, and then
+        withdraw the older entries from the other scopes. Until then two queues may hold the job; if the older run is
+        granted, its start is refused."""
         by_scope = self._by_scope(offers)
         await self._scopes.register_new({scope: {o.service for o in some} for scope, some in by_scope.items()})
         refused, moved_from = await self._in_other_scopes(by_scope)
@@ -155,8 +156,8 @@ class RedisDispatcher:
         return ScriptCall("runs", keys, [offer.job_id for offer in offers])
 
     def _version_for(self, items: Iterable[_OfService]) -> Arg:
-        """The version of this process's rules, by which these items were assigned to scopes. A scope refuses items of a
-        service that has moved out of it by newer rules."""
+        """The version of the rules by which this process assigned these items to scopes. A scope refuses an item if
+        newer rules have moved its service to another scope."""
         rules = self._scopes.rules
         if rules is None:
             return ""
@@ -248,7 +249,7 @@ class RedisDispatcher:
         try:
             await self._scopes.refresh()
         except Unavailable:
-            if services is None:  # else the requested ones may be on a healthy node of a Cluster
+            if services is None:  # otherwise the requested services may be on a healthy node of a Cluster
                 raise
         scopes = self._scopes.services if services is None else {self._scopes.of(name) for name in services}
         args = {scope: ["1" if users else "0"] for scope in scopes if scope in self._scopes.services}
@@ -280,8 +281,8 @@ class RedisDispatcher:
         self._announce(replies.values())
 
     async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]:
-        """The states of the scopes. This works on any server, even if its identity is refused: that is how a change of
-        the server is noticed."""
+        """The states of the scopes. Works on any server, even one whose identity is refused, so that a change of the
+        server can be detected."""
         requested = list(dict.fromkeys(scopes))
         client = self._scopes.ungated
         # In a Cluster each scope may be on a different server.
@@ -304,7 +305,7 @@ class RedisDispatcher:
     async def known_scopes(self) -> frozenset[str]:
         with contextlib.suppress(
             Unavailable
-        ):  # in a Cluster, the node of the list may be down while others are healthy
+        ):  # in a Cluster, the node with the list of scopes may be down while others are healthy
             await self._scopes.refresh()
         return frozenset(self._scopes.services)
 
@@ -379,7 +380,8 @@ class RedisDispatcher:
             yield batch
 
     def _scopes_of(self, items: Iterable[_OfService]) -> dict[str, str]:
-        """Map the services of these items to their scopes. Many items have few services."""
+        """Map the services of these items to their scopes. Looking up each service once is cheaper, because many items
+        share few services."""
         return {service: self._scopes.of(service) for service in {item.service for item in items}}
 
 
@@ -403,8 +405,8 @@ def _accepted(replies: dict[str, Any]) -> dict[str, Any]:
 def _scopes_to_query(
     by_scope: Mapping[str, Sequence[Offer]], services: Mapping[str, Set[str]]
 ) -> dict[str, list[Offer]]:
-    """Map each scope to the offers whose jobs it may already hold, because it has, or had, a service that the job was
-    queued for. Most jobs have no such scope and need no query."""
+    """Map each scope to the offers whose jobs it may hold already: it has, or had, a service that the job was queued
+    for earlier. Most jobs have no such scope, so nothing is queried for them."""
     requested: dict[str, list[Offer]] = {}
     for target, offers in by_scope.items():
         for steps in {offer.steps for offer in offers}:

@@ -1,9 +1,9 @@
 """Translation of redis-py's errors, and the pauses between attempts to connect.
 
 Callers of this package see only `Unavailable`. A process has a dozen components that use Redis, and each retries on its
-own schedule: every commit relays, every read of a job requests its position. After a failure, only one of the
-components tries to connect from time to time, and the others fail at once with the same error. When the connection
-succeeds, all of them continue.
+own schedule: every commit relays, every read of a job requests its position. After a failure, only one component at a
+time tries to connect, after a pause, and the others fail at once with the same error. When a connection succeeds, all
+of them continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOWN_S = (0.5, 1.0)
 READ_ONLY_S = (1.0, 2.0)
 """The first and the longest pause, in seconds, while the server is read-only."""
 REFUSED_S = (0.25, 0.5)
-"""The first and the longest pause while the database names another server (`server_identity`)."""
+"""The first and the longest pause, in seconds, while the database names another server (`servers.check_identity`)."""
 
 
 class Paused(RedisError):
@@ -34,11 +34,12 @@ class Pause:
         self._lengths = DOWN_S
         self._cause: BaseException | None = None
         self.successes = 0
-        """The number of successes. An attempt that began before a success and fails after it begins no pause."""
+        """The number of successes so far. If this number rose during an attempt that failed, the failure begins no
+        pause."""
 
     def check(self) -> None:
-        """Raise `Paused` during a pause. After the pause one caller passes and may connect; for the others the pause
-        goes on meanwhile."""
+        """Raise `Paused` during a pause. After the pause, the first caller may connect, and for all others another
+        pause begins."""
         if self._cause is None:
             return
         now = time.monotonic()
@@ -68,8 +69,8 @@ class Pause:
 
 @cache
 def pause_of(url: str, node: tuple[str, int] | None, *, gated: bool = False) -> Pause:
-    """The pause shared by all connections of this process to the server. The connections that check the server's
-    identity (`gated`) share another pause."""
+    """The pause that all connections of this process to the server share. Connections that check the server's identity
+    (`gated`) share a separate one."""
     return Pause()
 
 

@@ -1,7 +1,7 @@
 """The keyspace.
 
-All keys of a scope carry it as their hash tag, so that a Cluster keeps them in one slot, and every script receives all
-keys that it may touch. Band and lane are part of members rather than of keys, so the number of keys is fixed.
+The scope is the hash tag of all its keys, so that a Cluster keeps them in one slot. Every script receives all keys that
+it may touch. Band and lane are part of members rather than of keys, so the number of keys is fixed.
 
     fairlead:scopes                the set of scopes, each with a service, joined by NUL
     fairlead:leader                the leader, as `term holder`; expires unless renewed
@@ -68,6 +68,6 @@ def keys_of(prefix: str, scope: str, services: Iterable[str]) -> list[str]:
 
 
 def scope_mark(scope: str) -> str:
-    """The last digits of all lease names of a scope. Each scope numbers its leases itself, but names must be unique
-    across scopes, because a heartbeat sends only the names."""
+    """The digits with which all lease names of a scope end. Each scope has its own counter; these digits make the names
+    unique across scopes, which heartbeats need because they send only the names."""
     return f"{zlib.crc32(scope.encode()):0{_MARK_DIGITS}}"

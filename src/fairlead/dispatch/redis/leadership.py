@@ -9,8 +9,8 @@ from fairlead.dispatch.redis.keys import leader_key
 
 
 class RedisLeadership:
-    """Implements `Leadership` by a lease in Redis. It works on any server, even if its identity is refused, because a
-    leader is needed to rebuild the scopes on a new server."""
+    """Implements `Leadership` by a lease in Redis. It works on any server, even one whose identity is refused, because
+    rebuilding the scopes on a new server needs a leader."""
 
     def __init__(self, url: str, *, prefix: str = "fairlead", holder: str, ttl: float = 10.0) -> None:
         self.ttl = ttl

@@ -40,8 +40,8 @@ class Subscriber:
         self.on_connect = on_connect
         self._channels: set[str] = set()
         self._pending: set[str] = set()
-        """Channels subscribed or unsubscribed since the last command to the server, so that one change among ten
-        thousand channels costs one command."""
+        """The channels that were subscribed or unsubscribed since the last command to the server. Only these are sent,
+        even if there are ten thousand others."""
         self._changed = asyncio.Event()
         self._last_reply_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class Subscriber:
 
     def _on_lost(self, lost: asyncio.Future[None]) -> None:
         if not lost.cancelled():
-            lost.exception()  # mark it as retrieved: after `close` nothing awaits it
+            lost.exception()  # mark the exception as retrieved, because after `close` nothing awaits the future
         self._changed.set()
 
     def _on_reply(self, reply: Any, unconfirmed: set[str]) -> None:

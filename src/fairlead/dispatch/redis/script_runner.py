@@ -31,8 +31,9 @@ class ScriptRunner:
     def __init__(self, url: str, prefix: str, clock: Callable[[], float] | None, admit: Admit | None) -> None:
         self.client = ScriptClient(url, admit)
         self.ungated = self.client if admit is None else ScriptClient(url)
-        """Connects to any server, whatever its identity: to query it, to subscribe, and for the list of scopes. That
-        list belongs to no scope; in a Cluster its node may hold no data that a rebuild would name it for."""
+        """Connects to any server, whatever its identity, for queries of its state, for subscriptions, and for the list
+        of scopes. The list belongs to no scope: in a Cluster it may be on a node without any scope, which the database
+        never names."""
         self.prefix = prefix
         self.process = secrets.token_hex(8)
         self._rules: Rules | None = None
@@ -103,8 +104,8 @@ class ScriptRunner:
         return new
 
     async def register(self, by_scope: Mapping[str, Iterable[str]]) -> None:
-        """Add scopes and their services to the set in Redis from which all processes learn the scopes. The services of
-        a scope that this process knows already are written again."""
+        """Add scopes and their services to the set in Redis from which all processes learn them. For each of these
+        scopes, all services known to this process are written."""
         scopes = {scope: self.services.get(scope, set()).union(services) for scope, services in by_scope.items()}
         members = [f"{scope}{NUL}{service}" for scope, services in scopes.items() for service in services]
         if members:
@@ -145,8 +146,8 @@ class ScriptRunner:
     ) -> dict[str, Any]:
         """Run a script on these scopes, each with its own arguments, and return the replies by scope.
 
-        If only some of the scopes fail, their errors are added to `failed` and nothing is raised, so that one node of a
-        Cluster does not stop the others.
+        If `failed` is given and only some of the scopes fail, their errors are added to `failed` instead of being
+        raised, so that one node of a Cluster does not stop the others.
         """
         done: dict[str, Any] = {}
         failures: dict[str, Unavailable] = {}
@@ -187,8 +188,8 @@ class ScriptRunner:
             return done
 
     def _declared(self, scopes: list[str], replies: list[Any]) -> dict[str, Any]:
-        """The replies by scope. A scope is left out if its reply shows that it has more services than this process
-        knew: its call must be repeated with the keys of all its services."""
+        """The replies by scope. A scope is left out if it replied that it has more services than this process knew. The
+        call must then be repeated with the keys of all its services."""
         good = {}
         for scope, reply in zip(scopes, replies, strict=True):
             if isinstance(reply, Unavailable):
@@ -200,7 +201,7 @@ class ScriptRunner:
         return good
 
     def reconnect(self) -> None:
-        self._sync_is_stale = True  # the heartbeat's thread closes it
+        self._sync_is_stale = True  # the thread of the heartbeat closes the old client
         self.client.reconnect()
 
     async def close(self) -> None:

@@ -10,8 +10,8 @@ All forms accept a user and password, and options of redis-py in the query: `?ss
 `?ssl_cert_reqs=none`.
 
 The identity is checked on every new connection before any other command. A restarted server has a new run id; one that
-was promoted or became a replica has a new replication id. Either may have lost data or hold stale data, and is used
-again only after a rebuild.
+was promoted or became a replica has a new replication id. Such a server may have lost data or hold stale data, so it is
+used again only after a rebuild.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ REFRESH_S = 0.5
 
 class ClusterSlots:
     """The last known hash slot map of a Redis Cluster: which node serves which keys. MOVED errors update it. Any node
-    may supply the map, even one that is not used for claims because no scope was built on it."""
+    can supply the map, even one on which no scope was built."""
 
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = seeds
@@ -177,7 +177,7 @@ class ClusterSlots:
         return self._stale and (not self._ranges or time.monotonic() - self._refreshed_at > REFRESH_S)
 
     def mark_stale(self) -> None:
-        """Have the map fetched again soon, because a node failed or changed its role."""
+        """Make the next calls fetch the map again, because a node failed or changed its role."""
         self._stale = True
 
     def candidates(self) -> list[Address]:

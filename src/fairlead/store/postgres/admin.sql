@@ -2,7 +2,7 @@
 -- the previous one. A statement that changes nothing returns no row; the write is then refused.
 
 -- name: request_rebuild
--- $1: scope. A scope that was never built has no row, or only the row of its first start.
+-- $1: scope. A scope that was never built has no row, or a row with number 0.
 UPDATE fairlead.epoch SET rebuild_asked = true WHERE scope = $1 AND number > 0 RETURNING 1
 
 -- name: create_key
@@ -52,8 +52,8 @@ DELETE FROM fairlead.process WHERE name = $1
 UPDATE fairlead.process SET drain_asked = $2::boolean WHERE name = $1 RETURNING 1
 
 -- name: prune_audit
--- $1: before, $2: limit. Skips rows that another manager is pruning. The ids are collected into an array first: a plan
--- may otherwise evaluate the subquery once per row, with a different result each time.
+-- $1: before, $2: limit. Skips rows that another manager is pruning. The ids are collected into an array first.
+-- Otherwise the plan may evaluate the subquery once per row, with a different result each time.
 DELETE FROM fairlead.audit WHERE id = ANY (ARRAY(
     SELECT id FROM fairlead.audit WHERE at < $1::bigint ORDER BY at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 )) RETURNING 1

@@ -3,18 +3,19 @@
 --
 -- Every statement looks up the rows of its arrays by index, one after the other, and the arrays are sorted by job id.
 -- All processes therefore lock the rows of a kind in the same order, and the kinds in the same order. The group commit
--- retries the remaining deadlocks (two processes with different moves of the same two jobs).
--- `begin` forces the planner to use the indexes. Otherwise it would scan a table that was small a minute ago.
+-- retries the deadlocks that can still happen (two processes with different moves of the same two jobs). `begin` forces
+-- the planner to use the indexes. Otherwise it may choose a full scan, because its statistics date from when the table
+-- was small.
 
 -- name: begin
--- The transaction id, which identifies a COMMIT whose reply was lost, and the time to store.
+-- Returns the transaction id, by which a COMMIT whose reply was lost can be checked, and the time to store.
 SELECT pg_current_xact_id()::text, (extract(epoch FROM now()) * 1000000)::bigint,
        set_config('lock_timeout', $1, true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)
 
 -- name: hold_to_plans
--- The planner settings of `begin` for a whole session, so that a statement can be its own transaction.
+-- Makes the settings of `begin` for the whole session, so that a single statement can be a transaction by itself.
 SELECT set_config('lock_timeout', $1, false), set_config('plan_cache_mode', 'force_generic_plan', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)
@@ -45,14 +46,15 @@ SELECT id, run FROM fairlead.job WHERE id = ANY ($1::text[])
 -- ---------------------------------------------------------------- the rules and the epochs
 
 -- name: raise_epoch
--- $1: scope, $2: dispatcher server. Locks the row, so it waits for commits with starts of this scope, and later ones
--- wait for it.
+-- $1: scope, $2: dispatcher server. Locks the row: it waits for running commits that start steps of this scope, and
+-- later such commits wait for it.
 INSERT INTO fairlead.epoch AS e (scope, number, server) VALUES ($1, 1, $2)
     ON CONFLICT (scope) DO UPDATE SET number = e.number + 1, server = excluded.server, rebuild_asked = false
     RETURNING number
 
 -- name: leave_epochs
--- $1: scopes, sorted. Waits like `raise_epoch`. The server is kept: the queue was built on it.
+-- $1: scopes, sorted. Waits like `raise_epoch`. The column `server` is unchanged, because the queue was built on that
+-- server.
 INSERT INTO fairlead.epoch AS e (scope, number) SELECT scope, 1 FROM unnest($1::text[]) AS scope
     ON CONFLICT (scope) DO UPDATE SET number = e.number + 1
 
@@ -65,7 +67,7 @@ INSERT INTO fairlead.epoch (scope, number) SELECT scope, 0 FROM unnest($1::text[
 SELECT scope, number FROM fairlead.epoch WHERE scope = ANY ($1::text[]) ORDER BY scope FOR SHARE
 
 -- name: declare
--- $1: the declaration in canonical form, so that the version rises only on a change.
+-- $1: the declaration in canonical form. The version is raised only if the declaration has changed.
 UPDATE fairlead.rules SET version = version + 1, declared = $1 WHERE declared <> $1 RETURNING version
 
 -- name: override_of
@@ -100,8 +102,9 @@ SELECT version FROM fairlead.rules FOR SHARE
 -- ---------------------------------------------------------------- submit
 
 -- name: lock_users
--- $1: users with a limit. Keeps other processes from adding jobs of these users while they are counted. Users share 64
--- locks, so that a batch with many users does not fill the server's lock table. Sorted, like all locks.
+-- $1: users with a limit. Keeps other processes from adding jobs of these users while their jobs are counted. Users
+-- share 64 locks, so that a batch with many users does not fill the server's lock table. The locks are taken in sorted
+-- order, to avoid deadlocks.
 SELECT pg_advisory_xact_lock(1180781900, bucket) FROM (
     SELECT DISTINCT hashtext(user_id) & 63 AS bucket FROM unnest($1::text[]) AS user_id ORDER BY 1
 ) AS buckets
@@ -120,8 +123,8 @@ JOIN fairlead.idempotency AS i ON i.user_id = g.user_id AND i.key = g.key
 LEFT JOIN fairlead.job AS j ON j.id = i.job_id
 
 -- name: claim_keys
--- $1: users, $2: keys, $3: body hashes, $4: job ids. Waits for a process that is claiming one of
--- them, and then omits that one.
+-- $1: users, $2: keys, $3: body hashes, $4: job ids. If another process is claiming one of the keys, waits for it and
+-- omits that key.
 INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
     ON CONFLICT DO NOTHING RETURNING user_id, key
@@ -159,7 +162,7 @@ SELECT (SELECT array_agg(seq ORDER BY seq) FROM inserted), (SELECT array_agg(id 
 -- ---------------------------------------------------------------- start
 
 -- name: start
--- $8: now. Starts of another epoch were left out before.
+-- $8: now. The caller has already left out the starts of other epochs.
 UPDATE fairlead.job AS j SET {started_columns}
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[],
             $7::text[]) WITH ORDINALITY
@@ -185,7 +188,8 @@ RETURNING g.n, j.input, {context}, {job_columns}
 -- ---------------------------------------------------------------- move
 
 -- name: complete
--- The move that completes a job, which is how nearly every job ends. It needs few columns; the result goes into the row.
+-- Moves that complete a job, which is how nearly every job ends. They write few columns, and store the result in the
+-- job's row.
 UPDATE fairlead.job AS j SET
     status = 4, ended = 4, run = j.run + 1, step = g.step, attempt = 0, round = g.round,
     timer_at = NULL, waiting_since = NULL, finished_at = g.finished_at, retryable = NULL, error = NULL,
@@ -219,7 +223,7 @@ WITH moved AS (
 SELECT * FROM moved
 
 -- name: spill
--- $1: ids. Moves the result out of the row of completed jobs that begin a new round.
+-- $1: ids. Copies the result of completed jobs that begin a new round from the job's row to `step_result`.
 INSERT INTO fairlead.step_result (seq, step, round, service, data, metrics, finished_at, lease)
     SELECT seq, (about ->> 0)::int, (about ->> 2)::int, about ->> 1, result_data, result_metrics,
            (about ->> 3)::bigint, about ->> 4
@@ -305,7 +309,8 @@ SELECT id FROM gone
 DELETE FROM fairlead.outbox WHERE id = ANY ($1::text::bigint[])
 
 -- name: relayed_single
--- Like `relayed`, as its own asynchronous transaction: a row that reappears after a crash is relayed again.
+-- Like `relayed`, but as a transaction of its own that does not wait for the disk. A row that reappears after a crash
+-- is relayed again, which is harmless.
 DELETE FROM fairlead.outbox AS o USING (SELECT set_config('synchronous_commit', 'off', true) AS setting) AS s
 WHERE o.id = ANY ($1::text::bigint[]) AND s.setting IS NOT NULL
 
@@ -314,8 +319,8 @@ WHERE o.id = ANY ($1::text::bigint[]) AND s.setting IS NOT NULL
 WITH ended AS (DELETE FROM fairlead.hold WHERE until <= $1::bigint RETURNING 1) SELECT count(*) FROM ended
 
 -- name: prunable
--- $1: finished before, $2: failed before, $3: limit; the ids, for `delete`. Skips jobs that another manager is
--- pruning.
+-- $1: finished before, $2: failed before, $3: limit. Returns the ids of the jobs to pass to `delete`. Skips jobs that
+-- another manager is pruning.
 SELECT id FROM fairlead.job
 WHERE (ended IN (4, 6) AND finished_at < $1::bigint) OR (ended = 5 AND finished_at < $2::bigint)
 LIMIT $3::bigint FOR UPDATE SKIP LOCKED

@@ -11,7 +11,7 @@ INSERT INTO fairlead.batch_item (batch_id, item, job_id, custom_id)
     SELECT * FROM unnest($1::text[], $2::int[], $3::text[], $4::text[])
 
 -- name: lock_batch
--- $1: id. `settle_batch` must see the commit of a resume that held this lock before.
+-- $1: id. Taken before `settle_batch`, which must see the commit of a resume that held this lock.
 SELECT 1 FROM fairlead.job_batch WHERE id = $1 FOR UPDATE
 
 -- name: settle_batch
@@ -27,8 +27,8 @@ WHERE id = $1 AND finished_at IS NULL AND NOT EXISTS (SELECT FROM found WHERE st
 RETURNING 1
 
 -- name: reopen_batches
--- $1: ids of jobs that begin a new round. Locks the batches whether settled or not: a concurrent settlement that still
--- saw these jobs as ended is cleared once it commits.
+-- $1: ids of jobs that begin a new round. Locks the batches even if they are not settled: if a concurrent transaction
+-- settles one because it still sees these jobs as ended, this statement waits for it and then clears the counts.
 UPDATE fairlead.job_batch SET finished_at = NULL, counts = NULL WHERE id = ANY (ARRAY(
     SELECT b.id FROM fairlead.job_batch AS b
     WHERE b.id IN (SELECT i.batch_id FROM fairlead.batch_item AS i WHERE i.job_id = ANY ($1::text[]))

@@ -23,7 +23,8 @@ from fairlead.store.port import Accepted
 from fairlead.store.postgres.submit import Statements, Submitted, run, submitting
 
 ORIGIN = "enlisted"
-"""The origin of outbox rows written here. It is no name of a process, so any process relays these rows at once."""
+"""The origin of outbox rows written here. It marks rows that the committing process does not relay, so any relaying
+process takes them at once."""
 
 _NO_SCHEMA = frozenset({"3F000", "42P01", "42703"})  # no such schema, table, column
 
@@ -63,8 +64,8 @@ def _statements(submits: Sequence[Submit]) -> Statements:
 
 @contextmanager
 def _schema_required() -> Iterator[None]:
-    """Explain the error of a missing schema: the caller may be connected to another database. The exceptions of all
-    supported drivers have `sqlstate`."""
+    """Replace the driver's error about a missing schema by a StoreError that explains it: the caller may be connected
+    to another database. The exceptions of all supported drivers have `sqlstate`."""
     try:
         yield
     except Exception as error:
@@ -92,14 +93,14 @@ def _family(connection: Any) -> str | None:
 
 
 async def _driver_of(connection: Any) -> tuple[Any, str]:
-    """The connection of the driver underneath the caller's connection or session, and which driver it is."""
+    """The driver's own connection beneath the caller's connection or session, and the name of the driver."""
     family = _family(connection)
     if family == "sqlalchemy":
         if not _is_async(connection):
             return connection, "psycopg"
         if not hasattr(connection, "get_raw_connection"):
             connection = await connection.connection()  # of an AsyncSession
-        # SQLAlchemy begins the transaction with the first statement sent through it; ours bypass it.
+        # SQLAlchemy begins the transaction with the first statement sent through it, and our statements bypass it.
         await connection.exec_driver_sql("SELECT 1")
         driver = (await connection.get_raw_connection()).driver_connection
         return driver, "asyncpg" if _family(driver) == "asyncpg" else "psycopg-async"

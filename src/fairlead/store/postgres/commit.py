@@ -53,8 +53,8 @@ from fairlead.store.rules import adapted_row, declaration_of, rules_of
 
 
 class Undone(Exception):
-    """Raised if a submit of an all-or-nothing batch was refused. The transaction is rolled back, and these outcomes are
-    returned."""
+    """Raised if a submit of an all-or-nothing batch was refused. The caller rolls the transaction back and returns the
+    outcomes in `committed`."""
 
     def __init__(self, committed: Committed) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Commit:
             kinds.setdefault(type(transition), []).append(index)
         for index in skip:
             kinds[type(self._batch[index])].remove(index)
-        # Rules, then epochs: they are always locked in this order. Jobs are inserted before they move or are deleted.
+        # Rules are always locked before epochs. Jobs are inserted before jobs are moved or deleted.
         steps: tuple[tuple[type, Callable[[list[int]], Any]], ...] = (
             (DeclareServices, self._declare),
             (Override, self._override),
@@ -106,8 +106,8 @@ class Commit:
             (Prioritise, self._prioritise),
             (Adopt, self._adopt),
             (Delete, self._delete),
-            # A sweep never waits for a job's row, and nothing after it does. A process that waits for rows locked by
-            # the sweep therefore waits for the rest of this commit only, without a deadlock.
+            # Neither a sweep nor any later statement of this commit waits for a job's row. A process that waits for a
+            # row locked by the sweep therefore waits only for the rest of this commit, and cannot cause a deadlock.
             (FireTimers, self._sweep),
             (PromoteWaiting, self._sweep),
             (Relayed, self._relayed),
@@ -123,8 +123,8 @@ class Commit:
         return Committed(self._outcomes, [*self._changes, *self._moves.changes])
 
     def _by_job(self, indexes: Iterable[int]) -> list[int]:
-        """Sort the indexes by job id. Rows are locked in the order of the arrays, which must be the same in every
-        process."""
+        """Sort the indexes by job id. Rows are locked in the order of the arrays, so every process must sort them in
+        the same way."""
         return sorted(indexes, key=lambda index: self._batch[index].job_id)  # type: ignore[union-attr]
 
     def _of(self, indexes: Sequence[int]) -> list[Any]:

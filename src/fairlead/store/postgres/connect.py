@@ -4,7 +4,7 @@ The URL has the format of libpq: `postgresql://user:password@host:5432/database?
 asyncpg become settings of the session (`?synchronous_commit=off`). Two options are our own:
 
     statement_cache_size=0   for PgBouncer before 1.21 in transaction mode, which lacks prepared statements
-    pool_size=10             the most connections of this process, half of them for commits; at least one each
+    pool_size=10             the maximum number of connections: half for reads, half for commits, at least one each
 
 With several hosts (`postgresql://user@a,b/database`) the one that accepts writes is used, unless the URL sets
 `target_session_attrs`. After a failover, connections go to the new primary.
@@ -12,9 +12,9 @@ With several hosts (`postgresql://user@a,b/database`) the one that accepts write
 PgBouncer in transaction mode is supported. The lock of managers and of `fairlead up` (`lock.py`) then occupies one
 pooler connection per process.
 
-Commits have their own pool, `WritePool`, because asyncpg's pool is too slow for them. It creates a
-proxy for every use, and a task to return the connection. Both cost the event loop as much as a whole statement. On an
-idle system every job would wait for that twice before it starts.
+Commits have their own pool, `WritePool`, because asyncpg's pool is too slow for them. For every use, that pool creates
+a proxy, and a task that returns the connection. Together they take as much time of the event loop as a whole statement,
+and on an idle system a job would wait for them twice before it starts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class WritePool(Generic[C]):
         self._spoils = spoils
         self._slots = asyncio.Semaphore(most)
         self._idle: list[tuple[C, float]] = []
-        """Idle connections and since when, newest last. The newest is used next, so that the others time out."""
+        """The idle connections, each with the time since which it is idle, newest last. The newest is used next, so
+        that the others time out."""
         self._idle_lifetime = idle_lifetime
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -106,7 +107,7 @@ class WritePool(Generic[C]):
     async def _take(self) -> C:
         while self._idle:
             connection, _ = self._idle.pop()
-            if not connection.is_closed():  # by the server, while it was idle
+            if not connection.is_closed():  # the server may have closed it while it was idle
                 return connection
         return await self._connect()
 
@@ -158,8 +159,9 @@ _PASSES = (
     asyncio.TimeoutError,
     OSError,
 )
-# After these errors the session remains usable. After any other error it is closed, because settings that the server
-# applies to new sessions only (of the role, or of a standby) would stay wrong in this one.
+# After these errors the session remains usable. After any other error it is closed, because the server may have
+# changed: settings that apply to new sessions only (those of the role, or of a standby) would stay outdated in an old
+# one.
 _SESSION_IS_GOOD = (*_CONTENDED, pg.IntegrityConstraintViolationError, pg.DataError, pg.DiskFullError)
 _AWAY = (pg.InsufficientResourcesError, pg.OperatorInterventionError, pg.PostgresIOError)
 _UNUSABLE = (
@@ -222,7 +224,7 @@ def is_read_only(error: Unavailable) -> bool:
 
 
 def spoils_session(error: BaseException) -> bool:
-    """Whether the connection must not be used again."""
+    """Whether the connection is unusable after this error."""
     if isinstance(error, asyncpg.PostgresError):
         return not isinstance(error, _SESSION_IS_GOOD)
     # A ValueError is a parameter of the wrong type, which asyncpg detects before sending anything.
@@ -230,8 +232,8 @@ def spoils_session(error: BaseException) -> bool:
 
 
 def is_ending(error: BaseException) -> bool:
-    """Whether the error leaves the outcome of the statement unknown. After any other error of the server, the statement
-    had no effect."""
+    """Whether the statement may have taken effect despite this error. After any other error of the server, it had no
+    effect."""
     return not isinstance(error, asyncpg.PostgresError) or isinstance(
         error, pg.PostgresConnectionError | pg.OperatorInterventionError
     )
@@ -278,7 +280,7 @@ class Hosts:
             try:
                 connection = await asyncpg.connect(url, **options)
             except (TimeoutError, OSError, asyncpg.PostgresError, pg.InternalClientError) as error:
-                # Prefer the error of an unreachable host, perhaps the primary, over "not a primary".
+                # Report the error of an unreachable host, which may be the primary, rather than "not a primary".
                 if problem is None or not isinstance(error, pg.TargetServerAttributeNotMatched):
                     problem = error
             else:
@@ -366,5 +368,5 @@ class Server:
 
 
 async def _no_reset(connection: object) -> None:
-    """Replaces asyncpg's reset of returned connections, which costs a round trip per read. No session state has to be
-    reset: reads leave none."""
+    """Replaces asyncpg's reset of returned connections, which costs a round trip per read. Reads leave no session state
+    behind, so nothing has to be reset."""

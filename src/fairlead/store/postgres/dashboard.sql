@@ -1,8 +1,9 @@
--- The writes of the dashboard, one statement each. Deleting old rows skips those that another process is deleting.
+-- The writes of the dashboard, one statement each. Statements that delete old rows skip rows that another process is
+-- deleting.
 
 -- name: open_session
--- $1: hash, $2: key, $3: expires at, $4: now, $5: kept of this key, $6: kept of all. Collects the rows into an
--- array first, like `prune_audit`.
+-- $1: hash, $2: key, $3: expires at, $4: now, $5: how many older sessions of this key to keep, $6: of all keys.
+-- Collects the rows into an array first, like `prune_audit`.
 WITH gone AS (
     DELETE FROM fairlead.dashboard_session WHERE hash = ANY (ARRAY(
         SELECT hash FROM fairlead.dashboard_session WHERE hash IN (

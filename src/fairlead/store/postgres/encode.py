@@ -20,11 +20,11 @@ def columns(rows: Iterable[Sequence[Any]]) -> Columns:
 
 
 def array(values: Sequence[Any]) -> Array:
-    """Encode the values of one column as the parameter that costs asyncpg the least.
+    """Encode the values of one column in the form that asyncpg sends fastest.
 
     If all values are NULL, the parameter is NULL: `unnest` pads a missing array with NULLs. Numbers are sent as one
-    text, `{1,NULL,3}`, which the statement casts, because asyncpg inspects every element of a list several times and
-    queries the server for its type.
+    text, `{1,NULL,3}`, which the statement casts, because for a list asyncpg inspects every element several times and
+    asks the server for the type of the elements.
     """
     kind = next((type(value) for value in values if value is not None), None)
     if kind is None:

@@ -2,8 +2,8 @@
 -- A fragment that contains another one comes before it.
 
 -- name: new_jobs
--- $1: separator of texts, $2: ids. For the other columns, $3 to $17 are the values per job, and $18 to $32 the value shared
--- by all jobs; one of the two is NULL.
+-- $1: separator of texts, $2: ids. Each other column has two parameters, of which one is NULL: $3 to $17 are one value
+-- per job, $18 to $32 one value for all jobs.
 INSERT INTO fairlead.job AS j (
     id, user_id, feature_name, status, priority,
     created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
@@ -40,7 +40,7 @@ $35::text[] IS NOT NULL AND EXISTS (
 )
 
 -- name: outbox_jobs
--- As many outbox rows of `found` as it takes for $3 jobs, with the columns of `rows.change_from`.
+-- The first outbox rows of `found` that together have $3 jobs, with the columns read by `reads.change_from`.
 counted AS (
     SELECT id, coalesce(job_ids, ARRAY[job_id]) AS ids,
            sum(coalesce(cardinality(job_ids), 1)) OVER (ORDER BY id) AS total
@@ -53,7 +53,7 @@ FROM outbox_rows AS o LEFT JOIN fairlead.job AS j ON j.id = o.job_id
 ORDER BY o.id, j.seq
 
 -- name: record_columns
--- A job, aliased j, with its input, results and attempts. Read by `rows.record_from`.
+-- A job, aliased j, with its input, results and attempts. Read by `reads.record_from`.
 {job_columns}, j.input, j.metadata,
 (SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
                  ORDER BY r.step, r.round)::text
@@ -71,7 +71,8 @@ j.last_progress_at, j.timer_at, j.deadline_at, j.lease, j.worker, j.call_started
 j.call_region, j.spilled_at, j.turn, j.retryable, j.error, j.progress, j.goes_back, j.spec
 
 -- name: batch_row
--- A batch, aliased b. Counts its jobs, unless the counts are stored because it is settled. Read by `batches.state_of`.
+-- A batch, aliased b. Counts the jobs, unless the batch is settled and its counts are stored. Read by
+-- `records.batch_state_of`.
 b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
 CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
     SELECT json_agg(json_build_array(found.status, found.n))::text FROM (
@@ -126,8 +127,8 @@ AS g (job_id, run, status, step, attempt, round, timer_at, waiting_since, finish
 
 -- name: service
 -- The service of the current step of the job j, or of the last step when all are done, like `domain.job.Job.service`.
--- The spec begins with the names of the steps, `[["a","b"],…`. Extracting the name as text takes a fifth of the time; it
--- is parsed as JSON only if it contains a backslash (92), or past the last step.
+-- The spec begins with the names of the steps, `[["a","b"],…`. The name is cut out of the text, which takes a fifth of
+-- the time of parsing it. The spec is parsed as JSON only if it contains a backslash (92) or if all steps are done.
 coalesce(
     CASE strpos(j.spec, chr(92)) WHEN 0 THEN
         nullif(split_part(split_part(j.spec, '"],', 1), '"', 2 * j.step + 2), '') END,

@@ -2,8 +2,8 @@
 
 The transaction id is known before COMMIT is sent, and the server can report the status of the transaction later. The
 outcomes of such a commit are kept. When its transitions are retried and the server confirms that the first attempt was
-committed, the kept outcomes are returned. Without that, a worker would be refused because its own first attempt already
-moved the job.
+committed, the kept outcomes are returned. Otherwise the retry of a worker would be refused, because its own first
+attempt has already moved the job.
 
 A batch committed by a single statement has no known transaction id. Once its session has ended, its rows show what was
 applied (`single_statement.recall`).
@@ -59,8 +59,8 @@ class InDoubtCommits:
         self._unnumbered.append((backend, batch))
 
     async def settle(self, connection: asyncpg.Connection) -> None:
-        """Ask the server what became of each commit in doubt, after waiting for those that still run. Concurrent
-        callers wait too, because they may be retrying one of these commits."""
+        """Ask the server whether each commit in doubt took effect. Raises `Busy` if one of them is still running.
+        Concurrent callers wait, because they may be retrying one of these commits."""
         if not self._open and not self._unnumbered:
             return
         async with self._asking:
@@ -77,7 +77,7 @@ class InDoubtCommits:
         try:
             status = await connection.fetchval(WRITES["status_of_commit"], transaction)
         except asyncpg.InvalidParameterValueError:
-            return  # "in the future": the server crashed before the transaction reached the disk
+            return  # the id is "in the future": the server crashed before the transaction reached the disk
         if status == "in progress":
             raise Busy("the server has not yet noticed that a connection was lost")
         if status != "committed" or not await _is_there(connection, batch, committed):
@@ -109,14 +109,14 @@ class InDoubtCommits:
         return outcomes
 
     def answered(self, transitions: Iterable[Transition]) -> None:
-        """Forget the kept outcomes of these transitions, because they were returned. If the transitions are sent again,
-        they are refused as late."""
+        """Forget the kept outcomes of these transitions, because their callers have them now. Transitions that are sent
+        once more are refused as late."""
         for transition in transitions:
             if (key := _key(transition)) is not None:
                 self._settled.pop(key, None)
 
     def changes(self) -> list[OutboxEntry]:
-        """Return, once, the outbox rows of confirmed commits that were not relayed yet."""
+        """Take the outbox rows of confirmed commits that were not relayed yet. Each row is returned only once."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -124,8 +124,9 @@ class InDoubtCommits:
 def _key(transition: Transition) -> _Key | None:
     """The key under which the outcome of a transition is kept. None if applying the transition twice is harmless.
 
-    A sweep, identified by its time, would find other jobs the second time, and the jobs that it moved first would never
-    be reported. Using a ticket, or creating or revoking a key, would be refused because of the first attempt.
+    Sweeps have a key, made from their time: a repeated sweep would find other jobs, and the jobs moved by the first
+    attempt would never be reported. Writes of keys and tickets have one, because the first attempt would cause the
+    second to be refused.
     """
     if isinstance(transition, Submit):
         return Submit, transition.job.id
@@ -143,8 +144,8 @@ def _key(transition: Transition) -> _Key | None:
 
 
 async def _is_there(connection: asyncpg.Connection, batch: Sequence[Transition], committed: Committed) -> bool:
-    """Whether the jobs show the effects of this commit. A standby that was promoted without having received the commit
-    may use the same transaction id for another one."""
+    """Whether the jobs show the effects of this commit. The transaction id alone is no proof: a standby that was
+    promoted before it received the commit may have used the same id for another transaction."""
     least: dict[str, int] = {}
     for transition, outcome in zip(batch, committed.outcomes, strict=True):
         if isinstance(transition, Start | Move) and isinstance(outcome, Started | Done):

@@ -3,8 +3,8 @@
 A process that dispatches from memory holds the lock exclusively; processes that dispatch through Redis share it.
 
 The server releases the lock when the connection ends. After a restart of the server, the process takes the lock again
-before its next commit. If another process took it first, that process has raised the epochs, so our starts are refused,
-and AlreadyDispatching is raised.
+before its next commit. If another process was faster, AlreadyDispatching is raised. That process has raised the epochs,
+so starts of this one are refused.
 
 Behind a pooler, sessions are shared with other clients, so the lock belongs to a transaction that stays open. That
 transaction reads and writes nothing, so it does not block vacuum.
@@ -73,8 +73,8 @@ class DispatchLock:
         self._wanted, self._shared = True, shared
 
     async def _refused(self, connection: asyncpg.Connection, name: str, *, shared: bool) -> NoReturn:
-        """Raise the error for a lock that another session holds. If that is an earlier session of this process, whose
-        connection was lost, the session is terminated first: the server may take hours to notice the lost
+        """Raise the error for a lock that another session holds. If the holder is an earlier session of this process
+        whose connection was lost, it is terminated first, because the server may take hours to notice the lost
         connection."""
         holder = await connection.fetchrow(_HOLDER, DISPATCH_LOCK >> 32, DISPATCH_LOCK & 0xFFFF_FFFF)
         if holder is None:
@@ -99,7 +99,7 @@ class DispatchLock:
             await self._acquire(self._shared)
 
     def doubt(self) -> None:
-        """Have the next commit check first that the server is still the primary. Called when the server refused a
+        """Make the next commit check first whether the server is still the primary. Called when the server refused a
         write."""
         self._in_doubt = True
 

@@ -31,7 +31,7 @@ class Moves:
         """Apply the moves and return the indexes of those that took effect. The other moves changed nothing, because
         their jobs had changed."""
         completing, relayed, quiet = [], [], []
-        # Rows are locked in the order of the arrays; every process sorts them by job id.
+        # Rows are locked in the order of the arrays, so every process sorts its arrays by job id.
         for index in sorted(range(len(moves)), key=lambda index: moves[index].job_id):
             move = moves[index]
             if encode.completes(move):

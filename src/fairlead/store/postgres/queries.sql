@@ -48,14 +48,14 @@ SELECT user_id FROM fairlead.job_batch WHERE id = $1
 SELECT id, body_hash FROM fairlead.job_batch WHERE user_id = $1 AND idempotency_key = $2
 
 -- name: batch_items
--- $1: batch, $2: after, $3: limit. Numbers have no gaps, so a page is a range of them, and no more rows are read even if
--- the planner has no statistics for tables that were filled a moment ago.
+-- $1: batch, $2: after, $3: limit. Item numbers have no gaps, so a page is a range of numbers. The range limits the
+-- rows that are read even if the planner has no statistics yet.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM fairlead.batch_item AS i LEFT JOIN fairlead.job AS j ON j.id = i.job_id
 WHERE i.batch_id = $1 AND i.item > $2::int AND i.item <= $2::int + $3::int ORDER BY i.item
 
 -- name: batch_items_of_status
--- $4: statuses. Goes from item to item until there are enough; OFFSET 0 keeps the planner from joining all of them first.
+-- $4: statuses. Goes from item to item until the page is full. OFFSET 0 keeps the planner from joining all items first.
 SELECT i.item, i.custom_id, i.job_id, {job_columns}
 FROM (
     SELECT item, custom_id, job_id FROM fairlead.batch_item WHERE batch_id = $1 AND item > $2::int ORDER BY item OFFSET 0
@@ -84,8 +84,8 @@ SELECT b.id, b.name, i.item, i.custom_id
 FROM fairlead.batch_item AS i JOIN fairlead.job_batch AS b ON b.id = i.batch_id WHERE i.job_id = $1 LIMIT 1
 
 -- name: ended_batches
--- Searches the last open item of each batch, which is found soon, because the last items mostly end last. Goes from item
--- to item, like `batch_items_of_status`.
+-- Looks for an open item in each batch, from the last item backwards, because the last items mostly end last. Goes from
+-- item to item, like `batch_items_of_status`.
 SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
     SELECT j.open FROM (
         SELECT job_id FROM fairlead.batch_item WHERE batch_id = b.id ORDER BY item DESC OFFSET 0
@@ -105,9 +105,9 @@ WITH found AS (
 ), {outbox_jobs}
 
 -- name: outbox_of_lanes
--- Like `outbox`; $4: services, $5: bands, $6: all except these. Goes by the index from one lane with rows to the next, and
--- reads the selected ones, so that the cost does not depend on the rows of other shards. Rows of the previous release
--- have no lane and are returned to every shard.
+-- Like `outbox`; $4: services, $5: bands, $6: all except these. Skips through the index from lane to lane and reads the
+-- rows of the selected lanes only, so that the cost does not depend on the rows of other shards. Rows of the previous
+-- release have no lane and are returned to every shard.
 WITH RECURSIVE present AS (
     (SELECT service, band FROM fairlead.outbox ORDER BY service, band LIMIT 1)
     UNION ALL
@@ -157,7 +157,7 @@ SELECT
 (({service}, j.priority) IN (SELECT * FROM unnest({services}::text[], {bands}::smallint[]))) <> {others}::boolean
 
 -- name: waiting
--- The seqs of all PENDING jobs, which `waiting_jobs` reads in portions.
+-- The seqs of all PENDING jobs; `waiting_jobs` then reads the jobs in portions.
 SELECT coalesce(array_agg(j.seq), '{}') FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 1 AND {lanes}
 
 -- name: count_waiting
@@ -175,7 +175,8 @@ WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.s
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns which are not set aside. Skips through the index, independent of the number of turns.
+-- The processes that own open turns which are not set aside. Skips through the index from owner to owner, so the cost
+-- does not depend on the number of turns.
 WITH RECURSIVE owner AS (
     SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND status > 0) AS name
     UNION ALL
@@ -224,7 +225,7 @@ SELECT key_id, expires_at FROM fairlead.dashboard_session WHERE hash = $1 AND ex
 SELECT process, minute, service, about FROM fairlead.activity WHERE minute >= $1::int
 
 -- name: waiting_by_service
--- Since when the longest-waiting PENDING job waits, and the number of RETRYING jobs.
+-- Per service: since when the longest-waiting PENDING job has waited, and the number of RETRYING jobs.
 SELECT service, min(waiting_since) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2) FROM (
     SELECT {service} AS service, j.waiting_since, j.status FROM fairlead.job AS j
     WHERE j.ended IS NULL AND j.status IN (1, 2)
@@ -262,7 +263,7 @@ SELECT j.error::json ->> 'code' AS code, j.error::json ->> 'message' AS message,
 FROM fairlead.job AS j WHERE j.ended = 5 GROUP BY 1, 2, 3 ORDER BY n DESC, last DESC LIMIT $1::bigint
 
 -- name: facts
--- $1: now (NULL: server time). Other sessions are included as far as this role may see them.
+-- $1: now (NULL: server time). Covers the sessions of other roles only if this role may see them.
 WITH clock AS (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 ), oldest_transaction AS (
@@ -324,8 +325,8 @@ CREATE TEMPORARY TABLE fairlead_room ON COMMIT DROP AS SELECT repeat(md5(n::text
 ROLLBACK
 
 -- name: schema
--- Whether the schema exists. Reads the catalogue itself: to_regclass() may use a cache that predates a migration that
--- ended while we waited for its lock.
+-- Whether the schema exists. Reads the catalogue itself, because to_regclass() may use a cache from before a migration
+-- that another process has just finished.
 SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = 'fairlead' AND tablename = 'schema_version'
 
 -- name: schema_version

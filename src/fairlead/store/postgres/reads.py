@@ -186,7 +186,7 @@ class Reads(PostgresDashboardReads):
         return min(moments, default=None)
 
     async def waiting(self, batch: int, lanes: Lanes = EVERYTHING) -> AsyncIterator[list[Job]]:
-        # Read all seqs first and then the jobs in portions, so that no transaction stays open meanwhile.
+        # Read all seqs first and then the jobs in portions, so that no transaction stays open in between.
         sql, parameters = _of_lanes("waiting", lanes)
         ((numbers,),) = await self._ask(sql, *parameters)
         numbers.sort()
@@ -261,8 +261,8 @@ class Reads(PostgresDashboardReads):
 
 
 def _of_lanes(name: str, lanes: Lanes, *arguments: Any) -> tuple[str, list[Any]]:
-    """The SQL and parameters of a query, restricted to these lanes. For all lanes the query has no condition on
-    lanes."""
+    """The SQL and parameters of a query, restricted to these lanes. If `lanes` selects everything, no condition is
+    added."""
     if lanes == EVERYTHING:
         return READS[name].replace("{lanes}", "TRUE"), list(arguments)
     condition = READS["of_lanes"]

@@ -15,8 +15,8 @@ from fairlead.store.postgres.queries import READS
 from fairlead.store.sql_files import migrations
 
 MIGRATION_LOCK = 0x4641_4952_4D49_4752  # "FAIRMIGR"
-# Altering a table waits for its users, and blocks all later ones. Time out before the commits of running processes do
-# (store.LOCK_TIMEOUT_MS), let them through, and retry.
+# ALTER TABLE waits for all transactions that use the table, and later ones queue behind it. It has to give up and retry
+# before the commits in that queue time out (`LOCK_TIMEOUT_MS` in store.py).
 LOCK_TIMEOUT_MS = 2000
 TRIES = 10
 _MIGRATIONS = "fairlead.store.postgres"

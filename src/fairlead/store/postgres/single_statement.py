@@ -1,10 +1,10 @@
 """Commits a batch by a single statement, without an explicit transaction, if the batch has one kind of transition.
 
-This takes one round trip, whereas a transaction takes five or more. On an idle system the time from submit to start is
-mostly round trips.
+A single statement takes one round trip, a transaction five or more. On an idle system, most of the time from submit to
+start is spent on round trips.
 
-The transaction id of such a commit is not known before it commits. If the reply is lost, `recall` reads from the rows
-whether the batch was applied: its jobs then have the id, the lease or the result that the batch gave them.
+The transaction id of such a commit is not known before it commits. If the reply is lost, `recall` finds out from the
+rows of the jobs whether the batch was applied: they then have the id, the lease or the result that the batch gave them.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ def _relayed(relayed: Sequence[Relayed]) -> Plan:
 
 
 def _by_job(job_ids: Sequence[str]) -> list[int]:
-    """The positions of the jobs, sorted by job id. Rows are locked in the order of the arrays, which must be the same
-    in every process."""
+    """The positions of the jobs, sorted by job id. Rows are locked in the order of the arrays, so every process must
+    sort them in the same way."""
     return sorted(range(len(job_ids)), key=job_ids.__getitem__)
 
 
 async def recall(
     connection: asyncpg.Connection, batch: Sequence[Transition]
 ) -> tuple[list[tuple[Transition, Outcome]], list[OutboxEntry]]:
-    """Find out what a commit whose reply was lost has done. Returns the transitions of the batch that were applied,
-    with their outcomes, and those of their outbox rows that still exist. The transaction must have ended."""
+    """Find out what a commit whose reply was lost has done. Returns the transitions that were applied, with their
+    outcomes, and the outbox rows of the batch that still exist. The transaction must have ended."""
     ids = [job_id for job_id in map(job_id_of, batch) if job_id is not None]
     rows = {row[len(_LEADING_COLUMNS) + 1]: row for row in await connection.fetch(WRITES["recalled"], ids)}
     applied: list[tuple[Transition, Outcome]] = []

@@ -112,8 +112,8 @@ class PostgresStore(Reads):
         return Committed(outcomes, [*self._doubts.changes(), *committed.changes])
 
     async def ping(self) -> None:
-        """Check that the database can be read. If the last commit failed because the server could not write, try a
-        write too: without new jobs no other commit would notice that the server has recovered."""
+        """Check that the database can be read. If the last commit failed because the server could not write, also try a
+        write. Otherwise, while no jobs arrive, nothing would notice that the server has recovered."""
         await super().ping()
         if self._cannot_write:
             with self._writing():
@@ -215,8 +215,8 @@ async def _begin(connection: asyncpg.Connection, sql: str) -> None:
 
 
 async def _roll_back(connection: asyncpg.Connection) -> None:
-    """Roll back, or close the connection if the rollback fails. Errors of the rollback are not raised: the original
-    error is reported."""
+    """Roll back, or close the connection if the rollback fails. Errors of the rollback are suppressed, so that the
+    caller reports the original error."""
     try:
         await connection.execute("ROLLBACK", timeout=5)
     except Exception:

@@ -28,17 +28,17 @@ Column = tuple[Array, Any]
 """The values in the order of the jobs, and the value that all jobs share. One of the two is None."""
 
 JOBS_PER_ROW = 1000
-"""The most jobs per outbox row: a manager relays them in one call."""
+"""The maximum number of jobs per outbox row. A manager relays all jobs of a row in one call."""
 
 _spec = attrgetter(*SPEC_FIELDS)
 _SEPARATORS = [chr(code) for code in range(1, 32) if chr(code) not in "\t\n\r"]
-"""Control characters that JSON never contains, and names hardly ever."""
+"""Control characters, which JSON never contains and names hardly ever do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """A statement that inserts jobs. `together` is true if all jobs enter the same lane; the reply then has another
-    format."""
+    """A statement that inserts jobs. `together` is true if all jobs enter the same lane. The statement then returns
+    rows of another format."""
 
     sql: str
     parameters: Sequence[Any]
@@ -186,8 +186,8 @@ async def run(statements: Statements, fetch: Callable[[str, Sequence[Any]], Awai
 
 
 class _Repeat(Refused):
-    """The provisional outcome of a submit that repeats an earlier submit of this batch. The seq of the earlier job is
-    not known yet."""
+    """The provisional outcome of a submit that repeats an earlier submit of the same batch, until the seq of the
+    earlier job is known."""
 
     __slots__ = ()
 
@@ -221,8 +221,8 @@ def _admitting(
 def _claiming(
     submits: Sequence[Submit], outcomes: list[Outcome | Exception | None], claims: dict[tuple[str, str], int]
 ) -> Generator[Statement, list[Any], None]:
-    """Claim the idempotency keys in the database. If another process claimed a key at the same time, the outcome of the
-    submit is the job of that process."""
+    """Claim the idempotency keys in the database. If another process claimed a key at the same time, the submit gets
+    the job of that process as its outcome."""
     keys = sorted(claims)
     values = [
         (user, key, submits[claims[user, key]].body_hash, submits[claims[user, key]].job.id) for user, key in keys

@@ -1,8 +1,8 @@
 -- A commit is ONE statement: INSERT INTO batch VALUES ('begin', …), ('submit', …), ('start', …), …
 --
--- `batch` is an empty view, and each kind of row fires the trigger of that name below. Together they are one implicit
--- transaction, so a commit is one call of sqlite3_step: the writer thread releases the GIL once, not once per row or
--- statement. That keeps commits fast while the event loop is busy.
+-- `batch` is an empty view, and each kind of row fires the trigger of that name below. The statement is one implicit
+-- transaction and one call of sqlite3_step, so the writer thread releases the GIL once, not once per row or statement.
+-- That keeps commits fast while the event loop is busy.
 --
 -- These are TEMP objects of the writing connection, not part of the database file. `body` is a JSON array; `n` counts the
 -- transitions of one kind within the batch. The results are collected in `answer`, for one SELECT.
@@ -53,8 +53,8 @@ BEGIN
     ) END FROM rules;
 END;
 
--- body: [the declaration in canonical form, so that the version rises only on a change; the required version or null;
--- the scopes whose epochs are raised]. Answers null if refused.
+-- body: [the declaration in canonical form, the required version or null, the scopes whose epochs are raised]. The
+-- version is raised only if the declaration has changed. Answers null if refused.
 CREATE TEMP TRIGGER on_declare INSTEAD OF INSERT ON batch WHEN NEW.kind = 'declare'
 BEGIN
     INSERT INTO epoch (scope, number)
@@ -113,8 +113,8 @@ END;
 
 -- ---------------------------------------------------------------- submit
 
--- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be refused.
--- Checked one after the other, because earlier submits of the same batch count.
+-- body: [[n, job_id, user_id, key, body_hash, max_waiting], …], of the submits that may be refused. They are checked
+-- one after the other, because earlier submits of the same batch affect later ones.
 CREATE TEMP TRIGGER on_admit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'admit'
 BEGIN
     -- Each user is counted once per batch, not once per submit.
@@ -253,7 +253,8 @@ BEGIN
         HAVING count(*) > 0;
 END;
 
--- body: [text, …]: large texts, which are not parsed once per column. Must precede `result`.
+-- body: [text, …]: the large texts of results, kept apart so that they are not parsed once per column. Must precede
+-- `result`.
 CREATE TEMP TRIGGER on_piece INSTEAD OF INSERT ON batch WHEN NEW.kind = 'piece'
 BEGIN
     INSERT INTO piece SELECT key, value FROM json_each(NEW.body);

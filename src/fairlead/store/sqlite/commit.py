@@ -1,8 +1,8 @@
 """Encodes a batch of transitions for the database, and decodes the answer.
 
 `CommitBatch` groups the transitions by kind and encodes each kind as a row of the view `batch` (see `apply.sql`). After
-the commit, `committed` converts the answer into one outcome per transition. If the batch has sweeps, call `sweep`
-first: it selects the jobs that are due and adds their moves to the batch.
+the commit, `committed` converts the answer into one outcome per transition. If the batch has sweeps, `sweep` must be
+called first. It selects the jobs that are due and adds their moves to the batch.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class CommitBatch:
         return Committed(self._outcomes, changes)
 
     def _submitted(self) -> list[OutboxEntry]:
-        """Set the outcomes of submits. Accepted jobs have consecutive seqs, in order. The outbox ids of those that
-        entered the queue are consecutive too."""
+        """Set the outcomes of submits. The answer holds only the last seq and the last outbox id. Accepted jobs have
+        consecutive seqs, in order, and those that entered the queue have consecutive outbox ids."""
         indexes = self._indexes.get(Submit)
         if indexes is None:
             return []
@@ -197,7 +197,8 @@ class CommitBatch:
             self._outcomes[indexes[n]] = refused
 
     def _valued(self, kind: type, answer: str, outcome: Callable[[Any], Outcome]) -> None:
-        """Set the outcomes of one kind whose answer holds one value per transition, in order."""
+        """Set the outcomes of all transitions of one kind. The answer for this kind holds one value per transition, in
+        order."""
         for index, value in zip(self._indexes.get(kind, ()), self._values.get(answer, ()), strict=True):
             self._outcomes[index] = outcome(value)
 

@@ -175,7 +175,8 @@ def _check_pages(path: str, header: bytes) -> None:
 
 
 def _check_schema(path: str, application: int, *, in_wal: bool) -> None:
-    # `immutable` touches nothing, not even the index of a log, but must not be used while another process writes.
+    # With `immutable`, SQLite creates no files, not even the index of a log. It must not be used while another process
+    # writes.
     options = "mode=ro&immutable=1" if in_wal and not _in_use(path) else "mode=ro"
     connection = sqlite3.connect(f"file:{quote(path)}?{options}", uri=True, timeout=BUSY_TIMEOUT)
     try:
@@ -238,7 +239,8 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the database to WAL. This needs exclusive access, for which SQLite does not wait, so retry for a while."""
+    """Switch the database to WAL. The switch needs exclusive access. SQLite does not wait for it, so this function
+    retries for a while."""
     deadline = time.monotonic() + BUSY_TIMEOUT
     while True:
         try:
@@ -258,8 +260,8 @@ def writer(path: str, synchronous: str) -> sqlite3.Connection:
 
 
 def try_to_write(connection: sqlite3.Connection, path: str) -> None:
-    """Check that the database can be written, by storing its version again. Because that small write can succeed on a
-    disk that is too full for a job, some free space is required as well. Raises `Unavailable`."""
+    """Check that the database can be written, by storing its version again. That write is small and can succeed on a
+    disk that is too full for a job, so some free space is required as well. Raises `Unavailable`."""
     free = os.statvfs(path)
     if free.f_bavail * free.f_frsize < MIN_FREE_SPACE:
         text = f"less than {MIN_FREE_SPACE >> 20} MiB is free"

@@ -15,8 +15,8 @@ json_array(
 )
 
 -- name: batch_row
--- A batch, aliased b, as one JSON array. Counts its jobs, unless the counts are stored because it is settled. Read by
--- `batches.state_of`.
+-- A batch, aliased b, as one JSON array. Counts the jobs, unless the batch is settled and its counts are stored. Read
+-- by `records.batch_state_of`.
 json_array(
     b.id, b.user_id, b.name, b.metadata, b.created_at, b.total, b.finished_at,
     CASE WHEN b.counts IS NOT NULL THEN json(b.counts) ELSE json((

@@ -1,4 +1,5 @@
-"""Shortens the interpreter's switch interval while threads are inside SQLite, so that they soon get the GIL back.
+"""Shortens the interpreter's switch interval while a thread is inside SQLite, so that the thread soon gets the GIL
+back.
 
 A thread that returns from SQLite needs the GIL. It gets the GIL once the running thread has held it for the switch
 interval: 5 ms by default, longer than a whole commit takes. A busy event loop therefore makes every commit several
@@ -15,8 +16,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Shorter than one iteration of an event loop. Whenever the running thread releases the GIL by itself, if only for a
-# moment in select(), the wait of the others starts over; with a longer interval they may starve for many iterations.
+# Shorter than one iteration of an event loop. Each time the loop's thread releases the GIL by itself, even for a moment
+# in select(), waiting threads start to wait the interval again. With a longer interval they may wait for many
+# iterations.
 SHORT_INTERVAL = 0.00001
 
 _lock = threading.Lock()

@@ -151,5 +151,5 @@ class DispatchLock:
 
 
 def _lock_byte(fd: int, kind: int) -> None:
-    """Encode the `struct flock` that locks this byte: l_type, l_whence, l_start, l_len, l_pid."""
+    """Lock the byte LOCKED_BYTE. The packed `struct flock` has l_type, l_whence, l_start, l_len and l_pid."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, LOCKED_BYTE, 1, 0))

@@ -77,7 +77,7 @@ SELECT json_array(b.id, b.name, i.item, i.custom_id)
 FROM batch_item AS i JOIN job_batch AS b ON b.id = i.batch_id WHERE i.job_id = ? LIMIT 1
 
 -- name: ended_batches
--- Searches the last open item of each batch, which is found soon, because the last items mostly end last.
+-- Looks for an open item in each batch, from the last item backwards, because the last items mostly end last.
 SELECT json_group_array(id) FROM (
     SELECT b.id FROM job_batch AS b WHERE b.finished_at IS NULL AND (
         SELECT 1 FROM batch_item AS i CROSS JOIN job AS j ON j.id = i.job_id
@@ -131,7 +131,7 @@ SELECT json_array(
 )
 
 -- name: waiting
--- The seqs of all PENDING jobs, which `waiting_jobs` reads in portions.
+-- The seqs of all PENDING jobs; `waiting_jobs` then reads the jobs in portions.
 SELECT json_group_array(j.seq) FROM job AS j WHERE j.status < 4 AND j.status = 1 AND {lanes}
 
 -- name: count_waiting
@@ -157,7 +157,8 @@ SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j
 WHERE j.status < 4 AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns which are not set aside. Skips through the index, independent of the number of turns.
+-- The processes that own open turns which are not set aside. Skips through the index from owner to owner, so the cost
+-- does not depend on the number of turns.
 WITH RECURSIVE owner (name) AS (
     SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND status > 0)
     UNION ALL
@@ -206,7 +207,7 @@ SELECT json_array(key_id, expires_at) FROM dashboard_session WHERE hash = ? AND 
 SELECT json_group_array(json_array(process, minute, service, about)) FROM activity WHERE minute >= ?
 
 -- name: waiting_by_service
--- Since when the longest-waiting PENDING job waits, and the number of RETRYING jobs.
+-- Per service: since when the longest-waiting PENDING job has waited, and the number of RETRYING jobs.
 SELECT json_group_array(json_array(service, oldest, retrying)) FROM (
     SELECT {service} AS service, min(CASE j.status WHEN 1 THEN j.waiting_since END) AS oldest,
            sum(j.status = 2) AS retrying
@@ -214,7 +215,8 @@ SELECT json_group_array(json_array(service, oldest, retrying)) FROM (
 )
 
 -- name: user_loads
--- SQLite reads the other columns from the row of max(), so the weight is that of the newest job.
+-- SQLite takes the columns outside of aggregates from the row that has the max(), so the weight is that of the newest
+-- job.
 SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight)) FROM (
     SELECT j.user_id, sum(j.status < 3) AS waiting, sum(j.status = 3) AS running,
            (SELECT min(w.waiting_since) FROM job AS w WHERE w.user_id = j.user_id AND w.status < 3 AND w.status = 1)

@@ -28,14 +28,15 @@ from fairlead.store.sqlite.dashboard import SqliteDashboardReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
 
-READERS = 2  # one may run a long count while the manager queries timers
+READERS = 2  # so that the manager can query timers while a long count runs
 
 
 class Reads(SqliteDashboardReads):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:
-        # Absolute, since the process may change its working directory. Invalid paths are kept for the error message.
+        # Absolute, because the process may change its working directory. Invalid paths are left as they are, for the
+        # error message.
         self._path = path if path in ("", ":memory:") else os.path.abspath(path)
         self._clock = clock
         self._synchronous = synchronous
@@ -74,7 +75,7 @@ class Reads(SqliteDashboardReads):
         return None if row is None else row[0]
 
     async def ping(self) -> None:
-        # Check the file first: the first query of a thread opens whatever is there now.
+        # Check the file first: the first query of a thread opens whatever file is at the path now.
         if self._threads is not None:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._check_files)
         await self._ask("SELECT version FROM rules")
@@ -285,8 +286,8 @@ class Reads(SqliteDashboardReads):
         }
 
     def _of_lanes(self, name: str, lanes: Lanes) -> tuple[str, list[Any]]:
-        """The SQL and parameters of a query, restricted to these lanes. For all lanes the query has no condition on
-        lanes."""
+        """The SQL and parameters of a query, restricted to these lanes. If `lanes` selects everything, no condition is
+        added."""
         if lanes == EVERYTHING:
             return self._sql[name].replace("{lanes}", "TRUE"), []
         pairs = orjson.dumps(sorted(lanes.pairs)).decode()

@@ -111,5 +111,5 @@ OUTCOMES: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
     SettleBatch: ("settle", _done_or(NOT_SETTLED)),
     PruneBatches: ("prune_batches", Done),
 }
-"""For each kind of write: the name of its answer, and the function that reads the outcome. Other kinds are never
-refused."""
+"""For each kind of write, the name of its answer and the function that decodes the outcome. Kinds that are absent are
+never refused."""

@@ -2,7 +2,7 @@
 
 One connection writes, in a thread of its own; other connections only read (`reads.py`). A commit is a single set-based
 statement (see `apply.sql`). It costs the event loop a few microseconds per transition, and its duration does not depend
-on how busy the loop is. Only a commit with a sweep first selects the jobs that are due.
+on how busy the loop is. A commit with sweeps first runs the queries that select the jobs that are due.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class SqliteStore(Reads):
     async def close(self) -> None:
         if self._writer_thread is None:
             return
-        # Close the readers first: the last connection to close empties the log, which a read-only one cannot.
+        # Close the readers first: the last connection to close empties the write-ahead log, and a read-only one cannot
+        # do that.
         self._close_readers()
         await self._in_writer(self._close_writer)
         self._writer_thread.shutdown()
@@ -92,7 +93,7 @@ class SqliteStore(Reads):
 
     async def ping(self) -> None:
         """Check that the database can be read and that its file is still the one that was opened. If the last commit
-        failed, try a write too: without new jobs no other commit would notice that the disk has recovered."""
+        failed, also try a write. Otherwise, while no jobs arrive, nothing would notice that the disk has recovered."""
         await super().ping()
         if self._cannot_write:
             await self._in_writer(self._try_to_write)
@@ -117,7 +118,7 @@ class SqliteStore(Reads):
 
     def _apply(self, parameters: list[Any]) -> str:
         """Run the statement of a commit. The statement is a transaction of its own, so an error changes nothing."""
-        assert self._writer is not None  # the writer thread exists only with its connection
+        assert self._writer is not None  # the writer thread runs only while its connection is open
         values = ", ".join(["(?, ?, ?, ?)"] * (len(parameters) // 4))
         with self._writing():
             self._writer.execute(f"INSERT INTO batch (kind, body, now, origin) VALUES {values}", parameters)

@@ -57,7 +57,7 @@ local function requeue_all(service)
       end
     end
   until cursor == '0'
-  -- All waiting users waited before, so none is new.
+  -- All waiting users were waiting before, so none of them is new.
   for _, user in pairs(service.users) do
     if user then
       for band = 0, 3 do
@@ -67,7 +67,7 @@ local function requeue_all(service)
   end
 end
 
--- Parked users last and sorted, because the order in which they re-enter a band matters.
+-- Parked users come last, in sorted order, because the order in which they re-enter a band matters.
 local function park_or_unpark_all(service)
   local parked = {}
   each_user(service, function(user)

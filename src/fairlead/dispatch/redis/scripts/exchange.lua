@@ -45,7 +45,8 @@ worker.regions = regions and read_set(regions) or nil
 worker.unserved = unserved and unserved ~= '' and read_set(split(unserved)) or nil
 
 if not whole and ARGV[11] == '' then
-  -- Register now: whether the claim leaves unused budget is not known yet. If not, the caller removes the registration.
+  -- Register now, before it is known whether the claim leaves unused budget. If it leaves none, the caller removes the
+  -- registration.
   call('HSET', WAITERS, PROCESS, pack({ now, now, worker.services }))
   waits_here = true
 end
@@ -84,7 +85,8 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   reply[n + 8], reply[n + 9], reply[n + 10] = charged, weight_text(weight), band
 end
 
--- Functions that only some scopes need are created only there: creating one costs 0.3 µs per call.
+-- Functions that only some scopes need are created only in those branches: creating a function costs 0.3 µs per call of
+-- the script.
 local single, passed_over, reserved = by_name[claimed[1]], {}, {}
 local only, admits = ARGV[14], nil
 if only ~= '' then

@@ -13,8 +13,8 @@ end
 --- @include grant
 --- @include master
 
--- All leases of a service are scanned, but only when one may have expired. While they are renewed, that is at most once
--- in most of a TTL.
+-- All leases of a service are scanned, but only if one of them may have expired. While leases are renewed, that happens
+-- at most about once per TTL.
 local rows = { 0 }
 for _, service in ipairs(services) do
   if service.due and service.due <= now then

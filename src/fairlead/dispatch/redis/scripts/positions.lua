@@ -48,7 +48,8 @@ local function lanes_ahead(service, key, band, lane)
   return ahead
 end
 
--- The lanes ahead that share turns with this one. Among the retries that go first, unbound ones precede all others.
+-- The lanes ahead whose users compete with those of this lane by virtual time. Among the retries that go first, unbound
+-- steps precede all others, so unbound and bound lanes do not compete there.
 local function rivals(service, key, band, lane)
   local lanes = lanes_ahead(service, key, band, lane)
   if band > 0 then
@@ -63,7 +64,7 @@ local function rivals(service, key, band, lane)
   return alike
 end
 
--- By band, the lanes whose steps all come before those of this one.
+-- By band, the lanes all of whose steps come before the steps of this lane.
 local function lanes_above(service, key, band, lane)
   local above = {}
   for higher = 0, band - 1 do
@@ -79,7 +80,7 @@ local function mean_of(service)
   return service.mean or service.cost
 end
 
--- How many of the user's own steps in these lanes come before this one.
+-- How many of the user's own steps in these lanes come before this entry.
 local function own_before(service, lanes, entry)
   local own, key = 0, order_key(service, entry.rank, entry.seq) .. entry.job
   for _, lane in ipairs(lanes) do
@@ -106,8 +107,8 @@ local function fifo_ahead(service, band, lane, requested, add_row)
   end
 end
 
--- One user's steps in these lanes: their number, and the estimate and charge of one. If nothing has been measured yet,
--- all count with the declared cost of the first.
+-- One user's steps in these lanes: their number, and the estimate and charge of one. If no call has been measured yet,
+-- the declared cost of the first step is used for all of them.
 local function user_steps(service, user, lanes)
   local steps, first = 0, nil
   for _, lane in ipairs(lanes) do
@@ -138,7 +139,7 @@ local function mark_of(service, band, lanes, entry)
   return { tag = user[TAG + band] + own * each, user = user[ID], job = entry.job, own = own, newcomer = false }
 end
 
--- How many of a user's steps start before the mark; ties are broken by user id.
+-- How many of a user's steps start before the marked step; ties are broken by user id.
 local function served_before(tag, user_id, each, steps, mark)
   if tag > mark.tag then
     return 0
@@ -177,7 +178,8 @@ local function fair_ahead(service, band, lane, requested, users, add_row)
   end
   local function add(tag, user_id, each, steps, estimate)
     if steps > 0 and tag <= marks[#marks].tag then
-      -- Steps ahead of every mark from the i-th on are counted once, at i; the others per mark.
+      -- If all steps of a user are ahead of the i-th mark, they are counted once, at i. For earlier marks they are
+      -- counted per mark.
       local all_before = first_after(marks, tag + (steps - 1) * each)
       counts[all_before], works[all_before] = counts[all_before] + steps, works[all_before] + steps * estimate
       for i = first_after(marks, tag - 1), all_before - 1 do
@@ -209,7 +211,8 @@ local function fair_ahead(service, band, lane, requested, users, add_row)
   end
 end
 
--- The remaining work of the running steps: all of them or those in the lane's regions; and by user.
+-- The remaining work of the running steps (of those in the lane's regions, if it is bound to regions), and that work by
+-- user.
 local function running_work(service, lane)
   local left, of_users = 0, {}
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
@@ -236,7 +239,7 @@ local function ended_holds(service)
   return #over, by_region
 end
 
--- How many of them were slots of the pool.
+-- How many slots of holds that are over but not ended yet are slots of the pool.
 local function ended_of_pool(service)
   local over, by_region = ended_holds(service)
   if service.partial then
@@ -253,7 +256,8 @@ local function is_open(service, region, lane)
   return serves(service, region, lane, unserved) and not unserved[service.name .. ':' .. region]
 end
 
--- How many slots steps of this lane could use at most, and how many of those are free; 0 for a paused service.
+-- How many slots the steps of this lane could use if all were free, and how many of these are free now (0 for a paused
+-- service).
 local function slots_of(service, lane)
   local slots, free, pool, pool_free = service.limit, service.limit, math.huge, math.huge
   local over, over_in = ended_holds(service)
@@ -286,7 +290,7 @@ local function slots_of(service, lane)
   return slots, service.paused and 0 or math.max(0, free)
 end
 
--- µs until the first of the lane's regions accepts calls again; 0 if one does now.
+-- µs until the first of the lane's regions accepts calls again; 0 if one of them accepts calls now.
 local function rest_of(service, lane)
   local first = nil
   for i = 1, #service.regions, 2 do

@@ -21,7 +21,7 @@ if not scope.closed or scope.epoch ~= tonumber(ARGV[5]) then
   return { 0, '' }
 end
 
--- Continue the counter of names after a restored one of this scope.
+-- Continue the counter of lease names after the number of a restored lease of this scope.
 local function advance_counter(name)
   local counter = string.match(name, ':(%d+)$')
   if counter and #counter > #ARGV[6] and sub(counter, -#ARGV[6]) == ARGV[6] then

@@ -60,7 +60,8 @@ local function user_rows(service)
   return rows
 end
 
--- How many steps wait in the matching lanes, and how many of the retries that go first.
+-- Count the waiting steps in the matching lanes. Returns the number without retries that go first, and the number of
+-- such retries.
 local function waiting_in(service, matches)
   local waiting, retries = 0, 0
   for band = 0, 3 do

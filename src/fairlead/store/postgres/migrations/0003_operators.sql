@@ -36,8 +36,8 @@ CREATE INDEX audit_by_action ON fairlead.audit (action, id);
 -- PruneRecords.
 CREATE INDEX audit_by_time ON fairlead.audit (at);
 
--- `about` is JSON that no query reads: see store/admin.py. Each row is rewritten every two seconds; with free space on
--- its page that touches no index.
+-- `about` is JSON that no query reads: see store/records.py. Each row is rewritten every two seconds; with free space
+-- on its page that touches no index.
 CREATE TABLE fairlead.process (
     name text COLLATE "C" PRIMARY KEY,
     seen_at bigint NOT NULL,

@@ -33,7 +33,7 @@ CREATE INDEX audit_by_action ON audit (action, id);
 -- PruneRecords.
 CREATE INDEX audit_by_time ON audit (at);
 
--- `about` is JSON that no query reads: see store/admin.py.
+-- `about` is JSON that no query reads: see store/records.py.
 CREATE TABLE process (
     name TEXT PRIMARY KEY,
     seen_at INTEGER NOT NULL,

@@ -74,7 +74,7 @@ local function weight_text(weight)
   return weight % 1 == 0 and weight or format('%.17g', weight)
 end
 
--- Append the thirteen values of a lease to a flat list. A nested list would cost a separate write to the socket.
+-- Append the thirteen values of a lease to a flat list. The server would write a nested list to the socket separately.
 local function add_row(rows, lease)
   local n = #rows
   rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = lease.name, lease.job, lease.step, lease.run

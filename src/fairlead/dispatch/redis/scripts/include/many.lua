@@ -21,7 +21,7 @@ local function reinsert(again, user, sort_key)
   table.insert(again, low, { sort_key = sort_key, user = user })
 end
 
--- Of these heads, the users of the first band, in order: ids, and sort keys as numbers.
+-- Returns the users of the first band among these heads, in order: their ids, and their sort keys as numbers.
 local function of_first_band(service, heads)
   local ids, sort_keys, first = {}, {}, byte(heads[1])
   for i = 1, #heads do
@@ -35,12 +35,12 @@ local function of_first_band(service, heads)
 end
 
 -- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
--- earlier: as many at once as each user gets if all get the same.
+-- earlier. Each read fetches as many steps as the user gets if all users get the same number.
 local function next_steps(service, lane, user, waiting, ahead)
   local mine, at = ahead[user], ahead.at[user]
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
     local queue = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
-    -- Open-ended: the user has this many steps, so no other user's can follow.
+    -- The range needs no upper end: the user has this many steps, so no steps of other users are read.
     mine, at = call('ZRANGEBYLEX', service.keys.line, queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
       waiting < ahead.each and waiting or ahead.each), 1
   end
@@ -97,7 +97,7 @@ local function take_in_band(service, band, heads, room, issue)
     local sort_key
     members[count], jobs[count], estimates[count], charges[count], sort_key = take_first(service, band, lane, user, ahead)
     takers[count] = user
-    -- A user that now sorts behind as many others as there are grants left gets no other turn.
+    -- A user with as many users ahead of it as there are grants left gets no further grant.
     local last = sort_keys[at + room - count - 1]
     if sort_key and not (last and last < sort_key) then
       reinsert(again, user, sort_key)
@@ -133,7 +133,7 @@ local function take_many(service, bands, room, issue)
       return
     end
     if not heads[1] or band_of(heads[1]) < band then
-      -- Heads of this band, or of the next one that has any, which saves reading the empty ones.
+      -- Reads the heads of this band or of the next one that has any, so that empty bands are skipped.
       heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '+', 'LIMIT', '0', room)
     end
     if not heads[1] then

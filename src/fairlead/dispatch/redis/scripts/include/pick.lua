@@ -14,7 +14,8 @@ local function head(service, lane)
 end
 
 local function pick_unbound(service, bands)
-  -- The heads of all bands are in one set, so the first one is the pick, unless the claim does not accept its band.
+  -- The heads of all bands are in one sorted set, so the first head is the pick, unless the claim does not accept its
+  -- band.
   local first = call('ZRANGEBYLEX', service.keys.heads, '-', '+', 'LIMIT', '0', '1')[1]
   if not first then
     return nil
@@ -39,14 +40,15 @@ local function earlier(service, a, b)
   if a.user ~= b.user then
     return before(a.user, b.user)
   end
-  -- A user may head two lanes; then the order of its own steps decides.
+  -- A user may be first in two lanes. The order of the user's own steps then decides.
   local first, other = first_queued(service, a.lane, a.user), first_queued(service, b.lane, b.user)
   return before(first, other)
 end
 
--- The regions with a free slot, in the order preferred for unbound steps: healthy, then least loaded for its weight (if
--- weights differ), then fastest, then most free slots. Also returns the order for steps that are not retries: regions
--- to be probed go first, because otherwise they would stay unused until all others are full.
+-- The regions with a free slot, in the order preferred for unbound steps: healthy regions, then those with the least
+-- load relative to their weight (if weights differ), then the fastest, then those with the most free slots. Also
+-- returns the order for steps that are not retries: regions to be probed go first, because otherwise they would stay
+-- unused until all others are full.
 local function free_regions(service, regions, pool_full)
   local free, slots_in, failing, latency, load = {}, {}, {}, {}, {}
   for i = 1, #service.regions, 2 do
@@ -86,8 +88,9 @@ local function free_regions(service, regions, pool_full)
   return free, probes_first
 end
 
--- The unbound lane competes with the lanes of all regions that have a slot; global retries go before all. The first
--- head found from the start of a lane on belongs to that lane or to the next non-empty one.
+-- Implements `pick` for a service with regions. The unbound lane competes with the lanes of all regions that have a
+-- free slot; retries that go first precede all of them. A search for the first head from the start of a lane finds a
+-- head of that lane or, if the lane is empty, of the next one.
 local function pick_of_regions(service, bands, regions, pool_full, unserved)
   local free, probes_first = free_regions(service, regions, pool_full)
   if #free == 0 then

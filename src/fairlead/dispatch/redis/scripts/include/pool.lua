@@ -88,7 +88,7 @@ local function best_of_rivals(state)
       for _, option in ipairs(options_of(state, rival)) do
         local reserved = state.reserved[option.service.name] or 0
         if option.takes_slot and reserved < waiting_in(option.service, option.band) then
-          -- Charge the service for the slots reserved for it already, so that services keep taking turns.
+          -- Count the slots already reserved for a service as if granted, so that services keep alternating.
           if reserved > 0 then
             option.start = option.start + reserved * charge(cost_at_head(option.service, option.chosen), 1)
           end

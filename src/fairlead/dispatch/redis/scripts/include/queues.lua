@@ -68,7 +68,7 @@ local function user_of(service, user_id)
   return user
 end
 
--- Mark a user whose heads have to be rewritten, once, however often it moves.
+-- Mark a user whose heads have to be rewritten. They are rewritten once, however often the user moves.
 local function mark_stale(service, user)
   user[CHANGED] = true
   if not user[STALE] then
@@ -149,7 +149,8 @@ local function first_queued(service, lane, user_id)
   return first and sub(first, #queue + 1), first
 end
 
--- Update the heads of a user. They are written late, once per user however often it moved, but always before a pick.
+-- Update the heads of a user. Heads are written late, so that each user is written once however often it moved, but
+-- always before a pick.
 local function update_heads(service, user, removed, added)
   local last = #user
   for at = last - 2, LANES, -3 do
@@ -174,7 +175,7 @@ local function update_heads(service, user, removed, added)
       user[at + 2] = sort_key
     end
     if user[at + 1] == 0 then
-      -- The last lane, which has been visited already, takes its place.
+      -- The last lane, which was visited before, takes the place of the removed one.
       user[at], user[at + 1], user[at + 2] = user[last - 2], user[last - 1], user[last]
       user[last], user[last - 1], user[last - 2] = nil, nil, nil
       last = last - 3

@@ -57,7 +57,7 @@ local function avoided(health)
   return health ~= nil and health[UNTIL] == 0 and now < health[REST]
 end
 
--- How many slots of a region may be granted; `more` slots counted as taken are free.
+-- How many slots of a region may be granted if `more` of its taken slots became free.
 local function region_free(service, name, limit, more)
   local free, health = limit - service.taken[name] + (more or 0), service.health[name]
   if not health or health[UNTIL] == 0 then
@@ -67,7 +67,7 @@ local function region_free(service, name, limit, more)
 end
 
 -- Record the end of a call; `mark` is its outcome, as in include/grant.lua. While the region rests or is being probed,
--- only the probe counts: other calls that end then started before.
+-- only the probe counts, because all other calls started before the rest.
 local function region_ended(service, region, lease, mark, took)
   local health = service.health[region]
   local is_probe = health and health[PROBE] == lease

@@ -31,7 +31,8 @@ local function pool_free()
   return free
 end
 
--- Runnable services that were passed over before count as turned too: after a change, their workers should try again.
+-- The services of the pool that became runnable. Runnable services that an earlier claim passed over are included,
+-- because their workers should try again after a change.
 local function turned_in_pool(turned, passed_over)
   local has_slot, passed = pool_free() > 0, scope.pool[3]
   for _, service in ipairs(pooled) do
@@ -49,8 +50,8 @@ local function turned_in_pool(turned, passed_over)
   end
 end
 
--- Write everything; returns the services that the operation made runnable. `passed_over` are those that the current
--- claim has passed over.
+-- Write all changes. Returns the services that the operation made runnable. `passed_over` are the services that the
+-- current claim passed over.
 local function save(passed_over)
   local turned, fields, in_pool = {}, {}, false
   for _, service in ipairs(services) do
@@ -107,8 +108,8 @@ local function wake(runnable)
     waiters[read[i]] = unpack_of(read[i + 1])
   end
 
-  -- The process to notify, of those waiting for this service: this one if it waits, else the one notified longest ago.
-  -- Nil if none waits: the next worker that finishes a step claims anyway.
+  -- The process to notify among those waiting for this service: this process if it waits, otherwise the one whose last
+  -- wakeup is the oldest. Nil if none waits; then the next worker that finishes a step claims anyway.
   local function waiter_for(name)
     local best
     for process, waiter in pairs(waiters) do

@@ -173,7 +173,8 @@ local function stored_state(service)
     service.runnable, service.due, service.arrivals, service.measured)
 end
 
--- Redis deletes a key with its last member, so existing keys are counted at the end of every change.
+-- Count the keys of a service that exist, at the end of every change. An absent key may be a lost one or an empty one,
+-- because Redis deletes a key with its last member.
 local function count_keys(service)
   return call('EXISTS', unpack(KEYS, service.base + 1, service.base + 9))
 end
@@ -187,8 +188,8 @@ local function counted_slots(service)
 end
 
 -- Append the META fields of a changed service, once all its keys are written. `kept` is the number of existing keys,
--- the state, and the number of taken slots. A process of an older version writes a state without updating `kept`, which
--- is then ignored, or leaves the slots out.
+-- the state, and the number of taken slots. Processes of older versions write the state without updating `kept`, which
+-- is then ignored, or write `kept` without the slots.
 local function add_state(fields, service)
   local n, state = #fields, stored_state(service)
   fields[n + 1], fields[n + 2] = 'state:' .. service.name, state
@@ -307,7 +308,7 @@ local function load_scope()
     lost = lost or lost_data(service, state, of_services[3 * i])
   end
   if not scope.lost and (lost or lost_shared_key()) then
-    -- Slots may wrongly be counted as free: grant and change nothing until the rebuild.
+    -- Slots may wrongly be counted as free, so grant nothing and change nothing until the rebuild.
     scope.open, scope.closed, scope.lost = false, false, true
     call('HSET', META, 'open', 'lost')
   end

@@ -176,11 +176,12 @@ async def test_a_batch_s_route_says_how_many(keyed: tuple[Site, dict[str, dict[s
     await batch.wait(PATIENCE)
     url = f"/api/v1/batches/{batch.id}/retry"
     assert (await site.client.post(url, headers=headers["bob"])).status_code == 404
-    answers = []
-    for caller in ("ada", "admin", "admin"):
-        answers.append((await site.client.post(url, headers=headers[caller])).json())
-        await batch.wait(PATIENCE)
-        await site.app.pause("broken")
+    answers = [(await site.client.post(url, headers=headers["ada"])).json()]
+    await batch.wait(PATIENCE)
+    await site.app.pause("broken")
+    # The first of these leaves the item waiting, so the second finds nothing to retry.
+    for _ in range(2):
+        answers.append((await site.client.post(url, headers=headers["admin"])).json())
     models_batches.BatchRetried.model_validate(answers[0])
     assert [answer["retried"] for answer in answers] == [1, 1, 0]
 

@@ -274,6 +274,8 @@ def _facts(job: dict[str, Any]) -> list[tuple[str, Any]]:
         facts.append(("progress", progress_text(job["progress"])))
     moments = ("created_at", "scheduled_at", "started_at", "finished_at")
     facts += [(name.removesuffix("_at"), local_time(job[name])) for name in moments if job.get(name)]
+    if job.get("kept_until"):
+        facts.append(("set aside", f"its caller is absent; it keeps its place until {local_time(job['kept_until'])}"))
     if job.get("metadata"):
         facts.append(("metadata", pretty_json(job["metadata"])))
     if job.get("error"):

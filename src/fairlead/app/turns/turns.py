@@ -142,7 +142,7 @@ class Turns(TurnQueries):
             if before != node.name:
                 node.turn_adopted_here(before, turn_id)
             job = replace(job, turn=owner)
-            if turns.is_set_aside(job):
+            if job.is_set_aside:
                 if not await runtime.writer.record(job, turns.take_up(job), runtime.clock.now()):
                     continue
                 job = replace(job, status=JobStatus.PENDING, run=job.run + 1, error=None)
@@ -188,7 +188,7 @@ class Turns(TurnQueries):
                 job = await wait.run(waiter)
             if job is None:
                 raise NotFound(f"there is no turn {turn_id}")
-            if not turns.is_set_aside(job):
+            if not job.is_set_aside:
                 if job.status.finished:
                     runtime.waiters.forget(waiter)
                 return self.view(job)

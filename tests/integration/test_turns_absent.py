@@ -216,6 +216,29 @@ async def test_a_call_that_still_waits_takes_its_turn_up_again(engines: dict[str
         await asyncio.wait_for(waiting, ENOUGH)
 
 
+async def test_a_block_whose_turn_was_taken_up_still_ends_with_its_process(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
+        holder = await app.add_request("flux", "a", 1)
+        assert await app.try_start_processing(holder, "flux")
+        positions: list[int] = []
+
+        async def block() -> None:
+            async with app.turn("flux", 2, on_position=positions.append):
+                raise AssertionError("it has no slot")
+
+        waiting = asyncio.create_task(block())
+        await until(lambda: positions)
+        (request,) = (each.id for each in app._runtime.waiters.all() if each.id != holder)
+        await set_aside(app, request)
+        await position_is(app, request, 1)
+    with pytest.raises((TurnEnded, TurnLost, Unavailable)):
+        await waiting
+    async with running_app(MODELS, engines) as again:
+        view = await again.turns.get(request)
+        assert (view.status, (view.error or {})["code"]) == (JobStatus.FAILED, "WAITER_GONE")
+        assert not app._runtime.waiters.blocks
+
+
 async def test_of_two_processes_that_take_up_a_request_one_gets_the_slot(distributed: dict[str, str]) -> None:
     async with running_app(MODELS, distributed) as one, running_app(MODELS, distributed) as two:
         holder, request = [await one.add_request("flux", prompt, 1) for prompt in "ab"]

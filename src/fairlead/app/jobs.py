@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog, act_of
@@ -44,6 +44,14 @@ Build = Callable[[Job, float], Move]
 MOST_IN_A_SNAPSHOT = 100
 
 
+class Revival(NamedTuple):
+    """How ended jobs are put back in the queue: the transition, and the limit of waiting jobs that the user must keep;
+    0 means no limit."""
+
+    build: Build
+    most_waiting: int
+
+
 class JobCommands:
     """Applies the transitions of single jobs that users and operators ask for, and lists jobs."""
 
@@ -72,6 +80,18 @@ class JobCommands:
                 build(job, self._runtime.clock.now())  # raises WrongState before TooManyWaiting
                 await self.check_waiting(job.user_id, 1, most_waiting)
             await self.move(job_id, build, act)
+
+    def retrying(self, *, from_start: bool = False, who: str | None = None) -> Revival:
+        """How `retry` puts a job back, alone or as an item of a batch. An operator (`who`) may begin any number of
+        rounds, and is not bound by the user's limit of waiting jobs."""
+        config, by_operator = self._runtime.config, who is not None
+
+        def build(job: Job, now: float) -> Move:
+            return transitions.retry(
+                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=by_operator
+            )
+
+        return Revival(build, 0 if by_operator else config.server.max_waiting_per_user)
 
     async def check_waiting(self, user_id: str, more: int, most_waiting: int) -> None:
         if most_waiting and await self._runtime.store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
@@ -338,19 +358,16 @@ class Jobs:
         """Put any FAILED job back in the queue with fresh attempts, at the step that failed or from the start. The
         returned job has a `warning` if the error was permanent. The job counts towards its user's limit of waiting
         jobs, unless an operator (`who`) retries it."""
-        config = self._runtime.config
+        retrying = self._commands.retrying(from_start=from_start, who=who)
         warning: str | None = None
 
         def build(job: Job, now: float) -> Move:
             nonlocal warning
             warning = retries.warning_of(job.error, job.retryable)
-            return transitions.retry(
-                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=who is not None
-            )
+            return retrying.build(job, now)
 
         act = act_of(who, audit.RETRY_JOB, job_id, from_start=from_start)
-        most_waiting = 0 if who is not None else config.server.max_waiting_per_user
-        await self._commands.revive(job_id, build, most_waiting, act)
+        await self._commands.revive(job_id, build, retrying.most_waiting, act)
         return views.retried(await self.get(job_id), warning)
 
     async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:

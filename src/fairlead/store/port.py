@@ -205,7 +205,8 @@ class Store(DashboardReads, Protocol):
     async def get(self, job_id: str) -> JobRecord | None: ...
 
     async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Like `get`, for many jobs. Jobs that do not exist are absent from the result."""
+        """Many jobs with their input and results, without attempts. Jobs that do not exist are absent from the
+        result."""
         ...
 
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:

@@ -9,8 +9,9 @@
 SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = $1
 
 -- name: get_records
--- $1: ids.
-SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
+-- $1: ids. Without attempts, whose tracebacks may be larger than the results.
+SELECT {result_columns}, NULL, j.result_about, j.result_data, j.result_metrics
+FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
 -- name: get_jobs
 -- $1: ids.

@@ -7,8 +7,8 @@
 SELECT {record_row} FROM job AS j WHERE j.id = ?
 
 -- name: get_records
--- ?1: JSON array of ids.
-SELECT '[' || coalesce(group_concat({record_row}, ','), '') || ']'
+-- ?1: JSON array of ids. Without attempts, whose tracebacks may be larger than the results.
+SELECT '[' || coalesce(group_concat(json_array({result_values}, json('[]')), ','), '') || ']'
 FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 
 -- name: get_jobs

@@ -176,7 +176,8 @@ WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.s
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns which are not set aside. Skips through the index, independent of the number of turns.
+-- The processes that own open turns which are not set aside. Skips through the index of turns. Passes over turns that are
+-- set aside, which are few and stay for `turns.grace` only.
 WITH RECURSIVE owner AS (
     SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND status > 0) AS name
     UNION ALL

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -136,16 +136,14 @@ class JobCommands:
     async def _window(self, where: JobFilter, limit: int, before: int | None) -> Page[Job]:
         """A page of the jobs that match a filter without an index. Only `WINDOW` jobs are examined, so the page may
         have fewer than `limit` jobs, or none, although more jobs follow."""
-        list_jobs = self._runtime.store.list_jobs
-        if before is None:
-            newest = await list_jobs(JobFilter(), before_seq=None, limit=1)
-            before = newest[0].seq + 1 if newest else 0
-        floor = before - WINDOW
-        jobs = await list_jobs(where, before_seq=before, limit=limit + 1, from_seq=floor)
+        store = self._runtime.store
+        examined = JobFilter(statuses=where.statuses if _is_dead(where.statuses) else ())
+        last = await store.seq_after(examined, before_seq=before, skip=WINDOW - 1)
+        jobs = await store.list_jobs(where, before_seq=before, limit=limit + 1, from_seq=last)
         if len(jobs) > limit:
             return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where))
-        older = await list_jobs(JobFilter(), before_seq=floor, limit=1) if floor > 0 else []
-        return Page(jobs, write_cursor(older[0].seq + 1, where) if older else None)
+        more = last is not None and await store.list_jobs(examined, before_seq=last, limit=1)
+        return Page(jobs, write_cursor(last, where) if last is not None and more else None)
 
     async def job(self, job_id: str) -> Job:
         jobs = await self._runtime.store.get_jobs([check_id(job_id)])
@@ -391,13 +389,18 @@ class Jobs:
 
 
 def _is_indexed(where: JobFilter) -> bool:
-    """Whether the database has an index for this filter. The jobs of a user, and open, failed and cancelled jobs have
-    their own indexes."""
+    """Whether the database finds the jobs of this filter without reading many others. The jobs of a user and open jobs
+    have their own indexes. So have failed and cancelled jobs, but there may be millions of them."""
     if where.feature_name is None and where.service is None and where.error_code is None:
         return True
     if where.user_id is not None:
         return True
-    return bool(where.statuses) and JobStatus.COMPLETED not in where.statuses
+    return bool(where.statuses) and not any(status.finished for status in where.statuses)
+
+
+def _is_dead(statuses: Collection[JobStatus]) -> bool:
+    """Whether the database has an index of the jobs with these statuses by age."""
+    return len(statuses) == 1 and not {JobStatus.FAILED, JobStatus.CANCELLED}.isdisjoint(statuses)
 
 
 def filter_of(

@@ -220,6 +220,10 @@ class Store(DashboardReads, Protocol):
         Only jobs with a seq of at least `from_seq` are examined."""
         ...
 
+    async def seq_after(self, where: JobFilter, *, before_seq: int | None, skip: int) -> int | None:
+        """The seq of the job that `list_jobs` returns after `skip` newer ones; None if there are not so many."""
+        ...
+
     async def count(self, where: JobFilter) -> int: ...
 
     async def users_with_prefix(self, prefix: str, limit: int) -> list[str]:

@@ -21,6 +21,10 @@ SELECT {job_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 -- Newest first. reads.py builds {where} from the filters.
 SELECT {job_columns} FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LIMIT {limit}
 
+-- name: seq_after
+-- The seq of the job that comes after so many newer ones. reads.py builds {where} from the filters.
+SELECT j.seq FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LIMIT 1 OFFSET {skip}
+
 -- name: count
 SELECT count(*) FROM fairlead.job AS j WHERE {where}
 

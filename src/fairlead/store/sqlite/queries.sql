@@ -21,6 +21,10 @@ FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
 FROM (SELECT {job_row} AS row FROM job AS j WHERE {where} ORDER BY j.seq DESC LIMIT ?)
 
+-- name: seq_after
+-- The seq of the job that comes after so many newer ones. reads.py builds {where} from the filters.
+SELECT j.seq FROM job AS j WHERE {where} ORDER BY j.seq DESC LIMIT 1 OFFSET ?
+
 -- name: count
 SELECT count(*) FROM job AS j WHERE {where}
 

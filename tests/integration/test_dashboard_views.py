@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fairlead import Call, Config, Fairlead, Permanent
+from fairlead import Call, Config, Fairlead, Permanent, Unavailable
 from fairlead.domain.stats import KEPT_MINUTES, MinuteStats, minute_of
 from fairlead.engine import counters
 from fairlead.engine.roles import Roles
@@ -406,6 +406,41 @@ async def test_an_invalid_view_is_an_error_and_the_next_one_works(small: Dashboa
         assert (await page.ask(view="batch", batch_id=UNKNOWN))["code"] == "not_found"
         assert (await page.ask(view="service", service="nothing"))["code"] == "not_found"
         assert (await page.ask(view="overview"))["type"] == "state"
+
+
+async def test_an_error_ends_with_a_state_even_if_nothing_has_changed(small: DashboardSite) -> None:
+    dead, away = small.app.dashboard.dead, False
+
+    async def sometimes_away() -> dict[str, Any]:
+        if away:
+            raise Unavailable("the database does not respond")
+        return await dead()
+
+    small.app.dashboard.dead = sometimes_away  # type: ignore[method-assign]
+    async with following(small.port) as page:
+        state = await page.ask(view="dead")
+        away = True
+        assert (await page.hear())["type"] == "error"
+        away = False
+        recovered = await page.hear()
+        assert recovered["type"] == "state"
+        assert recovered["state"]["groups"] == state["state"]["groups"]
+
+
+async def test_every_message_names_the_request_that_it_responds_to(small: DashboardSite) -> None:
+    async with following(small.port) as page, following(small.port) as other:
+        await page.client.send('{"view": "jobs", "limit": 100, "request": 1}')
+        assert (await page.hear())["request"] == 1
+        # The same content, requested differently.
+        assert (await other.ask(view="jobs"))["view"] == {"view": "jobs"}
+        await small.app.submit("tell")
+        assert (await page.hear()) | {"patch": {}} == {"type": "patch", "request": 1, "patch": {}}
+        await page.client.send('{"view": "job", "request": 2}')
+        while (message := await page.hear())["request"] == 1:
+            pass
+        assert (message["type"], message["request"]) == ("error", 2)
+        for wrong in (-1, "1", True, 1.5, 2**60):
+            assert (await page.ask(view="audit", request=wrong))["code"] == "invalid_input"
 
 
 async def test_a_stopping_gateway_closes_pages_with_1012(small: DashboardSite) -> None:

@@ -314,7 +314,7 @@ async def test_with_actor_every_action_and_its_audit_row_are_one_commit_and_with
             ("ann", "batch.cancel"),
         ]
         assert {("job.resume", "resume"), ("job.retry_step", "rerun"), ("job.delete", "delete")} <= together
-        assert {("job.cancel", "cancel"), ("batch.retry_item", "resume")} <= together
+        assert {("job.cancel", "cancel"), ("batch.retry_item", "requeue")} <= together
 
 
 def _audited_moves(transitions: list[Transition]) -> set[tuple[str, str]]:

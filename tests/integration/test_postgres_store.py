@@ -41,7 +41,7 @@ from fairlead.store.port import (
 )
 from fairlead.store.postgres import PostgresStore, schema
 from fairlead.store.postgres import store as store_module
-from fairlead.store.postgres.connect import Hosts, Server
+from fairlead.store.postgres.connect import Hosts, Server, translated
 from fairlead.store.postgres.queries import WRITES
 from tests import poolers, servers
 
@@ -126,10 +126,22 @@ async def test_a_newer_schema_is_refused_and_unchanged(database: str) -> None:
 async def test_a_missing_database_is_unusable_and_a_missing_server_unavailable(
     postgres_url: str,
 ) -> None:
-    with pytest.raises(StoreError, match="does not exist"):
+    with pytest.raises(StoreError, match=r"does not exist.*createdb"):
         await PostgresStore(f"{servers.direct(postgres_url)}_not").open()
     with pytest.raises(Unavailable):
         await PostgresStore("postgresql://fairlead@127.0.0.1:9/x").open()
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (asyncpg.InvalidAuthorizationSpecificationError('role "ada" does not exist'), "createuser"),
+        (asyncpg.InvalidPasswordError('password authentication failed for user "ada"'), "check the password"),
+    ],
+)
+def test_a_refused_login_comes_with_the_next_step(error: Exception, step: str) -> None:
+    with pytest.raises(StoreError, match=step), translated("127.0.0.1/fairlead"):
+        raise error
 
 
 def test_our_url_options_are_removed_and_the_password_is_hidden() -> None:

@@ -96,6 +96,22 @@ async def test_an_item_that_another_process_retries_is_not_retried_twice(
         assert len(pipeline.calls) == 6, "three calls, and one retry of each"
 
 
+async def test_a_retried_item_has_fresh_attempts(engines: dict[str, str]) -> None:
+    pipeline = Pipeline(engines)
+
+    @pipeline.app.service("shaky", limit=1, retry="manual", max_attempts=2)
+    async def shaky(call: Call) -> None:
+        raise RuntimeError("not yet")
+
+    async with pipeline.app.running() as app:
+        batch = await app.submit_batch([{"feature_name": "shaky"}], user_id="ada")
+        for _ in range(3):
+            await batch.wait(PATIENCE)
+            job = await app.get((await app.batch_items(batch.id)).data[0].job_id)
+            assert (job.status, job.retryable) == (JobStatus.FAILED, True)
+            await app.retry_item(batch.id, 0)
+
+
 async def test_users_begin_a_bounded_number_of_rounds_and_operators_any(
     embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,13 +192,24 @@ async def test_a_batch_s_route_says_how_many(keyed: tuple[Site, dict[str, dict[s
     await batch.wait(PATIENCE)
     url = f"/api/v1/batches/{batch.id}/retry"
     assert (await site.client.post(url, headers=headers["bob"])).status_code == 404
-    answers = []
-    for caller in ("ada", "admin", "admin"):
-        answers.append((await site.client.post(url, headers=headers[caller])).json())
-        await batch.wait(PATIENCE)
-        await site.app.pause("broken")
+    answers = [(await site.client.post(url, headers=headers["ada"])).json()]
+    await batch.wait(PATIENCE)
+    await site.app.pause("broken")
+    # The first of these leaves the item waiting, so the second finds nothing to retry.
+    answers += [(await site.client.post(url, headers=headers["admin"])).json() for _ in range(2)]
     models_batches.BatchRetried.model_validate(answers[0])
     assert [answer["retried"] for answer in answers] == [1, 1, 0]
+
+
+async def test_an_item_is_retried_by_the_rules_of_its_job(keyed: tuple[Site, dict[str, dict[str, str]]]) -> None:
+    site, headers = keyed
+    batch = await site.app.submit_batch([{"feature_name": "broken"}], user_id="ada")
+    await batch.wait(PATIENCE)
+    await site.app.pause("broken")
+    await site.app.submit("broken", user_id="ada")
+    url = f"/api/v1/batches/{batch.id}/items/0/retry"
+    answers = [await site.client.post(url, headers=headers[caller]) for caller in ("bob", "ada", "admin")]
+    assert [answer.status_code for answer in answers] == [404, 429, 200]
 
 
 async def test_the_client_retries(site: Site) -> None:

@@ -70,6 +70,25 @@ async def test_a_filter_without_an_index_examines_a_bounded_number_of_jobs(
         assert ([job.job_id for job in page.data], page.next_cursor) == (rare[::-1], None)
 
 
+async def test_a_filter_of_failed_jobs_examines_a_bounded_number_of_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlead.app.jobs.WINDOW", 2)
+    jobs = []
+    for feature in ("flaky", "broken", "echo", "broken", "echo", "broken", "broken"):
+        jobs.append(await site.submit(feature_name=feature))
+        await site.app.wait(jobs[-1], PATIENCE)
+    (code,) = {((await site.app.get(jobs[0])).error or {})["code"]}
+    pages, cursor = [], None
+    while True:
+        page = await site.app.list_jobs(error_code=code, cursor=cursor)
+        pages.append([job.job_id for job in page.data])
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert pages == [[], [], [jobs[0]]], "jobs that have not failed do not count"
+
+
 async def test_the_search_finds_every_kind_within_the_caller_s_reach(
     keyed: tuple[Site, dict[str, dict[str, str]]],
 ) -> None:

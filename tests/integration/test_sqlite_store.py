@@ -399,6 +399,8 @@ async def test_ping_fails_when_the_file_is_gone_or_replaced(tmp_path: Path) -> N
         ("next_promotion", "job_open"),
         ("waiting", "job_open"),
         ("running", "job_open"),
+        ("turn_owners", "job_turn"),
+        ("turns_of", "job_turn"),
     ],
 )
 async def test_the_managers_reads_use_their_index(tmp_path: Path, name: str, index: str) -> None:

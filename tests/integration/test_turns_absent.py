@@ -8,16 +8,19 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from fairlead import Config, Fairlead, JobStatus, TurnLost, Unavailable
+from fairlead import AsyncClient, Config, Fairlead, JobStatus, TurnLost, Unavailable
 from fairlead.domain import turns
 from fairlead.domain.turns import TurnView
 from fairlead.errors import NotFound, TurnEnded, WrongState
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.dashboard.views import view_of
+from fairlead.gateway.permissions import KEYLESS
 from tests.integration.gateway_site import served
 from tests.integration.test_gateway_turns import finished, looked, opened, waited
 from tests.integration.turn_apps import ENOUGH, MODELS, position_is, running_app, until
@@ -158,6 +161,26 @@ async def test_a_wait_timeout_goes_on_during_the_grace_time(engines: dict[str, s
         assert (await app.turns.require(long)).timer_at == until_then
 
 
+async def test_a_request_that_is_set_aside_has_no_error_as_a_job(embedded: dict[str, str]) -> None:
+    async with running_app(MODELS, embedded) as app, served(create_gateway(app)) as port:
+        request = await app.add_request("flux", "cat", 1)
+        await set_aside(app, request)
+        kept_until = (await app.turns.get(request)).kept_until
+        async with AsyncClient(f"http://127.0.0.1:{port}") as client:
+            job = await client.get(request)
+        assert kept_until is not None
+        assert job.kept_until is not None
+        assert (job.status, job.error) == (JobStatus.SCHEDULED, None)
+        assert abs(job.kept_until - kept_until) < timedelta(milliseconds=1), "JSON has milliseconds"
+        (listed,) = (await app.list_jobs()).data
+        assert (listed.error, listed.kept_until) == (None, kept_until)
+        shown = await view_of({"view": "job", "job_id": request}, KEYLESS).query(app)
+        assert "error" not in shown["job"]
+        assert "keeps its place" in shown["why"]["summary"]
+        await app.wait_for_turn(request, "flux")
+        assert (await app.get(request)).kept_until is None
+
+
 async def test_a_request_can_be_cancelled_failed_and_removed_during_the_grace_time(engines: dict[str, str]) -> None:
     async with running_app(MODELS, engines) as app:
         requests = [await app.add_request("flux", prompt, 1) for prompt in "abc"]
@@ -191,6 +214,29 @@ async def test_a_call_that_still_waits_takes_its_turn_up_again(engines: dict[str
         await position_is(app, second, 1)
         await app.mark_completed(first, "a.png")
         await asyncio.wait_for(waiting, ENOUGH)
+
+
+async def test_a_block_whose_turn_was_taken_up_still_ends_with_its_process(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
+        holder = await app.add_request("flux", "a", 1)
+        assert await app.try_start_processing(holder, "flux")
+        positions: list[int] = []
+
+        async def block() -> None:
+            async with app.turn("flux", 2, on_position=positions.append):
+                raise AssertionError("it has no slot")
+
+        waiting = asyncio.create_task(block())
+        await until(lambda: positions)
+        (request,) = (each.id for each in app._runtime.waiters.all() if each.id != holder)
+        await set_aside(app, request)
+        await position_is(app, request, 1)
+    with pytest.raises((TurnEnded, TurnLost, Unavailable)):
+        await waiting
+    async with running_app(MODELS, engines) as again:
+        view = await again.turns.get(request)
+        assert (view.status, (view.error or {})["code"]) == (JobStatus.FAILED, "WAITER_GONE")
+        assert not app._runtime.waiters.blocks
 
 
 async def test_of_two_processes_that_take_up_a_request_one_gets_the_slot(distributed: dict[str, str]) -> None:

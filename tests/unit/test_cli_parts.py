@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -16,15 +17,45 @@ from rich.console import Console
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.follow import JobLine, end_of
+from fairlead.cli.jobs import show_job
 from fairlead.cli.logs import OneLine
 from fairlead.cli.options import FOREVER, duration, future, moment, past, seconds_in
-from fairlead.cli.output import clean, passing, safe, seconds, table
+from fairlead.cli.output import clean, passing, safe, seconds, table, with_local_times
 from fairlead.cli.redact import without_secrets
 from fairlead.cli.status import _override
 from fairlead.cli.submit import with_wait_value
 from fairlead.cli.turn import options_first
 
 # ---------------------------------------------------------------- output
+
+
+@pytest.fixture
+def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_tokyo")
+def test_times_in_messages_of_the_gateway_are_local() -> None:
+    message = "draw is tried again at 2026-01-31T23:00:00.500Z"
+    assert with_local_times(message) == "draw is tried again at 2026-02-01 08:00:00"
+    line = JobLine()
+    line.take({"type": "JOB_RETRYING", "message": message})
+    assert line.detail == "draw is tried again at 2026-02-01 08:00:00"
+
+
+def test_a_traceback_that_repeats_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    attempts = [
+        {"service": "draw", "attempt": n, "ended_at": None, "error": {"code": "X"}, "traceback": text}
+        for n, text in enumerate(("line one\nValueError", "line one\nValueError", "KeyError", ""), 1)
+    ]
+    job = {"job_id": "1", "feature_name": "draw", "user_id": "ada", "status": "FAILED", "priority": "low"}
+    show_job({**job, "current_step_index": 0, "total_steps": 1, "attempts": attempts})
+    shown = capsys.readouterr().out
+    assert (shown.count("ValueError"), shown.count("the same traceback"), shown.count("KeyError")) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_a_new_null_is_not_mergeable(new: dict[str, Any]) -> None:
 
 async def test_a_page_that_falls_behind_gets_the_current_state() -> None:
     class Present:
-        def state_message(self) -> bytes:
-            return b"state"
+        def current_messages(self) -> list[bytes]:
+            return [b"state", b"error"]
 
     follower = Follower()
     follower.view = Present()  # type: ignore[assignment]
@@ -67,6 +67,7 @@ async def test_a_page_that_falls_behind_gets_the_current_state() -> None:
     for number in range(live_views.MAX_BEHIND + 1):
         follower.push(b"%d" % number)
     assert await follower.next() == b"state"
+    assert await follower.next() == b"error"
     follower.push(b"after")
     assert await follower.next() == b"after"
 
@@ -77,6 +78,14 @@ async def test_messages_of_a_left_view_are_dropped() -> None:
     follower.clear()
     follower.push(b"new")
     assert await follower.next() == b"new"
+
+
+async def test_messages_repeat_the_number_of_the_request() -> None:
+    follower = Follower()
+    for number, expected in ((None, b'{"type":"patch"}'), (7, b'{"request":7,"type":"patch"}')):
+        follower.number = number
+        follower.push(b'{"type":"patch"}')
+        assert await follower.next() == expected
 
 
 # ---------------------------------------------------------------- groups

@@ -23,7 +23,7 @@ from fairlead.app.batch_submission import BatchSubmission, CheckedBatch, check_b
 from fairlead.app.handle import BatchReceipt
 from fairlead.app.jobs import TRIES, Build, JobCommands
 from fairlead.app.runtime import Runtime
-from fairlead.domain import reruns, transitions
+from fairlead.domain import transitions
 from fairlead.domain.batch import (
     REMOVED,
     BatchItem,
@@ -308,30 +308,15 @@ class Batches:
         """Put every FAILED item back in the queue, whether or not it is marked retryable. Returns how many items were
         put back. Raises TooManyWaiting if the user would then have too many jobs waiting; this limit does not apply to
         an operator (`who`)."""
-        config = self._runtime.config
-        most_waiting = 0 if who is not None else config.server.max_waiting_per_user
-
-        def build(job: Job, now: float) -> Move:
-            return transitions.retry(
-                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=who is not None
-            )
-
-        return await self._revive(batch_id, "retried", build, most_waiting, (who, audit.RETRY_BATCH))
+        retrying = self._commands.retrying(from_start=from_start, who=who)
+        return await self._revive(batch_id, "retried", *retrying, (who, audit.RETRY_BATCH))
 
     async def retry(self, batch_id: str, name: str, *, who: str | None = None) -> ItemView:
-        """Put one FAILED item back in the queue at the step that failed, even if it is not marked retryable. The item
-        is given by its custom_id or its number."""
+        """Put one FAILED item back in the queue at the step that failed, as `retry` of its job does. The item is given
+        by its custom_id or its number."""
         item = await self._item(batch_id, name)
-        config = self._runtime.config
-
-        def build(job: Job, now: float) -> Move:
-            if job.retryable:
-                return transitions.resume(job, now=now, waits=config.wait_timeouts)
-            reruns.require_rounds_left(job)
-            return transitions.requeue(job, now=now, waits=config.wait_timeouts)
-
         act = act_of(who, audit.RETRY_ITEM, batch_id, item=name, job_id=item.job_id)
-        await self._commands.revive(item.job_id, build, config.server.max_waiting_per_user, act)
+        await self._commands.revive(item.job_id, *self._commands.retrying(who=who), act)
         return item_view_of(await self._item(batch_id, name))
 
     async def _revive(

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from fairlead.domain import events, views
 from fairlead.domain.events import Event
 from fairlead.domain.job import OPEN, Job
-from fairlead.domain.turns import is_set_aside
 from fairlead.domain.views import JobView
 from fairlead.engine.clock import Clock
 from fairlead.engine.events import MOST_FOLLOWED, Hub, Subscription, topic_of
@@ -299,7 +298,7 @@ class EventPoller:
                     self._hub.ended(job_id, now)
                 else:
                     states[job_id] = _polled_state(job)
-                    if is_set_aside(job):  # a call that still waits then takes the turn up again
+                    if job.is_set_aside:  # a call that still waits then takes the turn up again
                         self._hub.missed(job_id, now)
         if self._has_node():
             self._states = {}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog, act_of
@@ -44,6 +44,14 @@ Build = Callable[[Job, float], Move]
 MOST_IN_A_SNAPSHOT = 100
 
 
+class Revival(NamedTuple):
+    """How ended jobs are put back in the queue: the transition, and the limit of waiting jobs that the user must keep;
+    0 means no limit."""
+
+    build: Build
+    most_waiting: int
+
+
 class JobCommands:
     """Applies the transitions of single jobs that users and operators ask for, and lists jobs."""
 
@@ -72,6 +80,18 @@ class JobCommands:
                 build(job, self._runtime.clock.now())  # raises WrongState before TooManyWaiting
                 await self.check_waiting(job.user_id, 1, most_waiting)
             await self.move(job_id, build, act)
+
+    def retrying(self, *, from_start: bool = False, who: str | None = None) -> Revival:
+        """How `retry` puts a job back, alone or as an item of a batch. An operator (`who`) may begin any number of
+        rounds, and is not bound by the user's limit of waiting jobs."""
+        config, by_operator = self._runtime.config, who is not None
+
+        def build(job: Job, now: float) -> Move:
+            return transitions.retry(
+                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=by_operator
+            )
+
+        return Revival(build, 0 if by_operator else config.server.max_waiting_per_user)
 
     async def check_waiting(self, user_id: str, more: int, most_waiting: int) -> None:
         if most_waiting and await self._runtime.store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
@@ -116,16 +136,14 @@ class JobCommands:
     async def _window(self, where: JobFilter, limit: int, before: int | None) -> Page[Job]:
         """A page of the jobs that match a filter without an index. Only `WINDOW` jobs are examined, so the page may
         have fewer than `limit` jobs, or none, although more jobs follow."""
-        list_jobs = self._runtime.store.list_jobs
-        if before is None:
-            newest = await list_jobs(JobFilter(), before_seq=None, limit=1)
-            before = newest[0].seq + 1 if newest else 0
-        floor = before - WINDOW
-        jobs = await list_jobs(where, before_seq=before, limit=limit + 1, from_seq=floor)
+        store = self._runtime.store
+        examined = JobFilter(statuses=where.statuses if _is_dead(where.statuses) else ())
+        last = await store.seq_after(examined, before_seq=before, skip=WINDOW - 1)
+        jobs = await store.list_jobs(where, before_seq=before, limit=limit + 1, from_seq=last)
         if len(jobs) > limit:
             return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where))
-        older = await list_jobs(JobFilter(), before_seq=floor, limit=1) if floor > 0 else []
-        return Page(jobs, write_cursor(older[0].seq + 1, where) if older else None)
+        more = last is not None and await store.list_jobs(examined, before_seq=last, limit=1)
+        return Page(jobs, write_cursor(last, where) if last is not None and more else None)
 
     async def job(self, job_id: str) -> Job:
         jobs = await self._runtime.store.get_jobs([check_id(job_id)])
@@ -338,19 +356,16 @@ class Jobs:
         """Put any FAILED job back in the queue with fresh attempts, at the step that failed or from the start. The
         returned job has a `warning` if the error was permanent. The job counts towards its user's limit of waiting
         jobs, unless an operator (`who`) retries it."""
-        config = self._runtime.config
+        retrying = self._commands.retrying(from_start=from_start, who=who)
         warning: str | None = None
 
         def build(job: Job, now: float) -> Move:
             nonlocal warning
             warning = retries.warning_of(job.error, job.retryable)
-            return transitions.retry(
-                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=who is not None
-            )
+            return retrying.build(job, now)
 
         act = act_of(who, audit.RETRY_JOB, job_id, from_start=from_start)
-        most_waiting = 0 if who is not None else config.server.max_waiting_per_user
-        await self._commands.revive(job_id, build, most_waiting, act)
+        await self._commands.revive(job_id, build, retrying.most_waiting, act)
         return views.retried(await self.get(job_id), warning)
 
     async def retry_step(self, job_id: str, step: int, *, who: str | None = None) -> JobView:
@@ -374,13 +389,18 @@ class Jobs:
 
 
 def _is_indexed(where: JobFilter) -> bool:
-    """Whether the database has an index for this filter. The jobs of a user, and open, failed and cancelled jobs have
-    their own indexes."""
+    """Whether the database finds the jobs of this filter without reading many others. The jobs of a user and open jobs
+    have their own indexes. So have failed and cancelled jobs, but there may be millions of them."""
     if where.feature_name is None and where.service is None and where.error_code is None:
         return True
     if where.user_id is not None:
         return True
-    return bool(where.statuses) and JobStatus.COMPLETED not in where.statuses
+    return bool(where.statuses) and not any(status.finished for status in where.statuses)
+
+
+def _is_dead(statuses: Collection[JobStatus]) -> bool:
+    """Whether the database has an index of the jobs with these statuses by age."""
+    return len(statuses) == 1 and not {JobStatus.FAILED, JobStatus.CANCELLED}.isdisjoint(statuses)
 
 
 def filter_of(

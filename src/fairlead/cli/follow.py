@@ -19,7 +19,7 @@ from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Exit
 from fairlead.cli.jobs import error_text, progress_text, wait_text
 from fairlead.cli.options import JobId, Json
-from fairlead.cli.output import clean, hint, note, print_json, safe, status_text, stderr, stdout
+from fairlead.cli.output import clean, hint, note, print_json, safe, status_text, stderr, stdout, with_local_times
 from fairlead.client.stream import Stream
 
 ENDS = {"COMPLETED": Exit.OK, "FAILED": Exit.JOB_FAILED, "CANCELLED": Exit.JOB_CANCELLED}
@@ -132,7 +132,7 @@ def _detail(event: dict[str, Any]) -> str:
         return error_text(event["error"])
     if event["type"] in ("STEP_START", "JOB_COMPLETE"):
         return ""
-    return clean(event.get("message", ""))
+    return with_local_times(clean(event.get("message", "")))
 
 
 def follow(

@@ -28,6 +28,7 @@ from fairlead.cli.output import (
     terminal_width,
     watch_json,
     watch_view,
+    with_local_times,
 )
 from fairlead.domain.job import JobStatus
 
@@ -105,13 +106,13 @@ def why(job_id: JobId, json: Json = False) -> None:
     if json:
         print_json(explanation)
         return
-    say(explanation["summary"])
+    say(with_local_times(explanation["summary"]))
     if explanation["position"] is not None:
         say(f"position {explanation['position']}{wait_text(explanation['estimated_wait'])}")
     reasons = explanation["reasons"]
     if len(reasons) > 1:
         for reason in reasons:
-            say(f"- {reason['message']}")
+            say(with_local_times(f"- {reason['message']}"))
     for reason in reasons:
         _show_holders(reason["details"])
 
@@ -239,11 +240,14 @@ def show_job(job: dict[str, Any]) -> None:
         line = safe(f"{name:<12}", "bold")
         line.append_text(value if not isinstance(value, str) else safe(value))
         console.print(line)
+    shown = None
     for attempt in job.get("attempts") or ():
         where = f"{attempt['service']}, attempt {attempt['attempt']}"
         console.print(safe(f"  {local_time(attempt['ended_at'])}  {where}: {error_text(attempt['error'])}", "red"))
-        for traced in (attempt.get("traceback") or "").splitlines():
+        traceback = attempt.get("traceback") or ""
+        for traced in ["the same traceback"] if traceback and traceback == shown else traceback.splitlines():
             console.print(safe(f"    {traced}", "dim"), soft_wrap=True)
+        shown = traceback
     if job.get("result") is not None:
         console.print(safe("result", "bold"))
         console.print(pretty_json(job["result"]))
@@ -274,6 +278,8 @@ def _facts(job: dict[str, Any]) -> list[tuple[str, Any]]:
         facts.append(("progress", progress_text(job["progress"])))
     moments = ("created_at", "scheduled_at", "started_at", "finished_at")
     facts += [(name.removesuffix("_at"), local_time(job[name])) for name in moments if job.get(name)]
+    if job.get("kept_until"):
+        facts.append(("set aside", f"its caller is absent; it keeps its place until {local_time(job['kept_until'])}"))
     if job.get("metadata"):
         facts.append(("metadata", pretty_json(job["metadata"])))
     if job.get("error"):

@@ -4,6 +4,7 @@ or an error message must not move the cursor, change colours or be parsed as mar
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import unicodedata
@@ -26,6 +27,7 @@ GAP = 2
 SHORTEST = 8
 # Control characters, and format characters such as the ones that reverse the direction of text.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 def stdout() -> Console:
@@ -220,6 +222,11 @@ def local_time(value: str | None) -> str:
         return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
         return clean(value)
+
+
+def with_local_times(text: str) -> str:
+    """Convert the times in a message of the gateway, which are UTC, to local time."""
+    return _UTC.sub(lambda found: local_time(found[0]), text)
 
 
 def seconds(value: float) -> str:

@@ -52,7 +52,7 @@ _FIELDS = tuple(field.name for field in fields(JobView))
 def job_of(body: Mapping[str, Any]) -> JobView:
     values: dict[str, Any] = {name: body.get(name) for name in _FIELDS}
     for name in _FIELDS:
-        if name.endswith("_at"):
+        if name.endswith("_at") or name == "kept_until":
             values[name] = moment(values[name])
     return JobView(
         **{

@@ -132,6 +132,12 @@ class Job:
         return self.steps[self.step] if self.step < len(self.steps) else self.steps[-1]
 
     @property
+    def is_set_aside(self) -> bool:
+        """Whether this is a turn that is out of the queue because its caller is absent, with its place kept until
+        `timer_at`. `error` is then the error with which it fails if the caller does not return."""
+        return self.status is JobStatus.SCHEDULED and self.turn is not None
+
+    @property
     def bound_to(self) -> tuple[str, ...] | None:
         """The regions that the next call of the current step may go to; None means any."""
         if self.region is not None and self.asks_for_region(self.step, self.attempt):

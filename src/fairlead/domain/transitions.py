@@ -265,7 +265,7 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts, resumes: AutoResume
             return _give_up(job, now, failed=_attempt(job, error, now) if job.status is JobStatus.RUNNING else None)
         queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
         return _end(job, JobStatus.FAILED, "expire", now, error=error, retryable=False, tells_line=queued)
-    if turns.is_set_aside(job):
+    if job.is_set_aside:
         return end_turn(job, "fail", turns.grace_over(job, now), now=now)
     if job.status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
         return due(job, now=now, waits=waits)

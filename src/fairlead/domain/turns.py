@@ -65,11 +65,6 @@ def owner_at(process: str, job: Job) -> str:
     return owner(process, outside=is_outside(job.turn or ""))
 
 
-def is_set_aside(job: Job) -> bool:
-    """Whether the turn is out of the queue because its caller is absent, with its place kept."""
-    return job.status is JobStatus.SCHEDULED and job.turn is not None
-
-
 def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -> Move:
     """Take a waiting turn whose caller is absent out of the queue, and keep its place for `grace` seconds. If the
     caller does not return by then, the turn fails with `error`."""
@@ -92,7 +87,7 @@ def set_aside(job: Job, error: Mapping[str, Any], *, now: float, grace: float) -
 
 def take_up(job: Job) -> Move:
     """Return a turn that was set aside to its place in the queue, because its caller is back."""
-    if not is_set_aside(job):
+    if not job.is_set_aside:
         raise WrongState(f"the turn is not set aside: it is {job.status}", details={"status": job.status.value})
     return Move(
         job.id,
@@ -208,7 +203,7 @@ def turn_view_of(
     job: Job, position: QueuePosition | None, *, lease_ttl: float, timeout: float, **extra: Any
 ) -> TurnView:
     waiting = position if job.status is JobStatus.PENDING else None
-    absent = is_set_aside(job)
+    absent = job.is_set_aside
     return TurnView(
         turn_id=job.id,
         service=job.service,

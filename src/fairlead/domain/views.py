@@ -30,7 +30,8 @@ class EstimatedWait:
 @dataclass(frozen=True, slots=True)
 class JobView:
     """Everything that callers see of one job. `history` holds the results that a later round replaced. Lists do not
-    read `history`, `context` and `attempts`, so these are None there. `turn` is true for a turn."""
+    read `history`, `context` and `attempts`, so these are None there. `turn` is true for a turn. `kept_until` is set
+    while the caller of a waiting turn is absent: the turn is SCHEDULED, and its place is kept until that time."""
 
     job_id: str
     feature_name: str
@@ -63,6 +64,7 @@ class JobView:
     region: str | None = None
     allowed_regions: tuple[str, ...] | None = None
     turn: bool = False
+    kept_until: datetime | None = None
 
     def as_dict(self, *, tracebacks: bool = False) -> dict[str, Any]:
         """This job as the JSON object that the gateway returns, with times in ISO 8601. Tracebacks reveal the code of
@@ -91,7 +93,7 @@ class RetriedJob(JobView):
 
 
 _NAMES = tuple(field.name for field in fields(JobView))
-_TIMES = tuple(name for name in _NAMES if name.endswith("_at"))
+_TIMES = (*(name for name in _NAMES if name.endswith("_at")), "kept_until")
 
 
 def of_record(record: JobRecord, position: QueuePosition | None) -> JobView:
@@ -163,11 +165,12 @@ def _view(job: Job, position: QueuePosition | None, **extra: Any) -> JobView:
         position=waiting.position if waiting else None,
         estimated_wait=EstimatedWait.of(waiting) if waiting else None,
         retryable=job.retryable,
-        error=dict(job.error) if job.error else None,
+        error=dict(job.error) if job.error and not job.is_set_aside else None,
         progress=dict(job.progress) if job.progress else None,
         region=job.region,
         allowed_regions=job.allowed_regions,
         turn=job.turn is not None,
+        kept_until=utc(job.timer_at) if job.is_set_aside else None,
         **extra,
     )
 

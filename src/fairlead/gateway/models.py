@@ -233,6 +233,7 @@ _JOB: dict[str, Any] = {
     "region": None,
     "allowed_regions": None,
     "turn": False,
+    "kept_until": None,
 }
 
 
@@ -241,6 +242,7 @@ _JOB: dict[str, Any] = {
     priority_source="What decided the priority; null for jobs older than this field.",
     history="Results that a later round of their step has replaced.",
     turn="True for a turn: its caller does the work itself.",
+    kept_until="Set while the caller of a waiting turn is absent: its place is kept until then.",
 )
 class Job(Shape):
     """All fields of one job. In lists, `context`, `attempts`, `history`, `result`, `input_data` and `metadata` are

@@ -15,7 +15,6 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.processes import ProcessRecord, process_of
 from fairlead.domain.rules import Order, Rules, ServiceRules
-from fairlead.domain.turns import is_set_aside
 from fairlead.domain.views import MOST_HOLDERS, EstimatedWait, Reason, Why, WorkerCounts
 from fairlead.engine.loops.workers import unserved
 from fairlead.engine.shard_runtime import ShardRuntime
@@ -73,7 +72,7 @@ class Explainer:
         `last` attempt."""
         rules = await self._observer.rules()
         match job.status:
-            case JobStatus.SCHEDULED if is_set_aside(job):
+            case JobStatus.SCHEDULED if job.is_set_aside:
                 return _why(job, [wait_reasons.set_aside(job)])
             case JobStatus.SCHEDULED:
                 return _why(job, [wait_reasons.scheduled(job), *await self._overdue(job.scheduled_at)])

@@ -206,7 +206,8 @@ class Store(DashboardReads, Protocol):
     async def get(self, job_id: str) -> JobRecord | None: ...
 
     async def get_records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Like `get`, for many jobs. Jobs that do not exist are absent from the result."""
+        """Many jobs with their input and results, without attempts. Jobs that do not exist are absent from the
+        result."""
         ...
 
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
@@ -218,6 +219,10 @@ class Store(DashboardReads, Protocol):
     ) -> list[Job]:
         """The jobs that match the filter, newest first. `before_seq` is the seq of the last job of the previous page.
         Jobs with a seq below `from_seq` are not examined."""
+        ...
+
+    async def seq_after(self, where: JobFilter, *, before_seq: int | None, skip: int) -> int | None:
+        """The seq of the job that `list_jobs` returns after `skip` newer ones; None if there are not so many."""
         ...
 
     async def count(self, where: JobFilter) -> int: ...

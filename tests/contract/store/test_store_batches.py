@@ -4,13 +4,14 @@ ended."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.batch import Batch, BatchItem
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import Attempt, JobStatus
 from fairlead.domain.transitions import Delete, Submit
 from fairlead.errors import InvalidInput, TooManyWaiting
 from fairlead.store.group_commit import GroupCommit
@@ -53,12 +54,14 @@ async def complete(harness: StoreHarness, job_id: str) -> None:
 
 async def fail(harness: StoreHarness, job_id: str) -> None:
     job = await harness.started(await harness.job(job_id))
+    error, now = {"code": "X", "message": "no"}, harness.clock.now
     move = transitions.Move(
         *(job.id, job.run, "fail", JobStatus.FAILED, job.step, job.attempt, job.round),
         tells_line=False,
-        finished_at=harness.clock.now,
+        finished_at=now,
         retryable=True,
-        error={"code": "X", "message": "no"},
+        error=error,
+        failed=Attempt(job.id, job.step, "draw", job.round, job.attempt, {**error, "traceback": "long"}, now, now),
     )
     assert await harness.one(move) == Done()
 
@@ -286,6 +289,16 @@ async def test_records_of_many_jobs_are_read_together(harness: StoreHarness) -> 
     assert records[jobs[0]] == await harness.store.get(jobs[0])
     assert records[jobs[0]].result == {"url": "x"}
     assert await harness.store.get_records([]) == {}
+
+
+async def test_records_of_many_jobs_are_read_without_attempts(harness: StoreHarness) -> None:
+    """The results of a batch do not show them, and their tracebacks are not bounded by its limits."""
+    (job_id,) = await made(harness, "b1", 1)
+    await fail(harness, job_id)
+    whole = await harness.store.get(job_id)
+    assert whole is not None
+    assert len(whole.attempts) == 1
+    assert await harness.store.get_records([job_id]) == {job_id: replace(whole, attempts=())}
 
 
 async def test_a_name_with_a_nul_is_refused(harness: StoreHarness) -> None:

@@ -147,6 +147,8 @@ async def test_jobs_are_listed_newest_first_and_page_by_page(harness: StoreHarne
 async def test_a_list_may_end_at_a_job(harness: StoreHarness) -> None:
     jobs = [await harness.submitted() for _ in range(4)]
     listed = await harness.store.list_jobs(ALL, before_seq=jobs[3].seq, limit=9, from_seq=jobs[1].seq)
+    assert await harness.store.seq_after(ALL, before_seq=jobs[3].seq, skip=1) == jobs[1].seq
+    assert await harness.store.seq_after(ALL, before_seq=jobs[1].seq, skip=1) is None
     assert listed == [jobs[2], jobs[1]]
 
 

@@ -86,16 +86,18 @@ class TurnBlock:
             deadline=options.deadline,
             wait_timeout=options.wait_timeout,
         )
-        self._turns.opened_in_block(opened.turn_id)
+        self._turns.enter_block(opened.turn_id)
         try:
             view = await self._turns.wait(opened.turn_id, on_position=self._on_position)
             if view.status is not JobStatus.RUNNING:
                 raise ended(view)
             waiter = self._waiter = self._turns.held(view.turn_id)
         except BaseException:
-            await _to_its_end(self._turns.cancel_own(opened.turn_id))
+            try:
+                await _to_its_end(self._turns.cancel_own(opened.turn_id))
+            finally:
+                self._turns.leave_block(opened.turn_id)
             raise
-        waiter.in_block = True
         if self._cancels:
             self._task = asyncio.current_task()
             waiter.cancel_block = self._lost
@@ -110,13 +112,19 @@ class TurnBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._turn is not None
-        assert self._waiter is not None
         turn, task, self._task = self._turn, self._task, None
+        try:
+            await self._end(turn, task, error)
+        finally:
+            self._turns.leave_block(turn.id)
+
+    async def _end(self, turn: Turn, task: asyncio.Task[Any] | None, error: BaseException | None) -> None:
+        assert self._waiter is not None
         if turn.lost.is_set():
             if self._cancelled and task is not None:
                 task.uncancel()
             await _to_its_end(self._turns.left(turn.id))
-            if kind is None or kind is asyncio.CancelledError:
+            if error is None or isinstance(error, asyncio.CancelledError):
                 raise TurnLost(
                     f"the slot of {turn.service} was lost: {self._waiter.why_lost}", turn_id=turn.id
                 ) from None

@@ -142,7 +142,7 @@ class Turns(TurnQueries):
             if before != node.name:
                 node.turn_adopted_here(before, turn_id)
             job = replace(job, turn=owner)
-            if turns.is_set_aside(job):
+            if job.is_set_aside:
                 if not await runtime.writer.record(job, turns.take_up(job), runtime.clock.now()):
                     continue
                 job = replace(job, status=JobStatus.PENDING, run=job.run + 1, error=None)
@@ -188,7 +188,7 @@ class Turns(TurnQueries):
                 job = await wait.run(waiter)
             if job is None:
                 raise NotFound(f"there is no turn {turn_id}")
-            if not turns.is_set_aside(job):
+            if not job.is_set_aside:
                 if job.status.finished:
                     runtime.waiters.forget(waiter)
                 return self.view(job)
@@ -210,11 +210,13 @@ class Turns(TurnQueries):
         await node.relayed(waiter.service)
         return await broker.start_if_first(waiter)
 
-    def opened_in_block(self, turn_id: str) -> None:
-        """Record that the turn belongs to a `with` block. It must end with the block: its caller does not know the
-        turn's id, and so cannot take it up in another process."""
-        if (waiter := self._runtime.waiters.get(turn_id)) is not None:
-            waiter.in_block = True
+    def enter_block(self, turn_id: str) -> None:
+        """Record that the turn belongs to a `with` block, until `leave_block`. It must end with the block: its caller
+        does not know the turn's id, and so cannot take it up in another process."""
+        self._runtime.waiters.blocks.add(turn_id)
+
+    def leave_block(self, turn_id: str) -> None:
+        self._runtime.waiters.blocks.discard(turn_id)
 
     def held(self, turn_id: str) -> Waiter:
         """The waiter of a turn that has just got its slot in this process. Raises TurnLost if the slot is lost
@@ -278,7 +280,7 @@ class Turns(TurnQueries):
         """Cancel a turn at the request of code other than its caller. If a `with` block holds the slot, the block is
         notified, and keeps the slot until it has exited."""
         waiter = self._runtime.waiters.get(turn_id)
-        if waiter is None or not waiter.in_block:
+        if waiter is None or turn_id not in self._runtime.waiters.blocks:
             await self.cancel_own(turn_id)
             return
         with contextlib.suppress(WrongState, NotFound):
@@ -421,7 +423,7 @@ class Turns(TurnQueries):
                 moves.append((job, transitions.end_turn(job, "recover", turns.holder_died(job), now=now)))
             elif job.status is JobStatus.PENDING:
                 gone = turns.waiter_gone(job)
-                if waiter.in_block:
+                if waiter.id in runtime.waiters.blocks:
                     moves.append((job, transitions.end_turn(job, "fail", gone, now=now)))
                 else:
                     moves.append((job, turns.set_aside(job, gone, now=now, grace=runtime.config.turns.grace)))

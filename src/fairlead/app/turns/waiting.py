@@ -10,7 +10,6 @@ from collections.abc import Callable
 from fairlead.app.runtime import Runtime
 from fairlead.domain import events
 from fairlead.domain.job import Job, JobStatus
-from fairlead.domain.turns import is_set_aside
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
 from fairlead.engine.turns.waiters import Waiter
 from fairlead.errors import Unavailable
@@ -64,7 +63,7 @@ class TurnWait:
     async def _until_event(self, subscription: Subscription) -> None:
         """Wait until the turn has its slot, may have ended or been set aside, or until the timeout."""
         loop = asyncio.get_running_loop()
-        if (job := await self._read()) is None or job.status.finished or is_set_aside(job):
+        if (job := await self._read()) is None or job.status.finished or job.is_set_aside:
             return
         while not self._waiter.held:
             rest = None if self._until is None else self._until - loop.time()

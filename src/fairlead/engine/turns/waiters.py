@@ -28,8 +28,6 @@ class Waiter:
         self.why_lost = ""
         self.cancel_block: Callable[[], None] | None = None
         """Cancels the block of code that holds the slot, when the slot is lost."""
-        self.in_block = False
-        """The turn belongs to a block of code (`async with app.turn()`)."""
         self.leaving = False
         """The caller is ending the turn. From now on it is not notified of the loss of the slot."""
         self.callers = 0
@@ -72,6 +70,9 @@ class Waiters:
         self._open: dict[str, Waiter] = {}
         self.wanted: Counter[str] = Counter()
         """For each service, the number of turns that have waiting callers and no slot yet."""
+        self.blocks: set[str] = set()
+        """The turns that belong to a block of code (`async with app.turn()`). Kept apart from the waiters, since a turn
+        that is set aside and taken up gets a new one."""
 
     def get(self, turn_id: str) -> Waiter | None:
         return self._open.get(turn_id)

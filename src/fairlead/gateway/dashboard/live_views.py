@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
 from fairlead.errors import FairleadError, RequestError, Unavailable
-from fairlead.gateway.dashboard.views import View, view_of
+from fairlead.gateway.dashboard.views import View, number_of, view_of
 from fairlead.gateway.permissions import Caller, caller_of
 from fairlead.gateway.problems import problem
 from fairlead.gateway.responses import fairlead_of
@@ -88,6 +88,9 @@ class Follower:
         self._wakeup = asyncio.Event()
         self._missed = False
         self.view: LiveView | None = None
+        self.number: int | None = None
+        """The number that the page gave its request for the view. Each message repeats it, so that the page recognises
+        messages of a view that it has left."""
 
     def push(self, message: bytes) -> None:
         if len(self._messages) >= MAX_BEHIND:
@@ -107,13 +110,13 @@ class Follower:
             await self._wakeup.wait()
             if self._missed and self.view is not None:
                 self._missed = False
-                self._messages.clear()
-                state = self.view.state_message()
-                if state is not None:
-                    return state
+                self._messages = deque(self.view.current_messages())
             if self._messages:
-                return self._messages.popleft()
+                return self._numbered(self._messages.popleft())
             self._wakeup.clear()
+
+    def _numbered(self, message: bytes) -> bytes:
+        return message if self.number is None else b'{"request":%d,' % self.number + message[1:]
 
 
 class LiveView:
@@ -137,9 +140,8 @@ class LiveView:
     def join(self, follower: Follower) -> None:
         self._followers.add(follower)
         follower.view = self
-        for message in (self.state_message(), self._refusal):
-            if message:
-                follower.push(message)
+        for message in self.current_messages():
+            follower.push(message)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"fairlead-view-{self._view.name}")
 
@@ -151,9 +153,12 @@ class LiveView:
             self._task.cancel()
             self._task = None
 
-    def state_message(self) -> bytes | None:
-        if self._state is None:
-            return None
+    def current_messages(self) -> list[bytes]:
+        """The messages for a page that has received none yet, or has missed some."""
+        state = [] if self._state is None else [self._state_message()]
+        return [*state, self._refusal] if self._refusal else state
+
+    def _state_message(self) -> bytes:
         now = orjson.dumps(round(self._app.now(), 3))
         rest = b"," + self._encoded[1:] if self._state else b"}"
         return b'{"type":"state","view":' + self._view.request + b',"state":{"now":' + now + rest + b"}"
@@ -168,7 +173,6 @@ class LiveView:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     state = await self._view.query(self._app)
-                self._refusal = b""
                 self._publish(state)
             except TimeoutError:
                 self._refuse(Unavailable("computing this view takes too long"))
@@ -180,23 +184,17 @@ class LiveView:
             await asyncio.sleep(pace.pause(clock() - started))
 
     def _publish(self, state: dict[str, Any]) -> None:
-        before, self._state = self._state, state
-        if before is None:
-            self._encode()
-            self._push(self.state_message())
-            return
+        """Send the changes since the last state, or the whole state if there was none, if a patch cannot express the
+        changes, or if the pages show an error."""
+        before, recovered = self._state, bool(self._refusal)
         try:
-            patch = merge_patch(before, state)
+            patch = None if before is None or recovered else merge_patch(before, state)
         except NotMergeable:
-            self._encode()
-            self._push(self.state_message())
+            patch = None
+        if patch == {}:
             return
-        if patch:
-            self._encode()
-            self._push(b'{"type":"patch","patch":' + _dumps(patch) + b"}")
-
-    def _encode(self) -> None:
-        self._encoded = _dumps(self._state)
+        self._encoded, self._state, self._refusal = _dumps(state), state, b""
+        self._push(self._state_message() if patch is None else b'{"type":"patch","patch":' + _dumps(patch) + b"}")
 
     def _refuse(self, error: BaseException) -> None:
         """Send an error to all followers, unless it is the same as the last one, and keep it for pages that follow the
@@ -209,10 +207,9 @@ class LiveView:
         if isinstance(error, RequestError):
             self._state = None
 
-    def _push(self, message: bytes | None) -> None:
-        if message is not None:
-            for follower in self._followers:
-                follower.push(message)
+    def _push(self, message: bytes) -> None:
+        for follower in self._followers:
+            follower.push(message)
 
 
 class LiveViews:
@@ -229,6 +226,7 @@ class LiveViews:
     def follow(self, follower: Follower, view: View) -> None:
         """Let the follower leave its current view and follow `view`."""
         self.leave(follower)
+        follower.number = view.number
         live = self._views.get(view.key)
         if live is None:
             live = self._views[view.key] = LiveView(self._app, view)
@@ -296,10 +294,12 @@ class DashboardSocket:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
+            request = _read(message)
             try:
-                self._views.follow(self._follower, view_of(_read(message), self._caller))
+                self._views.follow(self._follower, view_of(request, self._caller))
             except RequestError as error:
                 self._views.leave(self._follower)
+                self._follower.number = number_of(request)
                 body = problem(error, None)
                 self._follower.push(orjson.dumps({"type": "error", "code": body["code"], "message": body["detail"]}))
             await asyncio.sleep(REQUEST_INTERVAL_S)

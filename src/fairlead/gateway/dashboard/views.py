@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_BATCHES = 100
 MAX_ITEMS = 100
 MAX_AUDITED = 200
+MAX_NUMBER = 2**53
+"""The largest integer that JavaScript represents exactly."""
 
 _ROW = (
     "job_id",
@@ -134,6 +136,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     view: str
+    request: Annotated[int, Field(strict=True, ge=0, le=MAX_NUMBER)] | None = None
 
 
 class OneService(Parameters):
@@ -188,13 +191,14 @@ KINDS: dict[str, Kind] = {
 @dataclass(frozen=True, slots=True)
 class View:
     """A view that a page has requested. Two views with the same `key` have the same content, so they are computed
-    once."""
+    once. `number` is the page's number of the request, `request` the rest of it."""
 
     name: str
     caller: Caller
     parameters: Parameters
     request: bytes
     key: bytes
+    number: int | None
 
     @property
     def every(self) -> float:
@@ -224,7 +228,14 @@ def view_of(request: Any, caller: Caller) -> View:
         raise of_validation(error.errors()) from None
     if isinstance(parameters, SomeJobs | SomeBatches):
         parameters.user_id = user_in_reach(caller, parameters.user_id)
-    content = parameters.model_dump(mode="json", exclude_none=True)
+    # The request is part of the key because a state repeats it, and pages may request the same content differently.
+    asked = {name: value for name, value in request.items() if name != "request"}
     owner = [caller.role is Role.USER, caller.user_id]
-    key = orjson.dumps([content, owner], option=orjson.OPT_SORT_KEYS)
-    return View(name, caller, parameters, orjson.dumps(request), key)
+    key = orjson.dumps([asked, owner], option=orjson.OPT_SORT_KEYS)
+    return View(name, caller, parameters, orjson.dumps(asked), key, parameters.request)
+
+
+def number_of(request: Any) -> int | None:
+    """The page's number of a request that may be invalid."""
+    number = request.get("request") if isinstance(request, dict) else None
+    return number if type(number) is int and 0 <= number <= MAX_NUMBER else None

@@ -8,7 +8,6 @@ from typing import Any
 from fairlead.domain import reruns
 from fairlead.domain.job import Attempt, Job, JobRecord, JobStatus, StepResult
 from fairlead.domain.retry import RETRY_IN, without_traceback
-from fairlead.domain.turns import is_set_aside
 from fairlead.errors import WrongState
 from fairlead.observe.dashboard.overview import known
 
@@ -109,7 +108,7 @@ def _now(record: JobRecord, before: dict[str, Any] | None) -> list[dict[str, Any
         case JobStatus.RETRYING if before is None or "backoff_until" not in before:
             # Older releases did not record the backoff with the call.
             return [here | known(waited_from=free, backoff_until=job.timer_at, outcome="backing_off")]
-        case JobStatus.SCHEDULED if is_set_aside(job):
+        case JobStatus.SCHEDULED if job.is_set_aside:
             return [here | known(waited_from=job.waiting_since, backoff_until=job.timer_at, outcome="waiting")]
         case JobStatus.SCHEDULED:
             return [here | known(waited_from=job.created_at, backoff_until=job.scheduled_at, outcome="scheduled")]

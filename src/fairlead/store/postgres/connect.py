@@ -190,7 +190,7 @@ def translated(server: str) -> Iterator[None]:
     except (pg.CharacterNotInRepertoireError, UnicodeEncodeError) as error:
         raise InvalidInput("a text must not contain the character NUL or a lone surrogate") from error
     except _UNUSABLE as error:
-        raise StoreError(f"the database at {server} cannot be used: {_text(error)}") from error
+        raise StoreError(f"the database at {server} cannot be used: {_text(error)}{_next_step(error)}") from error
     except pg.TargetServerAttributeNotMatched as error:
         text = f"none of the PostgreSQL servers at {server} accepts writes: {_text(error)}"
         raise Busy(text, public="the database does not accept writes") from error
@@ -241,6 +241,17 @@ def is_ending(error: BaseException) -> bool:
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+_NEXT_STEPS = {
+    pg.InvalidPasswordError: "check the password in DATABASE_URL",
+    pg.InvalidAuthorizationSpecificationError: "check the user in DATABASE_URL, or create the role with `createuser`",
+    pg.InvalidCatalogNameError: "check the name in DATABASE_URL, or create the database with `createdb`",
+}
+
+
+def _next_step(error: BaseException) -> str:
+    return next((f"; {step}" for kind, step in _NEXT_STEPS.items() if isinstance(error, kind)), "")
 
 
 Backend = tuple[int, str]

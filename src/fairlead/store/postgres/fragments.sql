@@ -54,14 +54,18 @@ ORDER BY o.id, j.seq
 
 -- name: record_columns
 -- A job, aliased j, with its input, results and attempts. Read by `reads.record_from`.
-{job_columns}, j.input, j.metadata,
-(SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
-                 ORDER BY r.step, r.round)::text
-    FROM fairlead.step_result AS r WHERE r.seq = j.seq),
+{result_columns},
 (SELECT json_agg(json_build_array(a.step, a.service, a.round, a.attempt, a.error::json, a.started_at, a.ended_at,
                                   a.worker, a.region) ORDER BY a.run)::text
     FROM fairlead.attempt AS a WHERE a.seq = j.seq),
 j.result_about, j.result_data, j.result_metrics
+
+-- name: result_columns
+-- The first of the `record_columns`: the job, its input and metadata, and its results.
+{job_columns}, j.input, j.metadata,
+(SELECT json_agg(json_build_array(r.step, r.service, r.round, r.data, r.metrics, r.finished_at, r.lease)
+                 ORDER BY r.step, r.round)::text
+    FROM fairlead.step_result AS r WHERE r.seq = j.seq)
 
 -- name: job_columns
 -- A row of `job`, aliased j. Read by `store.rows.job_of`.

@@ -9,8 +9,9 @@
 SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = $1
 
 -- name: get_records
--- $1: ids.
-SELECT {record_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
+-- $1: ids. Without attempts, whose tracebacks may be larger than the results.
+SELECT {result_columns}, NULL, j.result_about, j.result_data, j.result_metrics
+FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
 -- name: get_jobs
 -- $1: ids.
@@ -19,6 +20,10 @@ SELECT {job_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 -- name: list_jobs
 -- Newest first. reads.py builds {where} from the filters.
 SELECT {job_columns} FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LIMIT {limit}
+
+-- name: seq_after
+-- The seq of the job that comes after so many newer ones. reads.py builds {where} from the filters.
+SELECT j.seq FROM fairlead.job AS j WHERE {where} ORDER BY j.seq DESC LIMIT 1 OFFSET {skip}
 
 -- name: count
 SELECT count(*) FROM fairlead.job AS j WHERE {where}
@@ -175,8 +180,8 @@ WHERE j.seq = ANY ($1::text::bigint[]) AND j.status = 1 AND {lanes} ORDER BY j.s
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.ended IS NULL AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns which are not set aside. Skips through the index from owner to owner, so the cost
--- does not depend on the number of turns.
+-- The processes that own open turns which are not set aside. Skips through the index of turns. Passes over turns that are
+-- set aside, which are few and stay for `turns.grace` only.
 WITH RECURSIVE owner AS (
     SELECT (SELECT min(turn) FROM fairlead.job WHERE turn IS NOT NULL AND ended IS NULL AND status > 0) AS name
     UNION ALL

@@ -109,6 +109,12 @@ class Reads(PostgresDashboardReads):
         sql = READS["list_jobs"].replace("{where}", condition).replace("{limit}", f"${len(parameters) + 1}")
         return await self._jobs(sql, *parameters, limit)
 
+    async def seq_after(self, where: JobFilter, *, before_seq: int | None, skip: int) -> int | None:
+        condition, parameters = _condition(where, before_seq)
+        sql = READS["seq_after"].replace("{where}", condition).replace("{skip}", f"${len(parameters) + 1}")
+        found = await self._ask(sql, *parameters, skip)
+        return int(found[0][0]) if found else None
+
     async def count(self, where: JobFilter) -> int:
         condition, parameters = _condition(where)
         ((number,),) = await self._ask(READS["count"].replace("{where}", condition), *parameters)

@@ -4,15 +4,19 @@
 -- name: record_row
 -- A job, aliased j, with its input, results and attempts, as one JSON array. Read by `rows.record_of`.
 json_array(
-    {job_row},
-    (SELECT input FROM job_input WHERE seq = j.seq),
-    (SELECT metadata FROM job_note WHERE seq = j.seq),
-    (SELECT json_group_array(json_array(step, service, round, data, metrics, finished_at, lease))
-        FROM (SELECT * FROM step_result WHERE seq = j.seq ORDER BY step, round)),
+    {result_values},
     (SELECT json_group_array(json_array(
             step, service, round, attempt, json(error), started_at, ended_at, worker, region))
         FROM (SELECT * FROM attempt WHERE seq = j.seq ORDER BY run))
 )
+
+-- name: result_values
+-- The first values of a `record_row`: the job, its input and metadata, and its results.
+{job_row},
+(SELECT input FROM job_input WHERE seq = j.seq),
+(SELECT metadata FROM job_note WHERE seq = j.seq),
+(SELECT json_group_array(json_array(step, service, round, data, metrics, finished_at, lease))
+    FROM (SELECT * FROM step_result WHERE seq = j.seq ORDER BY step, round))
 
 -- name: batch_row
 -- A batch, aliased b, as one JSON array. Counts the jobs, unless the batch is settled and its counts are stored. Read

@@ -7,8 +7,8 @@
 SELECT {record_row} FROM job AS j WHERE j.id = ?
 
 -- name: get_records
--- ?1: JSON array of ids.
-SELECT '[' || coalesce(group_concat({record_row}, ','), '') || ']'
+-- ?1: JSON array of ids. Without attempts, whose tracebacks may be larger than the results.
+SELECT '[' || coalesce(group_concat(json_array({result_values}, json('[]')), ','), '') || ']'
 FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 
 -- name: get_jobs
@@ -20,6 +20,10 @@ FROM json_each(?) AS requested CROSS JOIN job AS j ON j.id = requested.value
 -- Newest first. reads.py builds {where} from the filters.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']'
 FROM (SELECT {job_row} AS row FROM job AS j WHERE {where} ORDER BY j.seq DESC LIMIT ?)
+
+-- name: seq_after
+-- The seq of the job that comes after so many newer ones. reads.py builds {where} from the filters.
+SELECT j.seq FROM job AS j WHERE {where} ORDER BY j.seq DESC LIMIT 1 OFFSET ?
 
 -- name: count
 SELECT count(*) FROM job AS j WHERE {where}
@@ -157,12 +161,13 @@ SELECT '[' || coalesce(group_concat({job_row}, ','), '') || ']' FROM job AS j
 WHERE j.status < 4 AND j.status = 3 AND {lanes}
 
 -- name: turn_owners
--- The processes that own open turns which are not set aside. Skips through the index from owner to owner, so the cost
--- does not depend on the number of turns.
+-- The processes that own open turns which are not set aside. Skips through the index of turns; without INDEXED BY, SQLite
+-- reads all open jobs. Passes over turns that are set aside, which are few and stay for `turns.grace` only.
 WITH RECURSIVE owner (name) AS (
-    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND status > 0)
+    SELECT (SELECT min(turn) FROM job INDEXED BY job_turn WHERE turn IS NOT NULL AND status < 4 AND status > 0)
     UNION ALL
-    SELECT (SELECT min(turn) FROM job WHERE turn IS NOT NULL AND status < 4 AND status > 0 AND turn > owner.name)
+    SELECT (SELECT min(turn) FROM job INDEXED BY job_turn
+            WHERE turn IS NOT NULL AND status < 4 AND status > 0 AND turn > owner.name)
     FROM owner WHERE owner.name IS NOT NULL
 )
 SELECT json_group_array(name) FROM owner WHERE name IS NOT NULL

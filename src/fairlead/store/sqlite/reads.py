@@ -130,6 +130,11 @@ class Reads(SqliteDashboardReads):
         answer = await self._ask(self._sql["list_jobs"].replace("{where}", condition), *parameters, limit)
         return rows.jobs_of(answer)
 
+    async def seq_after(self, where: JobFilter, *, before_seq: int | None, skip: int) -> int | None:
+        condition, parameters = _condition(where, before_seq)
+        seq: int | None = await self._ask(self._sql["seq_after"].replace("{where}", condition), *parameters, skip)
+        return seq
+
     async def count(self, where: JobFilter) -> int:
         condition, parameters = _condition(where)
         return int(await self._ask(self._sql["count"].replace("{where}", condition), *parameters))

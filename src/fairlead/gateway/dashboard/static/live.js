@@ -20,6 +20,7 @@ export class Live {
     this.listeners = new Set();
     this.shown = { connection: "connecting", view: null, state: null, error: null, lostAt: null };
     this.failures = 0;
+    this.request = 0; // the number of the last request; messages with another number belong to a view that was left
     this.socket = null;
     this.timer = null;
     this.stopped = false;
@@ -55,7 +56,9 @@ export class Live {
   }
 
   #requestView() {
-    if (this.socket?.readyState === WebSocket.OPEN && this.shown.view) this.socket.send(JSON.stringify(this.shown.view));
+    this.request += 1;
+    if (this.socket?.readyState !== WebSocket.OPEN || !this.shown.view) return;
+    this.socket.send(JSON.stringify({ ...this.shown.view, request: this.request }));
   }
 
   #connect() {
@@ -102,13 +105,12 @@ export class Live {
   }
 
   #receive(message) {
-    const { view, state } = this.shown;
-    if (message.type === "state" && sameView(message.view, view)) {
+    if (message.request !== this.request) return;
+    if (message.type === "state") {
       setServerTime(message.state.now);
       this.#show({ state: message.state, error: null });
-    } else if (message.type === "patch" && state !== null) {
-      // A patch that arrives before the state belongs to the previous view.
-      this.#show({ state: merge(state, message.patch) });
+    } else if (message.type === "patch") {
+      this.#show({ state: merge(this.shown.state, message.patch) });
     } else if (message.type === "error") {
       this.#show({ error: { code: message.code, message: message.message } });
     }

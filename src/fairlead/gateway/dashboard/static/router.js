@@ -1,5 +1,5 @@
 // The address of a page: `#/jobs/ID?status=FAILED`. A hash needs no route on the server.
-import { useEffect, useState } from "./html.js";
+import { useLayoutEffect, useState } from "./html.js";
 
 export function here() {
   const [path, query = ""] = window.location.hash.replace(/^#\/?/, "").split("?");
@@ -32,7 +32,8 @@ export function go(address, { replace = false } = {}) {
 
 export function useRoute() {
   const [route, setRoute] = useState(here);
-  useEffect(() => {
+  // A layout effect runs before the browser handles another event: no change of the address is missed.
+  useLayoutEffect(() => {
     const moved = () => setRoute(here());
     window.addEventListener("hashchange", moved);
     return () => window.removeEventListener("hashchange", moved);

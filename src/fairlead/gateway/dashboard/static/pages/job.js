@@ -71,6 +71,8 @@ function Facts({ job, about }) {
     ${job.position && html`<${Fact} name="Position" look="waiting"><span data-testid="position">${number(job.position)}</span><//>`}
     ${job.estimated_wait && html`<${Fact} name="Estimated wait" look="waiting">${wait(job.estimated_wait)}<//>`}
     ${job.status === "SCHEDULED" && job.scheduled_at && html`<${Fact} name="Due in"><${Left} until=${job.scheduled_at} over="now" /><//>`}
+    ${job.kept_until && html`<${Fact} name="Set aside for" hint="its caller is absent"><span
+      data-testid="set-aside"><${Left} until=${job.kept_until} /></span><//>`}
     <${Fact} name="Submitted"><${Moment} at=${job.created_at} /><//>
     ${ended ? html`<${Fact} name="Took">${took(job)}<//>` : html`<${Fact} name="Age"><${Age} since=${job.created_at} /><//>`}
     ${about.deadline_at && !ended && html`<${Fact} name="Deadline in"><${Left} until=${about.deadline_at} over="passed" /><//>`}

@@ -8,7 +8,7 @@
 //   run       the action, with the preview; an exception is shown, and the dialog stays open
 //   done      the message afterwards: text, or a function of run's result
 import { useApp } from "../context.js";
-import { html, useEffect, useRef, useState } from "../html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 
 export function Confirmation({ question, onClose }) {
   const { notify } = useApp();
@@ -17,9 +17,9 @@ export function Confirmation({ question, onClose }) {
   const [busy, setBusy] = useState(false);
   const [failure, setFailure] = useState(null);
   const [preview, refresh] = usePreview(question, values, setFailure);
-  useEffect(() => {
+  // A question about one page must not be answered on another. A layout effect, so that no change of the address is missed.
+  useLayoutEffect(() => {
     dialog.current.showModal();
-    // A question about one page must not be answered on another.
     const left = () => dialog.current?.close();
     window.addEventListener("hashchange", left);
     return () => window.removeEventListener("hashchange", left);

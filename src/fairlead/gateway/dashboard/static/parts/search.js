@@ -1,7 +1,7 @@
 // The search box: jobs and batches by id, services, users, batches and errors by name.
 import { get } from "../api.js";
 import { number, shortId, text } from "../format.js";
-import { html, useEffect, useRef, useState } from "../html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { go, to } from "../router.js";
 import { Status } from "./bits.js";
 
@@ -42,7 +42,7 @@ export function Search({ onClose }) {
   const [query, setQuery] = useState("");
   const [at, setAt] = useState(0);
   const { results, failure } = useResults(query);
-  useEffect(() => {
+  useLayoutEffect(() => {
     dialog.current.showModal();
     const left = () => dialog.current?.close();
     window.addEventListener("hashchange", left);

@@ -213,9 +213,9 @@ class MemoryDispatcher:
         """Grant one step from each service or pool in turn, until the budget is used up or no step is left. Adds the
         granted leases to `leases`.
 
-        Returns the services to wake workers for, even if they were runnable before the claim: services with a granted
-        step, services for whose workers slots were reserved and, if the claiming worker has no budget left, all
-        services that it claimed.
+        Returns the services for which workers are woken even if the service was runnable before the claim: services
+        with a granted step, services for whose workers slots were reserved and, if steps were granted and the worker
+        does not wait for more, all services that it claimed.
         """
         worker = self._workers.seen(claim, now)
         names = self._wakeups.may_grant(claim.services)

@@ -269,8 +269,8 @@ class Dispatcher(Protocol):
     async def promote(self, promotions: Sequence[Promotion]) -> int: ...
 
     async def exchange(self, claim: Claim, releases: Sequence[Release] = ()) -> list[Lease]:
-        """Release slots and claim the next steps in one operation. Returns at most `claim.budget` leases, in order of
-        service.
+        """Release slots and claim the next steps in one operation. Returns at most `claim.budget` leases, in the order
+        in which they were granted.
 
         A release corrects the user's charge to the slot time actually used. Releasing a lease twice, or a lease of
         another epoch, has no effect. Closed scopes and paused services grant nothing.
@@ -330,7 +330,7 @@ class Dispatcher(Protocol):
         ...
 
     async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
-        """Add holds, and leases under their old names with a full TTL, to a scope that is being rebuilt.
+        """Add leases and holds to a scope that is being rebuilt. The leases keep their names and get a full TTL.
         `Lease.granted_at` and `Hold.until` are times by the database's clock."""
         ...
 

@@ -412,7 +412,8 @@ class MemoryDispatcher:
         self._wakeups.touch(service)
 
     async def open_scope(self, scope: str, epoch: int) -> bool:
-        """End a rebuild: the scope grants steps again. A scope that was never closed has no epoch, and stays closed."""
+        """End the rebuild with this epoch: the scope grants steps again. Returns whether the scope is now open with
+        this epoch. A scope has no epoch before its first `close_scope`, and cannot be opened."""
         if not self._is_rebuilding(scope, epoch):
             known = self._topology.scopes.get(scope)
             return known is not None and known.open and known.epoch == epoch

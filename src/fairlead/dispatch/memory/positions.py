@@ -137,7 +137,8 @@ def _free_in(service: Service, region: str, now: float) -> int:
 
 
 def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None, int, float]:
-    """The user's own limit, how much of that limit is unused, and the remaining work of the user's running steps."""
+    """The user's own limit (None: no limit), how much of that limit is unused, and the remaining work of the user's
+    running steps in seconds."""
     limit = service.rules.user_limit
     if limit is None:
         return None, 0, 0.0
@@ -263,7 +264,7 @@ class _Tally:
 
 
 def _retries_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> tuple[int, int]:
-    """The number of retries that go before all steps of this band and lane, and their work."""
+    """The number of retries that go before all steps of this band and of the lane `region`, and their work."""
     if band != RETRIES:
         return _all_of(service, range(FIRST_PRIORITY), region, unserved)
     unbound = service.bands[band].lanes.get(None)
@@ -271,7 +272,7 @@ def _retries_ahead(service: Service, band: int, region: str | None, unserved: Un
 
 
 def _all_of(service: Service, bands: range, region: str | None, unserved: Unserved) -> tuple[int, int]:
-    """The number of steps in these bands that steps of this lane wait behind, and their work."""
+    """The number of steps in these bands that steps of the lane `region` wait behind, and their work."""
     sums = [
         _sum_of(service, _lanes_ahead(service, band, region, unserved)) for band in bands if service.bands[band].waiting
     ]
@@ -316,8 +317,8 @@ def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
 
 
 def _of_user(service: Service, user_id: str, queues: list[Queue]) -> Waiting:
-    """The waiting steps of one user: their number, estimated duration and charge. While no call has been measured, the
-    declared cost of the first step is used for all steps."""
+    """Sum up the waiting steps of one user, with the estimate and charge of a single step. While no call has been
+    measured, the declared cost of the first step is used for all steps."""
     user = service.users[user_id]
     estimate = service.estimate(user, queues[0][0][COST])
     return user_id, sum(map(len, queues)), estimate, charge(estimate, user.weight)

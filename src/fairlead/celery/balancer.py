@@ -123,8 +123,8 @@ class LoadBalancer:
         self._counts.reset(self._counts.names if queue_name is None else [self._known(queue_name)])
 
     def increment_pending(self, queue_name: str) -> int:
-        """Count one pending task of a queue by hand. The next task that is sent to this queue by name is not counted
-        again: it takes over this count."""
+        """Count one pending task of a queue by hand, and return the new number of pending tasks. The next task that is
+        sent to this queue by name is not counted again: it takes over this count."""
         return self._adjust(queue_name, "pending", 1)
 
     def decrement_pending(self, queue_name: str) -> int:
@@ -201,8 +201,9 @@ class LoadBalancer:
         return queue_name
 
     def _adjust_unless_counted(self, queue_name: str, state: State, by: int) -> int:
-        """Change a counter by hand, and return its new value. Inside a task of the queue, only return the value: the
-        balancer has already counted the task, and the caller is an older signal handler that would count it twice."""
+        """Change a counter by hand, and return its new value. Inside a task of this queue, the counter is not
+        changed: the balancer has already counted the task, and the caller is an older signal handler that would
+        count it twice."""
         task = self.app.current_worker_task
         if task is not None and (task.request.delivery_info or {}).get("routing_key") == queue_name:
             load = self.get_queue_load(queue_name)

@@ -169,8 +169,8 @@ class Publisher:
         return self._script_publishing
 
     def push(self, sending: Sending, channel: Any, message: dict[str, Any], put: Callable[[str], None]) -> None:
-        """Choose the queue and send the message with one Lua script. If the script cannot run because Redis is
-        unavailable, kombu's transport sends the message."""
+        """Send the message with one Lua script, which also chooses its queue if none was chosen before. If the message
+        cannot be sent by a script, or Redis is unavailable, `put` sends it through kombu's transport."""
         parts = split_at_queue(channel, message)
         try:
             if parts is None:
@@ -186,8 +186,8 @@ class Publisher:
         sending.published = True
 
     def _settle(self, sending: Sending) -> str | None:
-        """Read and return the queue that Redis chose. While Redis is not available, return the next queue (round
-        robin), and do not count the task. Returns None if no choice was requested."""
+        """Read and return the queue that Redis chose. If Redis is not available, return the next queue (round robin),
+        and do not count the task. Returns None if no choice was requested."""
         reply, sending.reply = sending.reply, None
         if reply is None:
             return None
@@ -199,8 +199,9 @@ class Publisher:
             return self._next_among(sending.candidates)
 
     def route(self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
-        """The last router in `task_routes`: return a balanced queue for a task, or a placeholder while Redis has not
-        chosen it yet. Returns None if the task already has a destination, or if it is not being sent."""
+        """The last router in `task_routes`: return a balanced queue for a task, or a placeholder if the queue is chosen
+        later. Returns None if the task already has a destination, or if Celery asks for a route without sending the
+        task."""
         if any(options.get(key) for key in _DESTINATION):
             return None
         if _asking.get():
@@ -253,8 +254,8 @@ class Publisher:
             self._release_unused([ticket])
 
     def _count_chosen(self, sending: Sending, routing_key: str | None) -> None:
-        """Count a task that goes to a balanced queue which the caller or another route has chosen, not the balancer.
-        Every retry is such a task."""
+        """Count a task that goes to a balanced queue which was not chosen by the balancer, but by the caller or another
+        route. Every retry is such a task."""
         ahead = self._ahead.pop(sending.ticket, None)
         if ahead is not None and ahead != routing_key:
             self._release([(ahead, sending.ticket)])

@@ -144,8 +144,8 @@ class Reconciler:
         }
 
     def _waiting(self, broker: RedisBroker, entries: dict[str, dict[str, Entry]]) -> dict[str, set[str] | None]:
-        """Return the tickets of the messages of each queue. The value is None for a queue that is too long to read and
-        whose length is close to the number of tasks that are counted in it."""
+        """Return the tickets of the messages of each queue, waiting or unacknowledged. The value is None for a queue
+        that is not read: it is long, and its length is close to the number of tasks that are counted in it."""
         lengths = {queue: broker.length(queue) for queue in entries}
         read = {
             queue: broker.waiting(queue) for queue in entries if self._is_worth_reading(lengths[queue], entries[queue])

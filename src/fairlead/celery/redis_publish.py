@@ -22,9 +22,9 @@ _ESCAPED = dumps(_MARK)[1:-1]
 
 
 class RedisPublisher(Protocol):
-    """A publish in progress. `push` sends the message by script. It receives the channel, the message, and a function
-    that makes kombu's transport send the message. The channel is None if kombu gathers several messages and sends them
-    later."""
+    """A publish in progress. `push` sends the message by script. Its argument `put` is a function that sends the
+    message through kombu's transport instead, to the queue of this name. `channel` is None if kombu gathers several
+    messages and sends them later."""
 
     task_id: str
 
@@ -98,8 +98,8 @@ def _task_id_of(message: dict[str, Any]) -> Any:
 
 
 def split_at_queue(channel: Any, message: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]] | None:
-    """Return the Redis key of a queue and the message, each as the parts before and after the queue's name, so that a
-    script can insert the name. Returns None if their format is unexpected."""
+    """Split the Redis key of a queue, and the message, into the parts before and after the queue's name, so that a
+    script can insert the name. Returns (key parts, message parts), or None if a script cannot send this message."""
     if channel is None or getattr(channel, "_expires", None):  # queues with a time to live
         return None
     message["properties"]["delivery_info"]["routing_key"] = _MARK

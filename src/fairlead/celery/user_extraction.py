@@ -70,8 +70,8 @@ class UserExtractor:
         return user
 
     def inherited(self, name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str | None:
-        """Return the user of the running task that sends this call. Returns None if the call itself names a user, or if
-        it is not sent by a task."""
+        """Return the user of the running task that sends this call. Returns None if the call itself names a user, if it
+        is not sent by a task, or if that task has no user."""
         if not self._names or (parent := self._app.current_worker_task) is None:
             return None
         if self._named(name, args or (), kwargs or {}) is not None:

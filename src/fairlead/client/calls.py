@@ -32,9 +32,9 @@ T = TypeVar("T")
 class ApiCall(Generic[T]):
     """One request, and the function that parses its response (`read`).
 
-    `again`: it is safe to send the request again, even if the gateway may already have processed it. `if_late`: if a
-    repeated request is refused because the job is in this status, an earlier attempt has succeeded, and only its
-    response was lost. The client then sends `instead` to get the response.
+    `again` is true if it is safe to repeat the request although the gateway may already have processed it. If a
+    repeated request is refused because the job is in the status `if_late`, an earlier attempt has succeeded, and only
+    its response was lost. The client then sends `instead` to get the response.
     """
 
     method: str
@@ -81,8 +81,8 @@ def submit_many(submissions: Sequence[Submission], key: str | None) -> ApiCall[l
 
 
 def infer(model: str, options: Mapping[str, Any], timeout: float, key: str | None) -> ApiCall[Inference | Submitted]:
-    """Build the call of a model. Its result is `Submitted` if the job has not ended within the timeout, which is at
-    most `LONGEST_WAIT` for one request."""
+    """Build the call of a model. Its result is an `Inference`, or a `Submitted` if the job has not ended within the
+    timeout, which is at most `LONGEST_WAIT` for one request."""
     fields = {name: value for name, value in options.items() if value is not None}
     body = json_of({"model": model, **fields, "timeout": min(timeout, LONGEST_WAIT)})
     return ApiCall("POST", "/inference", _inferred, body=body, headers=with_body(key))

@@ -36,7 +36,7 @@ class Pauses:
 
 class Patience:
     """The attempts of one call. `of_refusal` and `of_failure` take a failed attempt, and return its exception and the
-    seconds to wait before the next attempt. None instead of the seconds means that the call must not be repeated."""
+    seconds to wait before the next attempt, or None instead of the seconds if the call must not be repeated."""
 
     def __init__(self, call: ApiCall[Any], patience: float) -> None:
         self._call = call

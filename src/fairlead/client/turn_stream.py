@@ -44,8 +44,8 @@ def pause(state: TurnState) -> float:
 
 
 def outlives(state: TurnState) -> float:
-    """Return the number of seconds after a renewal for which the caller certainly still has the slot, even if the
-    gateway fails before it renews the lease in the dispatcher."""
+    """Return for how many seconds after a renewal the caller certainly still has the slot, even if the gateway fails
+    before it has renewed the lease in the dispatcher."""
     return state.lease_ttl * (1 - 1 / RENEWALS)
 
 

@@ -69,11 +69,11 @@ Unserved: TypeAlias = frozenset[tuple[str, str]]
 class Claim:
     """A worker's request for up to `budget` steps.
 
-    `services` and `regions` are what the worker can execute, `bands` the priorities it accepts. With `turns`, steps are
-    granted only while the next step in the queue is a turn; with `only`, only if the next step belongs to this job.
-    With `waits`, the worker is woken when a lane becomes runnable, if the claim leaves part of its budget unused.
-    `unserved` are the regions that no live worker serves: steps that merely prefer such a region may be granted to
-    workers of other regions.
+    `services` and `regions` are what the worker can execute (`regions` None: any region), `bands` the priorities it
+    accepts. With `turns`, steps are granted only as long as the next step in the queue is a turn; with `only`, only if
+    the next step belongs to this job. With `waits`, a claim that leaves part of its budget unused registers the worker
+    for wakeups. `unserved` are the regions that no live worker serves: steps that merely prefer such a region may be
+    granted to workers of other regions.
     """
 
     worker: str
@@ -161,9 +161,10 @@ class UserQueue:
 class RegionSnapshot:
     """The state of one region of a service.
 
-    `waiting` and `retrying` count the steps that may run in this region but not in every region. `failures` counts
-    consecutive failures. `resting_until` is set while the circuit breaker is open. `probing` is true from the opening
-    of the breaker until a call succeeds.
+    `waiting` and `retrying` count steps that are bound to certain regions, this region among them: `retrying` the
+    retries that go first, `waiting` all others. Steps that may run in any region are in `ServiceSnapshot.unbound`.
+    `failures` counts consecutive failures. `resting_until` is the end of the current rest, or None. `probing` is true
+    from the end of a rest until the probe succeeds, or fails and starts the next rest.
     """
 
     region: str
@@ -182,7 +183,8 @@ class ServiceSnapshot:
     """The state of one service.
 
     Times are converted to the database's clock if the dispatcher's clock differs from it by a second or more. For
-    services with regions, `unbound` counts the waiting steps and the retries that may run in any region.
+    services with regions, `unbound` counts the steps that may run in any region, as (waiting, retrying) like in
+    `RegionSnapshot`.
     """
 
     service: str
@@ -258,7 +260,7 @@ class Dispatcher(Protocol):
         ...
 
     async def missing(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers whose job is neither queued nor leased, at this run or a newer one. Changes nothing. Jobs on a
+        """The offers whose job is neither queued nor leased with this run or a newer one. Changes nothing. Jobs on a
         Cluster node that cannot be reached are not reported as missing."""
         ...
 
@@ -267,8 +269,8 @@ class Dispatcher(Protocol):
     async def promote(self, promotions: Sequence[Promotion]) -> int: ...
 
     async def exchange(self, claim: Claim, releases: Sequence[Release] = ()) -> list[Lease]:
-        """Release slots and claim the next steps in one operation. Returns at most `claim.budget` leases, in order of
-        service.
+        """Release slots and claim the next steps in one operation. Returns at most `claim.budget` leases, in the order
+        in which they were granted.
 
         A release corrects the user's charge to the slot time actually used. Releasing a lease twice, or a lease of
         another epoch, has no effect. Closed scopes and paused services grant nothing.
@@ -328,7 +330,7 @@ class Dispatcher(Protocol):
         ...
 
     async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
-        """Add holds, and leases under their old names with a full TTL, to a scope that is being rebuilt.
+        """Add leases and holds to a scope that is being rebuilt. The leases keep their names and get a full TTL.
         `Lease.granted_at` and `Hold.until` are times by the database's clock."""
         ...
 

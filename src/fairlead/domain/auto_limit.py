@@ -102,9 +102,10 @@ class Ceiling:
 class Window:
     """What was observed since the last decision.
 
-    The first `skip` calls that end are ignored. If the last decision raised the limit (`rose`), skipping stops at the
-    first refused call, which is counted. `used` is true if all slots were in use at some time. `latency` is the
-    smoothed latency of the previous windows.
+    The first `skip` calls that end are ignored. `rose` is true after an increase, until all slots of the raised limit
+    have been in use. While it is true, skipping stops at the first call that is refused or times out, and that call is
+    counted. `used` is true if all slots were in use at some time. `latency` is the smoothed latency of the previous
+    windows.
     """
 
     skip: int = 0

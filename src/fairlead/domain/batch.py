@@ -1,8 +1,8 @@
 """A batch: many jobs submitted together, and the views of it that users see.
 
 A batch has no state that could contradict its jobs. Its counts are computed from the jobs, it has ended when none of
-its jobs is open, and `finished_at` is when its last job ended. Counts and `finished_at` are stored once all jobs have
-ended (the batch is then *settled*), and cleared when a job of the batch is resumed or re-run.
+its jobs is open, and `finished_at` is the time at which its last job ended. Counts and `finished_at` are stored once
+all jobs have ended (the batch is then *settled*), and cleared when a job of the batch is resumed or re-run.
 """
 
 from __future__ import annotations

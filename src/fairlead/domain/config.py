@@ -208,7 +208,7 @@ class ServiceConfig(Section):
 
     @property
     def lowest(self) -> int:
-        """The `limit` of the service, or the initial value if the limit is automatic."""
+        """The `limit` of the service. If the limit is automatic, its lower bound, which is also its initial value."""
         return (self.min or 1) if self.limit == AUTO else self.limit
 
     @property
@@ -217,8 +217,8 @@ class ServiceConfig(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether a call keeps running when its worker dies. If so, its slot is then held until the deadline of the
-        call."""
+        """Whether a call may keep running after its worker has died. The slot of such a call is then held until the
+        deadline of the call."""
         return bool(self.url or self.regions or self.celery)
 
     @property

@@ -16,8 +16,9 @@ _REMEMBERED = 64
 
 
 def micros(seconds: float) -> int:
-    """Convert seconds to whole microseconds, never negative. Unlike the rest of this module it rounds to the nearest
-    integer, because differences of floats are inexact."""
+    """Convert seconds to whole microseconds; negative numbers become 0. The result is rounded to the nearest integer,
+    unlike all other results in this module: a difference of two floats may be a tiny bit too small, and rounding it
+    down would lose a microsecond."""
     return max(0, round(seconds * SECOND))
 
 
@@ -58,8 +59,12 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
 
 
 def _until_a_slot(slots: int, work: float, running: float) -> float:
-    """Seconds until `work` is done and a slot is free. A slot becomes free when the first of the running calls ends:
-    with n running calls, that takes about 1/n of the remaining time of one call."""
+    """Seconds until the steps ahead have had their slots and another slot is free.
+
+    `running` is the total remaining time of the running calls. `work` is `running` plus the estimated time of the
+    waiting steps ahead, which all slots share. The first of n running calls is expected to end after 2 / (n + 1) of
+    their mean remaining time.
+    """
     slots = max(1, slots)
     return (work - running + running * 2 / (slots + 1)) / slots
 
@@ -71,8 +76,9 @@ class QueuePosition:
 
     `slots` is the number of slots that the step could use, `free` the number of those that are not taken. `band` is the
     band in which the step waits. `newcomer` is true for the first step of a new user: it goes before all other steps of
-    its band, and later newcomers go after it. Of the steps ahead, `ahead_retries` go before every priority,
-    `ahead_bands` have a higher priority, `ahead_own` belong to the same user, and the rest belong to other users.
+    its band, and later newcomers go after it. The steps ahead are `ahead_retries` (retries that go before every
+    priority), `ahead_bands` (steps of higher priorities), `ahead_own` (steps of the same user) and `ahead_users` (steps
+    of others).
 
     `user_slots` is the user's own limit (None: no limit), `user_free` the unused part of that limit, and `user_running`
     the remaining time of the user's own calls.
@@ -82,8 +88,8 @@ class QueuePosition:
 
     `undated` means that the queue is stalled for an unknown time, so no wait can be estimated.
 
-    `surprise` says how far recent estimates were off: the lower and upper quartile of (actual wait / `plain_wait`).
-    None if there are too few recent waits.
+    `surprise` shows how far recent estimates were off: the lower and upper quartile of their `surprise_of`. None if
+    there are too few recent waits.
     """
 
     position: int
@@ -130,7 +136,7 @@ class QueuePosition:
 
     @property
     def waits_for_own(self) -> bool:
-        """Whether the user's own limit makes the step wait longer than the queue does."""
+        """Whether the user's own limit determines the wait: no other cause makes the step wait longer."""
         return 0.0 < self._own_wait == self.plain_wait
 
     @property
@@ -140,9 +146,9 @@ class QueuePosition:
         return self.mean / max(1, slots or 0)
 
     def estimated_wait(self) -> tuple[float, float] | None:
-        """The estimated wait as a range in seconds. Half of the recent similar waits fell into this range. With too few
-        recent waits, the lower end assumes that all running calls are about to end, the upper end that all have just
-        begun. None if the queue is stalled."""
+        """The estimated wait as a range in seconds, or None if the queue is stalled or the step can use no slot. Half
+        of the recent similar waits were within this range. If there are too few recent waits, the range begins at
+        `plain_wait` and is as long as one call, or empty for a step that starts at once."""
         if self.undated or not self.slots:
             return None
         plain, pace = self.plain_wait, self.pace
@@ -152,5 +158,6 @@ class QueuePosition:
         return (max(0.0, (plain + pace) * low - pace), max(0.0, (plain + pace) * high - pace))
 
     def surprise_of(self, waited: float) -> float:
-        """The ratio of the actual wait to the estimated one. For very short waits the ratio is moved towards 1."""
+        """The ratio of the actual wait to `plain_wait`. `pace` is added to both, so that the ratio stays close to 1 if
+        both are very short."""
         return (waited + self.pace) / (self.plain_wait + self.pace)

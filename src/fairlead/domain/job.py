@@ -77,12 +77,16 @@ class Job:
 
     `run` is the fence: every change of the job's state raises it, so (id, run) names one state of one job. `attempt`
     counts the calls of the current step in the current `round`; a resume or re-run begins a new round. `timer_at` is
-    when the next timer of the job fires: it becomes due, its backoff ends, it has waited too long, or its deadline
-    passes. The first call of step `region_step` goes to `region`. If the step has waited `spill_after` seconds for that
-    region, it may go to other regions, and `spilled_at` is set. Calls go to `allowed_regions` only. `call_region` is
-    the region of the running call. `goes_back` is set during the re-run of one step: the state to which the job returns
-    afterwards (see `domain.reruns`). `turn` is set for turns only: the process whose caller waits for the slot or holds
-    it. `priority_source` is where `original_priority` came from; None for jobs that predate the field.
+    the time at which the next timer of the job fires: the job is due, its backoff ends, it has waited too long, or its
+    deadline passes.
+
+    Calls go to `allowed_regions` only. The first call of step `region_step` goes to `region`. If the step has waited
+    `spill_after` seconds for that region, it may go to the other allowed regions too, and `spilled_at` is set.
+    `call_region` is the region of the running call.
+
+    `goes_back` is the state to which the job returns after the re-run of one step (see `domain.reruns`). `turn` is the
+    owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
+    from, and None for jobs that predate the field.
     """
 
     id: str
@@ -153,8 +157,8 @@ class Job:
         return bound
 
     def prefers_within(self, regions: Collection[str]) -> str | None:
-        """The region that the next call prefers, given the regions that the service has now. None if it prefers
-        none."""
+        """The region that the next call prefers, given the regions that the service has now. None if it prefers none,
+        or if only one region is allowed."""
         return self.region if self.bound_within(regions) == (self.region,) != self.allowed_regions else None
 
     def asks_for_region(self, step: int, attempt: int) -> bool:

@@ -40,7 +40,7 @@ class ProcessRecord:
     """The registration of a process. Leases refer to the process by their `worker`, which `worker_name` builds from
     `name`.
 
-    `seen_at` is the database time of the last registration, `clock` the time of the process's own clock at that moment.
+    `seen_at` is the database time of the last registration, and `clock` the process's own time just before it.
     `services` are the services that its worker executes. `details` holds further values, stored as JSON.
     """
 
@@ -62,8 +62,8 @@ class ProcessRecord:
 
     @property
     def skew(self) -> float:
-        """How many seconds the clock of the process is ahead of the database clock, corrected for the time that the
-        registration took."""
+        """How many seconds the clock of the process is ahead of the database clock. The result is too low by the time
+        that the registration took, usually some milliseconds."""
         return self.clock - self.seen_at
 
     @property

@@ -6,8 +6,9 @@ when the re-run begins: completed, or failed at some step. Two cases need more t
 - After a failed re-run the job is FAILED at that step until the step succeeds, even if other steps are re-run
   meanwhile. These failures are kept in `failed`, newest first, at most one per step. The job returns to the newest
   failure in `failed`.
-- A re-run of the step at which the job itself failed *continues* the job, so there is no state to return to. If
-  re-runs of other steps have failed, these failures are kept, with `step` set to None, until the job ends.
+- A re-run of the step at which the job itself failed *continues* the job: the later steps run too, so there is no
+  state to return to, and `goes_back` is None. If re-runs of other steps have failed, `goes_back` instead has the `step`
+  None, and keeps these failures in `failed`. After its last step the job is then FAILED at the newest of them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def goes_on(job: Job) -> bool:
 
 
 def begun(job: Job, step: int) -> GoesBack | None:
-    """The state that the finished `job` returns to after a re-run of `step`, as stored in `goes_back`. None if the
-    re-run continues the job instead."""
+    """The `goes_back` of a finished `job` whose `step` is re-run: the state to which the job returns afterwards. If the
+    re-run continues the job, the result is None, or has the `step` None and only keeps the failures of other re-runs.
+    Raises WrongState if the job has never reached `step`."""
     if goes_on(job):
         base: GoesBack = _state_of(job)
         failed = _failed(job.goes_back)
@@ -80,7 +82,8 @@ def steps_of_retry(job: Job) -> list[int]:
 
 
 def ended(goes_back: GoesBack) -> RerunOrigin:
-    """The state of the job after its re-run has succeeded or was abandoned."""
+    """The state of the job after its re-run has succeeded or was abandoned: FAILED at the step of the newest failed
+    re-run that is left, or else the state before all re-runs."""
     failed = _failed(goes_back)
     if failed:
         newest = failed[0]
@@ -94,7 +97,8 @@ def _origin(state: Mapping[str, Any], goes_back: GoesBack | None = None) -> Reru
 
 
 def completed(job: Job) -> RerunOrigin:
-    """The state of a job after its last step: completed, unless a re-run of one of its steps has failed."""
+    """The state of a job after its last step: completed, unless a re-run of one of its steps has failed and that step
+    has not succeeded since."""
     base = {"step": len(job.steps), "error": None, "retryable": None}
     return ended(_with(base, _failed(job.goes_back)))
 

@@ -75,8 +75,8 @@ RETRY_IN = "retry_in"
 
 
 def warning_of(error: Mapping[str, Any] | None, retryable: bool | None) -> str | None:
-    """The warning for a caller who retries a job that failed with this error. None unless the error is permanent. A
-    retryable error that has used up the attempts is not permanent: the next call may succeed."""
+    """The warning for a caller who retries a job that failed with this error, or None if the error is not permanent. An
+    error that was retried until the attempts were used up is not permanent: the next call may succeed."""
     if retryable or error is None or error.get("reason") == ATTEMPTS_USED_UP:
         return None
     return f"the last error, {error.get('code', 'unknown')}, is permanent: the same input may fail again"
@@ -127,7 +127,7 @@ class RetryPolicy:
     def spared(self, failure: Failure, refusals: int, randomness: float) -> Retry | None:
         """Return a retry that costs no attempt, for a call that the service refused because the limit is too high.
         `refusals` is the number of earlier refused calls of the step. Returns None if the call must count as an
-        attempt."""
+        attempt: the failure is not retried automatically, or too many calls were refused."""
         if not failure.retryable or self.manual or refusals >= MOST_SPARED:
             return None
         error = {**failure.as_error(), REFUSALS: refusals + 1}

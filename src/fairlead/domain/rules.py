@@ -27,8 +27,9 @@ allowed."""
 
 
 def lane_of(regions: Iterable[str] | None, prefers: str | None = None) -> str | None:
-    """The lane of a step that may go to these regions only; their order does not matter. None means any region. A step
-    that `prefers` a region goes to other regions only while the preferred region accepts no calls."""
+    """The lane of a step that may go to `regions` only, in any order. If `regions` is None, the step may go to any
+    region, and without a preference its lane is None too. A step that `prefers` a region goes to other regions only
+    while the preferred region accepts no calls."""
     lane = None if regions is None else _AND.join(sorted(set(regions)))
     return lane if prefers in (None, lane) else f"{prefers}{_ELSE}{lane or ''}"
 
@@ -39,7 +40,8 @@ def regions_of(lane: str) -> list[str]:
 
 
 def preference_of(lane: str) -> tuple[str | None, str | None]:
-    """Split a lane into its preferred region, if any, and the lane without the preference."""
+    """Split a lane into its preferred region (None: it has none) and the lane without the preference (None: any
+    region)."""
     prefers, separator, others = lane.partition(_ELSE)
     return (prefers, others or None) if separator else (None, lane)
 

@@ -14,8 +14,8 @@ class Submit:
     """Insert a new job. If the user's idempotency key was used before, no job is created, and the outcome names the
     earlier job.
 
-    `ordered` means that the service is FIFO. The commit then also reports whether earlier jobs of the service might
-    still be missing from the queue.
+    `ordered` means that the service is FIFO. The commit then also reports, as `late` in the outbox rows, whether
+    earlier jobs of the service might still be missing from the queue.
     """
 
     job: Job

@@ -370,8 +370,8 @@ def _back_off(
 
 
 def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> Move:
-    """End the job, for good or until it is resumed. By default an outbox row is written only for a waiting job;
-    `tells_line` also requests one if another process may have to stop a running call."""
+    """End the job, for good or until it is resumed. By default an outbox row is written only if the job is waiting.
+    Callers pass `tells_line=True` if another process may have to stop a running call."""
     changes.setdefault("tells_line", job.status is JobStatus.PENDING)
     return Move(
         job.id,

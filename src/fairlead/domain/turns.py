@@ -51,8 +51,8 @@ def is_turn(job_id: str) -> bool:
 
 
 def owner(process: str, *, outside: bool) -> str:
-    """The owner to store with a turn: the process that serves the caller, and whether the caller is outside that
-    process."""
+    """The text that names the owner of a turn: the process that serves the caller, with a suffix if the caller is
+    outside that process."""
     return worker_name(process, OUTSIDE if outside else "")
 
 
@@ -104,7 +104,8 @@ def take_up(job: Job) -> Move:
 
 
 def grace_over(job: Job, now: float) -> dict[str, Any]:
-    """The error of a turn that was set aside and whose caller did not return in time."""
+    """The error of a turn that was set aside and whose caller did not return in time: the error passed to `set_aside`,
+    or that of a wait timeout if the turn has also waited too long."""
     error = dict(job.error or {})
     wait_until = error.pop(WAIT_UNTIL, None)
     return error if wait_until is None or wait_until > now else waited_too_long(job)
@@ -130,7 +131,7 @@ def holder_died(job: Job) -> dict[str, Any]:
 
 
 def unheard(job: Job, why: str) -> dict[str, Any]:
-    """The error of a turn whose caller over HTTP has stopped sending requests."""
+    """The error of a turn whose caller over HTTP has stopped sending requests. `why` is its message."""
     return {"code": WAITER_GONE if job.status is JobStatus.PENDING else HOLDER_DIED, "message": why}
 
 

@@ -250,15 +250,16 @@ MOST_HOLDERS = 10
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """The live processes that can execute a service, and the band that a worker must serve to take the job (None:
-    any)."""
+    """The live processes that can execute a service. `band` is the band that a worker must serve to take the job (None:
+    any band)."""
 
     serving: Sequence[ProcessRecord]
     band: Priority | None
 
     def reason(self, service: str, *, slots_are_free: bool, private: bool, place: str | None = None) -> Reason | None:
-        """The reason why no worker takes the job, or None. `place` is how the message names the service: with its
-        regions, if the step may run only in some of them."""
+        """The reason why no worker takes the job, or None if a worker could. Full workers are a reason only if
+        `slots_are_free`. With `private`, the reason does not name them. `place` is how the message names the service:
+        with its regions, if the step may run only in some of them."""
         awake = [each for each in self.serving if not (each.draining or each.drain_asked)]
         fit = [each for each in awake if self.band is None or self.band.value in each.bands]
         details: dict[str, Any] = {"service": service, "workers": len(self.serving)}

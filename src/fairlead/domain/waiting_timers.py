@@ -1,5 +1,5 @@
-"""Computes when the timer of a waiting job fires: when it is due, has waited too long for a slot or for its preferred
-region, or reaches its deadline."""
+"""Computes the time at which the timer of a waiting job fires: the job is due, has waited too long for a slot or for
+its preferred region, or reaches its deadline."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def waiting_timer(
 
 
 def spills(job: Job, waits: WaitTimeouts) -> bool:
-    """Whether the timer of this waiting job is the one for its preferred region: once it fires, the job may go to other
-    regions."""
+    """Whether the timer of this waiting job ends its wait for the preferred region: once it fires, the job may go to
+    other regions. Otherwise the timer ends the wait altogether."""
     if job.spill_after is None or not job.asks_for_region(job.step, job.attempt):
         return False
     return job.spill_after < waits.get(job.service, math.inf)
 
 
 def due_after(job: Job, now: float, delay: float) -> float:
-    """The time at which a job enters the queue again after `delay` seconds, or its deadline if that is earlier."""
+    """The time at which the backoff of a job ends: after `delay` seconds, or at the job's deadline if that is
+    earlier."""
     return now + delay if job.deadline_at is None else min(now + delay, job.deadline_at)
 
 

@@ -58,8 +58,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The waiting jobs of one service: since when the longest-waiting step has waited, and how many jobs are in
-    backoff."""
+    """The waiting jobs of one service. `oldest_since` is the time at which the longest-waiting of the queued jobs began
+    to wait, `retrying` the number of jobs in backoff."""
 
     oldest_since: float | None
     retrying: int
@@ -67,8 +67,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class UserLoad:
-    """The open jobs of one user. `weight` is the weight of the user's newest job. `oldest_since` is when the oldest of
-    the queued jobs was queued."""
+    """The open jobs of one user. `weight` is the weight of the user's newest job. `oldest_since` is the time at which
+    the longest-waiting of the queued jobs began to wait."""
 
     user_id: str
     waiting: int
@@ -108,8 +108,9 @@ class DashboardReads(Protocol):
         ...
 
     async def heads(self, service: str, user_ids: Sequence[str] | None, each: int) -> list[Job]:
-        """The next queued jobs of a service: for each user and band the first `each` jobs, in the order in which that
-        user's jobs are served. If `user_ids` is None, the first `each` jobs of all users, in order of arrival."""
+        """The next queued jobs of a service. With `user_ids`, these are the first `each` jobs of each user and band, in
+        the order in which that user's jobs are served. If `user_ids` is None, these are the first `each` jobs in order
+        of arrival, of any user."""
         ...
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:

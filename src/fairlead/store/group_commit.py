@@ -140,8 +140,8 @@ class GroupCommit:
 
     def write_later(self, transition: Transition) -> None:
         """Queue a transition and return without waiting for its commit. It joins the next large batch, or is committed
-        by itself soon after. Use it only for writes that may be lost or reordered: the transition is dropped when too
-        many are pending."""
+        by itself soon after. It is dropped if too many transitions are pending, and may be committed after later ones,
+        so use this only for writes that may be lost or reordered."""
         if self._task is None or self._closing or len(self._lazy) >= self._max_pending:
             log.warning("dropped a best-effort %s: too many are pending", type(transition).__name__)
             return

@@ -79,8 +79,8 @@ class Refused:
 
 @fast_dataclass
 class Accepted:
-    """The job of a Submit. `replayed` means that the idempotency key was used before, and that this is the earlier
-    job."""
+    """The job of a Submit that was accepted. With `replayed`, the idempotency key was used before, and this is the job
+    that was created then."""
 
     job_id: str
     seq: int
@@ -104,8 +104,8 @@ Outcome = Done | Refused | Accepted | Started
 
 @fast_dataclass
 class OutboxEntry:
-    """An outbox row and the current state of its job. The relay passes the change on to the dispatcher. Jobs that
-    entered a lane together may share an outbox row.
+    """An outbox row and the current state of its job (None if the job was deleted). The relay passes the change on to
+    the dispatcher. Jobs that entered a lane together may share an outbox row.
 
     `late` is set only for jobs of FIFO services. It means that the service may have older outbox rows that no process
     is relaying; those rows must be relayed first.

@@ -1,8 +1,8 @@
 """The rows of keys, tickets, audit records, processes and batches, which are the same in both engines, and the reasons
 why their writes are refused.
 
-A process row has columns for the name, when the process was last seen and whether it should drain. All other fields are
-in one JSON text, so that new fields need no migration.
+A process row has columns for its name, the time at which it was last seen, and whether it should drain. All other
+fields are in one JSON text, so that new fields need no migration.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class EndHolds:
-    """End the holds whose deadline has passed, both by `now` and by the database clock. Returns the number of ended
+    """End the holds whose deadline has passed by `now` and also by the database clock. Returns the number of ended
     holds."""
 
     now: float
@@ -86,9 +86,9 @@ class FireTimers:
 
 @dataclass(frozen=True, slots=True)
 class PromoteWaiting:
-    """Promote the jobs of the low band that were queued before `low_before`, and those of the medium band that were
-    queued before `medium_before`; at most `limit` jobs. They are selected and moved as by `FireTimers`. Returns a
-    `SweepResult`."""
+    """Promote the jobs of the low band that were queued at or before `low_before`, and those of the medium band that
+    were queued at or before `medium_before`; at most `limit` jobs. They are selected and moved as by `FireTimers`.
+    Returns a `SweepResult`."""
 
     now: float
     low_before: float
@@ -163,9 +163,9 @@ class CreateBatch:
 
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """Store the final counts of a batch. Refused if the batch has open jobs or is already settled. A move that begins a
-    new round of one of its jobs deletes the counts in the same commit, so a batch is settled only while all its jobs
-    have ended."""
+    """Store the final counts of a batch. Refused if the batch has open jobs or is already settled. When a later move
+    begins a new round of one of its jobs, the same commit deletes the counts, so a batch is settled only while all its
+    jobs have ended."""
 
     batch_id: str
     now: float

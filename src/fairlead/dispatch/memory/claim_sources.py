@@ -89,7 +89,8 @@ class PoolWorker:
 
 
 class Option(NamedTuple):
-    """A step that could be granted. Options are ordered by their first four fields."""
+    """A step that could be granted. Options are ordered by their first four fields. `again` is true if the step takes
+    no slot of the pool and its service is in `Pool.outside`; such options come after all others of their band."""
 
     band: int
     again: bool
@@ -161,8 +162,8 @@ class PoolSource:
         self.reserved_for[name] = self.reserved_for.get(name, 0) + 1
 
     def passed_over(self) -> set[str]:
-        """If the claim reserved slots for other workers: the services of the claiming worker that still have a waiting
-        step. Empty otherwise."""
+        """The services of the claiming worker that still have a step to grant, if the claim reserved slots for other
+        workers. Empty if it reserved none."""
         return {option.name for option in self._options(self.worker)} if self.reserved else set()
 
 
@@ -220,8 +221,8 @@ class WaitingWorkers:
     def sources(
         self, worker: PoolWorker, services: Mapping[str, Service], names: set[str], now: float
     ) -> list[ServiceSource | PoolSource]:
-        """The services and pools that may have a step for this worker. The source that last granted a step to the
-        worker comes last, so that sources take turns."""
+        """The sources among the services `names` and their pools, in the order in which the worker's claim asks them:
+        by name, beginning after the source that last granted a step to the worker, so that sources take turns."""
         sources: dict[str, ServiceSource | PoolSource] = {}
         for name in names:
             service = services[name]

@@ -213,9 +213,9 @@ class MemoryDispatcher:
         """Grant one step from each service or pool in turn, until the budget is used up or no step is left. Adds the
         granted leases to `leases`.
 
-        Returns the services to wake workers for, even if they were runnable before the claim: services with a granted
-        step, services for whose workers slots were reserved and, if the claiming worker has no budget left, all
-        services that it claimed.
+        Returns the services for which workers are woken even if the service was runnable before the claim: services
+        with a granted step, services for whose workers slots were reserved and, if steps were granted and the worker
+        does not wait for more, all services that it claimed.
         """
         worker = self._workers.seen(claim, now)
         names = self._wakeups.may_grant(claim.services)
@@ -412,7 +412,8 @@ class MemoryDispatcher:
         self._wakeups.touch(service)
 
     async def open_scope(self, scope: str, epoch: int) -> bool:
-        """End a rebuild: the scope grants steps again. A scope that was never closed has no epoch, and stays closed."""
+        """End the rebuild with this epoch: the scope grants steps again. Returns whether the scope is now open with
+        this epoch. A scope has no epoch before its first `close_scope`, and cannot be opened."""
         if not self._is_rebuilding(scope, epoch):
             known = self._topology.scopes.get(scope)
             return known is not None and known.open and known.epoch == epoch

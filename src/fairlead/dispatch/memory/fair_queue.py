@@ -152,7 +152,7 @@ class FairBand(Band):
     ordered by user id.
 
     A user has one tag for all lanes of the band. `virtual_time` is the start tag of the last grant to a user that was
-    not new. It can decrease if that user had been overcharged.
+    not new. It can decrease, because a tag is lowered when its user turns out to have been overcharged.
 
     A user has debt if its tag is above `virtual_time`. A user that enters the band without debt is new, and until its
     first grant goes before all users that are not new. Its first step therefore does not depend on the estimated
@@ -219,7 +219,8 @@ class FairBand(Band):
         return entry
 
     def charge(self, user_id: str, cost: int, weight: float) -> int:
-        """Charge a grant to the user. `virtual_time` becomes the user's tag, unless the user is new."""
+        """Charge a grant to the user, and return the charge. `virtual_time` becomes the tag that the user had before,
+        unless the user is new."""
         tag = self.tags[user_id]
         if self.new.pop(user_id, None) is None:
             self.virtual_time = tag
@@ -228,8 +229,8 @@ class FairBand(Band):
         return charged
 
     def settle(self, user_id: str, difference: int) -> None:
-        """Correct an earlier charge of the user. This moves all waiting steps of the user. A user who is in debt
-        afterwards is no longer new."""
+        """Correct an earlier charge of the user by `difference`. This moves all waiting steps of the user. A user whose
+        charge is raised is no longer new."""
         if difference > 0:
             self.new.pop(user_id, None)
         if difference:
@@ -246,7 +247,8 @@ class FairBand(Band):
         return self.new[user_id] - _NEWCOMERS if user_id in self.new else 0
 
     def has_debt(self, user_id: str) -> bool:
-        """Whether an idle user has a tag above the virtual time. Such a user must be remembered."""
+        """Whether a user with nothing waiting or running has a tag above the virtual time. If so, the user is added to
+        `idle`, and is remembered until the virtual time reaches the tag."""
         tag = self.tags.get(user_id, 0)
         if tag <= self.virtual_time:
             return False
@@ -261,7 +263,8 @@ class FairBand(Band):
         self.new.pop(user_id, None)
 
     def drop_newcomers(self) -> None:
-        """Treat all waiting users as not new. Called after a rebuild, because all of them were waiting before it."""
+        """Treat all waiting users as not new. Called after the queues were rebuilt, because all of these users were
+        waiting before."""
         self.new.clear()
         for lane in self.lanes.values():
             lane.heap = [self._sort_key(lane, user_id) for user_id in lane.queues]

@@ -26,8 +26,8 @@ Waiting: TypeAlias = tuple[str, int, int, int]
 
 
 class Mark(NamedTuple):
-    """A step whose position was requested, and the virtual time (tag) at which it starts. `own` is the number of steps
-    of the same user that come before it."""
+    """A step whose position was requested. `tag` is the virtual time at which it starts, `own` the number of steps of
+    the same user that come before it."""
 
     tag: int
     user_id: str
@@ -69,7 +69,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
 
 
 def _slots(service: Service, region: str | None, unserved: Unserved) -> int:
-    """How many slots the steps of this lane could use if all slots were free."""
+    """How many slots the steps of the lane `region` could use if all slots were free."""
     rules = service.rules
     pool = math.inf if service.pool is None else service.pool.limit
     return _most(
@@ -101,8 +101,8 @@ def _is_open(service: Service, region: str, lane: str | None, unserved: Unserved
 
 
 def _free(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
-    """The number of free slots that steps of this lane could use. 0 for a paused service. The slot of a hold whose time
-    is over counts as free."""
+    """The number of free slots that steps of the lane `region` could use. 0 for a paused service. The slot of a hold
+    whose time is over counts as free."""
     rules = service.rules
     if rules.paused:
         return 0
@@ -137,7 +137,8 @@ def _free_in(service: Service, region: str, now: float) -> int:
 
 
 def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None, int, float]:
-    """The user's own limit, how much of that limit is unused, and the remaining work of the user's running steps."""
+    """The user's own limit (None: no limit), how much of that limit is unused, and the remaining work of the user's
+    running steps in seconds."""
     limit = service.rules.user_limit
     if limit is None:
         return None, 0, 0.0
@@ -154,8 +155,8 @@ def _mean(service: Service) -> int:
 
 
 def _running_work(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
-    """The remaining work of the running steps. If the lane is bound to regions, only steps that run in these regions
-    count."""
+    """The remaining work of the running steps, in microseconds. If the lane `region` is bound to regions, only steps
+    that run in these regions count."""
     return sum(
         max(0, estimate - micros(now - lease.granted_at))
         for lease, estimate in service.leases.values()
@@ -164,8 +165,9 @@ def _running_work(service: Service, region: str | None, now: float, unserved: Un
 
 
 def _lanes_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> list[Lane]:
-    """The lanes that a step of this lane waits behind. An unbound step waits behind all lanes. A step that is bound to
-    regions waits behind lanes that share a region with its own lane, and behind the unbound lane.
+    """The lanes whose steps may go before a step of the lane `region`, its own lane among them. For an unbound step
+    these are all lanes. For a step that is bound to regions, these are the unbound lane and the lanes that share a
+    region with its own lane.
 
     The unbound lane comes first and the others follow by name, so that all implementations count in the same order.
     """
@@ -183,8 +185,9 @@ def _lanes_ahead(service: Service, band: int, region: str | None, unserved: Unse
 
 
 def _rivals(service: Service, band: int, region: str | None, unserved: Unserved) -> list[Lane]:
-    """The lanes ahead whose users compete with the users of this lane by virtual time. In the band of retries that go
-    first, unbound steps go before all others, so unbound and bound lanes do not compete there."""
+    """The lanes among `_lanes_ahead` whose users compete with the users of the lane `region` by virtual time. In the
+    band of retries that go first, unbound steps go before all others, so unbound and bound lanes do not compete
+    there."""
     if band != RETRIES:
         return _lanes_ahead(service, band, region, unserved)
     unbound = service.bands[band].lanes.get(None)
@@ -222,7 +225,8 @@ def _fair_ahead(
 
 
 class _Tally:
-    """Counts the steps ahead of each of several sorted marks, and adds up their work.
+    """Counts, for each of several marks, the steps that are granted before it, and adds up their work. The marks are
+    sorted by tag.
 
     Once all steps of a user are ahead of a mark, they are ahead of all later marks too, so they are added once, at the
     first such mark. For earlier marks, the number of the user's steps ahead is computed mark by mark.
@@ -260,7 +264,7 @@ class _Tally:
 
 
 def _retries_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> tuple[int, int]:
-    """The number of retries that go before all steps of this band and lane, and their work."""
+    """The number of retries that go before all steps of this band and of the lane `region`, and their work."""
     if band != RETRIES:
         return _all_of(service, range(FIRST_PRIORITY), region, unserved)
     unbound = service.bands[band].lanes.get(None)
@@ -268,7 +272,7 @@ def _retries_ahead(service: Service, band: int, region: str | None, unserved: Un
 
 
 def _all_of(service: Service, bands: range, region: str | None, unserved: Unserved) -> tuple[int, int]:
-    """The number of steps in these bands that steps of this lane wait behind, and their work."""
+    """The number of steps in these bands that steps of the lane `region` wait behind, and their work."""
     sums = [
         _sum_of(service, _lanes_ahead(service, band, region, unserved)) for band in bands if service.bands[band].waiting
     ]
@@ -313,8 +317,8 @@ def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
 
 
 def _of_user(service: Service, user_id: str, queues: list[Queue]) -> Waiting:
-    """The waiting steps of one user: their number, estimated duration and charge. While no call has been measured, the
-    declared cost of the first step is used for all steps."""
+    """Sum up the waiting steps of one user, with the estimate and charge of a single step. While no call has been
+    measured, the declared cost of the first step is used for all steps."""
     user = service.users[user_id]
     estimate = service.estimate(user, queues[0][0][COST])
     return user_id, sum(map(len, queues)), estimate, charge(estimate, user.weight)

@@ -15,9 +15,9 @@ from fairlead.domain.rules import LONGEST_REST, ServiceRules
 
 
 class RegionBreaker:
-    """The state of one region. Times are in microseconds. `until` is the end of the current rest, or 0 for a working
-    region. The flags `resting` and `avoided` are cleared by `update` once `until` or `avoided_until` has passed.
-    `probe` is the lease of the call that probes the region."""
+    """The state of one region. Times are in microseconds. `until` is the end of the last rest, and 0 while the region
+    works: it stays set until a probe succeeds. `update` clears the flag `resting` once `until` has passed, and
+    `avoided` once `avoided_until` has passed. `probe` is the lease of the call that probes the region."""
 
     __slots__ = ("avoided", "avoided_until", "failures", "latency", "probe", "rest", "resting", "until")
 
@@ -37,8 +37,8 @@ class RegionBreaker:
         return bool(self.until) and not self.resting and self.probe is None
 
     def grantable(self, free: int) -> int:
-        """How many of the region's `free` slots may be granted: none during a rest, one if the next call is the probe,
-        otherwise all."""
+        """How many of the region's `free` slots may be granted: none during a rest or while the probe runs, one if the
+        next call is the probe, otherwise all."""
         if not self.until:
             return free
         return min(1, free) if self.to_probe else 0
@@ -53,7 +53,8 @@ class RegionBreaker:
         self.resting, self.probe, self.avoided = False, None, False
 
     def update(self, now: int) -> float:
-        """Clear `resting` and `avoided` if their time has passed. Returns the time of the next change."""
+        """Clear `resting` and `avoided` if their time has passed. Returns the time at which the next of them is to be
+        cleared, or infinity."""
         self.resting, self.avoided = self.resting and now < self.until, self.avoided and now < self.avoided_until
         return self.until if self.resting else self.avoided_until if self.avoided else math.inf
 

@@ -55,8 +55,7 @@ def _shape(rules: ServiceRules) -> tuple[Order, bool, bool]:
 
 
 class Service:
-    """One service with its lanes and regions. Slots in use are counted from the leases and holds, never kept in a
-    counter."""
+    """One service with its lanes and regions. Slots in use are counted from the leases and holds, not stored."""
 
     __slots__ = (
         "bands",
@@ -111,8 +110,8 @@ class Service:
     # -- rules ---------------------------------------------------------------------------------------------------
 
     def take_rules(self, rules: ServiceRules) -> list[Entry]:
-        """Apply the rules, and park or unpark users by the new limit per user. Returns the waiting steps whose place in
-        their lane changed."""
+        """Apply the rules, and park or unpark users by the new limit per user. If the queues had to be rebuilt, returns
+        all waiting steps, with their new sort keys; otherwise an empty list."""
         same = bool(self.bands) and _shape(rules) == _shape(self.rules)
         self.rules = rules
         self.fifo = rules.order is Order.FIFO
@@ -171,8 +170,9 @@ class Service:
         return free if breaker is None else breaker.grantable(free)
 
     def allowed_regions(self, lane: str | None, unserved: Unserved = frozenset()) -> list[str] | None:
-        """The regions that steps of this lane may run in now; None means any. A preferred region is skipped while its
-        breaker is open, while no worker serves it, or if it no longer exists."""
+        """The regions that steps of this lane may run in now; None means any. If the lane has a preferred region, this
+        is the only one, unless it rests or is being probed, no worker serves it, or it no longer exists: then all
+        regions of the lane are allowed."""
         if lane is None:
             return None
         prefers, others = preference_of(lane)
@@ -190,7 +190,8 @@ class Service:
         return regions[0] if within is None else next((region for region in regions if region in within), None)
 
     def end_rests(self, now: int) -> float:
-        """End the rests of regions whose time is over. Returns when the next rest ends."""
+        """End the rests that are over, and the times for which a region is avoided. Returns the time at which the next
+        one ends, or infinity."""
         return min((breaker.update(now) for breaker in self.breakers.values()), default=math.inf)
 
     def keep(self, lease: Lease, estimate: int) -> None:
@@ -230,8 +231,7 @@ class Service:
         return FIFO_BAND if self.fifo else entry[BAND], lane
 
     def user(self, user_id: str, weight: float) -> User:
-        """The record of the user, with the weight set. An invalid weight counts as 1, so that it cannot block the
-        queue."""
+        """The record of the user, with this weight. An invalid weight counts as 1, so it cannot block the queue."""
         user = self.users.get(user_id)
         if user is None:
             user = self.users[user_id] = User(user_id)
@@ -335,8 +335,7 @@ class Service:
         return sorted(preferred, key=lambda region: not ((breaker := self.breakers.get(region)) and breaker.to_probe))
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
-        """Remove the picked step from its queue and charge its user. Returns the entry, the user, the estimate and the
-        charge."""
+        """Remove the picked step from its queue and charge its user. Returns (entry, user, estimate, charge)."""
         number, lane, user_id, _ = pick
         user = self.users[user_id]
         band = self.bands[number]
@@ -353,7 +352,7 @@ class Service:
         return entry, user, estimate, charged
 
     def estimate(self, user: User, cost: int | None) -> int:
-        """The estimated duration of a step, in microseconds."""
+        """The estimated duration of a step in µs: the mean of the user, else of the service, else the declared cost."""
         if user.mean is not None:
             return user.mean
         if self.mean is not None:
@@ -371,7 +370,8 @@ class Service:
         return self.bands[band].lanes[lane].queues[user_id][0][JOB]
 
     def release(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
-        """End a lease, if it exists. The user's charge is corrected to the slot time actually used, or refunded."""
+        """End a lease and return it; returns None if it does not exist. The user's charge is corrected to the slot time
+        actually used, or to nothing with `refund`."""
         granted = self.leases.pop(name, None)
         if granted is None:
             return None
@@ -430,8 +430,8 @@ class Service:
         self._forget(user_id)
 
     def _forget_beyond(self, band: FairBand | FifoBand) -> None:
-        """If too many idle users are remembered because of their debt, forget the one with the least debt in this band.
-        Normally the virtual time overtakes all debts, but it does not advance if every user submits only once."""
+        """Forget the idle user with the least debt in this band, if too many idle users are remembered because of their
+        debt. Normally the virtual time overtakes all debts, but it does not advance if every user submits only once."""
         if sum(len(each.idle) for each in self.bands) <= MOST_IDLE:
             return
         user = self.users.get(band.pop_idle())

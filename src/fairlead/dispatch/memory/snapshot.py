@@ -52,8 +52,8 @@ def _region(service: Service, region: str) -> RegionSnapshot:
 
 
 def _waiting(service: Service, matches: Callable[[str | None], bool]) -> tuple[int, int]:
-    """Count the waiting steps in the lanes that match. Returns the number without retries that go first, and the number
-    of such retries."""
+    """Count the waiting steps in the lanes that match. Returns two numbers: the steps in the bands of priorities, and
+    the retries that go first."""
     counts = [
         sum(len(queue) for name, lane in band.lanes.items() if matches(name) for queue in lane.queues.values())
         for band in service.bands

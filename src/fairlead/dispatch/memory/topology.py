@@ -1,8 +1,8 @@
 """The services, pools and scopes defined by the rules, and which services can grant a step.
 
-A service is *ready* if it has a free slot and a waiting step that may use the slot. It is *runnable* if it is ready
-and, should the step need a slot of the pool, the pool has a free slot too. Workers are woken when a service becomes
-runnable. While it stays runnable, only a claim wakes them again.
+A service is *ready* if it has a free slot and a waiting step that may use the slot. It is *runnable* if it is ready,
+and its pool has a free slot too or the step needs none. Workers are woken when a service becomes runnable. While it
+stays runnable, only a claim wakes them again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Topology:
         return [service for service in self.services.values() if service.scope.name == scope]
 
     def configure(self, rules: Rules) -> Iterator[Entry]:
-        """Apply the rules unless they are older than the current ones. Yields the entries whose sort key changed."""
+        """Apply the rules unless they are older than the current ones. Yields the waiting steps of services whose
+        queues were rebuilt, with their new sort keys."""
         if rules.version < self._version:
             return
         self._version = rules.version
@@ -96,8 +97,8 @@ class Wakeups:
         self._touched.add(service)
 
     def pass_over(self, pool: Pool, services: set[str]) -> None:
-        """Record that the current claim reserved slots of the pool for other workers although these services had
-        waiting steps."""
+        """Record that the current claim reserved slots of the pool for other workers, and that these services still had
+        a step to grant."""
         self._passed_over[pool] = services
 
     def may_grant(self, services: frozenset[str]) -> set[str]:
@@ -134,8 +135,8 @@ class Wakeups:
         return turned
 
     def _turned_in(self, pool: Pool) -> set[str]:
-        """The services of the pool that became runnable. Runnable services that an earlier claim passed over are
-        included, because their workers should try again after a change."""
+        """The services of the pool that became runnable, and runnable services that an earlier claim passed over: after
+        a change, their workers should try again. Services that the current claim passed over are left out."""
         has_slot = pool.free > 0
         turned = set()
         for service in pool.services:

@@ -33,7 +33,12 @@ three times as long."""
 
 @dataclass(slots=True)
 class ScopeShare:
-    """The part of a claim that concerns one scope: the leases granted so far, and the scope's last reply."""
+    """The part of a claim that concerns one scope: the leases granted so far, and the scope's last reply.
+
+    Of the scope's services, `turned` became runnable during the claim, `runnable` are runnable now, and slots were
+    reserved for workers of those in `left`. `exhausted` means that the claim can take no more steps here, `others_wait`
+    that other processes wait for wakeups. `state` is sent with the claim's next call to the scope.
+    """
 
     worker: str
     scope: str
@@ -159,7 +164,9 @@ class Claims:
         releases: dict[str, list[Arg]],
         failed: dict[str, Unavailable],
     ) -> None:
-        """Call `exchange` once on each of these scopes. The first round also sends the `releases`."""
+        """Run the script `exchange` once on each scope of `shares`, for as many steps as its quota still allows. Adds
+        the leases to the shares, and the errors of scopes that could not be reached to `failed`. The scopes' `releases`
+        are sent along and removed from the dict, so they are sent only once."""
         args = {}
         for scope, share in shares.items():
             waits = "1" if self._is_registered(scope, share.services) else ""
@@ -196,9 +203,10 @@ class Claims:
         ]
 
     async def _wake(self, claim: Claim, shares: Mapping[str, ScopeShare], leases: list[Lease], spare: int) -> set[str]:
-        """Wake workers for the services that became runnable, and for services that granted a step and are still
-        runnable. If the claiming worker has no budget left, also wake workers for all other runnable services that it
-        claimed. Returns the services for which to wake the worker of this process."""
+        """Wake workers for the services that became runnable, and for those still runnable services that granted a
+        step or for whose workers slots were reserved. If steps were granted and the worker does not wait for more,
+        also for all other runnable services that it claimed. Returns the services for which to wake the worker of
+        this process."""
         again = {lease.service for lease in leases}
         if leases and not spare:
             again |= claim.services
@@ -274,8 +282,9 @@ class Claims:
 
 
 def share_out(budget: int, order: Sequence[str], shares: Mapping[str, ScopeShare]) -> dict[str, int]:
-    """Divide the budget: returns how many leases each scope should have granted in total. The budget is dealt out one
-    lease per scope in turn. A scope that has no more steps keeps the number that it has already granted."""
+    """Divide the budget among the scopes. Returns how many leases each scope should have granted in total, including
+    those of earlier rounds. The budget is dealt out one lease per scope in turn; a scope that has no more steps gets no
+    more than it has already granted."""
     quotas = dict.fromkeys(order, 0)
     remaining = list(order)
     while remaining and budget > 0:

@@ -68,8 +68,8 @@ class ScriptCall:
 
 @lru_cache(1024)  # one per script and scope
 def _packed_prefix(name: str, keys: tuple[str, ...]) -> tuple[int, bytes]:
-    """The words with which every call of a script on these keys begins: how many they are, and their encoding in the
-    wire format."""
+    """The words with which every call of a script on these keys begins, as (number of words, their encoding in the wire
+    format)."""
     words: Command = ("EVALSHA", script(name).sha, len(keys), *keys)
     return len(words), packed(*words).partition(b"\r\n")[2]
 

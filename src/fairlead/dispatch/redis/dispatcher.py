@@ -109,7 +109,8 @@ class RedisDispatcher:
         return newer + await self._enqueue(segment, {})
 
     async def _enqueue(self, offers: Sequence[Offer], moved: Mapping[str, list[Arg]]) -> int:
-        """Offer the steps, then withdraw the entries of `moved` jobs from the scopes that they have left."""
+        """Offer the steps, then withdraw older entries from other scopes: `moved` has the arguments of the script
+        `withdraw` by scope. Returns the number of offers that were not ignored."""
         version = self._version_for(offers)
         args = {scope: [version, *codec.offer_args(some)] for scope, some in self._by_scope(offers).items()}
         replies = _accepted(await self._scopes.run("offer", args)) if args else {}
@@ -120,9 +121,10 @@ class RedisDispatcher:
     async def _in_other_scopes(
         self, by_scope: Mapping[str, list[Offer]]
     ) -> tuple[set[tuple[str, int]], dict[str, list[str]]]:
-        """The offers, as (job, run), for which another scope has the same or a newer run; and for each job, the scopes
-        that have an older run of it. Scopes without a service in the current rules are not queried: they are about to
-        be closed, and their jobs belong to other scopes."""
+        """Find jobs of these offers in other scopes. Returns the offers to ignore, as (job, run), because another scope
+        has the same or a newer run; and for each other job that is queued in other scopes with an older run, these
+        scopes. Scopes without a service in the current rules are not queried: they are about to be closed, and their
+        jobs belong to other scopes."""
         requested = _scopes_to_query(
             by_scope, {scope: self._scopes.services.get(scope, set()) for scope in self._scopes.current}
         )
@@ -157,7 +159,8 @@ class RedisDispatcher:
 
     def _version_for(self, items: Iterable[_OfService]) -> Arg:
         """The version of the rules by which this process assigned these items to scopes. A scope refuses an item if
-        newer rules have moved its service to another scope."""
+        newer rules have moved its service to another scope. Raises `Unavailable` if a service is on other shards
+        only."""
         rules = self._scopes.rules
         if rules is None:
             return ""
@@ -363,7 +366,7 @@ class RedisDispatcher:
         return by_scope
 
     def _each_job_in_one_scope(self, offers: Sequence[Offer]) -> Iterable[Sequence[Offer]]:
-        """Split the offers into batches, in order, such that within a batch each job is offered to one scope only."""
+        """Split the offers into consecutive batches, such that within a batch each job is offered to one scope only."""
         scopes = self._scopes_of(offers)
         if len(set(scopes.values())) == 1:
             yield offers
@@ -405,8 +408,9 @@ def _accepted(replies: dict[str, Any]) -> dict[str, Any]:
 def _scopes_to_query(
     by_scope: Mapping[str, Sequence[Offer]], services: Mapping[str, Set[str]]
 ) -> dict[str, list[Offer]]:
-    """Map each scope to the offers whose jobs it may hold already: it has, or had, a service that the job was queued
-    for earlier. Most jobs have no such scope, so nothing is queried for them."""
+    """Map each scope to the offers for other scopes whose jobs it may still hold: it has, or had, a service that the
+    job was queued for earlier, or it is unknown for which services the job was queued. Most jobs are in no such scope,
+    so nothing is queried for them."""
     requested: dict[str, list[Offer]] = {}
     for target, offers in by_scope.items():
         for steps in {offer.steps for offer in offers}:

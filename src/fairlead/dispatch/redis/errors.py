@@ -38,8 +38,8 @@ class Pause:
         pause."""
 
     def check(self) -> None:
-        """Raise `Paused` during a pause. After the pause, the first caller may connect, and for all others another
-        pause begins."""
+        """Raise `Paused` during a pause. After the pause the first caller may try to connect, and another pause begins
+        for all others."""
         if self._cause is None:
             return
         now = time.monotonic()
@@ -48,7 +48,8 @@ class Pause:
         self._until = now + self._length
 
     def begin(self, cause: BaseException, lengths: tuple[float, float]) -> None:
-        """Begin a pause. It is twice as long as the previous one, if nothing has succeeded since."""
+        """Begin a pause. `lengths` are the first and the longest pause in seconds. If nothing has succeeded since the
+        previous pause, the new one is twice as long."""
         if isinstance(cause, Paused):
             return
         first, most = self._lengths = lengths

@@ -101,7 +101,7 @@ class Subscriber:
 
     async def _update(self, connection: Connection, channels: set[str], lost: asyncio.Future[None]) -> None:
         """Send the changes of the subscription, and pings, until the connection is lost. `channels` are the channels
-        that the server has confirmed."""
+        subscribed on this connection; the set is updated in place."""
         loop = asyncio.get_running_loop()
         self._last_reply_at = loop.time()
         while True:

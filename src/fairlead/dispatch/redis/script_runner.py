@@ -188,8 +188,9 @@ class ScriptRunner:
             return done
 
     def _declared(self, scopes: list[str], replies: list[Any]) -> dict[str, Any]:
-        """The replies by scope. A scope is left out if it replied that it has more services than this process knew. The
-        call must then be repeated with the keys of all its services."""
+        """The replies by scope, without errors. A scope is also left out if it replied that it has services which
+        this process did not know. This process then knows them, and the call must be repeated with the keys of all
+        services."""
         good = {}
         for scope, reply in zip(scopes, replies, strict=True):
             if isinstance(reply, Unavailable):

@@ -272,8 +272,8 @@ class Commit:
     async def _match(
         self, name: str, indexes: list[int], columns: Callable[[Iterable[Any]], encode.Columns], *more: Any
     ) -> None:
-        """Apply transitions that require an unchanged `run` and do not raise it. The statement returns the indexes of
-        the transitions that changed a job."""
+        """Apply transitions that are refused if the job's `run` has changed, and that do not raise `run`. `name` is the
+        statement, which returns the numbers, from 1, of the transitions that changed a job."""
         indexes = self._by_job(indexes)
         for index in indexes:
             self._outcomes[index] = MOVED_ON

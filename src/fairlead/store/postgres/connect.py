@@ -232,8 +232,9 @@ def spoils_session(error: BaseException) -> bool:
 
 
 def is_ending(error: BaseException) -> bool:
-    """Whether the statement may have taken effect despite this error. After any other error of the server, it had no
-    effect."""
+    """Whether the statement may have taken effect despite this error: it is an error of the client, such as a lost
+    connection, or the server ended the connection or cancelled the statement. After all other errors of the server, the
+    statement had no effect."""
     return not isinstance(error, asyncpg.PostgresError) or isinstance(
         error, pg.PostgresConnectionError | pg.OperatorInterventionError
     )

@@ -122,11 +122,11 @@ class InDoubtCommits:
 
 
 def _key(transition: Transition) -> _Key | None:
-    """The key under which the outcome of a transition is kept. None if applying the transition twice is harmless.
+    """The key under which the outcome of a transition is kept, or None if applying the transition twice is harmless.
 
-    Sweeps have a key, made from their time: a repeated sweep would find other jobs, and the jobs moved by the first
-    attempt would never be reported. Writes of keys and tickets have one, because the first attempt would cause the
-    second to be refused.
+    A sweep has a key, made from its time: if it were repeated, it would find other jobs, and the jobs that the first
+    attempt moved would never be reported. Writes of keys and tickets have a key because the second attempt would be
+    refused.
     """
     if isinstance(transition, Submit):
         return Submit, transition.job.id

@@ -31,7 +31,7 @@ Plan = tuple[str, Sequence[Any], Read]
 
 def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes: set[str]) -> Plan | None:
     """The statement that commits this batch, or None if the batch needs a transaction. `scopes` are the scopes known to
-    have a row in the epoch table."""
+    have a row in the epoch table; starts in other scopes need a transaction."""
     kinds = set(map(type, batch))
     if len(kinds) > 1:
         return None

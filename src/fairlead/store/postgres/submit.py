@@ -137,8 +137,8 @@ Statements = Generator[Statement, list[Any], "Submitted"]
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The result of a submission: one outcome per submit, in order. With `undone`, the transaction must be rolled
-    back."""
+    """The result of a submission: one outcome per submit, in order, and the outbox rows (`changes`). With `undone`, the
+    transaction must be rolled back."""
 
     outcomes: Sequence[Outcome | Exception]
     changes: list[OutboxEntry]
@@ -186,8 +186,8 @@ async def run(statements: Statements, fetch: Callable[[str, Sequence[Any]], Awai
 
 
 class _Repeat(Refused):
-    """The provisional outcome of a submit that repeats an earlier submit of the same batch, until the seq of the
-    earlier job is known."""
+    """A placeholder for the outcome of a submit that repeats an earlier submit of the same batch. It is replaced once
+    the seq of the earlier job is known."""
 
     __slots__ = ()
 
@@ -195,7 +195,8 @@ class _Repeat(Refused):
 def _admitting(
     submits: Sequence[Submit], outcomes: list[Outcome | Exception | None]
 ) -> Generator[Statement, list[Any], None]:
-    """Decide which submits are refused and set their outcomes. Claims the idempotency keys of the others."""
+    """Decide which submits are refused or replayed, and set their outcomes in `outcomes`. The others keep the outcome
+    None, and their idempotency keys are claimed."""
     capped = sorted({submit.job.user_id for submit in submits if submit.max_waiting > 0})
     waiting: dict[str, int] = {}
     if capped:
@@ -221,8 +222,9 @@ def _admitting(
 def _claiming(
     submits: Sequence[Submit], outcomes: list[Outcome | Exception | None], claims: dict[tuple[str, str], int]
 ) -> Generator[Statement, list[Any], None]:
-    """Claim the idempotency keys in the database. If another process claimed a key at the same time, the submit gets
-    the job of that process as its outcome."""
+    """Claim the idempotency keys in the database. `claims` maps each (user, key) to the index of its submit. If another
+    process has claimed a key in the meantime, the submit gets the job of that process as its outcome, or an error if
+    the requests differ."""
     keys = sorted(claims)
     values = [
         (user, key, submits[claims[user, key]].body_hash, submits[claims[user, key]].job.id) for user, key in keys

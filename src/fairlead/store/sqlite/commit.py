@@ -94,8 +94,8 @@ class CommitBatch:
         return [*self._indexes.get(FireTimers, ()), *self._indexes.get(PromoteWaiting, ())]
 
     def sweep(self, find: Callable[[Sweep, Sequence[str]], list[Job]]) -> None:
-        """Add the moves of the batch's sweeps to the batch. `find` selects the due jobs of a sweep; its second argument
-        holds the jobs to leave out."""
+        """Add the moves of the batch's sweeps to the batch. `find` selects the jobs that are due for a sweep. Its
+        second argument holds the ids of jobs to leave out: those that the batch already changes."""
         taken = taken_in(self._transitions)
         for index in self.sweeps:
             sweep: Any = self._transitions[index]
@@ -185,8 +185,9 @@ class CommitBatch:
             self._outcomes[index] = Done(SweepResult(found, moves))
 
     def _matched(self, kind: type, answer: str, refused: Refused) -> None:
-        """Refuse the transitions of one kind that changed nothing. The answer holds the indexes of the transitions that
-        changed something, including the moves of sweeps."""
+        """Refuse the transitions of one kind that changed nothing. The answer holds the positions, among the
+        transitions of this kind, of those that changed something. The moves of sweeps are counted after the moves of
+        the batch."""
         indexes = self._indexes.get(kind)
         if indexes is None:
             return

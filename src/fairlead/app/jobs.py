@@ -374,8 +374,8 @@ class Jobs:
 
 
 def _is_indexed(where: JobFilter) -> bool:
-    """Whether the database has an index for this filter. The jobs of a user, and open, failed and cancelled jobs have
-    their own indexes."""
+    """Whether an index of the database serves this filter. Features, services and error codes have no index of their
+    own: a filter by one of them also needs a user, or only statuses other than COMPLETED."""
     if where.feature_name is None and where.service is None and where.error_code is None:
         return True
     if where.user_id is not None:
@@ -407,8 +407,8 @@ def filter_of(
 
 
 async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:
-    """Wait until the job may have ended. The event poller reports jobs that end in other processes. If the subscription
-    overflowed, the last event may be lost, so this function returns as well."""
+    """Wait until the job may have ended, but at most `timeout` seconds. The event poller reports jobs that end in other
+    processes. If the subscription overflows, the last event may be lost, so the wait ends then too."""
     with contextlib.suppress(TimeoutError, SlowConsumer):
         async with asyncio.timeout(timeout):
             while True:

@@ -196,8 +196,8 @@ class AdminMethods:
         return await self.admin.processes.drain(name, on=False, who=who)
 
     async def leaderless(self) -> str | None:
-        """A message that work of a leader, such as a rebuild, is delayed because no manager is alive. None if a manager
-        is alive."""
+        """Return a warning if no manager is alive: work of a leader, such as a rebuild, is then not done until one
+        starts. None if a manager is alive."""
         return await self.admin.processes.leaderless()
 
     async def audit(

@@ -5,8 +5,8 @@ process that finds all jobs of a batch ended, when it reads the batch or in the 
 batch (`SettleBatch`).
 
 A batch may have ten thousand jobs, which run in many processes, but its followers only need to know how many have
-ended. So the ended jobs are counted with a query at intervals, which takes at most a small fraction of the time and
-costs less than subscribing to every job. All followers of a batch in this process share one query.
+ended. So the ended jobs are counted with a query at intervals, which costs less than subscribing to every job. A slow
+query is repeated less often. All followers of a batch in this process share one query.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class BatchWatch:
 
 
 class _Poll(NamedTuple):
-    """The batch as it was read. The caller polls again after `pause` seconds, and then passes `next_after` to `_poll`,
-    so that all followers share one query."""
+    """The batch as it was read, and how to poll it again: the caller waits for `pause` seconds and passes `next_after`
+    to `_poll`. If another follower has begun a query after that time, the caller gets the answer of this query."""
 
     batch: BatchView
     pause: float
@@ -280,7 +280,8 @@ class Batches:
     # ------------------------------------------------------------ act (audited if `who` names an operator)
 
     async def cancel(self, batch_id: str, *, who: str | None = None) -> int:
-        """Cancel every item that has not ended. Returns how many items were cancelled."""
+        """Cancel every item that has not ended. Returns how many items were cancelled. Raises WrongState if there were
+        none."""
         owner = await self._require(batch_id)
         async with self._audit.many(act_of(who, audit.CANCEL_BATCH, batch_id, user_id=owner)) as outcome:
             outcome["cancelled"] = 0
@@ -292,7 +293,7 @@ class Batches:
 
     async def resume(self, batch_id: str, *, who: str | None = None) -> int:
         """Put every FAILED item that is marked retryable back in the queue. Returns how many items were put back.
-        Raises TooManyWaiting if the user would then have too many jobs waiting."""
+        Raises WrongState if there were none, and TooManyWaiting if the user would then have too many jobs waiting."""
         config = self._runtime.config
         most_waiting = config.server.max_waiting_per_user
 
@@ -342,9 +343,9 @@ class Batches:
         return item
 
     async def _moved(self, batch_id: str, statuses: Sequence[JobStatus], build: Build) -> AsyncIterator[int]:
-        """Apply the transition that `build` makes to every item. Yields the number of moved items after each commit.
-        Items that another process changed at the same time are read and tried again, unless that process has started a
-        new round of the item's job."""
+        """Apply the transition that `build` makes to every item with one of these statuses. Yields the number of moved
+        items after each commit. Items that another process changed at the same time are read and tried again, unless
+        that process has started a new round of the item's job."""
         after = -1
         while items := await self._runtime.store.batch_items(batch_id, statuses=statuses, after=after, limit=AT_A_TIME):
             after = items[-1].number

@@ -255,7 +255,7 @@ def _state(job: JobView) -> object:
 
 
 class EventPoller:
-    """Reads from the store, at intervals, the jobs that readers in this process follow, so that readers learn that a
+    """Reads from the store, at intervals, the jobs that readers in this process follow. The readers then learn that a
     job has ended even if the message was lost.
 
     `has_node`: this process receives the events of other processes. If it does not, the poller reads more often, and

@@ -427,8 +427,8 @@ def filter_of(
 
 
 async def _until_terminal(subscription: Subscription, timeout: float | None) -> None:
-    """Wait until the job may have ended. The event poller reports jobs that end in other processes. If the subscription
-    overflowed, the last event may be lost, so this function returns as well."""
+    """Wait until the job may have ended, but at most `timeout` seconds. The event poller reports jobs that end in other
+    processes. If the subscription overflows, the last event may be lost, so the wait ends then too."""
     with contextlib.suppress(TimeoutError, SlowConsumer):
         async with asyncio.timeout(timeout):
             while True:

@@ -116,13 +116,14 @@ class Runtime:
         return self._observer
 
     async def relay_ordered(self, submits: Sequence[Submit]) -> None:
-        """Wait until the submitted jobs of FIFO services are in the queue, so that no later job can overtake them."""
+        """Wait until no later job can overtake the submitted jobs of FIFO services."""
         ordered = {submit.job.service for submit in submits if submit.ordered}
         if ordered and self.node is not None:
             await self.node.in_order(ordered)
 
     def announce(self, jobs: Sequence[Job], now: float) -> None:
-        """Count newly committed jobs, and publish them to readers that follow the users of these jobs."""
+        """Count newly committed jobs, wake the timers loop for jobs that will be due, and publish the jobs to readers
+        that follow their users."""
         self.writer.counters.submitted(jobs)
         self.warn_if_anonymous(jobs)
         # No reader can follow the jobs themselves yet: their ids have not been returned.

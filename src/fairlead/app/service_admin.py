@@ -174,8 +174,8 @@ class ProcessAdmin:
         return replace(record, drain_asked=on)
 
     async def leaderless(self) -> str | None:
-        """A message that work of a leader, such as a rebuild, is delayed because no manager is alive. None if a manager
-        is alive."""
+        """Return a warning if no manager is alive: work of a leader, such as a rebuild, is then not done until one
+        starts. None if a manager is alive."""
         node = self._runtime.node
         if node is not None and any(shard.leader is not None for shard in node.shards.values()):
             return None

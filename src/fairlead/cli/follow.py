@@ -145,7 +145,7 @@ def follow(
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> JobLine:
     """Follow a job and show its progress, until the job ends or `timeout` seconds have passed. If the event stream is
-    interrupted, it is resumed."""
+    interrupted, it is resumed. Returns the line with the job's last state."""
     target.job(job_id)  # fails at once without a gateway or the job
     line = JobLine()
     with _shown(line, on_stderr=on_stderr, quiet=quiet) as show:

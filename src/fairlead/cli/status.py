@@ -69,7 +69,7 @@ def _service_lines(service: dict[str, Any]) -> Iterator[Text]:
 
 
 def _process_parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
-    """Yield the table of workers and the lines about managers. Yields nothing if the key is not an admin's."""
+    """Yield the table of workers and the lines about managers. Yields nothing if the key may not read them."""
     if stats.get("workers"):
         rows = (row for each in stats["workers"] for row in worker_rows(each))
         yield table(WORKER_COLUMNS, rows, width=width, optional=("VERSION", "BANDS"), flexible=("SERVICES",))
@@ -80,7 +80,7 @@ def _process_parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
 
 
 def _processes(target: Gateway) -> dict[str, Any]:
-    """Read the workers and managers from the gateway. Returns an empty dict if the key is not an admin's."""
+    """Read the workers and managers from the gateway. Returns an empty dict if the key may not read them."""
     try:
         stats = target.get("/admin/runtime/stats")
     except Failure as refused:

@@ -43,7 +43,7 @@ UNLIMITED = 1_000_000
 
 
 class ConcurrencyBudget:
-    """How many more steps a worker may run. With several shards, a process has a worker on each of them, and these
+    """How many more steps a worker may run. With several shards, a worker pool has a worker on each of them, and these
     workers share one budget. A worker takes budget before it claims. It gives back the part that the claim did not use,
     and one unit for every step that ends."""
 
@@ -57,8 +57,7 @@ class ConcurrencyBudget:
 
     def take(self, on_free: Callable[[], None], *, at_most: int) -> int:
         """Take this worker's part of the free budget and return its size: the free units divided by the number of
-        workers, rounded up, but at most `at_most`. If no unit is free, return 0, and call `on_free` once units are
-        given back."""
+        workers, rounded up, but at most `at_most`. If the part is 0, `on_free` is called once units are given back."""
         part = min(at_most, -(-self._free // max(1, self._members)))
         if part == 0:
             self._short.add(on_free)
@@ -183,9 +182,9 @@ class ClaimTargets:
         self._everywhere = True
 
     def to_claim(self, served: frozenset[str], rules: Rules) -> frozenset[str]:
-        """Return the services to claim for now (all of them if there was no wakeup), and forget the wakeups so far.
-        Services in pools are always included, because for pools the dispatcher relies on the budget that this worker
-        reported with its last claim."""
+        """Return the services to claim for now: those with a wakeup, or all services if there was no wakeup or one may
+        have been missed. The wakeups so far are forgotten. Services in pools are always included, because for pools the
+        dispatcher relies on the budget that this worker reported with its last claim."""
         woken, self._services = served & self._services, set()
         everywhere, self._everywhere = self._everywhere or not woken, False
         return served if everywhere else woken | (served & rules.pooled)
@@ -217,8 +216,8 @@ class HeldLeases:
         return held
 
     def release(self, lease: Lease, *, refund: bool = False, failed: bool | None = None) -> None:
-        """Release the slot of this lease, for the next step to use. `failed` tells whether the region of the lease
-        failed; None means that this is unknown."""
+        """Release the slot of this lease, for the next step to use. With `refund`, nothing ran, and the user's charge
+        is returned. `failed` tells whether the region of the lease failed; None means that this is unknown."""
         if self.drop(lease.name):
             self._targets.by((lease.service,))
             self._claims.release(Release(lease.name, lease.service, refund, lease.scope, failed))

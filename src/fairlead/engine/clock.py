@@ -40,8 +40,8 @@ class Clock(Protocol):
         ...
 
     def steady(self) -> float:
-        """The time at which the process started, in seconds since 1970, plus the monotonic time since then. Used for
-        leases: no lease may expire because the system's clock is set forward by an hour."""
+        """The time at which the process started, in seconds since 1970, plus the monotonic time since then. Leases use
+        it, because a lease must not expire when the system's clock is set forward."""
         ...
 
     def randomness(self) -> float:

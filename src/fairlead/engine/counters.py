@@ -79,8 +79,8 @@ class Counters:
             self.accepted[kind] += len(list(some))
 
     def started(self, job: Job) -> None:
-        """Count a started call and how long its step waited. `job` is the row that the start wrote: it has the time
-        when the step was queued and the time when the call began."""
+        """Record how long the step of a started call has waited. `job` is the row that the start wrote: it has the time
+        at which the wait began and the time at which the call began."""
         if job.waiting_since is not None and job.call_started_at is not None:
             self.waits[job.service, job.priority].observe(max(0.0, job.call_started_at - job.waiting_since))
 

@@ -46,7 +46,7 @@ SKEW = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The estimate that a caller received for a job, and when."""
+    """The estimate that a caller received for a job, and the time at which it was given."""
 
     position: QueuePosition
     at: float
@@ -110,9 +110,9 @@ class EstimateAccuracy:
 
     def remember(self, job_id: str, position: QueuePosition, now: float) -> None:
         """Record the estimate of a job, to compare it with the actual wait when the job has started. Only every n-th
-        estimate is recorded, and n is doubled when the sample is full. A full sample that refused new estimates instead
-        would fill up with long waits. A job that starts at once or waits in a stalled queue has no estimate, and is
-        ignored."""
+        estimate is recorded. When the sample is full, every second estimate in it is dropped, and n is doubled: if new
+        estimates were refused instead, the sample would soon hold only the jobs that wait longest. A job that starts at
+        once or waits in a stalled queue has no estimate, and is ignored."""
         if position.starts_at_once or position.estimated_wait() is None:
             return
         self._counted += 1

@@ -165,7 +165,7 @@ class EventBridge:
         self._bus.unsubscribe(TOPIC + topic)
 
     def _connected(self) -> None:
-        """Announce the topics that are watched here after a reconnect, and mark every topic as possibly stale: events
+        """After a reconnect, announce the topics that are watched here, and mark every topic as possibly stale: events
         that were published while this process was not subscribed are lost."""
         topics = self._hub.topics_here()
         for begin in range(0, len(topics), TOPICS_PER_MESSAGE):

@@ -38,8 +38,8 @@ class DatabaseProbe:
         self._ping_task: asyncio.Task[None] | None = None
 
     def silent_for(self) -> float:
-        """Seconds since the first ping that the database has not answered; 0 if it answered all of them. Also sends the
-        next ping, unless the last one is still unanswered."""
+        """Seconds since the first ping that was sent after the database's last answer; 0 if the database has answered
+        every ping. Also sends the next ping, unless the last one is still unanswered."""
         now = self._monotonic()
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -161,8 +161,8 @@ class Leader:
         return f"loops have failed for {LOOPS_WORK_WITHIN:g} s: {', '.join(failing)}" if failing else None
 
     async def _manage(self) -> None:
-        """Run the loops of the leader. The first of them builds the queue; the others start after that, since they
-        would find errors that only exist because the queue is not built yet."""
+        """Run the loops of the leader. The first of them builds the queue; the others start after that. Before that
+        they would find errors, because the queue is not complete."""
         outage = Outage(log, f"building the queue of {self._shard}")
         while not self.scopes.built:
             try:

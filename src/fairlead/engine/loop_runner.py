@@ -29,15 +29,15 @@ class Loop(Protocol):
     name: str
 
     async def tick(self, now: float) -> float:
-        """Do a bounded piece of work, and return the time of the next tick on the database's clock. To measure
-        durations, use the event loop's time instead: the database's clock may be set."""
+        """Do a bounded piece of work, and return the time of the next tick on the database's clock. Durations must be
+        measured with the event loop's time, because the database's clock may be adjusted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """When a loop ticks next: at `time` on the monotonic clock or at `moment` on the database's clock, whichever comes
-    first."""
+    """The next tick of a loop is due at `time` on the monotonic clock or at `moment` on the database's clock, whichever
+    comes first."""
 
     time: float
     moment: float

@@ -215,7 +215,8 @@ class Node:
     # ------------------------------------------------------------ signals
 
     def committed(self, entries: Sequence[OutboxEntry]) -> None:
-        """Pass each outbox entry to the relay of the shard where its job waits now."""
+        """Pass each outbox entry to the relay of the shard where its job waits now, and remove the job from the other
+        shards where it may have waited before."""
         if len(self.shards) == 1:
             for shard in self.shards.values():
                 shard.relay.committed(entries)
@@ -237,7 +238,8 @@ class Node:
         return len(self.shards) > 1
 
     def _left_shards(self, job: Job) -> set[str]:
-        """The shards on which an earlier step of the job may still be in the queue."""
+        """The shards on which the job may still be queued from an earlier transition: all shards of the services that
+        it may have waited for."""
         services = (self.rules.services.get(name) for name in waited_for(job))
         return {shard for each in services if each is not None for shard in each.shares or (each.shard,)}
 
@@ -297,7 +299,7 @@ class Node:
 
     async def relayed(self, service: str) -> None:
         """Wait until everything that this process has committed so far has reached the queue of this service. Returns
-        early if the queue cannot be reached."""
+        early if the queue cannot be reached, or after `RELAY_WITHIN` seconds."""
         for shard in self.shards.values():
             if service in shard.rules.services and shard.relay.reachable:
                 with contextlib.suppress(TimeoutError):

@@ -110,8 +110,8 @@ class PositionBatcher:
 async def first_complete(
     queries: Sequence[Coroutine[Any, Any, dict[str, QueuePosition]]], job_ids: Set[str]
 ) -> dict[str, QueuePosition]:
-    """Query several dispatchers at once, and return when all of them have answered or every job is found. A single
-    dispatcher, which is the usual case, is queried without creating a task."""
+    """Query several dispatchers at once, and return the positions that they found. The remaining queries are cancelled
+    as soon as every job is found. A single dispatcher, which is the usual case, is queried without creating a task."""
     if len(queries) == 1:
         return await queries[0]
     positions: dict[str, QueuePosition] = {}

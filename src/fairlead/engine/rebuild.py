@@ -2,13 +2,13 @@
 jobs, and only then lets the dispatcher grant slots.
 
 Once the epoch is raised, the database refuses starts of older epochs. Reading the running steps after that therefore
-misses none. Another leader may begin a rebuild at any time: its epoch is higher, and the dispatcher then ignores
-this rebuild.
+misses none. Another leader may begin a rebuild at any time: its epoch is higher, and the dispatcher then ignores this
+rebuild.
 
 `EnsureBuiltLoop` rebuilds a scope whenever its state in the dispatcher does not match the database: when the dispatcher
 is new or has lost data, when a rebuild was left unfinished, and when the dispatcher's server is not the one on which
-the scope was built (a replica that took over may lack the newest leases, however complete it looks). Operators can also
-request a rebuild.
+the scope was built. The last case occurs after a fail-over: a replica that took over may lack the newest leases,
+however complete it looks. Operators can also request a rebuild.
 
 When a service moves to another scope (a pool, a shard), the write of its declaration raises the epochs of the scopes
 that it leaves and enters, so these scopes no longer match. A scope without services is closed for good; the others are
@@ -42,9 +42,9 @@ SOON = 0.05
 
 class Rebuild:
     """Rebuilds scopes of one dispatcher. `workers_are_gone`: the dispatcher is in the memory of this process, which
-    holds the dispatch lock, so all workers of earlier processes are gone (docs/adr/0003). The running steps of a scope
-    that this process has not built yet are then recovered at once. Otherwise their leases are restored with a full TTL,
-    for their workers to renew."""
+    holds the dispatch lock, so all workers of earlier processes are gone (docs/adr/0003). The first time that such a
+    process builds a scope, it recovers the running steps of the scope at once. In all other cases the leases of running
+    steps are restored with a full TTL, for their workers to renew."""
 
     def __init__(
         self,
@@ -199,7 +199,8 @@ class EnsureBuiltLoop:
     ) -> Set[str]:
         """Close the scopes in `left`, which no service uses any more. From then on the dispatcher refuses jobs offered
         to these scopes, and the outbox keeps such jobs. A rebuild of the other scopes therefore finds every job that
-        was queued in a closed scope. Returns the scopes that must be rebuilt to include these jobs."""
+        was queued in a closed scope. Returns the scopes that may lack such jobs and must be rebuilt: all scopes in use
+        if an older release moved the services, otherwise none."""
         await self._dispatcher.configure(rules)
         await self._shard.configure_others()
         stale: Set[str] = frozenset()
@@ -233,8 +234,8 @@ class EnsureBuiltLoop:
 
 
 def _is_closed(state: ScopeState, epoch: Epoch | None) -> bool:
-    """Whether the scope was closed and no service has used it since. If its epoch was raised after it was closed, a
-    service may have entered and left it."""
+    """Whether the scope was closed and no service has used it since. A scope whose epoch was raised after it was closed
+    does not count as closed, because a service may have entered and left it."""
     return not state.open and (epoch is None or state.epoch == epoch.number)
 
 

@@ -52,7 +52,7 @@ def new_name() -> str:
 
 def describe_process(name: str, roles: Roles, config: Config, services: Iterable[str], now: float) -> ProcessRecord:
     """The part of this process's registration that does not change. `services` are the services that its workers can
-    execute. If the process has several workers, the details describe each of them."""
+    execute. If a worker has a named pool or is bound to regions, the details describe each worker."""
     pools = pools_of(roles, config)
     bands = sorted(frozenset().union(*(pool.bands for pool in pools)))
     details = machine_marks()
@@ -171,7 +171,7 @@ def _machine() -> str | None:
 
 
 def _began(pid: int) -> int | None:
-    """When the process with this pid started, in ticks since boot; None if no such process is alive."""
+    """The time at which the process with this pid started, in ticks since boot; None if no such process is alive."""
     try:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:

@@ -43,7 +43,7 @@ NOTHING = Roles(api=False, worker=False, manager=False)
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
     """What one worker claims, and how many steps it runs at once. None as `services` or `regions` means that it claims
-    for all of them. If a process has only one worker, `name` is empty."""
+    for all of them. `name` is the section of `[worker_pools]`, or empty if the pool does not come from a section."""
 
     name: str
     concurrency: int

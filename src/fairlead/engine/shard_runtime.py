@@ -324,7 +324,7 @@ class ShardRuntime:
 
     async def positions_of_new(self, job_ids: Sequence[str]) -> dict[str, QueuePosition]:
         """The queue positions of jobs that this process has just committed. Empty while positions are expensive to
-        compute."""
+        compute, or if the jobs do not reach the dispatcher soon."""
         if self._position_batcher.expensive or not self.relay.reachable:
             return {}
         with contextlib.suppress(TimeoutError):
@@ -336,13 +336,14 @@ class ShardRuntime:
 
     @property
     def repaired(self) -> dict[str, Any] | None:
-        """When the reconcile loop last put missing jobs back in the queue, and which jobs; None if it never did."""
+        """The last repair of the reconcile loop: how long ago it put missing jobs back in the queue, and which jobs.
+        None if it never did."""
         repair = None if self._reconcile is None else self._reconcile.last_repair
         return None if repair is None else repair.shown()
 
     @property
     def blocked(self) -> dict[str, Any] | None:
-        """When and where a handler last blocked the event loop; None if no handler did."""
+        """How many seconds ago a handler last blocked the event loop, and where in the code. None if no handler did."""
         return None if self._heartbeat is None else self._heartbeat.blocked
 
     @property

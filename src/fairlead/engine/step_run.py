@@ -34,12 +34,12 @@ LOST, DRAINED = "lost", "drained"
 
 
 class TimeoutGroup(Generic[T]):
-    """One timer for all calls that start together with the same timeout. A timer for each call would cost more than
-    most of the worker's other work for the call, and almost no timer ever fires.
+    """One timer for all calls that start together with the same timeout. Almost no timer ever fires, and a timer for
+    each call would cost more than most of the other work that the worker does for the call.
 
-    When the timer fires, `expired` is called for each call that was added with `on` and not removed with `off`. If the
-    timer fires late, the event loop was blocked, and calls whose answers have arrived could not proceed yet: then
-    `expired` is called after a grace period.
+    When the timer fires, `expired` is called for each call that was added with `on` and not removed with `off`. A timer
+    that fires late shows that the event loop was blocked: answers that have arrived could not be processed yet. In this
+    case `expired` is called only after a grace period.
     """
 
     __slots__ = ("_calls", "_due", "_expired", "_loop", "_timer")
@@ -108,8 +108,8 @@ class StepRun:
         return self.move is None or self.move.hold is not None or self.cools_down or self.lingering is not None
 
     def stop(self, reason: str) -> bool:
-        """Cancel the handler, if it is running. The worker's own work before and after the call is never interrupted.
-        Returns True if the task was cancelled."""
+        """Stop the step: cancel its handler if it is running, or keep the handler from being called. The worker's own
+        work before and after the call is never interrupted. Returns True if the handler was cancelled."""
         if self.stopped or self.task is None:
             return False
         self.stop_reason = reason
@@ -248,8 +248,8 @@ def was_overloaded(outcome: Success | Failure | None) -> bool:
 
 
 def region_failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:
-    """Whether the call shows that its region does not work; None if the call shows nothing about a region. A region
-    that refused a request for good has answered, so it works."""
+    """Whether the call shows that its region does not work. A permanent failure shows that the region works, because
+    the region has answered. None if the call has no region or no outcome."""
     if lease.region is None or outcome is None:
         return None
     return isinstance(outcome, Failure) and outcome.retryable

@@ -77,7 +77,8 @@ class TransitionWriter:
 
     async def apply_each(self, moves: Sequence[tuple[Job, Move]], now: float) -> Applied:
         """Write many transitions. Returns those that were applied, and the error if the database could not be reached.
-        Without an error, the remaining transitions were refused because their jobs had moved on."""
+        Without an error, the remaining transitions were refused because their jobs had moved on, or the database could
+        not write their rows."""
         outcomes = await self.record_each(moves, now)
         applied = [move for (_, move), outcome in zip(moves, outcomes, strict=True) if outcome is True]
         return Applied(applied, store_error_of(outcomes))

@@ -1,6 +1,6 @@
 """Executes services that are Python functions: an `async def` runs on the event loop, a plain `def` in a thread.
 
-A `ThreadPoolExecutor` does not fit: its size is fixed, while a service's limit may be raised, and its threads keep the
+A `ThreadPoolExecutor` does not fit. Its size is fixed, while a service's limit may be raised. Its threads also keep the
 process alive at exit, so a handler that never returns would keep the process from exiting. The threads here are
 daemons; the jobs of threads that die with the process are recovered.
 """
@@ -40,8 +40,8 @@ class Threads:
         inbox.put(task)
 
     def call(self, work: Callable[[], Any]) -> asyncio.Future[Ended]:
-        """Run `work` in a thread. The future's result is a pair of value and error: a future cannot hold a
-        StopIteration as its exception."""
+        """Run `work` in a thread. The result of the returned future is a pair of the value and the error, and the error
+        is None if `work` did not raise: a future cannot hold a StopIteration as its exception."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Ended] = loop.create_future()
 
@@ -112,8 +112,9 @@ class FunctionExecutor:
 
 
 def _carried(error: BaseException) -> BaseException:
-    """Replace an exception that must not be raised through an `await` by a RuntimeError: StopIteration, and a
-    CancelledError that the handler raised although its call was not cancelled."""
+    """Return a RuntimeError in place of an exception that must not be raised through an `await`: a StopIteration or
+    StopAsyncIteration, or a CancelledError that the handler raised although its call was not cancelled. Any other
+    exception is returned unchanged."""
     if isinstance(error, asyncio.CancelledError | StopIteration | StopAsyncIteration):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -146,7 +146,8 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:
     """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If the value is a
-    date, the delay is counted from the response's `Date` header, that is, by the clock of the service."""
+    date, the delay is counted from the response's `Date` header (the clock of the service), or from now if that header
+    is missing."""
     value = headers.get("Retry-After")
     if value is None:
         return None

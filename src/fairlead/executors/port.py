@@ -122,11 +122,11 @@ class Success:
 
 class Executor(Protocol):
     async def execute(self, call: Call) -> Success | Failure:
-        """Make the call. When cancelled, stop the work, or set `call.lingering` to a future that is done when the work
-        that cannot be stopped has ended.
+        """Make the call. If the call is cancelled, stop the work. If the work cannot be stopped, set `call.lingering`
+        to a future that is done when the work has ended.
 
-        If the message of the cancellation is in `GIVEN_UP`, the call is abandoned. After any other cancellation, such
-        as a shutdown, the work may continue, and the next worker may take it over.
+        A cancellation with a message in `GIVEN_UP` means that the call is abandoned. After any other cancellation, for
+        example at a shutdown, the work may continue, and the next worker may take it over.
         """
         ...
 

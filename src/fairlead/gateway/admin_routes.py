@@ -195,7 +195,8 @@ async def _missing(app: Fairlead, job_ids: Sequence[str] | None) -> dict[str, li
 
 def _so_far(app: Fairlead, selection: dict[str, Any]) -> dict[str, Any]:
     """Return the selection of a dry run, restricted to jobs that have failed by now: the current time is added as
-    `until`. A requeue or purge that repeats this `until` selects the same jobs."""
+    `until`, unless the selection names jobs or has an `until` of its own. A requeue or purge that repeats this `until`
+    selects the same jobs."""
     if selection["job_ids"] is not None or selection["until"] is not None:
         return selection
     return {**selection, "all": False, "until": iso(app.now() + RESOLUTION_S)}

@@ -11,8 +11,8 @@ gateway, and an Origin header must name the same host or an allowed origin. The 
 since browsers let every page open WebSockets to any host.
 
 A browser that signed in to the dashboard sends a session cookie. Browsers also add the cookie to requests that pages of
-other sites cause. Therefore a request that is authenticated by the cookie must have an Origin header with the gateway's
-own or an allowed origin, if the request changes something or opens a WebSocket.
+other sites cause. Therefore, if a request with the cookie changes something or opens a WebSocket, it must have an
+Origin header that names the gateway itself or an allowed origin.
 """
 
 from __future__ import annotations

@@ -275,9 +275,9 @@ async def retry_batch(request: Request, batch_id: UUID) -> Response:
 
 
 async def _revived(request: Request, batch_id: str, verb: str, revive: Callable[[], Awaitable[int]]) -> Response:
-    """Call `revive`, which queues failed items of a batch again, within the user's rate limit. The number of queued
-    items is known only afterwards, so all failed items are counted first, and the count of those that were not queued
-    is undone. A request that queues no item counts as one job."""
+    """Call `revive`, which queues failed items of a batch again, within the user's rate limit. How many items it queues
+    is known only afterwards, so all failed items are counted toward the limit first, and those that were not queued are
+    then given back. A request that queues no item counts as one job."""
     batch = await fairlead_of(request).get_batch(batch_id)
     failed = max(1, batch.counts.get(JobStatus.FAILED, 0))
     headers, revived = count_jobs(request, batch.user_id, failed), 1

@@ -1,5 +1,5 @@
-"""Limits on the number and the duration of connections, and a transport that sends a response in one packet and does
-not reset a connection whose client is still sending.
+"""Limits on the number and the duration of connections; and a transport that sends a response in one packet, and that
+does not reset a connection while the client is still sending.
 
 A timer per request would cost more than the request. Instead, one timer checks all connections about once a second, and
 closes those without progress: the request head stays incomplete, the client does not read the response, or a refused
@@ -80,7 +80,8 @@ class Watched(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """What a connection had sent and received at the last check, and when each of these numbers last changed."""
+    """The state of a connection at the last check: its stage and number of requests, and how many bytes it had sent and
+    discarded. For each of them, also the time of its last change; for the stage, that is `since`."""
 
     since: float
     stage: tuple[Stage, int] | None = None

@@ -3,7 +3,8 @@ revoked or their session is closed.
 
 When a request arrives and the cached keys are about a second old, they are refreshed. So every gateway refuses a
 revoked key within about a second, and a busy gateway queries the database about once a second. A refresh reads the
-numbers of created and revoked keys, and reads the keys themselves only if one of these numbers has changed.
+numbers of created and revoked keys, and reads the keys themselves only if one of these numbers has changed or a minute
+has passed.
 
 A request with an unknown key id triggers another refresh, since the key may be new. All such requests wait for the same
 refresh, and there are at most four refreshes per second. While the database is unreachable, the cached keys stay valid.

@@ -185,7 +185,7 @@ def _of_receipt(receipt: Receipt, positions: dict[str, QueuePosition]) -> dict[s
 
 
 def receipt_of(job: JobView) -> dict[str, Any]:
-    """Return the JSON of the response to a submit whose job has not ended yet."""
+    """Return the receipt of a job in its current state, as JSON."""
     wait = job.estimated_wait
     return _receipt_json(job, job.position, (wait.low, wait.high) if wait is not None else None)
 
@@ -295,8 +295,8 @@ async def watch_job(request: Request, job_id: UUID) -> Response:
 
 
 def _plain_number(value: Any) -> Any:
-    """Raise ValueError if the index of a step is not written as a plain decimal number (01, +1 or 1_0, for example), so
-    that each step has exactly one URL."""
+    """Raise ValueError unless the index of a step is written as a plain decimal number, so that each step has exactly
+    one URL. For example, 01, +1 and 1_0 are refused."""
     if isinstance(value, str) and not (value.isascii() and value.isdecimal() and value == str(int(value[:9]))):
         raise ValueError("the index of a step must be a decimal number from 0")
     return value

@@ -1,9 +1,9 @@
 """Checks of where a request comes from: the address, the proxy, and the origin of the page.
 
 While there is no key, everyone who reaches the gateway may do everything. A request must then come from a program on
-this machine: over a loopback address, with a Host header that names this gateway (with DNS rebinding it names another
-host), not from a page of another origin, and not through a proxy, since a proxy would forward requests from the whole
-network.
+this machine. It must arrive over a loopback address, and its Host header must name this gateway; with DNS rebinding,
+the header names another host. It must not come from a page of another origin, nor through a proxy, which would forward
+requests from the whole network.
 """
 
 from __future__ import annotations

@@ -216,9 +216,10 @@ def all_routes(routes: list[BaseRoute]) -> Iterator[tuple[frozenset[str], str, R
 class Caller:
     """The sender of a request.
 
-    `user_id` is set for a user's key only; `key_id` is None while there are no keys. `cookie` is the session cookie of
-    a browser that signed in to the dashboard. `onlooker` is true if the request has a ticket that a viewer's key
-    requested for one user: such a caller sees that user's jobs and may not change them.
+    `user_id` is set if the caller reaches only one user's jobs, because it sent a user's key or a ticket for one user.
+    `key_id` is None while there are no keys. `cookie` is the session cookie of a browser that signed in to the
+    dashboard. `onlooker` is true if the request has a ticket that a viewer's key requested for one user: such a caller
+    sees that user's jobs and may not change them.
     """
 
     role: Role

@@ -49,8 +49,8 @@ class SubmitRate:
         """Count the jobs, all or none of them, and return the response headers. Raises RateLimited if the limit is
         exceeded, unless `anyway` is set.
 
-        A bulk with more jobs than the limit per minute is accepted if the user's bucket is empty. The user's next
-        submit then has to wait as long as if the jobs had been submitted one by one.
+        More jobs at once than the limit per minute are accepted if none of the user's earlier jobs counts any more. The
+        user's next submit then has to wait as long as if the jobs had been submitted one by one.
         """
         now = self._clock()
         counts = _by_user(jobs)

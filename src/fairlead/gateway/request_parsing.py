@@ -245,8 +245,8 @@ def read_bulk(raw: Any, config: Config, now: float) -> list[Submission]:
 def bad_items(items: Sequence[Any], config: Config, now: float) -> list[RequestError]:
     """Return the errors of all invalid items, with pointers such as `/jobs/3/priority`.
 
-    Call this only after the application has refused an item. The application checks all items itself, so a valid bulk
-    is checked only once.
+    Call this only for a bulk that is refused anyway. The application checks all items itself, so a valid bulk is
+    checked only once.
     """
     errors: list[RequestError] = []
     for index, item in enumerate(items):

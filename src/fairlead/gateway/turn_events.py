@@ -195,7 +195,8 @@ async def _translated(app: Fairlead, liveness: TurnLiveness | None, event: dict[
 
 
 def turn_json(turn: TurnView) -> dict[str, Any]:
-    """Return the JSON of a turn for a response: with links added, and without the name of the caller's process."""
+    """Return the JSON of a turn for a response: with links added, and without its input and the name of the caller's
+    process."""
     fields = turn.as_dict()
     del fields["process"], fields["input"]
     url = f"{TURNS}/{turn.turn_id}"

@@ -67,9 +67,9 @@ class Explainer:
         raise AssertionError("the last read always gives an explanation")
 
     async def _explain(self, job: Job, *, last: bool) -> Why | None:
-        """The explanation for a job. If the dispatcher has the job neither in the queue nor leased, the job may have
-        moved on since it was read. Then this returns None, so that the caller reads the job again, unless this is the
-        `last` attempt."""
+        """The explanation for a job. Returns None if the job has to be read again, because the dispatcher has it
+        neither in the queue nor leased: it may have moved on since it was read. The `last` attempt explains this state
+        instead."""
         rules = await self._observer.rules()
         match job.status:
             case JobStatus.SCHEDULED if job.is_set_aside:
@@ -107,7 +107,7 @@ class Explainer:
         return [gone, *await self._leaderless([shard] if shard else [], "calls of lost workers are not recovered")]
 
     async def _leaderless(self, shards: Iterable[ShardRuntime], effect: str) -> list[Reason]:
-        """A reason if none of these shards has a leader; empty if one of them has a leader."""
+        """One reason if none of these shards has a leader, as far as can be read; empty if one of them has a leader."""
         reasons = [await self._without_leader(shard, effect) for shard in shards]
         return [reason for reason in reasons[:1] if reason is not None] if all(reasons) else []
 

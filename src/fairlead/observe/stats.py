@@ -3,8 +3,8 @@
 Slots and calls are read from the dispatchers, processes from the database.
 
 `take_metrics` gathers the numbers that `/metrics` reports: the counters of this process and, if it is a gateway or a
-manager, the state of the queues. It asks each dispatcher once and the database twice, however many jobs there are. A
-server that does not answer in time is reported as unreachable, and its numbers are left out.
+manager, the state of the queues. The number of its queries does not depend on the number of jobs. A server that does
+not answer in time is reported as unreachable, and its numbers are left out.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _service(view: Mapping[str, Any], queues: QueueSnapshot) -> dict[str, Any]:
 
 
 def _count(known: bool, slots: Iterable[Lease | Hold]) -> dict[str, int | None]:
-    """The number of slots in use, including holds; None if the dispatcher did not answer."""
+    """The number of slots in use, including holds (`in_use`), and the number of holds alone (`held`). Both are None if
+    the dispatcher did not answer (not `known`)."""
     if not known:
         return {"in_use": None, "held": None}
     kinds = [isinstance(slot, Hold) for slot in slots]
@@ -208,8 +209,9 @@ def _workers(processes: Processes, queues: QueueSnapshot) -> list[dict[str, Any]
 
 
 def _current(record: ProcessRecord, now: float, queues: QueueSnapshot, calls: int) -> ProcessRecord:
-    """The registration of a worker with its current number of running calls. For a worker that is gone, this is the
-    number of its leases that have not been recovered yet, because the number that it last reported is outdated."""
+    """The registration of a worker with its current number of running calls. The number that a dead worker last
+    reported is outdated, so it is replaced by the number of the worker's leases (`calls`), which recovery has not
+    released yet."""
     return record if record.alive(now) or queues.unknown is not None else replace(record, running=calls)
 
 

@@ -80,8 +80,8 @@ def state_of(seen: RegionSnapshot) -> str:
 
 
 def region_states(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, dict[str, Any]]:
-    """The state of each region of a service by name; its numbers are None if they are not known. A service with regions
-    is on one shard, so at most one snapshot has them."""
+    """The state of each region of a service by name. Numbers that are not known are None. A service with regions is on
+    one shard, so at most one of the snapshots has regions."""
     seen = {each.region: each for snapshot in snapshots for each in snapshot.regions}
     return {
         name: {

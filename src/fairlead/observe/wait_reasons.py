@@ -177,8 +177,8 @@ class SlotUse:
         return len(self.leases) + len(self.holds)
 
     def full(self, job: Job, all_rules: Rules, unserved: Unserved = frozenset()) -> list[tuple[Reason, SlotUse]]:
-        """The limits that keep the job from running because they are full, each as a reason with the slots that fill
-        the limit."""
+        """Return a reason for each full limit that keeps the job from running, paired with the slots in use under that
+        limit. A resting region counts as full."""
         service, rules = self._only(service=self.service), all_rules.services[self.service]
         reasons = [service._reason("service_full", f"the limit of {self.service}", rules.limit, service=self.service)]
         pool = self._pool(rules.pool, all_rules)

@@ -151,7 +151,8 @@ class PriorityResolver:
             decisions.update((user_id, self._fallback(user_id)) for user_id in late)
 
     def _known(self, user_id: str) -> PriorityDecision | None:
-        """The user's priority and weight from the table of users or the cache; None if a source must be asked."""
+        """The user's priority and weight, if they are known without asking a source: from the table of users, from the
+        cache, or the default if there is no source. None otherwise."""
         if self._hook is None:
             table = self._table.get(user_id, UNKNOWN)
             if table.priority is not None:

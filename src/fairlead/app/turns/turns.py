@@ -122,8 +122,8 @@ class Turns(TurnQueries):
 
     async def _take_up(self, turn_id: str, node: Node | None = None, *, held: bool = True) -> Waiter | None:
         """Make this process the owner of the turn, and return the turn's waiter. A turn that was set aside returns to
-        its place in the queue. Returns None if the turn has ended, or if it has its slot and `held` is False. Raises
-        NotFound."""
+        its place in the queue. Returns None if the turn has ended, and, unless `held` is set, also if it has its slot.
+        Raises NotFound."""
         runtime = self._runtime
         node = node or await runtime.join()
         for _ in range(TRIES):
@@ -277,8 +277,8 @@ class Turns(TurnQueries):
                 self._broker_of(waiter).leave(waiter)
 
     async def withdraw(self, turn_id: str) -> None:
-        """Cancel a turn at the request of code other than its caller. If a `with` block holds the slot, the block is
-        notified, and keeps the slot until it has exited."""
+        """Cancel a turn at the request of code that may not be the turn's caller. If a `with` block holds the slot, the
+        block is notified, and keeps the slot until it has exited."""
         waiter = self._runtime.waiters.get(turn_id)
         if waiter is None or turn_id not in self._runtime.waiters.blocks:
             await self.cancel_own(turn_id)
@@ -287,7 +287,7 @@ class Turns(TurnQueries):
             await self.cancel(turn_id)
 
     async def left(self, turn_id: str) -> None:
-        """Release the slot of a turn whose caller was notified of its loss and has now stopped working."""
+        """Release the slot of a turn whose caller has stopped working, after it was notified that the slot is lost."""
         if (waiter := self._runtime.waiters.get(turn_id)) is not None:
             self._broker_of(waiter).leave(waiter)
 

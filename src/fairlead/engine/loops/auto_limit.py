@@ -34,8 +34,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What this loop remembers about a service whose limit is discovered. The current limit has applied since this
-    `version` of the rules; calls that a process made under older rules are ignored."""
+    """What this loop remembers about a service whose limit is discovered: what it observed since the last decision
+    (`window`), the best latency so far, and the `version` of the rules since which the current limit has applied. Calls
+    that a process made under older rules are ignored."""
 
     window: Window
     best: float | None

@@ -71,8 +71,8 @@ class OrphanedTurnsLoop:
         return now if more else now + EVERY
 
     async def _gone(self, owners: list[str]) -> tuple[set[str], set[str]]:
-        """Two sets of owners: those that are certainly gone, and those whose registration has not been renewed in
-        time."""
+        """Return two disjoint sets of owners: those that are certainly gone, and those without a live registration. The
+        owner of an outside caller's turn is certainly gone only if no process but this one can have turns (`alone`)."""
         if self._alone is not None:
             return {owner for owner in owners if process_of(owner) != self._alone}, set()
         moment = await self._store.now()

@@ -92,9 +92,9 @@ class SyncRulesLoop:
         return await self._write(DeclareServices((*declared.services, *missing), pools), rules) or rules
 
     async def _write(self, declaration: DeclareServices, rules: Rules) -> Rules | None:
-        """Write the declaration. Returns the new rules, or None if `rules` are outdated. The same commit closes every
-        scope that a service leaves or enters: steps that were granted in such a scope and have not started are then
-        refused (docs/adr/0016)."""
+        """Write the declaration. Returns the new rules, or None if `rules` are outdated. The same commit raises the
+        epoch of every scope that a service leaves or enters: steps that were granted in such a scope and have not
+        started are then refused (docs/adr/0016)."""
         after = Rules({service.service: service for service in declaration.services}, declaration.pools)
         outcome = await self._group_commit.write(
             replace(declaration, based_on=rules.version, moved=moved_scopes(rules, after))

@@ -163,8 +163,9 @@ class SlotBroker(HeldSlots):
         await self.accept(waiter, lease)
 
     async def accept(self, waiter: Waiter, lease: Lease) -> bool:
-        """Accept an offered slot by writing the start of the turn. Returns False if the turn has moved on; the process
-        that claimed the slot then releases it."""
+        """Accept an offered slot by writing the start of the turn. Returns False if the turn has moved on, or if the
+        start could not be written. In the first case the process that claimed the slot releases it, in the second case
+        the lease expires."""
         if waiter.offered is not lease:
             waiter.offered = lease
             self._waiters.changed(waiter)
@@ -194,8 +195,8 @@ class SlotBroker(HeldSlots):
         return True
 
     async def _take_back(self, job: Job) -> Job:
-        """Make this process the owner of the turn again, after another process adopted the turn at the same moment: the
-        process that holds the slot must be the owner."""
+        """Make this process the owner of the turn again, if another process adopted the turn while this process
+        accepted the slot: the process that holds the slot must be the owner."""
         owner = turns.owner_at(self._process, job)
         await self._group_commit.write(Adopt(job.id, job.run, owner))
         self._shard.turn_adopted_here(process_of(job.turn or ""), job.id)
@@ -241,8 +242,8 @@ class SlotBroker(HeldSlots):
             self._spawn(self._or_expire(lease, self._settle(lease)))
 
     async def _settle(self, lease: Lease) -> None:
-        """Read whether another process has accepted the slot. If none has, set the turn aside; if the turn has moved
-        on, release the slot."""
+        """End the offer of this slot, depending on the turn's row: forget the slot if it was accepted, and release it
+        if the turn has moved on or the queue was rebuilt. Otherwise set the turn aside."""
         job = (await self._store.get_jobs([lease.job_id])).get(lease.job_id)
         if job is not None and job.status is JobStatus.RUNNING and job.lease == lease.name:
             self._settled(lease)

@@ -45,8 +45,8 @@ def application_of(config: CeleryConfig) -> Any:
 
 
 def applications_of(config: Config, handlers: Mapping[str, Handler]) -> dict[str, Any]:
-    """The Celery app of each service. A service that is declared in code as a Celery task uses the app of that task;
-    all other services share the configured app."""
+    """The Celery app of each service that is a Celery task. If code declares the service, this is the app of the
+    declared task; all other services share the configured app."""
     apps, shared = {}, None
     for name, service in config.services.items():
         if service.celery is None:

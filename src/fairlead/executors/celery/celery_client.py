@@ -124,8 +124,8 @@ def known_tasks(app: Any) -> dict[str, frozenset[str]]:
 
 
 class Silence:
-    """Measures for how long no Celery worker has reported a task. After `lost_after` seconds, the task counts as
-    lost."""
+    """Decides which tasks are lost. A task that a Celery worker has reported is lost once no worker has reported it for
+    `lost_after` seconds. If no worker has replied to any query for that long, all tasks are lost."""
 
     def __init__(self, lost_after: float) -> None:
         self._lost_after = lost_after
@@ -253,8 +253,8 @@ class CeleryClient:
             await self._blocking(send)
 
     async def give_up(self, registered: RegisteredTask, *, revoke: bool) -> bool:
-        """Unregister the task, so that the next attempt of its step sends a new one. Returns False if another call has
-        taken over the task."""
+        """Unregister the task, so that the next attempt of its step sends a new one. With `revoke`, also stop the task.
+        Returns False, and does nothing, if another call has taken over the task."""
 
         def give_up() -> bool:
             if not self._tasks().give_up(registered):
@@ -340,7 +340,8 @@ class CeleryClient:
 
 def _declared(task: Any, *, elsewhere: bool) -> dict[str, Any]:
     """The options from the declaration of the task. They are passed explicitly, because `send_task` ignores them before
-    Celery 5.7. Empty for a task that this process has not imported."""
+    Celery 5.7. With `elsewhere`, the call names a queue itself, and the declared routing is left out. Empty for a task
+    that this process has not imported."""
     names = ("priority",) if elsewhere else ("priority", "queue", "exchange", "routing_key")
     return {key: value for key in names if (value := getattr(task, key, None)) is not None}
 

@@ -179,7 +179,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def users(loads: Iterable[UserLoad], used: Sum, most: int) -> dict[str, Any]:
-    """The users with open jobs, then the users whose calls ran in the last hour."""
+    """The users with open jobs, then the users whose calls ran in the last hour, as long as there are fewer than `most`
+    users."""
     found = {
         load.user_id: known(
             waiting=load.waiting, running=load.running, oldest_since=load.oldest_since, weight=load.weight

@@ -40,8 +40,8 @@ def user_queues(snapshots: Sequence[ServiceSnapshot]) -> UserQueues:
 
 
 def _turn(queue: UserQueue) -> tuple[bool, bool, int, bool, int, str]:
-    """The sort key of a user's queue: the queue that is served first has the lowest key. Parked users come last; within
-    a band, newcomers come first, in order of arrival."""
+    """The sort key of a user's queue: the queue that is served first has the lowest key. Empty queues come last, and
+    queues of parked users just before them; within a band, newcomers come first, in order of arrival."""
     rank = queue.arrival or queue.tag
     return not queue.waiting, queue.parked, queue.band, not queue.arrival, rank, queue.user_id
 

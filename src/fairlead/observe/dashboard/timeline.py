@@ -44,8 +44,8 @@ def _free(call: dict[str, Any] | None) -> float | None:
 
 
 def _waited_from(record: JobRecord, ended: float | None, started: float) -> float:
-    """The time at which the wait before a call began. If the job was resumed, that is the time of the resume, not of
-    the failure."""
+    """The time at which the wait before a call began. `ended` is the time from which the job could be queued after its
+    previous call; None for the first call. If the job was resumed since, the wait began with the resume."""
     job = record.job
     first = job.created_at if job.scheduled_at is None else job.scheduled_at
     begun = first if ended is None else ended

@@ -380,7 +380,8 @@ def _is_open(service: ServiceRules, shards: Mapping[str, ShardSnapshot]) -> bool
 
 
 async def _missing(store: Store, shard: ShardRuntime, snapshot: ShardSnapshot, now: float) -> dict[str, list[str]]:
-    """The jobs that wait according to the database, but that the dispatcher has neither in the queue nor claimed.
+    """For each service, the jobs that wait according to the database, but that the dispatcher has neither in the queue
+    nor claimed.
 
     If a service has few waiting jobs, each of them is looked up. Otherwise jobs are looked up only if the queue has
     fewer jobs than the database.

@@ -248,8 +248,8 @@ def _blocked(facts: Facts) -> Iterator[Finding]:
 
 
 def _renews(facts: Facts, process: ProcessRecord) -> bool:
-    """Whether the process has renewed a lease since it stopped renewing its registration. If it had not, all its leases
-    would have expired by now."""
+    """Whether the process has renewed a lease since it last renewed its registration: it has a valid lease whose TTL is
+    shorter than the time since then."""
     return any(
         process_of(lease.worker) == process.name
         and not is_turn(lease.job_id)

@@ -355,6 +355,10 @@ class Leadership(Protocol):
         """The name and term of the current leader."""
         ...
 
+    async def wait_to_retry(self, seconds: float) -> None:
+        """Wait after a failure, at most `seconds`. Returns early when the server can be reached again."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -27,9 +27,13 @@ class Mine:
         self.lease = lease
         self.name = name
         self.away = False
+        self.back: asyncio.Event | None = None
+        """If set, a failed call is repeated at this event, and not after a time."""
+        self.renewed, self.failed = asyncio.Event(), asyncio.Event()
 
     def _reach(self) -> None:
         if self.away:
+            self.failed.set()
             raise Unavailable("Redis is away")
 
     async def acquire(self, term: int) -> bool:
@@ -40,6 +44,7 @@ class Mine:
 
     async def renew(self) -> bool:
         self._reach()
+        self.renewed.set()
         return self.lease.holder == self.name
 
     async def resign(self) -> None:
@@ -49,6 +54,9 @@ class Mine:
     async def leader(self) -> tuple[str, int] | None:
         self._reach()
         return None if self.lease.holder is None else (self.lease.holder, self.lease.term)
+
+    async def wait_to_retry(self, seconds: float) -> None:
+        await (asyncio.sleep(seconds) if self.back is None else self.back.wait())
 
     async def close(self) -> None: ...
 
@@ -171,6 +179,23 @@ async def test_a_leader_that_cannot_renew_stops_after_the_ttl_and_leads_again_la
     lease.holder = None  # its lease has expired
     mine.away = False
     await soon(runs.running)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_leader_renews_as_soon_as_the_server_is_back() -> None:
+    """Not after another third of the TTL."""
+    mine = Mine(Lease(), "a")
+    leader, runs = made(mine, FakeGroupCommit())
+    task = asyncio.create_task(leader.run())
+    await soon(runs.running)
+    mine.away, mine.back, mine.ttl = True, asyncio.Event(), 3600.0
+    mine.renewed.clear()
+    await soon(mine.failed)
+    mine.away = False
+    mine.back.set()
+    await soon(mine.renewed)
+    assert leader.leading
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

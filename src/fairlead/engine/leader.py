@@ -97,7 +97,7 @@ class Leader:
                 self._outage.began(error)
             except Exception:
                 log.exception("leading %s failed; standing for election again", self._shard)
-            await asyncio.sleep(LOOK_EVERY * (0.5 + self._clock.randomness()))
+            await self._leadership.wait_to_retry(LOOK_EVERY * (0.5 + self._clock.randomness()))
 
     async def resign(self) -> None:
         if self._leadership is not None and self.term is not None:
@@ -138,12 +138,12 @@ class Leader:
         does not answer or the loops keep failing: such a leader would keep all other managers from leading."""
         database = DatabaseProbe(self._group_commit.ping, self._clock.monotonic)
         held_at = self._clock.monotonic()
+        await asyncio.sleep(leadership.ttl / 3)
         while True:
-            await asyncio.sleep(leadership.ttl / 3)
             asked_at = self._clock.monotonic()
             try:
                 if not await leadership.renew():
-                    raise LostLeadership("another manager holds the lease")
+                    raise LostLeadership("another manager holds the lease, or Redis has lost it")
                 held_at = asked_at
             except Unavailable as error:
                 if self._clock.monotonic() - held_at > leadership.ttl:
@@ -153,6 +153,10 @@ class Leader:
                 self.leading = False
                 await self.resign()
                 raise LostLeadership(reason)
+            if held_at == asked_at:
+                await asyncio.sleep(leadership.ttl / 3)
+            else:
+                await leadership.wait_to_retry(leadership.ttl / 3)
 
     def _cannot_work(self, silence: float, patience: float) -> str | None:
         if silence > patience:

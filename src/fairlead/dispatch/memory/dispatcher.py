@@ -128,6 +128,9 @@ class MemoryDispatcher:
     async def missing(self, offers: Sequence[Offer]) -> list[Offer]:
         return [offer for offer in offers if not self._has(offer)]
 
+    async def check(self) -> list[str]:
+        return []
+
     def _has(self, offer: Offer) -> bool:
         entry = self._entries.get(offer.job_id)
         if entry is not None and entry[RUN] >= offer.run:

@@ -190,6 +190,14 @@ class ScriptClient:
         except ERRORS as error:
             raise self._failed(error) from error
 
+    async def wait_to_retry(self, seconds: float) -> None:
+        """Wait after a failure, at most `seconds`. Returns early when the server answers another component of this
+        process. In a Cluster, where other nodes may be healthy, it never returns early."""
+        if self.cluster:
+            await asyncio.sleep(seconds)
+        else:
+            await self._pools[ONLY_NODE].pause.wait(seconds)
+
     async def _command(self, node: Address, command: Command) -> Any:
         try:
             (reply,) = await self._call(node, [packed(*command)])

@@ -242,6 +242,7 @@ class ConnectionPool:
             if successes == (self.gate.successes, self.pause.successes):
                 if is_refusal(error):
                     self.gate.begin(error, REFUSED_S)
+                    self.pause.connected()
                 elif isinstance(error, ERRORS):
                     self.pause.begin(error, DOWN_S)
             raise

@@ -152,6 +152,11 @@ class RedisDispatcher:
                 missing += [offer for offer, run in zip(some, runs, strict=True) if run < offer.run]
         return missing
 
+    async def check(self) -> list[str]:
+        await self.known_scopes()  # the services of a scope share its entries
+        replies = await self._scopes.run("check", {scope: [] for scope in self._scopes.current}, failed={})
+        return sorted(scope for scope, (lost,) in replies.items() if lost)
+
     def _runs(self, scope: str, offers: Sequence[Offer]) -> ScriptCall:
         """The script call that reads the queued run and the leased run of each job in this scope."""
         keys = self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")

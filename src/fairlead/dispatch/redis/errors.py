@@ -1,13 +1,15 @@
 """Translation of redis-py's errors, and the pauses between attempts to connect.
 
 Callers of this package see only `Unavailable`. A process has a dozen components that use Redis, and each retries on its
-own schedule: every commit relays, every read of a job requests its position. After a failure, only one component at a
-time tries to connect, after a pause, and the others fail at once with the same error. When a connection succeeds, all
-of them continue.
+own schedule: every commit relays, every read of a job requests its position. After a failure, only one of the
+components tries to connect from time to time, and the others fail at once with the same error. When the server answers,
+all of them continue, and those that wait for their next attempt wake up.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
 from functools import cache
@@ -23,6 +25,8 @@ READ_ONLY_S = (1.0, 2.0)
 REFUSED_S = (0.25, 0.5)
 """The first and the longest pause, in seconds, while the database names another server (`servers.check_identity`)."""
 
+_LEAST_WAIT_S = 0.05
+
 
 class Paused(RedisError):
     """No connection was tried, because another component of this process failed to connect a moment ago."""
@@ -34,8 +38,8 @@ class Pause:
         self._lengths = DOWN_S
         self._cause: BaseException | None = None
         self.successes = 0
-        """The number of successes so far. If this number rose during an attempt that failed, the failure begins no
-        pause."""
+        """The number of successes. An attempt that began before a success and fails after it begins no pause."""
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def check(self) -> None:
         """Raise `Paused` during a pause. After the pause the first caller may try to connect, and another pause begins
@@ -58,14 +62,36 @@ class Pause:
         self._until = time.monotonic() + self._length
 
     def connected(self) -> None:
-        """End the pause after a successful connection. The pause of a read-only server goes on: a connection does not
-        prove that the server accepts writes."""
+        """End the pause because the server answered. The pause of a read-only server goes on: an answer does not prove
+        that the server accepts writes."""
         if self._lengths is not READ_ONLY_S:
             self.end()
 
     def end(self) -> None:
-        self._cause = None
         self.successes += 1
+        if self._cause is None:
+            return
+        self._cause = None
+        for waiting in self._waiting:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                waiting.get_loop().call_soon_threadsafe(_wake, waiting)
+
+    async def wait(self, most: float) -> None:
+        """Wait before the next attempt: until the pause has ended or one caller may connect, but at most `most`
+        seconds; outside a pause, for `most` seconds."""
+        if self._cause is not None:
+            most = min(most, max(_LEAST_WAIT_S, self._until - time.monotonic()))
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait([waiting], timeout=most)
+        finally:
+            self._waiting.discard(waiting)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 @cache

@@ -34,6 +34,9 @@ class RedisLeadership:
         term, _, holder = value.decode().partition(" ")
         return holder, int(term)
 
+    async def wait_to_retry(self, seconds: float) -> None:
+        await self._connection.wait_to_retry(seconds)
+
     async def close(self) -> None:
         await self._connection.close()
 

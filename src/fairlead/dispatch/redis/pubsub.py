@@ -79,7 +79,7 @@ class Subscriber:
                     _log.warning("lost the Redis subscription, reconnecting: %s", error)
                 warned = True
             self.subscribed.clear()
-            await asyncio.sleep(_RETRY_S)
+            await self._client.wait_to_retry(_RETRY_S)
 
     async def _run_connection(self) -> None:
         connection = await self._client.connect()
@@ -216,7 +216,7 @@ class RedisPubSub:
                 except Unavailable as error:
                     self.dropped += len(batch)
                     _log.debug("dropped %d messages: %s", len(batch), error)
-                    await asyncio.sleep(_PAUSE_S)
+                    await self._client.wait_to_retry(_PAUSE_S)
         finally:
             self._sending = None
 

@@ -1,5 +1,5 @@
-"""Compares the dispatcher's queue with the waiting jobs in the database, and puts jobs back that are missing from the
-queue."""
+"""Compares the dispatcher's queue with itself and with the waiting jobs in the database, and puts jobs back that are
+missing from the queue."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ class ReconcileLoop:
 
     async def tick(self, now: float) -> float:
         began = perf_counter()
+        # A queue that contradicts itself may contain jobs that it never grants. The scopes loop rebuilds it.
+        await self._dispatcher.check()
         if self._absent:
             await self._repair()
         waiting = await self._store.count_waiting_by_service(self._rules.lanes)

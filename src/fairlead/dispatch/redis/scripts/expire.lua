@@ -27,7 +27,9 @@ for _, service in ipairs(services) do
   if #written > 0 then
     call_many('HSET', service.keys.leases, written, 2)
     expires_by(service, now)
-    call('HSET', META, 'state:' .. service.name, stored_state(service))
+    local fields = {}
+    add_state(fields, service)
+    call('HSET', META, unpack(fields))
   end
 end
 return { 0 }

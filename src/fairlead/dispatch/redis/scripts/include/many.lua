@@ -40,9 +40,12 @@ local function next_steps(service, lane, user, waiting, ahead)
   local mine, at = ahead[user], ahead.at[user]
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
     local queue = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
-    -- The range needs no upper end: the user has this many steps, so no steps of other users are read.
+    -- Open-ended: the user has this many steps, so another user's follow only if one was lost.
     mine, at = call('ZRANGEBYLEX', service.keys.line, queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
       waiting < ahead.each and waiting or ahead.each), 1
+    if sub(mine[#mine] or '', 1, #queue - 1) ~= sub(queue, 2) then
+      error('a step of a user is not in the queue')
+    end
   end
   if ahead.each > 1 then
     ahead[user], ahead.at[user] = mine, at + 1

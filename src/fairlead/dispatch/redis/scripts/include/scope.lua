@@ -196,9 +196,13 @@ local function add_state(fields, service)
   fields[n + 3], fields[n + 4] = 'kept:' .. service.name, count_keys(service) .. state .. counted_slots(service)
 end
 
--- Whether a service has lost a key or a slot since its state was written.
+-- Whether a service has lost its state, or a key or a slot since the state was written.
 local function lost_data(service, state, kept)
-  if not kept or not state or sub(kept, 2, #state + 1) ~= state then
+  if not kept then
+    return false
+  elseif not state then
+    return true
+  elseif sub(kept, 2, #state + 1) ~= state then
     return false
   end
   local slots = sub(kept, #state + 2)
@@ -216,6 +220,20 @@ local function lost_shared_key()
     leased = leased + service.leased
   end
   return waiting > 0 and call('EXISTS', ENTRIES) == 0 or leased > 0 and call('EXISTS', ONLEASE) == 0
+end
+
+-- Whether META lacks a field that configure.lua writes: the version together with the list of services, the rules of
+-- each of these, and the limit of a pool. Without them a scope has no slots, no services or no limit.
+local function lost_rules(listed, with_rules)
+  if not listed or not scope.version then
+    return listed or scope.version or next(with_rules)
+  end
+  for _, name in ipairs(scope.members) do
+    if by_name[name] and not with_rules[name] then
+      return true
+    end
+  end
+  return not scope.pool_limit and scope.members[1] and string.find(META, '{pool:', 1, true)
 end
 
 local function expires_by(service, time)
@@ -292,11 +310,12 @@ local function load_scope()
   if scope.pool then
     scope.pool[4] = scope.pool[4] or {}
   end
-  local lost = false
+  local lost, with_rules = false, {}
   for i, name in ipairs(names) do
     local service, rules, state = new_service(name, 9 * i - 4), of_services[3 * i - 2], of_services[3 * i - 1]
     if rules then
       take_rules(service, unpack_of(rules))
+      with_rules[name] = true
     end
     if state then
       take_state(service, unpack_of(state))
@@ -305,10 +324,15 @@ local function load_scope()
     end
     count_slots(service)
     services[i], by_name[name] = service, service
+    if not read[6] and service.leased > 0 then
+      -- The counter was lost, or the leases were granted by another scope. Seconds are more than any count before, so
+      -- that no name is given twice.
+      scope.counter = floor(now / 1000000)
+    end
     lost = lost or lost_data(service, state, of_services[3 * i])
   end
-  if not scope.lost and (lost or lost_shared_key()) then
-    -- Slots may wrongly be counted as free, so grant nothing and change nothing until the rebuild.
+  if not scope.lost and (lost or lost_rules(read[3], with_rules) or lost_shared_key()) then
+    -- Slots may wrongly be counted as free: grant and change nothing until the rebuild.
     scope.open, scope.closed, scope.lost = false, false, true
     call('HSET', META, 'open', 'lost')
   end

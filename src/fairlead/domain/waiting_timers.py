@@ -53,7 +53,8 @@ def waiting_timer(
 
 def spills(job: Job, waits: WaitTimeouts) -> bool:
     """Whether the timer of this waiting job ends its wait for the preferred region: once it fires, the job may go to
-    other regions. Otherwise the timer ends the wait altogether."""
+    other regions. Otherwise the timer ends the wait altogether. The caller has
+    checked the job's deadline, which uses the same timer."""
     if job.spill_after is None or not job.asks_for_region(job.step, job.attempt):
         return False
     return job.spill_after < waits.get(job.service, math.inf)

@@ -90,8 +90,8 @@ class TurnRequests:
 
     @asynccontextmanager
     async def _unless_ended(self, request_id: str) -> AsyncIterator[bool]:
-        """Yield whether the request has ended or does not exist. If the request ends while the block runs, the errors
-        that this causes in the block are suppressed."""
+        """Yield True if the request is over: it has ended, or it does not exist. The block runs either way and checks
+        this value. Its WrongState, TurnLost and NotFound are suppressed if the request is over by then."""
         try:
             yield await self._has_ended(request_id)
         except (WrongState, TurnLost, NotFound):

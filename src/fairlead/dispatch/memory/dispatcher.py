@@ -216,9 +216,9 @@ class MemoryDispatcher:
         """Grant one step from each service or pool in turn, until the budget is used up or no step is left. Adds the
         granted leases to `leases`.
 
-        Returns the services for which workers are woken even if the service was runnable before the claim: services
-        with a granted step, services for whose workers slots were reserved and, if steps were granted and the worker
-        does not wait for more, all services that it claimed.
+        Returns the services whose workers must be woken, even those that were runnable before the claim: each service
+        with a granted step; each service for which a slot of its pool was reserved, because another worker has to run
+        the step; and all of `claim.services`, if steps were granted and this worker will not wait for more.
         """
         worker = self._workers.seen(claim, now)
         names = self._wakeups.may_grant(claim.services)

@@ -52,8 +52,8 @@ def _region(service: Service, region: str) -> RegionSnapshot:
 
 
 def _waiting(service: Service, matches: Callable[[str | None], bool]) -> tuple[int, int]:
-    """Count the waiting steps in the lanes that match. Returns two numbers: the steps in the bands of priorities, and
-    the retries that go first."""
+    """Count the waiting steps in the lanes that match. Returns two numbers: the retries in the band that goes before
+    all others are the second, all other steps the first."""
     counts = [
         sum(len(queue) for name, lane in band.lanes.items() if matches(name) for queue in lane.queues.values())
         for band in service.bands

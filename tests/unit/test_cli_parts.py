@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -53,6 +54,17 @@ def test_a_log_line_stays_one_line() -> None:
     record = logging.LogRecord("n", logging.INFO, "p", 1, "job printed %s", ("a\n2026 CRITICAL forged\x1b[0m",), None)
     line = OneLine("%(levelname)s %(message)s").format(record)
     assert line == r"INFO job printed a\n2026 CRITICAL forged\x1b[0m"
+
+
+def test_a_traceback_in_the_log_sends_no_control_characters_to_the_terminal() -> None:
+    try:
+        raise ValueError("\x1b[2J\r2026 CRITICAL forged\x9b")
+    except ValueError:
+        raised = logging.LogRecord("n", logging.ERROR, "p", 1, "failed", (), sys.exc_info())
+    stored = logging.LogRecord("n", logging.ERROR, "p", 1, "failed", (), None, sinfo="    one\n    \x1b[2J\rtwo")
+    formatter = OneLine("%(message)s")
+    assert formatter.format(raised).splitlines()[-1] == r"ValueError: \x1b[2J\r2026 CRITICAL forged\x9b"
+    assert formatter.format(stored) == "failed\n    one\n    " + r"\x1b[2J\rtwo"
 
 
 def test_durations_are_readable() -> None:

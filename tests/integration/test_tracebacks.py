@@ -10,7 +10,14 @@ import pytest
 
 from fairlead import Call, Config, Fairlead, JobFailed
 from fairlead.errors import Permanent
-from fairlead.executors.call_outcome import LONGEST_TRACEBACK, MOST_FRAMES, traceback_of
+from fairlead.executors.call_outcome import (
+    LONGEST,
+    LONGEST_TRACEBACK,
+    MOST_FRAMES,
+    failure_of,
+    shortened,
+    traceback_of,
+)
 from tests.integration.gateway_site import Site
 
 PATIENCE = 30.0
@@ -144,7 +151,20 @@ def test_a_traceback_is_bounded_and_has_no_locals() -> None:
     except Permanent as error:
         trace = traceback_of(error)
     assert trace is not None
-    assert len(trace) < LONGEST_TRACEBACK + 100
+    assert len(trace) <= LONGEST_TRACEBACK
     assert trace.count("in deep") <= MOST_FRAMES
     assert "hunter2" not in trace.replace('deep(200, "hunter2")', "")
     assert "characters ...]" in trace
+
+
+@pytest.mark.parametrize("before", range(LONGEST_TRACEBACK // 2 - 220, LONGEST_TRACEBACK // 2, 20))
+def test_a_url_at_the_cut_of_a_traceback_shows_no_password(before: int) -> None:
+    trace = shortened("x" * before + " postgresql://ada:" + "hunter2" * 20 + "@db.example/jobs " + "y" * 20_000)
+    assert "characters ...]" in trace
+    assert "hunter2" not in trace
+
+
+@pytest.mark.parametrize("before", [LONGEST - 100, LONGEST - 30])
+def test_a_url_at_the_end_of_a_long_message_shows_no_password(before: int) -> None:
+    failure = failure_of(ValueError("x" * before + " postgresql://ada:" + "hunter2" * 20 + "@db.example/jobs"))
+    assert "hunter2" not in failure.as_error()["message"]

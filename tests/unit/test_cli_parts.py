@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,12 +18,12 @@ from rich.console import Console
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.follow import JobLine, end_of
-from fairlead.cli.jobs import show_job
+from fairlead.cli.jobs import hint_next, show_job
 from fairlead.cli.logs import OneLine
 from fairlead.cli.options import FOREVER, duration, future, moment, past, seconds_in
-from fairlead.cli.output import clean, passing, safe, seconds, table, with_local_times
+from fairlead.cli.output import clean, local_time, passing, safe, seconds, table, with_local_times
 from fairlead.cli.redact import without_secrets
-from fairlead.cli.status import _override
+from fairlead.cli.status import _override, _region_line
 from fairlead.cli.submit import with_wait_value
 from fairlead.cli.turn import options_first
 
@@ -84,6 +85,43 @@ def test_a_log_line_stays_one_line() -> None:
     record = logging.LogRecord("n", logging.INFO, "p", 1, "job printed %s", ("a\n2026 CRITICAL forged\x1b[0m",), None)
     line = OneLine("%(levelname)s %(message)s").format(record)
     assert line == r"INFO job printed a\n2026 CRITICAL forged\x1b[0m"
+
+
+def test_a_traceback_in_the_log_sends_no_control_characters_to_the_terminal() -> None:
+    try:
+        raise ValueError("\x1b[2J\r2026 CRITICAL forged\x9b")
+    except ValueError:
+        raised = logging.LogRecord("n", logging.ERROR, "p", 1, "failed", (), sys.exc_info())
+    stored = logging.LogRecord("n", logging.ERROR, "p", 1, "failed", (), None, sinfo="    one\n    \x1b[2J\rtwo")
+    formatter = OneLine("%(message)s")
+    assert formatter.format(raised).splitlines()[-1] == r"ValueError: \x1b[2J\r2026 CRITICAL forged\x9b"
+    assert formatter.format(stored) == "failed\n    one\n    " + r"\x1b[2J\rtwo"
+
+
+def test_a_region_that_rests_says_so_first_and_in_local_time() -> None:
+    until = "2026-01-31T12:00:00.000Z"
+    there = {
+        "running": 0,
+        "limit": 1,
+        "waiting": {"main": 3, "retry": 1},
+        "latency": 2.5,
+        "breaker": {"state": "resting", "resting_until": until, "failures": 5},
+    }
+    line = _region_line("inference", "eu", there, partly=False)
+    assert line.startswith(f"inference in eu: rests until {local_time(until)} after 5 failures, 0/1 slots in use")
+
+
+@pytest.mark.parametrize(
+    ("job", "hinted"),
+    [
+        ({"error": {"code": "HTTP_503"}}, "run it again with: fairlead retry 17"),
+        ({"error": {"code": "DEADLINE_PASSED"}}, "its deadline has passed, so it cannot be retried; submit it again"),
+        ({"error": {"code": "HOLDER_DIED"}, "turn": True}, ""),
+    ],
+)
+def test_a_hint_names_only_what_works(job: dict[str, Any], hinted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hint_next({"job_id": "17", "status": "FAILED", **job})
+    assert capsys.readouterr().err.strip() == hinted
 
 
 def test_durations_are_readable() -> None:

@@ -113,3 +113,10 @@ def test_a_wrong_service_url_is_a_configuration_error(variable: str, url: str) -
         load(environ={variable: url, "FAIRLEAD_SERVICES__GPU__LIMIT": "1"})
     assert variable in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_long_word_beside_a_url_is_searched_in_linear_time() -> None:
+    word = "a" * 1_000_000  # in quadratic time: an hour
+    assert redacted(f"{word} postgresql://ada:hunter2@db {word}://ada:hunter2@db") == (
+        f"{word} postgresql://***@db {word}://***@db"
+    )

@@ -31,6 +31,7 @@ from fairlead.cli.output import (
     with_local_times,
 )
 from fairlead.domain.job import JobStatus
+from fairlead.domain.retry import DEADLINE_PASSED
 
 
 @client_command
@@ -256,7 +257,11 @@ def show_job(job: dict[str, Any]) -> None:
 def hint_next(job: dict[str, Any]) -> None:
     """Suggest the next command for a job that has failed or is waiting."""
     job_id, status = job["job_id"], job["status"]
-    if status == "FAILED":
+    if status == "FAILED" and job.get("turn"):
+        return  # only its caller could do the work
+    if status == "FAILED" and (job.get("error") or {}).get("code") == DEADLINE_PASSED:
+        hint("its deadline has passed, so it cannot be retried; submit it again")
+    elif status == "FAILED":
         hint(f"run it again with: fairlead retry {job_id}")
     elif status in ("PENDING", "RETRYING"):
         hint(f"see what it waits for with: fairlead why {job_id}")

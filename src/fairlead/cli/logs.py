@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import LOG_LEVELS
@@ -15,8 +16,8 @@ _NOISE = ("without completing handshake", "without completing response", "Invali
 
 
 class OneLine(logging.Formatter):
-    """Log formatter that escapes line breaks in messages, because a message may contain values of a job. Tracebacks
-    keep their line breaks. Keys, tickets and secrets in URLs are removed from everything."""
+    """Log formatter that escapes line breaks and control characters in messages, because a message may contain values
+    of a job. Tracebacks keep their line breaks. Keys, tickets and secrets in URLs are removed from everything."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(without_keys(super().format(record)))
@@ -24,6 +25,12 @@ class OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = clean(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return clean(super().formatException(ei), keep_lines=True)
+
+    def formatStack(self, stack_info: str) -> str:
+        return clean(super().formatStack(stack_info), keep_lines=True)
 
 
 def log_to_stderr(level: str) -> None:

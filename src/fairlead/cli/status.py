@@ -11,7 +11,17 @@ from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Failure
 from fairlead.cli.operators import WORKER_COLUMNS, seen, worker_rows
 from fairlead.cli.options import Json, Watch
-from fairlead.cli.output import print_json, print_whole, safe, seconds, table, terminal_width, watch_json, watch_view
+from fairlead.cli.output import (
+    local_time,
+    print_json,
+    print_whole,
+    safe,
+    seconds,
+    table,
+    terminal_width,
+    watch_json,
+    watch_view,
+)
 
 BANDS = ("retry", "high", "medium", "low")
 
@@ -99,19 +109,20 @@ def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bo
     """Describe one region of a service in one line. `partly` is true if only some regions of the service count toward a
     pool; the line then names the region's pool."""
     waiting, breaker = there["waiting"], there["breaker"]
-    parts = [f"{known(there['running'])}/{there['limit']} slots in use"]
+    parts = []
+    if breaker is None:
+        pass  # the state is unknown, which is reported below
+    elif breaker["state"] == "resting":  # first, because a narrow terminal cuts the line off
+        parts.append(f"rests until {local_time(breaker['resting_until'])} after {breaker['failures']} failures")
+    elif breaker["state"] == "probing":
+        parts.append(f"probing with one call after {breaker['failures']} failures")
+    parts.append(f"{known(there['running'])}/{there['limit']} slots in use")
     if there.get("pool") and partly:
         parts.append(f"counted in the pool {there['pool']}")
     if any(waiting.values()):
         parts.append(f"{waiting['main']} waiting, {waiting['retry']} to retry")
     if there["latency"] is not None:
         parts.append(f"calls take {seconds(there['latency'])}")
-    if breaker is None:
-        pass  # the state is unknown, which is reported below
-    elif breaker["state"] == "resting":
-        parts.append(f"rests until {breaker['resting_until']} after {breaker['failures']} failures")
-    elif breaker["state"] == "probing":
-        parts.append(f"probing with one call after {breaker['failures']} failures")
     return f"{service} in {region}: {', '.join(parts)}"
 
 

@@ -10,7 +10,8 @@ HIDDEN = "***"
 SHORTEST = 8
 """The minimum length of a secret to replace. Shorter secrets occur in too many ordinary words."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>]+)")
+# The length of the scheme is bounded: otherwise the search would take quadratic time in long words, such as Base64.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s'\"<>]+)")
 
 
 def redacted(text: str) -> str:

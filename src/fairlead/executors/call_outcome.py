@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.domain.json_codec import NotJson, to_json
+from fairlead.domain.redaction import redacted
 from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, Failure
 from fairlead.errors import Permanent, Retry
 from fairlead.executors.port import Success
@@ -15,6 +16,8 @@ LONGEST = 2000
 MOST_FRAMES = 30
 """A traceback shows at most this many frames of each exception, the innermost ones."""
 LONGEST_TRACEBACK = 15_000
+LONGEST_CUT = 25
+"""Half of the longest line that replaces the middle of a traceback."""
 _OWN_FRAMES = str(Path(__file__).parent)
 
 
@@ -51,10 +54,11 @@ def traceback_of(error: BaseException) -> str | None:
 def shortened(trace: str) -> str:
     """Shorten a long traceback by cutting out its middle. Both ends are kept, because the exception itself is at the
     bottom and its first cause at the top."""
-    trace = trace.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored
+    # Redact first: half a URL would not be recognised.
+    trace = redacted(trace.encode("utf-8", "replace").decode())  # lone surrogates cannot be stored
     if len(trace) <= LONGEST_TRACEBACK:
         return trace
-    half = LONGEST_TRACEBACK // 2
+    half = LONGEST_TRACEBACK // 2 - LONGEST_CUT
     return f"{trace[:half]}\n[... {len(trace) - 2 * half} characters ...]\n{trace[-half:]}"
 
 
@@ -66,8 +70,9 @@ def message_of(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Make a text storable as JSON: replace lone surrogates, and cut the text off if it is too long."""
-    return text[:LONGEST].encode("utf-8", "replace").decode()
+    """Make a text storable as JSON: replace lone surrogates, and cut the text off if it is too long. Credentials in
+    URLs are removed first, because half a URL would not be recognised."""
+    return redacted(text[: 4 * LONGEST])[:LONGEST].encode("utf-8", "replace").decode()
 
 
 def encoded(value: Any, max_result: int) -> Success | Failure:

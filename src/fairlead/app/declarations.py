@@ -42,6 +42,10 @@ class ServiceOptions(TypedDict, total=False):
     regions: Mapping[str, RegionConfig | Mapping[str, Any]]
     celery: str | None
     celery_queue: str | None
+    openai: str | None
+    models: Sequence[str]
+    aliases: Mapping[str, str]
+    retry_streams: bool
     timeout: float
     lease_ttl: float
     max_attempts: int
@@ -58,7 +62,7 @@ class ServiceOptions(TypedDict, total=False):
     shards: Mapping[str, ShareConfig | Mapping[str, Any]]
     cost: float | None
     headers: Mapping[str, str]
-    format: Literal["envelope", "raw"] | None
+    format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None
     run_in: Literal["thread", "process"]
 

@@ -16,7 +16,7 @@ from fairlead.domain.job import Priority
 from fairlead.domain.rules import MAIN_SHARD
 
 MAX_STEPS = 100
-WAYS = ("url", "function", "regions", "celery")
+WAYS = ("url", "function", "regions", "celery", "openai")
 USER_ID = "{user_id}"
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
@@ -153,6 +153,21 @@ def too_many_ways(service: Mapping[str, Any]) -> str | None:
     return (
         f"{' and '.join(ways)} are both set; a service has exactly one of {', '.join(WAYS)}" if len(ways) > 1 else None
     )
+
+
+def front_problem(service: Mapping[str, Any]) -> str | None:
+    """Return the problem of a service's settings for the OpenAI front, or None. `service` has only the keys that are
+    set."""
+    speaks = service.get("format") == "openai"
+    if speaks and not (service.get("url") or service.get("regions")):
+        return 'format = "openai" needs a url or regions'
+    if speaks and service.get("body") is not None:
+        return 'body: a service with format = "openai" sends the bodies of its clients'
+    if service.get("openai") and service.get("format"):
+        return "openai and format are both set; openai needs no format"
+    if service.get("retry_streams") and not (speaks or service.get("openai")):
+        return 'retry_streams: only with openai, or with format = "openai"'
+    return None
 
 
 def known(names: Collection[str]) -> str:

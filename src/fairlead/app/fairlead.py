@@ -32,6 +32,7 @@ from fairlead.app.declarations import Declarations, ServiceOptions
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import BatchHandle, BatchReceipt, JobHandle, Receipt
 from fairlead.app.jobs import JobCommands, Jobs, filter_of
+from fairlead.app.models import ModelCatalog
 from fairlead.app.priority import PriorityHook
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.methods import TurnMethods
@@ -87,6 +88,7 @@ class Fairlead(TurnMethods, AdminMethods):
         self.jobs = Jobs(runtime, commands)
         self.batches = Batches(runtime, commands, audit)
         self.admin = Admin(runtime, commands, audit)
+        self.models = ModelCatalog(runtime)
         self._turns = Turns(runtime, commands)
         self.turn_requests = TurnRequests(runtime, self._turns, commands)
 
@@ -140,6 +142,7 @@ class Fairlead(TurnMethods, AdminMethods):
     async def close(self) -> None:
         await self._stop()
         await bounded("closing the dashboard", self.admin.close())
+        await bounded("closing the connections to upstreams", self.models.close())
         await self._runtime.close()
 
     async def __aenter__(self) -> Fairlead:

@@ -34,9 +34,9 @@ class HttpExecutor:
         self._url = config.url
         self._raw = config.raw
         self._template = config.body
-        self._headers = {name: _secret(value) for name, value in config.headers.items()}
+        self._headers = {name: secret_of(value) for name, value in config.headers.items()}
         urls = [url for url in (self._url, *self._urls.values()) if url is not None]
-        self._secrets = {secret for url in urls for secret in _secrets_of(url)} | set(self._headers.values())
+        self._secrets = {secret for url in urls for secret in secrets_of(url)} | set(self._headers.values())
         self._max_result = max_result
         self._session: aiohttp.ClientSession | None = None
 
@@ -69,7 +69,7 @@ class HttpExecutor:
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
-            return Failure(CONNECTION, storable(_connection_problem(error)), retryable=True)
+            return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         return _raw_result(body) if self._raw else _enveloped_result(body)
@@ -96,19 +96,23 @@ class HttpExecutor:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                # All calls share the session: a cookie set for one user would be sent with the calls of others.
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-                auto_decompress=True,
-            )
+            self._session = new_session()
         return self._session
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def new_session() -> aiohttp.ClientSession:
+    # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        # All calls share the session: a cookie set for one user would be sent with the calls of others.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        auto_decompress=True,
+    )
 
 
 def _enveloped_result(body: bytes) -> Success | Failure:
@@ -141,10 +145,10 @@ def _raw_result(body: bytes) -> Success | Failure:
 def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
     text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
     message = f"{response.status} {response.reason}" + (f": {text}" if text else "")
-    return of_http_status(response.status, message, _retry_after(response.headers))
+    return of_http_status(response.status, message, retry_after_of(response.headers))
 
 
-def _retry_after(headers: Mapping[str, Any]) -> float | None:
+def retry_after_of(headers: Mapping[str, Any]) -> float | None:
     """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If it is a date, the
     delay is the time from the response's `Date` header, which is the clock of the service."""
     value = headers.get("Retry-After")
@@ -163,7 +167,7 @@ def _retry_after(headers: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _secrets_of(url: str) -> Iterator[str]:
+def secrets_of(url: str) -> Iterator[str]:
     """The secret parts of a service's URL: its query and its password, in every encoding in which they may appear."""
     parts = urlsplit(url)
     yield from filter(None, (parts.query, parts.password))
@@ -173,7 +177,7 @@ def _secrets_of(url: str) -> Iterator[str]:
         yield from (value, quote(value))
 
 
-def _connection_problem(error: Exception) -> str:
+def connection_problem(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         cause = error.os_error
         # Resolvers have negative numbers and texts of their own.
@@ -182,6 +186,6 @@ def _connection_problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _secret(value: str) -> str:
+def secret_of(value: str) -> str:
     """The value of a configured header. A value of the form `env:NAME` is replaced by that environment variable."""
     return os.environ.get(value.removeprefix("env:"), "") if value.startswith("env:") else value

@@ -24,6 +24,7 @@ from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, qu
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
+from fairlead.gateway.fronts.openai import routes as openai_routes
 from fairlead.gateway.openapi import document
 from fairlead.gateway.problems import (
     NotReady,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
     jobs.JOBS: jobs.submit_job,
     jobs.BULK: jobs.submit_jobs,
+    "/v1/chat/completions": openai_routes.forward,
 }
 """Maps the paths of submit routes to the functions that handle a POST."""
 ROUTERS = (
@@ -60,6 +62,7 @@ ROUTERS = (
     admin_routes.router,
     admin_routes.keys_router,
     metrics.router,
+    openai_routes.router,
 )
 
 

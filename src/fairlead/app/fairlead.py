@@ -30,6 +30,7 @@ from fairlead.app.batch_submission import BatchSubmission
 from fairlead.app.batches import Batches
 from fairlead.app.declarations import Declarations, ServiceOptions
 from fairlead.app.event_stream import Allowed, EventStream
+from fairlead.app.front_requests import FrontRequests
 from fairlead.app.handle import BatchHandle, BatchReceipt, JobHandle, Receipt
 from fairlead.app.jobs import JobCommands, Jobs, filter_of
 from fairlead.app.models import ModelCatalog
@@ -89,6 +90,7 @@ class Fairlead(TurnMethods, AdminMethods):
         self.batches = Batches(runtime, commands, audit)
         self.admin = Admin(runtime, commands, audit)
         self.models = ModelCatalog(runtime)
+        self.fronts = FrontRequests(runtime, self.jobs)
         self._turns = Turns(runtime, commands)
         self.turn_requests = TurnRequests(runtime, self._turns, commands)
 

@@ -71,6 +71,8 @@ class Runtime:
         self.hub = Hub()
         self.signals = RunningNode()
         self.listens_on: Sequence[str] = ()
+        self.process = ""
+        """The name under which this process is registered; empty if it is not."""
         self.node: Node | None = None
         self.probes = Probes()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -206,7 +208,7 @@ class Runtime:
     # ------------------------------------------------------------ the node
 
     async def start(self, roles: Roles) -> None:
-        name = new_name()
+        name = self.process = new_name()
         settings, config, store = self.settings, self.config, self.store
         if settings.redis_url is None and not (roles.worker and roles.manager):
             if roles.worker or roles.manager:

@@ -4,7 +4,6 @@ cancels the job if the client disconnects."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 from fairlead.domain import openai
 from fairlead.domain.job import JobStatus
 from fairlead.domain.openai import FrontAnswer
-from fairlead.errors import FairleadError, Unavailable
+from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.requests import FrontCall
 
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
+    from fairlead.app.front_requests import Reading
     from fairlead.domain.views import JobView
 
 SPACE_EVERY_S = 15.0
@@ -35,26 +35,24 @@ class Answer(Response):
     sends white space until the job ends. If the job then fails, the response is cut off: its status cannot be changed
     any more, and a client would take the error for an answer. The client's own retry gets the error with its status."""
 
-    def __init__(self, app: Fairlead, call: FrontCall, job_id: str, tier: str | None, headers: dict[str, str]) -> None:
-        super().__init__(headers={JOB_HEADER: job_id, **headers})
+    def __init__(self, app: Fairlead, call: FrontCall, reading: Reading, headers: dict[str, str]) -> None:
+        super().__init__(headers=headers)
         self._app = app
         self._call = call
-        self._job_id = job_id
-        self._tier = tier
-        self._headers = {JOB_HEADER: job_id, **headers}
+        self._reading = reading
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waiting = asyncio.ensure_future(self._app.wait(self._job_id))
+        waiting = asyncio.ensure_future(self._app.wait(self._reading.job_id))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             started = await self._keep_alive(waiting, gone, send)
             if not waiting.done():
-                await cancel(self._app, self._job_id)
+                await self._app.fronts.leave(self._reading)
                 raise ClientDisconnect
             await self._finish(waiting.result(), started, scope, receive, send)
         except asyncio.CancelledError:
-            # The key was revoked. The job of a process that stops goes on for the reader that joins it.
-            in_background(cancel(self._app, self._job_id))
+            in_background(self._app.fronts.leave(self._reading))  # the key was revoked
             raise
         finally:
             for task in (waiting, gone):
@@ -77,7 +75,8 @@ class Answer(Response):
     async def _finish(self, job: JobView, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
-        response = response_of(job, self._tier, self._headers)
+        tier = None if self._call.tier is None else openai.tier_of(job.priority)
+        response = response_of(job, tier, self._headers)
         if not started:
             await response(scope, receive, send)
             return
@@ -107,12 +106,6 @@ def response_of(job: JobView, tier: str | None, headers: dict[str, str]) -> Resp
 async def disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def cancel(app: Fairlead, job_id: str) -> None:
-    """Cancel a job that nobody reads. It may have ended meanwhile."""
-    with contextlib.suppress(FairleadError):
-        await app.cancel(job_id)
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:

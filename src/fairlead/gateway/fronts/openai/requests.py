@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from fairlead.domain import openai
+from fairlead.app.front_requests import Identity
+from fairlead.domain import front_readers, openai
 from fairlead.domain.access import Role
 from fairlead.domain.openai import FrontRequest
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission
@@ -36,14 +37,16 @@ class QueueView(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FrontCall:
-    """What a client asks for. `tier` is the `service_tier` of the request, or None if it has none."""
+    """What a client asks for. `tier` is the `service_tier` of the request, or None. `retried`: the client may have sent
+    this request before."""
 
     request: FrontRequest
     model: str | None
     user_id: str
     tier: str | None
     queue: QueueView
-    retries: int
+    identity: Identity
+    retried: bool
 
     def submission(self, service: str) -> Submission:
         priority = openai.priority_of(self.tier)
@@ -64,13 +67,21 @@ async def read_call(request: Request) -> FrontCall:
     tier = _text(fields, "service_tier")
     if tier is not None and tier not in TIERS:
         raise InvalidInput(f"service_tier must be one of {', '.join(sorted(TIERS))}", pointer="/service_tier")
+    caller = caller_of(request)
+    user_id = _user(caller, fields, headers)
+    key = request_parsing.idempotency_key(request)
+    body_hash = front_readers.digest(path, body)
+    # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
+    named = ("key", key) if key is not None else ("body", body_hash)
+    fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)
     return FrontCall(
         FrontRequest(path, content_type, body, stream is True or stream == "true"),
         _text(fields, "model"),
-        _user(caller_of(request), fields, headers),
+        user_id,
         tier,
         _queue_view(headers),
-        _retries(headers),
+        Identity(user_id, fingerprint, body_hash, keyed=key is not None),
+        retried=key is not None or _retries(headers) > 0,
     )
 
 

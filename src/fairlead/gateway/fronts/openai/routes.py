@@ -9,13 +9,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fairlead.domain import openai
+from fairlead.app.front_requests import Reading
 from fairlead.domain.access import Role
-from fairlead.errors import TooManyWaiting, UnknownModel
+from fairlead.errors import IdempotencyMismatch, TooManyWaiting, UnknownModel
 from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.errors import PREFIX, openai_error
-from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, USER_HEADER, read_call
+from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, USER_HEADER, FrontCall, read_call
 from fairlead.gateway.openapi import SUBMIT, Error, Responses, documented, header
 from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.problems import MEDIA_TYPE, RateLimited
@@ -42,6 +42,7 @@ _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "s
 _PATH = {"name": "path", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Any path."}
 _PARAMETERS = [
     header(USER_HEADER, "With the key of a service: the user of the request. Overrides the field `user`."),
+    header("Idempotency-Key", "Requests with the same key and body get the answer of one job.", maxLength=255),
     header(QUEUE_HEADER, "How a stream shows the place in the queue.", enum=["comments", "chunks", "none"]),
 ]
 _BODY = {
@@ -54,7 +55,7 @@ _BODY = {
 _OPTIONS: dict[str, Any] = {
     "openapi_extra": {"requestBody": _BODY, "parameters": _PARAMETERS},
     "responses": {
-        **_documented(None, "", *SUBMIT, UnknownModel, TooManyWaiting, RateLimited),
+        **_documented(None, "", *SUBMIT, UnknownModel, IdempotencyMismatch, TooManyWaiting, RateLimited),
         200: {
             "description": "The upstream's answer, unchanged; with `stream`, as Server-Sent Events.",
             "headers": {JOB_HEADER: {"description": "The id of the request's job.", "schema": {"type": "string"}}},
@@ -102,9 +103,32 @@ async def get_model(request: Request) -> Response:
 async def forward(request: Request) -> Response:
     app = fairlead_of(request)
     call = await read_call(request)
-    service = await app.models.service_for(call.model)
+    reading = await app.fronts.join(call.identity) if call.retried else None
+    headers: dict[str, str] = {}
+    if reading is None:
+        reading, headers = await _submit(request, call)
+    return Answer(app, call, reading, {JOB_HEADER: reading.job_id, **headers})
+
+
+async def _submit(request: Request, call: FrontCall) -> tuple[Reading, dict[str, str]]:
+    """Submit the job of a request. Returns its reading and the headers of the rate limit."""
+    app = fairlead_of(request)
+    submission = call.submission(await app.models.service_for(call.model))
     lowers_only = caller_of(request).role is Role.USER
-    receipts, headers = await accept_jobs(request, [call.submission(service)], None, lowers_only=lowers_only)
-    receipt = receipts[0]
-    tier = None if call.tier is None else openai.tier_of(receipt.priority)
-    return Answer(app, call, receipt.job_id, tier, headers)
+    headers: dict[str, str] = {}
+
+    async def accept(key: str, reader: str) -> str:
+        receipts, rate = await accept_jobs(
+            request, [submission], None, idempotency_key=key, body_hash=reader, lowers_only=lowers_only
+        )
+        headers.update(rate)
+        return receipts[0].job_id
+
+    try:
+        return await app.fronts.submit(call.identity, accept), headers
+    except IdempotencyMismatch:
+        # A request with the same idempotency key was accepted at the same moment.
+        reading = await app.fronts.join(call.identity)
+        if reading is None:
+            raise
+        return reading, headers

@@ -15,26 +15,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any
 
 from fairlead import config as configuration
 from fairlead.app.admin import Admin, AdminMethods
 from fairlead.app.audit import AuditLog
 from fairlead.app.batch_submission import BatchSubmission
 from fairlead.app.batches import Batches
-from fairlead.app.declarations import Declarations, ServiceOptions
+from fairlead.app.declarations import DeclarationMethods, Declarations
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.front_requests import FrontRequests
 from fairlead.app.handle import BatchHandle, BatchReceipt, JobHandle, Receipt
 from fairlead.app.jobs import JobCommands, Jobs, filter_of
 from fairlead.app.models import ModelCatalog
-from fairlead.app.priority import PriorityHook
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.methods import TurnMethods
 from fairlead.app.turns.requests import TurnRequests
@@ -55,11 +54,8 @@ from fairlead.errors import AlreadyDispatching, Unavailable
 if TYPE_CHECKING:
     from fairlead.app.sync import SyncFairlead
 
-H = TypeVar("H", bound=Callable[..., Any])
-P = TypeVar("P", bound=PriorityHook)
 
-
-class Fairlead(TurnMethods, AdminMethods):
+class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
     """The public object. Its parts `jobs`, `batches`, `turns` and `admin` do the work; the methods here call them."""
 
     def __init__(
@@ -113,27 +109,6 @@ class Fairlead(TurnMethods, AdminMethods):
     @listens_on.setter
     def listens_on(self, urls: Sequence[str]) -> None:
         self._runtime.listens_on = urls
-
-    # ------------------------------------------------------------ declare
-
-    def service(self, name: str | None = None, **options: Unpack[ServiceOptions]) -> Callable[[H], H]:
-        """Declare a function as a service. `options` are the keys of `[services.NAME]` (docs/configuration.md). Keys in
-        `fairlead.toml` override the options, so that operators can change a limit without changing code."""
-        return self._declarations.service(name, options)
-
-    def pipeline(self, name: str, steps: Sequence[str]) -> None:
-        """Declare a pipeline: a named list of services, as `[pipelines]` in the configuration does."""
-        self._declarations.pipeline(name, steps)
-
-    def priority(self, hook: P) -> P:
-        """Declare the function that sets users' priorities (docs/priority.md). It receives a `user_id` and returns a
-        priority, a mapping with `priority`, `weight` or `plan`, or None to use the config and the priority service."""
-        self._declarations.priority_hook = hook
-        return hook
-
-    def check(self) -> list[str]:
-        """Every error in the configuration, each with its location and the allowed values."""
-        return self._declarations.problems()
 
     # ------------------------------------------------------------ open and run
 

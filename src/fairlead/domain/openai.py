@@ -137,7 +137,9 @@ class FrontAnswer:
 
     @classmethod
     def of_result(cls, value: Any) -> FrontAnswer | None:
-        """Decode the result of a job; None if the job was not one of the front."""
+        """Decode the result of a job; None if the job was not one of the front. The result of a stream is its text."""
+        if isinstance(value, str):
+            return cls(200, {"content-type": EVENT_STREAM}, value.encode())
         try:
             return cls(int(value["status"]), dict(value["headers"]), _unpacked(value))
         except (KeyError, TypeError, ValueError):

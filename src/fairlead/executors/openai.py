@@ -23,15 +23,18 @@ from fairlead.domain.config import AUTO, ServiceConfig
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.redaction import redacted, without
-from fairlead.domain.retry import CONNECTION, PERMANENT, Failure, of_http_status
-from fairlead.executors.call_outcome import bad, storable, too_large
+from fairlead.domain.retry import BAD_RESULT, CONNECTION, PERMANENT, TIMEOUT, Failure, of_http_status
+from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
 from fairlead.executors.http import connection_problem, new_session, retry_after_of, secret_of, secrets_of
-from fairlead.executors.port import Call, Success
+from fairlead.executors.openai_stream import BrokenStream, ChatStream, UpstreamError, emit_events
+from fairlead.executors.port import Call, OutputTooLarge, Success
 
 log = logging.getLogger("fairlead.openai")
 
 SHOWN_OF_AN_ERROR = 500
 FIRST_REST, LONGEST_REST = 1.0, 60.0
+UPSTREAM_ERROR = "UPSTREAM_ERROR"
+"""The code of a failure that the upstream reported within a stream."""
 BUSY = frozenset({429, 503})
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0
@@ -80,6 +83,7 @@ class OpenAIExecutor:
     def __init__(self, config: ServiceConfig, *, max_result: int) -> None:
         self._upstream = Upstream(config)
         self._aliases = config.aliases
+        self._retry_streams = config.retry_streams
         self._waits = not config.regions and config.limit != AUTO
         self._max_result = max_result
         self._rests_until = 0.0
@@ -115,26 +119,58 @@ class OpenAIExecutor:
             "Content-Type": request.content_type,
             "Idempotency-Key": call.idempotency_key,
         }
-        body = self._body(request)
+        value = openai.json_object(request.body) if request.stream or self._aliases else None
+        adds_usage = _may_add_usage(request, value)
+        body = self._body(request, value, adds_usage)
+        session = self._upstream.session()
         try:
-            async with self._upstream.session().post(
-                url, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                return await self._answer(call, request, response)
+            async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                if response.status == 200 and response.content_type == openai.EVENT_STREAM:
+                    return await self._stream(call, ChatStream(request, hides_usage=adds_usage), response)
+                return await self._answer(request, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
             return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
 
-    def _body(self, request: FrontRequest) -> bytes:
-        """The body for the upstream: the client's, with the upstream's name of an aliased model."""
-        if not self._aliases or (value := openai.json_object(request.body)) is None:
-            return request.body
+    def _body(self, request: FrontRequest, value: Mapping[str, Any] | None, adds_usage: bool) -> bytes:
+        """The body for the upstream: the client's, with the upstream's name of an aliased model, and with the request
+        for the usage of a stream. `value` is the decoded body."""
+        body = request.body
+        if value is None:
+            return body
+        if adds_usage:
+            body = openai.with_usage(body, value)
         model = value.get("model")
         target = self._aliases.get(model) if isinstance(model, str) else None
-        return request.body if target is None else openai.replaced(request.body, "model", target)
+        return body if target is None else openai.replaced(body, "model", target)
 
-    async def _answer(self, call: Call, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
+    async def _stream(self, call: Call, stream: ChatStream, response: aiohttp.ClientResponse) -> Success | Failure:
+        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
+        The time limit is this method's own: the worker would retry a call that it stops."""
+        self._rests = 0
+        within = call.timeout - min(0.5, call.timeout / 10)
+        try:
+            async with asyncio.timeout(within):
+                await emit_events(response, call, stream, self._max_result)
+        except TimeoutError:
+            failure = Failure(TIMEOUT, f"{call.service} did not end its stream within {call.timeout:g} s", True)
+        except OutputTooLarge as error:
+            failure = failure_of(error)
+        except UpstreamError as error:
+            failure = Failure(UPSTREAM_ERROR, str(error), retryable=self._retry_streams)
+        except BrokenStream as error:
+            failure = Failure(BAD_RESULT, str(error), retryable=self._retry_streams)
+        except (aiohttp.ClientError, OSError) as error:
+            failure = Failure(CONNECTION, storable(f"lost within the stream: {connection_problem(error)}"), True)
+        else:
+            usage = None if stream.usage is None else {"usage": stream.usage}
+            return with_output(call.open_output(), Success("null", usage))
+        response.close()  # it may never end
+        unseen = not call.open_output().chunks
+        return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))
+
+    async def _answer(self, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
         body = await read_body(response, self._max_result)
         if response.status in BUSY or response.status >= 500 or 300 <= response.status < 400:
             return _refusal(response, body)
@@ -145,6 +181,8 @@ class OpenAIExecutor:
         value = openai.json_object(body)
         if response.status < 300 and request.path in openai.JSON_PATHS and value is None:
             return bad(f"the upstream's answer is not a JSON object but {response.content_type}")
+        if response.status < 300 and request.stream and request.path in openai.JSON_PATHS:
+            return bad("the upstream did not stream its answer; it may not support stream for this model")
         return result_of(FrontAnswer(response.status, openai.passed_headers(response.headers), body), value)
 
     # ------------------------------------------------------------ rests
@@ -172,6 +210,13 @@ class OpenAIExecutor:
         seconds = _reset_of(headers) if self._waits else None
         if seconds is not None:
             self._rest_for(min(LONGEST_REST, seconds))
+
+
+def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:
+    """Whether to request the usage of a stream for a client that has not asked for it."""
+    if value is None or not request.stream or request.path not in openai.WITH_DONE:
+        return False
+    return not openai.asks_for_usage(value) and isinstance(value.get("stream_options", {}), dict | None)
 
 
 def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:

@@ -16,6 +16,7 @@ from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.errors import PREFIX, openai_error
 from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, USER_HEADER, FrontCall, read_call
+from fairlead.gateway.fronts.openai.streams import Stream
 from fairlead.gateway.openapi import SUBMIT, Error, Responses, documented, header
 from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.problems import MEDIA_TYPE, RateLimited
@@ -107,7 +108,8 @@ async def forward(request: Request) -> Response:
     headers: dict[str, str] = {}
     if reading is None:
         reading, headers = await _submit(request, call)
-    return Answer(app, call, reading, {JOB_HEADER: reading.job_id, **headers})
+    kind = Stream if call.request.stream else Answer
+    return kind(app, call, reading, {JOB_HEADER: reading.job_id, **headers})
 
 
 async def _submit(request: Request, call: FrontCall) -> tuple[Reading, dict[str, str]]:

@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -104,10 +105,9 @@ async def test_a_user_key_is_its_user_and_may_only_lower_its_tier(tmp_path: Path
     async with open_front(tmp_path, admin_key=ADMIN) as front:
         key = (await front.app.create_key("user", user_id="bob")).text
         async with front.client(key) as client:
+            create: Any = client.chat.completions.with_raw_response.create
             for asked, used in (("priority", "default"), ("flex", "flex"), ("auto", "default")):
-                raw = await client.chat.completions.with_raw_response.create(
-                    model="llama", messages=HELLO, service_tier=asked, user="somebody else"
-                )
+                raw = await create(model="llama", messages=HELLO, service_tier=asked, user="somebody else")
                 assert raw.parse().service_tier == used
                 assert await front.app.owner_of(raw.headers["x-fairlead-job"]) == "bob"
             with pytest.raises(openai.PermissionDeniedError):
@@ -277,7 +277,8 @@ async def test_white_space_keeps_a_slow_request_alive(tmp_path: Path) -> None:
     async with open_front(tmp_path, openai={"keepalive_after": 0.05}) as front:
         front.upstream.gate.clear()
         async with front.client(timeout=20) as client:
-            slow = asyncio.create_task(client.chat.completions.with_raw_response.create(model="llama", messages=HELLO))
+            create: Any = client.chat.completions.with_raw_response.create
+            slow = asyncio.create_task(create(model="llama", messages=HELLO))
             await front.upstream.reaches(open=1)
             await asyncio.sleep(0.2)
             front.upstream.gate.set()

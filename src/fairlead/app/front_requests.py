@@ -15,6 +15,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.errors import FairleadError, IdempotencyMismatch
 from fairlead.store.port import ChangeReader, Done
 
+TRIES = 20
 JOINED_WITHIN_S = 300.0
 """How long after its end a job can be joined, unless the client sends its own idempotency key."""
 
@@ -27,7 +28,6 @@ class Reading:
     user_id: str
     key: str
     reader: Reader
-    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,34 @@ class FrontRequests:
 
     async def join(self, identity: Identity) -> Reading | None:
         """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled or
-        ended too long ago."""
+        ended too long ago. Raises IdempotencyMismatch."""
+        for _ in range(TRIES):
+            reading, again = await self._try_to_join(identity)
+            if not again:
+                return reading
+        return None
+
+    async def _try_to_join(self, identity: Identity) -> tuple[Reading | None, bool]:
+        """The reading, and whether to try again because another request became the reader at the same moment."""
         prefix = key_prefix(identity.fingerprint)
         found = await self._runtime.store.newest_submit(identity.user_id, prefix)
         former = Reader.of(found[2]) if found is not None else None
         if found is None or former is None or former.process == NONE:
-            return None
+            return None, False
         key, job_id, text = found
         if former.body != identity.body:
             raise IdempotencyMismatch("this Idempotency-Key was used with another body", pointer="/Idempotency-Key")
         job = (await self._runtime.store.get_jobs([job_id])).get(job_id)
         if job is None:
-            return None
+            return None, False
         too_old = job.finished_at is not None and self._runtime.clock.now() - job.finished_at > JOINED_WITHIN_S
         if job.status is JobStatus.CANCELLED or (too_old and not identity.keyed):
-            return None
+            return None, False
         reader = self._new_reader(identity.body)
         outcome = await self._runtime.group_commit.write(ChangeReader(identity.user_id, key, text, str(reader)))
         if not isinstance(outcome, Done):
-            return None  # its client has just disconnected, or another request has joined
-        return Reading(job_id, identity.user_id, key, reader, joined=True)
+            return None, True
+        return Reading(job_id, identity.user_id, key, reader), False
 
     async def submit(self, identity: Identity, accept: Callable[[str, str], Awaitable[str]]) -> Reading:
         """Submit a job for the request. `accept` gets the idempotency key and the text to store with it, and returns

@@ -39,32 +39,38 @@ class AbandonedLoop:
         self._rules = rules
         self._grace = grace
         self._timer = timer
-        self._alive: frozenset[str] | None = None
+        # On the monotonic clock: if the database's clock is set forward, all processes seem dead for a moment.
+        self._began: float | None = None
+        self._alive: frozenset[str] = frozenset()
+        self._gone: dict[str, float] = {}
+        """When each process disappeared. A process that was never seen disappeared before this loop began."""
         self._due: list[float] = []
-        """When to look, on the monotonic clock: if the database's clock is set forward, all processes seem dead for a
-        moment, and are alive again when it is time to look."""
+        """When to look."""
         self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
         moment = await self._store.now()
         alive = frozenset(record.name for record in await self._store.processes() if record.alive(moment))
         time = self._timer()
-        if self._alive is None or self._alive - alive:
+        if self._began is None or self._alive - alive:
             self._due.append(time + self._grace)
+        self._began = time if self._began is None else self._began
+        self._gone |= dict.fromkeys(self._alive - alive, time)
         self._alive = alive
         if self._due and time >= self._due[0]:
-            more = await self._look(alive, now)
+            more = await self._look(time, now)
             self._due = [due for due in self._due if due > time]
             if more:
                 self._due.insert(0, time)
                 return now
+            self._gone = {name: since for name, since in self._gone.items() if since + self._grace > time}
         return now + EVERY
 
-    async def _look(self, alive: frozenset[str], now: float) -> bool:
+    async def _look(self, time: float, now: float) -> bool:
         """Cancel abandoned jobs. Returns True if there may be more."""
         found = await self._store.front_readers(BATCH)
         self.scanned += len(found)
-        abandoned = [job_id for job_id, text in found if _is_gone(Reader.of(text), alive)]
+        abandoned = [job_id for job_id, text in found if self._is_gone(Reader.of(text), time)]
         if not abandoned:
             return False
         lanes = self._rules.lanes
@@ -82,6 +88,7 @@ class AbandonedLoop:
             raise error
         return len(found) == BATCH and bool(cancelled)
 
-
-def _is_gone(reader: Reader | None, alive: frozenset[str]) -> bool:
-    return reader is not None and bool(reader.process) and reader.process not in alive
+    def _is_gone(self, reader: Reader | None, time: float) -> bool:
+        if reader is None or not reader.process or reader.process in self._alive:
+            return False
+        return time >= self._gone.get(reader.process, self._began or 0.0) + self._grace

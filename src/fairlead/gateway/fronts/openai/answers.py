@@ -40,10 +40,10 @@ class Answer(Response):
         self._app = app
         self._call = call
         self._reading = reading
-        self._headers = headers
+        self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waiting = asyncio.ensure_future(self._app.wait(self._reading.job_id))
+        waiting: asyncio.Future[JobView] = asyncio.ensure_future(self._app.wait(self._reading.job_id))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             started = await self._keep_alive(waiting, gone, send)
@@ -63,9 +63,10 @@ class Answer(Response):
         allowed = self._call.request.path in openai.JSON_PATHS
         seconds = self._app.config.openai.keepalive_after if allowed else None
         started = False
-        while not (await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]:
+        either: set[asyncio.Future[Any]] = {waiting, gone}
+        while not (await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]:
             if not started:
-                response = Response(None, 200, self._headers, "application/json")
+                response = Response(None, 200, self._fields, "application/json")
                 del response.headers["content-length"]
                 await send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
                 started, seconds = True, SPACE_EVERY_S
@@ -76,7 +77,7 @@ class Answer(Response):
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
-        response = response_of(job, tier, self._headers)
+        response = response_of(job, tier, self._fields)
         if not started:
             await response(scope, receive, send)
             return

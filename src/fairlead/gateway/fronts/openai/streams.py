@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 from starlette.requests import ClientDisconnect
@@ -46,7 +46,7 @@ class Stream(Response):
         self._app = app
         self._call = call
         self._reading = reading
-        self._headers = headers
+        self._fields = headers
         self._sent = _Sent()
         self._tier: str | None = None
         self._send: Send
@@ -101,7 +101,8 @@ class Stream(Response):
         `keepalive_after`."""
         loop = asyncio.get_running_loop()
         begin_at = loop.time() + self._app.config.openai.keepalive_after
-        async with contextlib.aclosing(self._app.watch(self._reading.job_id, heartbeat=HEARTBEAT_S)) as places:
+        watch = self._app.watch(self._reading.job_id, heartbeat=HEARTBEAT_S)
+        async with contextlib.aclosing(cast("AsyncGenerator[dict[str, Any] | None, None]", watch)) as places:
             place = asyncio.ensure_future(anext(places))
             try:
                 while not first.done():
@@ -213,7 +214,7 @@ class Stream(Response):
             await self._write(b"", last=True)
             return
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
-        response = response_of(job, tier, self._headers)
+        response = response_of(job, tier, self._fields)
         if not self._started:
             await response(scope, receive, self._send)
         elif response.status_code >= 400:
@@ -227,7 +228,7 @@ class Stream(Response):
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if not self._started:
             self._started = True
-            headers = {**self._headers, "X-Accel-Buffering": "no"}
+            headers = {**self._fields, "X-Accel-Buffering": "no"}
             head = Response(None, 200, headers, "text/event-stream")
             del head.headers["content-length"]
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})

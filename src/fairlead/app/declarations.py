@@ -60,6 +60,7 @@ class ServiceOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     format: Literal["envelope", "raw"] | None
     body: Mapping[str, Any] | None
+    stream: Literal["sse", "text"] | None
     run_in: Literal["thread", "process"]
 
 

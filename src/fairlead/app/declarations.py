@@ -67,6 +67,7 @@ class ServiceOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None
+    stream: Literal["sse", "text"] | None
     run_in: Literal["thread", "process"]
 
 

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -43,6 +43,7 @@ from fairlead.domain.batch import BatchView, ItemStatus, ItemView
 from fairlead.domain.config import Config
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, Submission
 from fairlead.domain.views import JobView, RetriedJob, Why
@@ -298,6 +299,14 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
     def watch_user(self, user_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
         """Yield a snapshot of the user's unfinished jobs, then the events of all jobs of the user, without end."""
         return self.jobs.watch_user(user_id, heartbeat=heartbeat)
+
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]:
+        """Yield the output of the job: each `Chunk` that its steps emit, in order, a `Restart` when chunks that were
+        yielded are void, because their step runs again, and `End` when the job has ended. The output begins at the
+        start, or after a position. Yields None after `heartbeat` seconds without output."""
+        return self.jobs.output(job_id, after, heartbeat)
 
     def feed(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may

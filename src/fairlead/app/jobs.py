@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,12 +17,14 @@ from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog, act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
+from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import OPEN, WAITING, Job, JobStatus
+from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
 from fairlead.domain.transitions import Delete, Move, Submit
@@ -306,6 +308,19 @@ class Jobs:
             yield await stream.follow(user_id)
             while True:
                 yield await stream.next(heartbeat)
+
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]:
+        """The output of the job: the chunks that its steps have emitted, from the start or after a position, then
+        chunks as they are emitted, and `End` when the job has ended. See `Fairlead.output`."""
+        runtime = self._runtime
+        runtime.require_open()
+        sources = OutputSources(
+            runtime.hub, runtime.output_log, self.get, lambda: runtime.node is not None, runtime.clock.now
+        )
+        position = Position.parse(after) if isinstance(after, str) else after
+        return OutputStream(sources, check_id(job_id), position).follow(heartbeat)
 
     def stream(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may

@@ -115,6 +115,7 @@ class ServiceConfig(Section):
     headers: Headers = {}
     format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
+    stream: Literal["sse", "text"] | None = None
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
 

@@ -43,6 +43,8 @@ def contradictions(
         if isinstance(table, dict):
             yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(table, pools))
             yield from ((f"services.{name}.body{key}", text) for key, text in _wrong_body(table))
+            if table.get("stream") is not None and not (table.get("url") or table.get("regions")):
+                yield f"services.{name}.stream", "only HTTP endpoints answer with a stream; a function yields or emits"
     yield from alike_regions(services)
     yield from _shard_problems(services, shards)
 

@@ -19,8 +19,9 @@ from fairlead.domain.config import ServiceConfig
 from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
-from fairlead.executors.call_outcome import bad, enveloped, storable, too_large
-from fairlead.executors.port import Call, Success
+from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large
+from fairlead.executors.http_stream import EVENT_STREAM, BrokenStream, emit_events, emit_text
+from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SHOWN_OF_AN_ERROR = 500
 
@@ -34,6 +35,7 @@ class HttpExecutor:
         self._url = config.url
         self._raw = config.raw
         self._template = config.body
+        self._stream = config.stream
         self._headers = {name: secret_of(value) for name, value in config.headers.items()}
         urls = [url for url in (self._url, *self._urls.values()) if url is not None]
         self._secrets = {secret for url in urls for secret in secrets_of(url)} | set(self._headers.values())
@@ -63,6 +65,8 @@ class HttpExecutor:
             return Failure(MISSING_FIELD, str(error), retryable=False)
         try:
             async with self._open().post(url, data=content, headers=headers, allow_redirects=False) as response:
+                if response.status < 300 and (streamed := self._streamed(response)):
+                    return await self._emit(streamed, response, call)
                 body = await self._read(response)
                 if response.status >= 300:
                     return _refusal(response, body)
@@ -73,6 +77,24 @@ class HttpExecutor:
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         return _raw_result(body) if self._raw else _enveloped_result(body)
+
+    def _streamed(self, response: aiohttp.ClientResponse) -> str | None:
+        """How the response is streamed; None if it is read as a whole."""
+        return "sse" if response.content_type == EVENT_STREAM else self._stream
+
+    async def _emit(self, streamed: str, response: aiohttp.ClientResponse, call: Call) -> Success | Failure:
+        """Emit the parts of a response as they arrive."""
+        call.open_output()
+        try:
+            emit = emit_events if streamed == "sse" else emit_text
+            await emit(response, call, self._max_result)
+        except OutputTooLarge as error:
+            response.close()  # it may never end
+            return failure_of(error)
+        except BrokenStream as error:
+            response.close()
+            return bad(str(error))
+        return concluded(None, call, self._max_result)
 
     def _body(self, call: Call) -> bytes:
         if self._template is not None:

@@ -80,8 +80,9 @@ async def test_requests_that_a_function_cannot_answer_are_refused(tmp_path: Path
     async with clients(tmp_path) as client:
         with pytest.raises(openai.NotFoundError, match="chat/completions"):
             await client.embeddings.create(model="words", input="Hi")
+        not_a_list: Any = "Hi"
         with pytest.raises(openai.BadRequestError, match="messages"):
-            await client.chat.completions.create(model="words", messages="Hi")  # type: ignore[call-overload]
+            await client.chat.completions.create(model="words", messages=not_a_list)
 
 
 async def test_an_exception_of_a_function_is_an_error_of_the_client(tmp_path: Path) -> None:

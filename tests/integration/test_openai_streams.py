@@ -185,7 +185,7 @@ async def test_an_error_after_a_comment_is_told_in_the_stream(tmp_path: Path) ->
         await first
 
 
-BAD_STREAMS = {
+BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
     "garbage": ([CHUNKS[0], b"data: {oops\n\n"], "not JSON"),
     "no UTF-8": ([CHUNKS[0], b": \xff\n\n"], "not UTF-8"),
     "a list": ([CHUNKS[0], b"data: []\n\n"], "not a JSON object"),
@@ -202,7 +202,7 @@ BAD_STREAMS = {
 async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, name: str) -> None:
     pieces, message = BAD_STREAMS[name]
     async with open_front(tmp_path, service={"limit": 1, "timeout": 1.0}) as front, front.client() as client:
-        front.upstream.script.append(streaming(*pieces))  # type: ignore[arg-type]
+        front.upstream.script.append(streaming(*pieces))
         front.upstream.gate.clear()
         with pytest.raises(openai.APIError, match=message):
             async for _ in await client.chat.completions.create(model="llama", messages=HELLO, stream=True):

@@ -108,10 +108,9 @@ class Chat:
             self._emit(delta)
         for name, value in delta.items():
             known = self._delta.get(name)
-            merges = (isinstance(known, str) and isinstance(value, str) and name == "content") or isinstance(
-                known, list
-            )
-            self._delta[name] = known + value if merges else value
+            if known is not None and type(known) is type(value) and (name == "content" or isinstance(known, list)):
+                value = known + value
+            self._delta[name] = value
 
     def end(self) -> Any:
         """The result of the job. The result of a stream is the text of its events."""

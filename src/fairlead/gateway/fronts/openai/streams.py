@@ -107,7 +107,8 @@ class Stream(Response):
             try:
                 while not first.done():
                     timeout = None if self._started else max(0.0, begin_at - loop.time())
-                    await asyncio.wait({first, place}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    either: set[asyncio.Future[Any]] = {first, place}
+                    await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     if place.done():
                         event = place.result()
                         await self._show(event)

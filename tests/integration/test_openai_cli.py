@@ -39,3 +39,12 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], t
     done = fairlead("up", *arguments, cwd=tmp_path)
     assert done.code == Exit.USAGE
     assert text in done.err
+
+
+def test_the_password_of_an_upstream_is_not_shown(tmp_path: Path) -> None:
+    url = "http://ada:s3cret@127.0.0.1:1/v1?token=s3cret"
+    (tmp_path / "fairlead.toml").write_text(f'[services.llama]\nlimit = 1\nopenai = "{url}"\n')
+    done = fairlead("config", "show", cwd=tmp_path)
+    assert done.code == Exit.OK, done.err
+    assert "127.0.0.1:1/v1" in done.out
+    assert "s3cret" not in done.out

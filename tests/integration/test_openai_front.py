@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.domain.job import JobStatus
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
-from tests.openai_upstream import WORDS, closing, refusing, sending
+from tests.openai_upstream import WORDS, closing, refusing, running_upstream, sending
 
 TEXT = "".join(WORDS)
 
@@ -286,3 +286,17 @@ async def test_white_space_keeps_a_slow_request_alive(tmp_path: Path) -> None:
         assert raw.parse().choices[0].message.content == TEXT
         assert raw.text.startswith(" ")
         assert raw.headers["x-fairlead-job"]
+
+
+async def test_a_request_goes_to_another_region_if_one_cannot_be_reached(tmp_path: Path) -> None:
+    async with running_upstream("llama") as upstream:
+        regions = {
+            "dead": {"url": "http://127.0.0.1:1/v1", "limit": 1},
+            "live": {"url": upstream.url, "limit": 1},
+        }
+        service = {"limit": 2, "openai": None, "format": "openai", "regions": regions}
+        async with open_front(tmp_path, service=service) as front, front.client() as client:
+            for _ in range(4):
+                answer = await client.chat.completions.create(model="llama", messages=HELLO)
+                assert answer.choices[0].message.content == TEXT
+        assert len(upstream.calls) == 4

@@ -41,6 +41,17 @@ from fairlead.version import __version__
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
 
+ALLOWED_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID")
+_STAINLESS = ("Arch", "Lang", "OS", "Package-Version", "Retry-Count", "Runtime", "Runtime-Version", "Timeout")
+OPENAI_HEADERS = (
+    "OpenAI-Organization",
+    "OpenAI-Project",
+    "X-Fairlead-Queue",
+    "X-Fairlead-User",
+    *(f"X-Stainless-{name}" for name in _STAINLESS),
+)
+"""What OpenAI's clients send from a browser, and the headers of the front."""
+
 FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
     jobs.JOBS: jobs.submit_job,
     jobs.BULK: jobs.submit_jobs,
@@ -179,7 +190,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID"],
+        allow_headers=[*ALLOWED_HEADERS, *OPENAI_HEADERS],
         expose_headers=[
             "Idempotent-Replayed",
             "Location",
@@ -187,6 +198,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
             "RateLimit",
             "RateLimit-Policy",
             "Retry-After",
+            "X-Fairlead-Job",
             "X-Request-ID",
         ],
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from fairlead.app.front_requests import Reading
 from fairlead.domain.access import Role
-from fairlead.errors import IdempotencyMismatch, TooManyWaiting, UnknownModel
+from fairlead.errors import IdempotencyMismatch, TooLarge, TooManyWaiting, UnknownModel
 from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.errors import PREFIX, openai_error
@@ -120,9 +120,13 @@ async def _submit(request: Request, call: FrontCall) -> tuple[Reading, dict[str,
     headers: dict[str, str] = {}
 
     async def accept(key: str, reader: str) -> str:
-        receipts, rate = await accept_jobs(
-            request, [submission], None, idempotency_key=key, body_hash=reader, lowers_only=lowers_only
-        )
+        try:
+            receipts, rate = await accept_jobs(
+                request, [submission], None, idempotency_key=key, body_hash=reader, lowers_only=lowers_only
+            )
+        except TooLarge as error:
+            most = app.config.server.max_body
+            raise TooLarge(f"the body is over {most} bytes when it is stored as JSON (server.max_body)") from error
         headers.update(rate)
         return receipts[0].job_id
 

@@ -23,7 +23,15 @@ from fairlead.domain.config import AUTO, ServiceConfig
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.domain.redaction import redacted, without
-from fairlead.domain.retry import BAD_RESULT, CONNECTION, PERMANENT, TIMEOUT, Failure, of_http_status
+from fairlead.domain.retry import (
+    BAD_RESULT,
+    CONNECTION,
+    PERMANENT,
+    TIMEOUT,
+    UPSTREAM_ERROR,
+    Failure,
+    of_http_status,
+)
 from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
 from fairlead.executors.http import connection_problem, new_session, retry_after_of, secret_of, secrets_of
 from fairlead.executors.openai_stream import BrokenStream, ChatStream, UpstreamError, emit_events
@@ -33,8 +41,6 @@ log = logging.getLogger("fairlead.openai")
 
 SHOWN_OF_AN_ERROR = 500
 FIRST_REST, LONGEST_REST = 1.0, 60.0
-UPSTREAM_ERROR = "UPSTREAM_ERROR"
-"""The code of a failure that the upstream reported within a stream."""
 BUSY = frozenset({429, 503})
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0

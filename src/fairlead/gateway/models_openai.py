@@ -24,8 +24,8 @@ class OpenAIModels(BaseModel):
 class OpenAIErrorFields(BaseModel):
     message: str
     type: str = Field(examples=["invalid_request_error"])
-    param: str | None = Field(description="The field with the error.")
-    code: str | None
+    param: str | None = Field(None, description="The field with the error.")
+    code: str | None = None
 
 
 class OpenAIError(BaseModel):

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from tests.integration.cli_process import Up, running
 from tests.integration.openai_site import HELLO
@@ -97,3 +98,35 @@ async def test_every_request_gets_its_answer_while_a_gateway_and_a_worker_are_ki
                 assert [job["status"] for job in jobs] == ["COMPLETED"] * (USERS * EACH), "no request became two jobs"
                 whole = [(await http.get(f"/api/v1/jobs/{job['job_id']}")).json() for job in jobs]
             assert len(upstream.calls) == sum(1 + len(job["attempts"]) for job in whole)
+
+
+async def test_a_stream_passes_through_processes_and_ends_with_an_error_if_its_worker_is_killed(
+    tmp_path: Path, engines: dict[str, str]
+) -> None:
+    async with running_upstream("llama") as upstream:
+        (tmp_path / "fairlead.toml").write_text(CONFIG.format(url=upstream.url, slots=SLOTS))
+        with ExitStack() as stack:
+            _, _, doomed, gateway = (
+                stack.enter_context(running(role, tmp_path, "--config", "fairlead.toml", env=engines))
+                for role in ("manager", "worker", "worker", "api")
+            )
+            async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as client:
+                create = client.chat.completions.create
+                stream = await create(model="llama", messages=HELLO, stream=True)
+                assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "".join(WORDS)
+                upstream.gate.clear()
+                streams = [await create(model="llama", messages=HELLO, stream=True, user=f"u{n}") for n in range(SLOTS)]
+                await upstream.reaches(open=SLOTS)
+                doomed.signal(signal.SIGKILL)
+                await asyncio.sleep(0.5)
+                upstream.gate.set()
+                ended = await asyncio.gather(*(text_of(stream) for stream in streams))
+            assert set(ended) <= {"".join(WORDS), "lost"}, ended
+            assert upstream.most <= SLOTS
+
+
+async def text_of(stream: openai.AsyncStream[ChatCompletionChunk]) -> str:
+    try:
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    except openai.APIError as error:
+        return str(error.code)

@@ -28,6 +28,8 @@ class Reading:
     user_id: str
     key: str
     reader: Reader
+    new: bool = False
+    """The request submitted the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class FrontRequests:
         reader = self._new_reader(identity.body)
         key = key_prefix(identity.fingerprint) + await self._suffix(identity)
         job_id = await accept(key, str(reader))
-        return Reading(job_id, identity.user_id, key, reader)
+        return Reading(job_id, identity.user_id, key, reader, new=True)
 
     async def leave(self, reading: Reading) -> None:
         """Cancel the job of a client that has disconnected, unless another request has joined it. It may have ended."""

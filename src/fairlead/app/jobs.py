@@ -42,6 +42,9 @@ TRIES = 20
 WINDOW = 100_000
 """The number of jobs that are examined for one page, if the filter has no index."""
 
+NEW_S = 0.25
+"""A new job may have ended in another process before its reader subscribed, so it is read after this time."""
+
 Build = Callable[[Job, float], Move]
 MOST_IN_A_SNAPSHOT = 100
 
@@ -278,13 +281,18 @@ class Jobs:
 
     # ------------------------------------------------------------ follow
 
-    async def wait(self, job_id: str, timeout: float | None = None) -> JobView:
-        """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds."""
+    async def wait(self, job_id: str, timeout: float | None = None, *, new: bool = False) -> JobView:
+        """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds. `new`: the
+        job was submitted just now; it is read only after an event, or if there is none for a moment."""
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         check_id(job_id)
         while True:
             with self._runtime.hub.subscribe(job_id, places=False) as subscription:
+                if new:
+                    new = False
+                    with contextlib.suppress(ShuttingDown):
+                        await _until_terminal(subscription, NEW_S if timeout is None else min(NEW_S, timeout))
                 job = await self.get(job_id)
                 rest = None if until is None else until - loop.time()
                 if job.status.finished or (rest is not None and rest <= 0):

@@ -24,6 +24,8 @@ REFRESH = DutyCycle(share=0.1, every=60.0, longest=300.0)
 NEW_AFTER_S = 5.0
 """An unknown model makes the upstreams be asked again if the last answer is older than this."""
 MAX_NAMED = 20
+RECENT_S = 1.0
+"""How long the names of all services are used without looking at the services again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class ModelCatalog:
         self._runtime = runtime
         self._listed: dict[str, _ListedModels] = {}
         self._turn = 0
+        self._recent: dict[str, Model] = {}
+        self._recent_until = 0.0
 
     async def all(self) -> list[Model]:
         """The models of all services, by name."""
@@ -95,7 +99,9 @@ class ModelCatalog:
             if len(services) == 1:
                 return next(iter(services))
             raise UnknownModel("model is missing; " + _known(await self.all()), pointer="/model")
-        models = await self._models()
+        models = self._recent
+        if name not in models or asyncio.get_running_loop().time() >= self._recent_until:
+            models = await self._models()
         if name not in models:
             models = await self._models(since=asyncio.get_running_loop().time() - NEW_AFTER_S)
         if name in models:
@@ -126,6 +132,7 @@ class ModelCatalog:
                 model = models.get(entry["id"]) or _model(entry)
                 if service not in model.services:
                     models[model.id] = Model(model.id, (*model.services, service), model.created, model.owned_by)
+        self._recent, self._recent_until = models, asyncio.get_running_loop().time() + RECENT_S
         return models
 
     async def _named(self, name: str, service: ServiceConfig, since: float | None) -> list[dict[str, Any]]:

@@ -68,6 +68,8 @@ class ChatStream:
 
     def text_of(self, event: bytes) -> str:
         """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
+        if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:  # nearly all events
+            return self._decoded([event]) if self._passes(event[6:]) else ""
         data = b""
         kept: list[bytes] = []
         for line in _LINES.split(event):
@@ -80,10 +82,11 @@ class ChatStream:
         if not data:
             # An event without data breaks OpenAI's Python client; comments do not.
             kept = [line for line in kept if line.startswith(b":")]
-        if not kept:
-            return ""
+        return self._decoded(kept) if kept else ""
+
+    def _decoded(self, lines: list[bytes]) -> str:
         try:
-            return b"\n".join(kept).decode() + "\n\n"
+            return b"\n".join(lines).decode() + "\n\n"
         except UnicodeDecodeError:
             raise BrokenStream("the upstream sent a stream that is not UTF-8") from None
 

@@ -43,7 +43,8 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waiting: asyncio.Future[JobView] = asyncio.ensure_future(self._app.wait(self._reading.job_id))
+        job_id, new = self._reading.job_id, self._reading.new
+        waiting: asyncio.Future[JobView] = asyncio.ensure_future(self._app.jobs.wait(job_id, new=new))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             started = await self._keep_alive(waiting, gone, send)

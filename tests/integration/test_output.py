@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from fairlead import Call, Chunk, Config, End, Fairlead, JobFailed, JobHandle, JobStatus, NotFound, Restart, Retry
-from fairlead.app import output_stream
-from fairlead.dispatch.output_log import OutputLog
-from fairlead.domain.output import Position
+from fairlead import Call, Chunk, Config, Fairlead, JobFailed, NotFound, Restart, Retry
 from fairlead.engine import events, output_writer
 from fairlead.engine.events import SlowConsumer
-from fairlead.errors import InvalidInput, Unavailable
+from fairlead.errors import InvalidInput
+from tests.integration.talker import PATIENCE, Reader, Talker, collect, read, read_data
 
-PATIENCE = 30.0
 MakeApp = Callable[..., Fairlead]
 
 
@@ -36,74 +33,6 @@ def embedded_app(embedded: dict[str, str]) -> MakeApp:
         return Fairlead(Config.model_validate(sections), **embedded)
 
     return make
-
-
-async def read(app: Fairlead, job_id: str, after: Position | str | None = None) -> list[Any]:
-    """The output until the end: texts and other data of chunks, `Restart` and `End`."""
-    async with asyncio.timeout(PATIENCE), aclosing(app.output(job_id, after)) as output:
-        return [each.data if isinstance(each, Chunk) else each async for each in output]
-
-
-async def read_data(app: Fairlead, job_id: str, after: Position | str | None = None) -> list[Any]:
-    *data, end = await read(app, job_id, after)
-    assert isinstance(end, End)
-    return data
-
-
-async def collect(output: AsyncIterator[Any], chunks: list[Chunk]) -> None:
-    async for each in output:
-        if isinstance(each, Chunk):
-            chunks += [each]
-
-
-class Talker:
-    """A service that emits what the test asks for."""
-
-    def __init__(self, app: Fairlead, **options: Any) -> None:
-        self.steps: asyncio.Queue[Any] = asyncio.Queue()
-        app.service("talk", limit=1, backoff=[0], **options)(self._handle)
-
-    async def _handle(self, call: Call) -> None:
-        while (step := await self.steps.get()) is not None:
-            if isinstance(step, Exception):
-                raise step
-            call.emit(step)
-
-    def say(self, *steps: Any) -> None:
-        for step in steps:
-            self.steps.put_nowait(step)
-
-
-class Reader:
-    """Collects the output of a job in the background."""
-
-    def __init__(self, app: Fairlead, job_id: str, after: Position | str | None = None) -> None:
-        self.got: list[Any] = []
-        self.chunks: list[Chunk] = []
-        self._news = asyncio.Event()
-        self._task = asyncio.create_task(self._read(app.output(job_id, after)))
-
-    async def _read(self, output: Any) -> None:
-        async with aclosing(output):
-            async for each in output:
-                self.got.append(each.data if isinstance(each, Chunk) else each)
-                if isinstance(each, Chunk):
-                    self.chunks.append(each)
-                self._news.set()
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while len(self.got) < count:
-                if self._task.done():
-                    self._task.result()
-                self._news.clear()
-                await self._news.wait()
-
-    async def ended(self) -> list[Any]:
-        async with asyncio.timeout(PATIENCE):
-            await self._task
-        assert isinstance(self.got[-1], End)
-        return self.got[:-1]
 
 
 # ------------------------------------------------------------ producing
@@ -411,7 +340,7 @@ async def test_an_unknown_position_begins_again(make_app: MakeApp) -> None:
         with pytest.raises(InvalidInput):
             await read(app, job.id, "nonsense")
         with pytest.raises(NotFound):
-            await read(app, "0" * 32)
+            await read(app, "0190d0c5-7b5a-7cc0-b1f0-3f8f4c9d2a10")
 
 
 async def test_a_heartbeat_while_there_is_no_output(embedded_app: MakeApp) -> None:
@@ -498,131 +427,3 @@ async def test_chunks_are_written_in_batches(make_app: MakeApp) -> None:
         outputs = await asyncio.gather(*(read_data(app, job.id) for job in jobs))
         assert outputs == [list(range(5000))] * 2
     assert sum(batches) < 2000
-
-
-# ------------------------------------------------------------ losses
-
-
-class Broken:
-    """An output log that cannot be reached."""
-
-    def __init__(self, log: OutputLog) -> None:
-        self.log = log
-        self.works = False
-
-    async def append(self, entries: Any) -> Any:
-        from fairlead.dispatch.output_log import Appended
-
-        return await self.log.append(entries) if self.works else [Appended.FAILED] * len(entries)
-
-    async def read(self, job_id: str, since: Position | None = None) -> Any:
-        if not self.works:
-            raise Unavailable("the log cannot be reached")
-        return await self.log.read(job_id, since)
-
-    async def close(self) -> None:
-        await self.log.close()
-
-
-async def test_a_late_reader_gets_the_whole_result_if_the_log_is_away(make_app: MakeApp) -> None:
-    app = make_app()
-    talker = Talker(app)
-    async with app.running():
-        log = app._runtime.output_log
-        job = await app.submit("talk")
-        talker.say("a", "b")
-        reader = Reader(app, job.id)
-        await reader.until(2)
-        app._runtime.output_log = Broken(log)
-        talker.say("c", None)
-        assert await reader.ended() == ["a", "b", "c"]
-        assert await read_data(app, job.id) == ["abc"]
-        assert await read_data(app, job.id, reader.chunks[0].position) == [Restart(0), "abc"]
-        assert await read_data(app, job.id, reader.chunks[2].position) == []
-        app._runtime.output_log = log
-
-
-async def test_what_the_log_did_not_take_is_appended_when_it_is_back(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_writer, "RETRY_EVERY", 0.01)
-    app = make_app()
-    talker = Talker(app)
-    async with app.running():
-        assert app._runtime._outputs is not None
-        log = app._runtime._outputs._log = Broken(app._runtime.output_log)
-        job = await app.submit("talk")
-        talker.say("a", "b")
-        reader = Reader(app, job.id)
-        log.works = True
-        await reader.until(2)
-        talker.say("c", None)
-        assert await reader.ended() == ["a", "b", "c"]
-        assert await read_data(app, job.id) == ["a", "b", "c"]
-
-
-async def empty(app: Fairlead) -> None:
-    """Lose all data of the log."""
-    log = app._runtime.output_log
-    if hasattr(log, "_jobs"):
-        log._jobs.clear()
-    else:
-        await log._client.on_any([("FLUSHALL",)])  # type: ignore[attr-defined]
-
-
-async def test_a_log_that_loses_its_data_gets_it_again_while_the_step_runs(make_app: MakeApp) -> None:
-    app = make_app()
-    talker = Talker(app)
-    async with app.running():
-        job = await app.submit("talk")
-        talker.say("a", "b")
-        reader = Reader(app, job.id)
-        await reader.until(2)
-        await empty(app)
-        talker.say("c")
-        await reader.until(3)
-        late = Reader(app, job.id)
-        await late.until(3)
-        talker.say(None)
-        assert await reader.ended() == await late.ended() == ["a", "b", "c"]
-
-
-async def test_data_lost_at_the_end_means_one_restart_and_the_whole_text(make_app: MakeApp) -> None:
-    app = make_app()
-    talker = Talker(app)
-    async with app.running():
-        job = await app.submit("talk")
-        talker.say("a", "b", "c", None)
-        reader = Reader(app, job.id)
-        assert await reader.ended() == ["a", "b", "c"]
-        await empty(app)
-        assert await read_data(app, job.id, reader.chunks[1].position) == [Restart(0), "abc"]
-        assert await read_data(app, job.id, reader.chunks[2].position) == []
-        assert await read_data(app, job.id) == ["abc"]
-
-
-async def test_chunks_that_are_not_text_are_replayed_one_by_one_from_the_result(make_app: MakeApp) -> None:
-    app = make_app()
-    talker = Talker(app)
-    async with app.running():
-        job = await app.submit("talk")
-        talker.say({"a": 1}, {"b": 2}, None)
-        await job.result(PATIENCE)
-        await empty(app)
-        assert await read_data(app, job.id) == [{"a": 1}, {"b": 2}]
-
-
-async def test_an_app_without_a_node_reads_the_output(
-    distributed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_stream, "POLL_WITHOUT_NODE", 0.02)
-    app = Fairlead(Config(), **distributed)
-    talker = Talker(app)
-    async with app.running(), Fairlead(app._declarations.config, **distributed) as reads:
-        job: JobHandle = await app.submit("talk")
-        reader = Reader(reads, job.id)
-        talker.say("a")
-        await reader.until(1)
-        talker.say("b", None)
-        assert await reader.ended() == ["a", "b"]
-        assert (await reads.get(job.id)).status is JobStatus.COMPLETED

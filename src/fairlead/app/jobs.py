@@ -320,15 +320,17 @@ class Jobs:
     def output(
         self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
     ) -> AsyncGenerator[Output | None, None]:
-        """The output of the job: the chunks that its steps have emitted, from the start or after a position, then
-        chunks as they are emitted, and `End` when the job has ended. See `Fairlead.output`."""
+        """The output of the job; see `Fairlead.output`."""
+        return self.output_stream(job_id, after).follow(heartbeat)
+
+    def output_stream(self, job_id: str, after: Position | str | None = None) -> OutputStream:
         runtime = self._runtime
         runtime.require_open()
         sources = OutputSources(
             runtime.hub, runtime.output_log, self.get, lambda: runtime.node is not None, runtime.clock.now
         )
         position = Position.parse(after) if isinstance(after, str) else after
-        return OutputStream(sources, check_id(job_id), position).follow(heartbeat)
+        return OutputStream(sources, check_id(job_id), position)
 
     def stream(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may

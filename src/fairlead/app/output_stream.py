@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from fairlead.dispatch.output_log import PAGE, OutputLog
 from fairlead.domain import events
@@ -26,6 +28,12 @@ POLL_FIRST, POLL_MOST = 0.02, 5.0
 POLL_WITHOUT_NODE = 0.25
 SETTLES_WITHIN = 1.0
 """How long the last chunks of a step may reach the log after the job has ended."""
+
+
+Batch = Sequence[Output]
+
+MOST_READY = 64
+"""The number of messages that are ready for one reader. The output waits until the reader has taken them."""
 
 
 class Gap(Exception):
@@ -129,24 +137,35 @@ class OutputStream:
 
     async def follow(self, heartbeat: float | None) -> AsyncGenerator[Output | None, None]:
         """The output until the job ends; None after `heartbeat` seconds without any."""
+        async with contextlib.aclosing(self.follow_batches(heartbeat)) as batches:
+            async for batch in batches:
+                for output in batch:
+                    yield output
+                if not batch:
+                    yield None
+
+    async def follow_batches(self, heartbeat: float | None) -> AsyncGenerator[Batch, None]:
+        """The output until the job ends, in batches of what is known at once; an empty batch after `heartbeat` seconds
+        without output."""
         with self._subscribed():
             job = await self._sources.get(self._job_id)
-            async for output in self._catch_up():
-                yield output
+            async for batch in self._catch_up():
+                yield batch
             beat_at = self._beat(heartbeat)
             while not job.status.finished:
                 event = await self._reader.next(max(0.0, min(beat_at, self._poll_at) - self._timer()))
                 if event is not None and _may_have_ended(event, self._job_id):
                     job = await self._sources.get(self._job_id)
-                async for output in self._react(event):
+                async for batch in self._react(event):
                     beat_at = self._beat(heartbeat)
-                    yield output
+                    yield batch
                 if self._timer() >= beat_at:
                     beat_at = self._beat(heartbeat)
-                    yield None
-            async for output in self._finish(job):
-                yield output
-            yield End(job)
+                    yield []
+            async for batch in self._finish(job):
+                if batch:
+                    yield batch
+            yield [End(job)]
 
     @contextlib.contextmanager
     def _subscribed(self) -> Iterator[None]:
@@ -162,20 +181,21 @@ class OutputStream:
     def _beat(self, heartbeat: float | None) -> float:
         return float("inf") if heartbeat is None else self._timer() + heartbeat
 
-    async def _react(self, event: Event | None) -> AsyncIterator[Output]:
+    async def _react(self, event: Event | None) -> AsyncIterator[Batch]:
         """The output that an event brings, or the log if it is due."""
         if event is not None and event.type == events.OUTPUT:
             try:
-                for output in self._cursor.take(Entry.of_list(self._job_id, event.details["entry"])):
+                chunks = list(self._cursor.take(Entry.of_list(self._job_id, event.details["entry"])))
+                if chunks:
                     self._later(POLL_MOST)
-                    yield output
+                    yield chunks
             except Gap:
                 if not self._gap:  # the log may be a little behind
                     self._gap = True
                     self._later(POLL_FIRST)
         if self._timer() >= self._poll_at or (event is not None and event.type == events.MISSED):
-            async for output in self._catch_up():
-                yield output
+            async for batch in self._catch_up():
+                yield batch
 
     def _later(self, delay: float) -> None:
         self._delay = delay if self._sources.has_node() else min(delay, POLL_WITHOUT_NODE)
@@ -183,7 +203,7 @@ class OutputStream:
 
     # ------------------------------------------------------------ the log
 
-    async def _catch_up(self) -> AsyncIterator[Output]:
+    async def _catch_up(self) -> AsyncIterator[Batch]:
         """Everything in the log that is new to the reader."""
         self._gap = False
         self._later(min(POLL_MOST, self._delay * 2))
@@ -192,15 +212,15 @@ class OutputStream:
             entries = await self._read(since)
             self._cursor.locate_in(entries)
             if self._cursor.after is not None and entries:
-                yield self._begin_again()
+                yield [self._begin_again()]
                 since = None
                 continue
             for entry in _newest(entries):
                 if entry.run == skipped:
                     continue
                 try:
-                    for output in self._cursor.take(entry):
-                        yield output
+                    if batch := list(self._cursor.take(entry)):
+                        yield batch
                 except Gap:
                     self._gap, skipped = True, entry.run
             if len(entries) < PAGE:
@@ -223,33 +243,31 @@ class OutputStream:
 
     # ------------------------------------------------------------ the end
 
-    async def _finish(self, job: JobView) -> AsyncIterator[Output]:
+    async def _finish(self, job: JobView) -> AsyncIterator[Batch]:
         """The rest of the output of a job that has ended."""
         outputs = outputs_of(job)
-        async for output in self._settle(job, outputs):
-            yield output
+        async for batch in self._settle(job, outputs):
+            yield batch
         if not self._cursor.locate_among(outputs):
-            yield self._begin_again()
-            async for output in self._catch_up():
-                yield output
+            yield [self._begin_again()]
+            async for batch in self._catch_up():
+                yield batch
         step_index = self._cursor.missing(outputs)
         if step_index is not None:
-            for restart in self._cursor.restart(step_index):
-                yield restart
+            yield [*self._cursor.restart(step_index)]
             for each in outputs:
                 if each.step_index >= step_index:
-                    for chunk in each.chunks():
-                        yield chunk
+                    yield [*each.chunks()]
 
-    async def _settle(self, job: JobView, outputs: Sequence[StepOutput]) -> AsyncIterator[Output]:
+    async def _settle(self, job: JobView, outputs: Sequence[StepOutput]) -> AsyncIterator[Batch]:
         """Read on until the reader has everything, or the log can no longer be a little behind."""
         ended_at = self._sources.now() if job.finished_at is None else job.finished_at.timestamp()
         until = self._timer() + min(SETTLES_WITHIN, ended_at + SETTLES_WITHIN - self._sources.now())
         waiting = list(self._reader.waiting())
         self._delay, self._poll_at = POLL_FIRST, 0.0
         while not self._is_complete(outputs):
-            async for output in self._react(waiting.pop(0) if waiting else None):
-                yield output
+            async for batch in self._react(waiting.pop(0) if waiting else None):
+                yield batch
             rest = until - self._timer()
             if not waiting and not self._is_complete(outputs):
                 if rest <= 0 or not self._log_works:
@@ -259,6 +277,95 @@ class OutputStream:
 
     def _is_complete(self, outputs: Sequence[StepOutput]) -> bool:
         return self._cursor.after is None and self._cursor.missing(outputs) is None
+
+
+class OutputSource(Protocol):
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]: ...
+
+
+class OutputFeed:
+    """Passes the output of jobs to the reader of an event stream, no faster than the reader takes it. An OUTPUT event
+    in the reader's subscription means that a message is ready. The last event of a job is held back until the job's
+    output has ended."""
+
+    def __init__(self, source: OutputSource, reader: Subscription, now: Callable[[], float]) -> None:
+        self._source = source
+        self._reader = reader
+        self._now = now
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._messages: deque[dict[str, Any]] = deque()
+        self._room = asyncio.Semaphore(MOST_READY)
+        self._signalled = False
+        self._held: dict[str, dict[str, Any]] = {}
+
+    @property
+    def active(self) -> bool:
+        return bool(self._tasks or self._messages)
+
+    def start(self, job_id: str, after: Position | None) -> None:
+        if job_id not in self._tasks:
+            self._tasks[job_id] = asyncio.get_running_loop().create_task(self._run(job_id, after))
+
+    def stop(self, job_id: str) -> None:
+        if job_id in self._tasks:
+            self._tasks.pop(job_id).cancel()
+
+    def close(self) -> None:
+        for job_id in list(self._tasks):
+            self.stop(job_id)
+
+    def holds_back(self, message: dict[str, Any]) -> bool:
+        """Whether this message is the last one of a job whose output was not sent yet. It is then sent after the
+        output."""
+        if message["type"] not in events.TERMINAL:
+            return False
+        job_id = message["job_id"]
+        if job_id in self._tasks:
+            self._held[job_id] = message
+            return True
+        if any(ready["job_id"] == job_id and ready["type"] not in events.TERMINAL for ready in self._messages):
+            self._messages.append(message)
+            return True
+        return False
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message that is ready."""
+        self._signalled = False
+        if not self._messages:
+            return None
+        message = self._messages.popleft()
+        if message["type"] not in events.TERMINAL:
+            self._room.release()
+        if self._messages:
+            self._signal()
+        return message
+
+    async def _run(self, job_id: str, after: Position | None) -> None:
+        try:
+            async with contextlib.aclosing(self._source.output(job_id, after)) as output:
+                async for each in output:
+                    if isinstance(each, Chunk):
+                        await self._put(job_id, events.OUTPUT, each.as_dict())
+                    elif isinstance(each, Restart):
+                        await self._put(job_id, events.OUTPUT_RESTART, {"step_index": each.step_index})
+        except Exception as error:
+            self._reader.end(error)
+        self._tasks.pop(job_id, None)
+        if job_id in self._held:
+            self._messages.append(self._held.pop(job_id))
+            self._signal()
+
+    async def _put(self, job_id: str, kind: str, fields: dict[str, Any]) -> None:
+        await self._room.acquire()
+        self._messages.append({"type": kind, "job_id": job_id, "at": events.iso(self._now()), **fields})
+        self._signal()
+
+    def _signal(self) -> None:
+        if not self._signalled:
+            self._signalled = True
+            self._reader.put(Event(events.OUTPUT, "", self._now(), ""))
 
 
 def _newest(entries: Sequence[Entry]) -> list[Entry]:

@@ -267,9 +267,9 @@ class Runtime:
         node, self.node = self.node, None
         gateway_only, self._gateway_only = self._gateway_only, None
         if node is not None:
+            await node.stop()
             if self._outputs is not None:
                 await self._outputs.close()
-            await node.stop()
             self.signals.detach()
         if gateway_only is not None:
             await gateway_only.stop()

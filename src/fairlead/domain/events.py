@@ -20,6 +20,7 @@ JOB_CANCELLED = "JOB_CANCELLED"
 JOB_COMPLETE = "JOB_COMPLETE"
 SNAPSHOT = "SNAPSHOT"
 OUTPUT = "OUTPUT"
+OUTPUT_RESTART = "OUTPUT_RESTART"
 
 TERMINAL = frozenset({JOB_FAILED, JOB_CANCELLED, JOB_COMPLETE})
 
@@ -31,7 +32,7 @@ MISSED = "MISSED"
 
 _OUTSIDE_TYPE = re.compile(r"[A-Za-z][\w.:-]{0,63}", re.ASCII)
 _OWN_TYPE = re.compile(
-    r"(JOB|STEP|BATCH|TURN)_.*|BATCH|WAITING|POSITION|PROGRESS|SNAPSHOT|OUTPUT|HEARTBEAT|ERROR|ENDED|MISSED"
+    r"(JOB|STEP|BATCH|TURN)_.*|BATCH|WAITING|POSITION|PROGRESS|SNAPSHOT|OUTPUT(_RESTART)?|HEARTBEAT|ERROR|ENDED|MISSED"
     r"|watch|unwatch|refuse"
 )
 """Types that readers rely on, here or in the streams of batches and turns. Other programs must not use them: a forged

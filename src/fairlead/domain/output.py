@@ -79,6 +79,24 @@ class Chunk:
     def data(self) -> Any:
         return orjson.loads(self.json)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as clients receive them. Only orjson can encode them: the data is not decoded."""
+        whole = {"whole": True} if self.whole else {}
+        data = orjson.Fragment(self.json)
+        return {
+            "position": str(self.position),
+            "step_index": self.step_index,
+            "attempt": self.attempt,
+            "data": data,
+            **whole,
+        }
+
+    @classmethod
+    def of_dict(cls, body: dict[str, Any]) -> Chunk:
+        data = orjson.dumps(body["data"]).decode()
+        position = Position.parse(body["position"])
+        return cls(position, body["step_index"], body["attempt"], data, whole=bool(body.get("whole")))
+
     def __str__(self) -> str:
         data = self.data
         return data if isinstance(data, str) else self.json

@@ -128,13 +128,16 @@ class StepRun:
 class StepReporter:
     """Takes the progress and the output of one step, from any thread."""
 
-    __slots__ = ("_output", "_reports", "_run", "max_output")
+    __slots__ = ("_output", "_reports", "_run")
 
     def __init__(self, reports: Reports, run: StepRun) -> None:
         self._reports = reports
         self._run = run
         self._output: StepOutput | None = None
-        self.max_output = reports.max_output
+
+    @property
+    def max_output(self) -> int:
+        return self._reports.max_output
 
     def __call__(self, progress: dict[str, Any]) -> None:
         self._reports.call_soon(self._reports.progressed, self._run, progress)

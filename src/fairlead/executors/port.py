@@ -33,8 +33,10 @@ class OutputTooLarge(Exception):
 class Reporter(Protocol):
     """Takes the progress and the output of a call, from any thread."""
 
-    max_output: int
-    """The size of the output that the call may have, in characters of JSON."""
+    @property
+    def max_output(self) -> int:
+        """The size of the output that the call may have, in characters of JSON."""
+        ...
 
     def __call__(self, progress: dict[str, Any]) -> None: ...
 
@@ -78,9 +80,10 @@ class CallOutput:
             self._reporter.emitted(self)
 
     def read(self, start: int) -> list[str]:
-        """The chunks from the number `start` on."""
-        self._unread = False  # before the chunks are read: a chunk that is appended now is reported again
-        return self.chunks[start:]
+        """The chunks from the number `start` on. The next chunk after them is reported again."""
+        with self._lock:
+            self._unread = False
+            return self.chunks[start:]
 
     def close(self) -> None:
         self.closed = True

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, queue_routes, turns, websockets
+from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, output, queue_routes, turns, websockets
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
@@ -60,6 +60,7 @@ FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
 """Maps the paths of submit routes to the functions that handle a POST."""
 ROUTERS = (
     jobs.router,
+    output.router,
     jobs.executions_router,
     batches.router,
     turns.router,

@@ -66,6 +66,7 @@ RULES: dict[tuple[str, str], Access] = {
     ("GET", "/api/v1/jobs/{job_id}"): Access.ANY,
     ("DELETE", "/api/v1/jobs/{job_id}"): Access.ANY,
     ("GET", "/api/v1/jobs/{job_id}/events"): Access.ANY,
+    ("GET", "/api/v1/jobs/{job_id}/output"): Access.ANY,
     ("GET", "/api/v1/jobs/{job_id}/why"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/cancel"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/resume"): Access.ANY,
@@ -128,6 +129,7 @@ READ_ONLY = frozenset({("POST", "/api/v1/tickets"), ("DELETE", "/session")})
 STREAMS = frozenset(
     {
         ("GET", "/api/v1/jobs/{job_id}/events"),
+        ("GET", "/api/v1/jobs/{job_id}/output"),
         ("GET", "/api/v1/batches/{batch_id}/events"),
         ("GET", "/api/v1/turns/{turn_id}/events"),
     }

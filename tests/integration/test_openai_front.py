@@ -212,6 +212,15 @@ async def test_a_busy_upstream_is_waited_out_without_using_up_attempts(front: Fr
     assert not job.attempts
 
 
+async def test_refusals_do_not_use_up_attempts_while_the_limit_is_being_discovered(tmp_path: Path) -> None:
+    service = {"limit": "auto", "max": 2, "max_attempts": 2}
+    async with open_front(tmp_path, service=service) as front, front.client() as client:
+        front.upstream.script.extend(refusing(429, retry_after="0.01") for _ in range(5))
+        answer = await client.chat.completions.create(model="llama", messages=HELLO)
+        assert answer.choices[0].message.content == TEXT
+        assert len(front.upstream.calls) == 6
+
+
 async def test_while_the_upstream_rests_no_other_call_is_sent(front: Front) -> None:
     front.upstream.script.append(refusing(429, retry_after="0.3"))
     loop = asyncio.get_running_loop()

@@ -267,9 +267,14 @@ class OutcomeMapper:
 
     def _is_over_limit(self, job: Job, failure: Failure) -> bool:
         """Whether the service refused the call as overloaded while Fairlead is still discovering its limit. The limit
-        may be too high, so the failure does not use up an attempt of the job."""
+        may be too high, so the failure does not use up an attempt of the job. Nor does a refusal by a server with
+        OpenAI's protocol: its clients wait in the queue instead of getting 429."""
+        if not was_refused(failure):
+            return False
+        if self._config.services[job.service].speaks_openai:
+            return True
         rules = self._rules.current.services.get(job.service)
-        return was_refused(failure) and rules is not None and rules.auto is not None and rules.limit > rules.auto.min
+        return rules is not None and rules.auto is not None and rules.limit > rules.auto.min
 
 
 def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:

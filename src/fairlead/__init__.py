@@ -11,6 +11,7 @@ from fairlead.config import Settings
 from fairlead.domain.batch import BatchView, ItemView
 from fairlead.domain.config import Config
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.output import Chunk, End, Restart
 from fairlead.domain.submission import Submission
 from fairlead.domain.turns import TurnView
 from fairlead.domain.views import JobView, Reason, Why
@@ -45,9 +46,11 @@ __all__ = [
     "BatchHandle",
     "BatchView",
     "Call",
+    "Chunk",
     "Client",
     "Config",
     "ConfigError",
+    "End",
     "Fairlead",
     "FairleadError",
     "ItemView",
@@ -63,6 +66,7 @@ __all__ = [
     "Reason",
     "Receipt",
     "RequestError",
+    "Restart",
     "ResultTimeout",
     "Retry",
     "Roles",

@@ -11,6 +11,8 @@ from typing import Any
 
 from fairlead.config import Settings, sqlite_options
 from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.memory.output_log import MemoryOutputLog
+from fairlead.dispatch.output_log import OutputLog
 from fairlead.dispatch.port import Leadership, PubSub, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.rules import MAIN_SHARD
@@ -124,6 +126,14 @@ def bus_of(settings: Settings) -> PubSub | None:
     from fairlead.dispatch.redis.pubsub import RedisPubSub
 
     return RedisPubSub(settings.redis_url)
+
+
+def output_log_of(settings: Settings, clock: Clock) -> OutputLog:
+    if settings.redis_url is None:
+        return MemoryOutputLog(clock.steady)
+    from fairlead.dispatch.redis.output_log import RedisOutputLog
+
+    return RedisOutputLog(settings.redis_url, prefix=PREFIX)
 
 
 def redis_urls(settings: Settings) -> dict[str, str]:

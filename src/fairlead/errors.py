@@ -7,6 +7,7 @@
     │   │   ├── UnknownFeature      422  no pipeline or service has this name
     │   │   └── IdempotencyMismatch 422  this Idempotency-Key was used with another body
     │   ├── NotFound                404  no such job, service, key...
+    │   │   └── UnknownModel        404  no service serves this model
     │   ├── WrongState              409  the job's state does not allow it
     │   ├── TooLarge                413  the body is over the limit
     │   └── TooManyWaiting          429  this user has too many jobs waiting
@@ -81,6 +82,10 @@ class IdempotencyMismatch(InvalidInput):
 class NotFound(RequestError):
     code = "not_found"
     status = 404
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
 
 
 class WrongState(RequestError):

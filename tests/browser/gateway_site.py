@@ -11,7 +11,7 @@ from typing import Any
 from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.errors import Permanent
+from fairlead.errors import Permanent, Retry
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import Gate, declare_services, served
@@ -84,10 +84,14 @@ def declare_echoes(app: Fairlead, gate: Gate) -> None:
     async def complaining(call: Call) -> None:
         raise Permanent(call.params["text"])
 
-    @app.service("confiding", limit=1)
+    @app.service("confiding", limit=1, backoff=[0])
     async def confiding(call: Call) -> dict[str, Any]:
         call.progress(0.5, call.params["text"])
+        call.emit(call.params["text"])
+        if call.attempt <= call.params.get("failures", 0):
+            raise Retry("again")
         await gate.opened.wait()
+        call.emit(" and the rest")
         return {"text": call.params["text"]}
 
 

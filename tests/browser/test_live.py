@@ -110,3 +110,17 @@ async def test_two_windows_see_the_same(open_window: Open, bare_stage: Stage) ->
     await bare_stage.app.pause("echo")
     for page in (one, other):
         await expect(page.get_by_role("main")).to_contain_text("paused")
+
+
+async def test_the_output_of_a_running_job_is_shown_as_it_is_made(open_window: Open, bare_stage: Stage) -> None:
+    """A restart discards the output of the failed attempt."""
+    text = "<b>once</b> upon\na time"
+    job = await bare_stage.submit("confiding", input_data={"text": text, "failures": 1})
+    page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
+    await marked(page)
+    output = page.get_by_test_id("output")
+    await expect(output).to_have_text(text)
+    bare_stage.gate.opened.set()
+    await bare_stage.ended(job)
+    await expect(output).to_have_text(f"{text} and the rest")
+    await not_reloaded(page)

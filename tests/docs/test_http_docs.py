@@ -18,7 +18,7 @@ from fairlead.gateway.app import ROUTERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
 ROUTES = sorted(
-    (method, route.path)
+    (method, route.path_format)
     for router in ROUTERS
     for route in router.routes
     if isinstance(route, APIRoute) and route.include_in_schema

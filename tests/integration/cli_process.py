@@ -82,6 +82,17 @@ async def broken(call: Call):
     raise Permanent("\\x1b[2Jno way [red]at all[/red]\\nnext line")
 
 
+@app.service(limit=4, lease_ttl=2, backoff=[0])
+async def talk(call: Call):
+    """Yields words, and waits after some of them until the test opens the gate."""
+    for number, word in enumerate(call.params["words"]):
+        while number == call.params.get("after") and not Path(call.params["gate"]).exists():
+            await asyncio.sleep(0.01)
+        yield word
+    if call.params.get("fails"):
+        raise Permanent("no more words")
+
+
 app.pipeline("two", ["echo", "gate"])
 '''
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,17 @@ def odd(call: Call) -> Any:
             return {1, 2}
         case kind:
             return kind
+
+
+def emits(call: Call) -> None:
+    for word in call.params["words"]:
+        call.emit(word)
+
+
+def yields(call: Call) -> Iterator[str]:
+    yield from call.params["words"]
+
+
+async def yields_async(call: Call) -> AsyncIterator[str]:
+    for word in call.params["words"]:
+        yield word

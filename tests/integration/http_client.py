@@ -50,8 +50,8 @@ class Exchange:
 
     @property
     def code(self) -> str | None:
-        """The code of a problem."""
-        return str(self.json["code"]) if self.status >= 400 and self.body else None
+        """The code of a problem, or of an error in OpenAI's shape."""
+        return str(self.json.get("error", self.json)["code"]) if self.status >= 400 and self.body else None
 
     @property
     def streams(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.app.jobs import JobCommands
+from fairlead.app.job_commands import JobCommands
 from fairlead.domain.job import Job
 from fairlead.errors import InvalidInput, NotFound
 from fairlead.gateway import models, models_admin, models_runtime

@@ -10,7 +10,7 @@ import pytest
 
 from fairlead import Call, Config, Fairlead
 from fairlead.app import batches
-from fairlead.app.jobs import JobCommands
+from fairlead.app.job_commands import JobCommands
 from fairlead.domain.access import AuditRecord
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.transitions import Delete, Move

@@ -49,7 +49,7 @@ async def test_jobs_are_filtered_by_service_and_error_code(site: Site) -> None:
 async def test_a_filter_without_an_index_examines_a_bounded_number_of_jobs(
     embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlead.app.jobs.WINDOW", 3)
+    monkeypatch.setattr("fairlead.app.job_commands.WINDOW", 3)
     app = Fairlead(
         Config.model_validate({"services": {name: {"url": "http://x/", "limit": 1} for name in "ab"}}), **embedded
     )
@@ -73,7 +73,7 @@ async def test_a_filter_without_an_index_examines_a_bounded_number_of_jobs(
 async def test_a_filter_of_failed_jobs_examines_a_bounded_number_of_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlead.app.jobs.WINDOW", 2)
+    monkeypatch.setattr("fairlead.app.job_commands.WINDOW", 2)
     jobs = []
     for feature in ("flaky", "broken", "echo", "broken", "echo", "broken", "broken"):
         jobs.append(await site.submit(feature_name=feature))

@@ -11,7 +11,7 @@ from tests.virtual_time import EPOCH, VirtualClock, in_virtual_time
 from fairlead.engine.clock import DatabaseClock, id_at
 from fairlead.engine.loop_runner import LONGEST_WAIT, LoopRunner
 from fairlead.errors import Unavailable
-from fairlead.executors.http import _retry_after
+from fairlead.executors.http import retry_after_of
 
 HOUR = 3600.0
 
@@ -153,5 +153,5 @@ def test_ids_are_ordered_by_time_even_within_a_tick_and_when_the_clock_is_set_ba
 
 def test_a_retry_after_date_is_read_by_the_services_clock() -> None:
     headers = {"Retry-After": "Tue, 17 Nov 2015 10:00:30 GMT", "Date": "Tue, 17 Nov 2015 10:00:00 GMT"}
-    assert _retry_after(headers) == 30.0
-    assert _retry_after({"Retry-After": headers["Retry-After"]}) == 0.0
+    assert retry_after_of(headers) == 30.0
+    assert retry_after_of({"Retry-After": headers["Retry-After"]}) == 0.0

@@ -8,7 +8,7 @@ import pytest
 from tests.code_size import BLOCK, Sizes, duplicated_blocks, measure
 
 LIMITS = {
-    "src": Sizes(longest_file=445, longest_function=53, most_parameters=13, duplicated_blocks=12, files=293),
+    "src": Sizes(longest_file=445, longest_function=53, most_parameters=13, duplicated_blocks=12, files=319),
     "tests": Sizes(longest_file=586, longest_function=85, most_parameters=6, duplicated_blocks=3),
 }
 

@@ -11,9 +11,10 @@ import pytest
 from fairlead.dispatch.port import Lease, MessageHandler
 from fairlead.domain import events
 from fairlead.domain.events import Event
+from fairlead.domain.output import Entry
 from fairlead.engine.clock import SystemClock
 from fairlead.engine.event_bridge import EventBridge
-from fairlead.engine.events import Hub, Subscription, topic_of
+from fairlead.engine.events import Hub, Subscription, output_topic_of, topic_of
 
 
 class Network:
@@ -252,6 +253,7 @@ async def test_a_message_of_another_program_reaches_the_readers_of_its_job() -> 
         b'{"type": "JOB_COMPLETE"}',
         b'{"type": "TURN_LOST"}',
         b'{"type": "refuse"}',
+        b'{"type": "OUTPUT"}',
         b'{"type": "TEST", "job_id": "another"}',
         b'{"type": "TEST", "at": 5}',
         b'{"type": "TEST", "at": "now"}',
@@ -274,9 +276,25 @@ async def test_what_readers_would_not_understand_is_ignored_with_one_line(
     assert len(record.getMessage()) < 300
 
 
-async def test_messages_of_other_programs_for_a_user_are_ignored() -> None:
+@pytest.mark.parametrize("topic", [topic_of("ada"), output_topic_of("job-123")])
+async def test_messages_of_other_programs_for_a_user_or_an_output_are_ignored(topic: str) -> None:
     here, _ = await two(Network())
     reader = Subscription()
-    here.hub.follow(topic_of("ada"), reader)
-    here.bus.on_message("ws:user:ada", b'{"type": "TEST", "job_id": "job-123"}')
+    here.hub.follow(topic, reader)
+    here.bus.on_message(f"ws:{topic}", b'{"type": "TEST", "job_id": "job-123"}')
     assert list(reader.waiting()) == []
+
+
+async def test_the_output_of_a_job_reaches_its_readers_in_other_processes() -> None:
+    here, there = await two(Network())
+    reader, other = Subscription(), Subscription()
+    there.hub.follow(output_topic_of("job-123"), reader)
+    there.hub.follow("job-123", other)
+    here.hub.elsewhere.add(output_topic_of("job-123"))
+    entry = Entry("job-123", 3, 0, 1, 7, ['"a"', '{"b":1}'])
+    here.hub.publish_output(entry)
+    event = await reader.next(0)
+    assert event is not None
+    assert Entry.of_list(event.job_id, event.details["entry"]) == entry
+    assert list(other.waiting()) == []
+    assert there.hub.jobs_here() == ["job-123"]

@@ -10,7 +10,8 @@ from fairlead.app.api_keys import ApiKeys, NewKey, Sessions
 from fairlead.app.audit import AuditLog
 from fairlead.app.dead_letters import DeadFilters, DeadLetters, Preview, select
 from fairlead.app.doctor_sources import sources_of
-from fairlead.app.jobs import JobCommands, Jobs
+from fairlead.app.job_commands import JobCommands
+from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.app.service_admin import ProcessAdmin, ServiceAdmin, ServiceState
 from fairlead.domain.access import AuditRecord, Key, Role

@@ -21,7 +21,7 @@ from fairlead.app import audit
 from fairlead.app.audit import AuditLog, act_of
 from fairlead.app.batch_submission import BatchSubmission, CheckedBatch, check_batch
 from fairlead.app.handle import BatchReceipt
-from fairlead.app.jobs import TRIES, Build, JobCommands
+from fairlead.app.job_commands import TRIES, Build, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions
 from fairlead.domain.batch import (

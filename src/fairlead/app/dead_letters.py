@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
-from fairlead.app.jobs import Build, JobCommands
+from fairlead.app.job_commands import Build, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions, views
 from fairlead.domain.events import iso

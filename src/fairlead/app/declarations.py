@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import ValidationError
 
@@ -25,8 +26,10 @@ from fairlead.domain.config import (
 from fairlead.errors import ConfigError
 from fairlead.executors.celery import app_loading as celery
 from fairlead.executors.function import Handler, imported
+from fairlead.executors.openai_function import model_handler
 
 H = TypeVar("H", bound=Callable[..., Any])
+P = TypeVar("P", bound=PriorityHook)
 
 
 class ServiceOptions(TypedDict, total=False):
@@ -42,6 +45,10 @@ class ServiceOptions(TypedDict, total=False):
     regions: Mapping[str, RegionConfig | Mapping[str, Any]]
     celery: str | None
     celery_queue: str | None
+    openai: str | None
+    models: Sequence[str]
+    aliases: Mapping[str, str]
+    retry_streams: bool
     timeout: float
     lease_ttl: float
     max_attempts: int
@@ -58,8 +65,9 @@ class ServiceOptions(TypedDict, total=False):
     shards: Mapping[str, ShareConfig | Mapping[str, Any]]
     cost: float | None
     headers: Mapping[str, str]
-    format: Literal["envelope", "raw"] | None
+    format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None
+    stream: Literal["sse", "text"] | None
     run_in: Literal["thread", "process"]
 
 
@@ -97,6 +105,19 @@ class Declarations:
 
         return declare
 
+    def model(self, name: str, options: ServiceOptions) -> Callable[[H], H]:
+        """Return a decorator that declares its function as a model of the OpenAI front. The service has the model's
+        name, with `_` in place of characters that services cannot have."""
+        service = re.sub(r"[^a-z0-9_]", "_", name.lower())
+        service = f"_{service}" if service[:1].isdigit() else service
+
+        def declare(function: H) -> H:
+            models = [*options.get("models", ()), name]
+            self.service(service[:63], {**options, "models": models})(model_handler(function, name))
+            return function
+
+        return declare
+
     def pipeline(self, name: str, steps: Sequence[str]) -> None:
         try:
             self._replace(pipelines={**self.config.pipelines, name: list(steps)})
@@ -131,6 +152,36 @@ class Declarations:
     def _is_celery(self, name: str) -> bool:
         """Whether the service's handler is a Celery task."""
         return self.config.services[name].celery is not None and celery.is_task(self.handlers[name])
+
+
+class DeclarationMethods:
+    """The methods of `Fairlead` that declare services, models, pipelines and priorities."""
+
+    _declarations: Declarations
+
+    def service(self, name: str | None = None, **options: Unpack[ServiceOptions]) -> Callable[[H], H]:
+        """Declare a function as a service. `options` are the keys of `[services.NAME]` (docs/configuration.md). Keys in
+        `fairlead.toml` override the options, so that operators can change a limit without changing code."""
+        return self._declarations.service(name, options)
+
+    def model(self, name: str, **options: Unpack[ServiceOptions]) -> Callable[[H], H]:
+        """Declare a function as a model of the OpenAI front (docs/openai.md). It gets the messages, and the `Call` if
+        it has a second parameter, and returns or yields text."""
+        return self._declarations.model(name, options)
+
+    def pipeline(self, name: str, steps: Sequence[str]) -> None:
+        """Declare a pipeline: a named list of services, as `[pipelines]` in the configuration does."""
+        self._declarations.pipeline(name, steps)
+
+    def priority(self, hook: P) -> P:
+        """Declare the function that sets users' priorities (docs/priority.md). It receives a `user_id` and returns a
+        priority, a mapping with `priority`, `weight` or `plan`, or None to use the config and the priority service."""
+        self._declarations.priority_hook = hook
+        return hook
+
+    def check(self) -> list[str]:
+        """Every error in the configuration, each with its location and the allowed values."""
+        return self._declarations.problems()
 
 
 def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:

@@ -3,19 +3,21 @@ order.
 
 The reader subscribes before the snapshot is read, so that no event in between is missed. If events may have been lost,
 the state is read again, and a new SNAPSHOT is sent if the state has changed. After the last event of a job, the job is
-no longer followed.
+no longer followed. If the reader asks for the output of a job too, the last event comes after all output.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
+from fairlead.app.output_stream import OutputFeed
 from fairlead.domain import events, views
 from fairlead.domain.events import Event
 from fairlead.domain.job import OPEN, Job
+from fairlead.domain.output import Output, Position
 from fairlead.domain.views import JobView
 from fairlead.engine.clock import Clock
 from fairlead.engine.events import MOST_FOLLOWED, Hub, Subscription, topic_of
@@ -50,6 +52,10 @@ class EventSource(Protocol):
         """The newest unfinished jobs of a user, as many as fit in a snapshot; and whether the user has more."""
         ...
 
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]: ...
+
 
 class Left(Exception):
     """The reader has disconnected."""
@@ -72,15 +78,17 @@ class EventStream:
         """For each watched job, the state that was sent last; None if an event was sent since then."""
         self._user_id: str | None = None
         self._user_state: object = None
+        self._outputs = OutputFeed(source, self._reader, now)
 
     @property
     def follows_nothing(self) -> bool:
-        return not self._jobs and self._user_id is None
+        return not self._jobs and self._user_id is None and not self._outputs.active
 
     # ------------------------------------------------------------ follow
 
-    async def watch(self, job_id: str) -> dict[str, Any]:
-        """Follow a job, and return its snapshot. Raises NotFound if there is no such job; it is then not followed."""
+    async def watch(self, job_id: str, *, output: bool = False, after: Position | None = None) -> dict[str, Any]:
+        """Follow a job, and return its snapshot. With `output`, follow its output too, from the start or after a
+        position. Raises NotFound if there is no such job; it is then not followed."""
         self._hub.follow(job_id, self._reader)
         self._jobs[job_id] = None
         try:
@@ -88,13 +96,19 @@ class EventStream:
         except BaseException:
             self.unwatch(job_id)
             raise
+        if output:
+            self._outputs.start(job_id, after)
         if job.status.finished:
             self._reader.put(Event(events.ENDED, job_id, self.now(), "the job has ended"))
         elif job.user_id == self._user_id:
-            self.unwatch(job_id)  # the user's topic has its events already
+            self._unfollow(job_id)  # the user's topic has its events already
         return self._snapshot(job)
 
     def unwatch(self, job_id: str) -> None:
+        self._outputs.stop(job_id)
+        self._unfollow(job_id)
+
+    def _unfollow(self, job_id: str) -> None:
         if job_id in self._jobs:
             del self._jobs[job_id]
             self._hub.unfollow(job_id, self._reader)
@@ -106,6 +120,7 @@ class EventStream:
         return await self._snapshot_of_user(user_id)
 
     def close(self) -> None:
+        self._outputs.close()
         for job_id in list(self._jobs):
             self.unwatch(job_id)
         if self._user_id is not None:
@@ -114,11 +129,11 @@ class EventStream:
 
     # ------------------------------------------------------------ requests of the reader, while `next` is awaited
 
-    def ask_watch(self, job_id: str) -> None:
-        self._ask(_WATCH, job_id)
+    def ask_watch(self, job_id: str, *, output: bool = False, after: Position | None = None) -> None:
+        self._reader.put(Event(_WATCH, job_id, self.now(), "", {"output": output, "after": after}))
 
     def ask_unwatch(self, job_id: str) -> None:
-        self._ask(_UNWATCH, job_id)
+        self._reader.put(Event(_UNWATCH, job_id, self.now(), ""))
 
     def refuse(self, code: str, message: str) -> None:
         """Send the reader an error, after all events that are already waiting for it."""
@@ -127,9 +142,6 @@ class EventStream:
     def leave(self) -> None:
         """Record that the reader has disconnected: `next` raises `Left` from now on."""
         self._reader.end(Left())
-
-    def _ask(self, what: str, job_id: str) -> None:
-        self._reader.put(Event(what, job_id, self.now(), ""))
 
     # ------------------------------------------------------------ events
 
@@ -143,12 +155,14 @@ class EventStream:
             if event is None:
                 return None
             message = await self._message(event)
-            if message is not None:
+            if message is not None and not self._outputs.holds_back(message):
                 return message
 
     async def _message(self, event: Event) -> dict[str, Any] | None:
         if event.type in (_WATCH, _UNWATCH, _REFUSE):
             return await self._respond(event)
+        if event.type == events.OUTPUT:
+            return self._outputs.next()
         if event.type == events.MISSED:
             return await self._read_missed(event.job_id)
         if event.job_id in self._jobs:
@@ -159,7 +173,7 @@ class EventStream:
         if event.type == events.ENDED:
             return await self._ending(event.job_id)
         if event.type in events.TERMINAL:
-            self.unwatch(event.job_id)
+            self._unfollow(event.job_id)
         return event.as_dict()
 
     async def _respond(self, event: Event) -> dict[str, Any] | None:
@@ -171,7 +185,7 @@ class EventStream:
         if len(self._jobs) >= MOST_WATCHED and event.job_id not in self._jobs:
             return self.error(f"at most {MOST_WATCHED} jobs over one socket", "too_many_watched", event.job_id)
         try:
-            return await self.watch(event.job_id)
+            return await self.watch(event.job_id, **event.details)
         except RequestError as error:
             return self.error(error.message, error.code, event.job_id)
 
@@ -179,7 +193,7 @@ class EventStream:
         job = await self._in_turn(lambda: self._read_again(job_id))
         if not job.status.finished:
             return None
-        self.unwatch(job_id)
+        self._unfollow(job_id)
         return views.ending(job, self.now())
 
     async def _read_missed(self, topic: str) -> dict[str, Any] | None:
@@ -187,7 +201,7 @@ class EventStream:
             before = self._jobs[topic]
             job = await self._in_turn(lambda: self._read_again(topic))
             if job.status.finished:
-                self.unwatch(topic)
+                self._unfollow(topic)
                 return views.ending(job, self.now())
             return self._snapshot(job) if before is None or before != _state(job) else None
         user_id = self._user_id

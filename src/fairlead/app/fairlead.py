@@ -15,24 +15,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any
 
 from fairlead import config as configuration
 from fairlead.app.admin import Admin, AdminMethods
 from fairlead.app.audit import AuditLog
 from fairlead.app.batch_submission import BatchSubmission
 from fairlead.app.batches import Batches
-from fairlead.app.declarations import Declarations, ServiceOptions
+from fairlead.app.declarations import DeclarationMethods, Declarations
 from fairlead.app.event_stream import Allowed, EventStream
+from fairlead.app.front_requests import FrontRequests
 from fairlead.app.handle import BatchHandle, BatchReceipt, JobHandle, Receipt
-from fairlead.app.jobs import JobCommands, Jobs, filter_of
-from fairlead.app.priority import PriorityHook
+from fairlead.app.job_commands import JobCommands
+from fairlead.app.jobs import Jobs, filter_of
+from fairlead.app.models import ModelCatalog
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.methods import TurnMethods
 from fairlead.app.turns.requests import TurnRequests
@@ -42,6 +44,7 @@ from fairlead.domain.batch import BatchView, ItemStatus, ItemView
 from fairlead.domain.config import Config
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, Submission
 from fairlead.domain.views import JobView, RetriedJob, Why
@@ -53,11 +56,8 @@ from fairlead.errors import AlreadyDispatching, Unavailable
 if TYPE_CHECKING:
     from fairlead.app.sync import SyncFairlead
 
-H = TypeVar("H", bound=Callable[..., Any])
-P = TypeVar("P", bound=PriorityHook)
 
-
-class Fairlead(TurnMethods, AdminMethods):
+class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
     """The public object. Its parts `jobs`, `batches`, `turns` and `admin` do the work; the methods here call them."""
 
     def __init__(
@@ -87,6 +87,8 @@ class Fairlead(TurnMethods, AdminMethods):
         self.jobs = Jobs(runtime, commands)
         self.batches = Batches(runtime, commands, audit)
         self.admin = Admin(runtime, commands, audit)
+        self.models = ModelCatalog(runtime)
+        self.fronts = FrontRequests(runtime, self.jobs)
         self._turns = Turns(runtime, commands)
         self.turn_requests = TurnRequests(runtime, self._turns, commands)
 
@@ -110,27 +112,6 @@ class Fairlead(TurnMethods, AdminMethods):
     def listens_on(self, urls: Sequence[str]) -> None:
         self._runtime.listens_on = urls
 
-    # ------------------------------------------------------------ declare
-
-    def service(self, name: str | None = None, **options: Unpack[ServiceOptions]) -> Callable[[H], H]:
-        """Declare a function as a service. `options` are the keys of `[services.NAME]` (docs/configuration.md). Keys in
-        `fairlead.toml` override the options, so that operators can change a limit without changing code."""
-        return self._declarations.service(name, options)
-
-    def pipeline(self, name: str, steps: Sequence[str]) -> None:
-        """Declare a pipeline: a named list of services, as `[pipelines]` in the configuration does."""
-        self._declarations.pipeline(name, steps)
-
-    def priority(self, hook: P) -> P:
-        """Declare the function that sets users' priorities (docs/priority.md). It receives a `user_id` and returns a
-        priority, a mapping with `priority`, `weight` or `plan`, or None to use the config and the priority service."""
-        self._declarations.priority_hook = hook
-        return hook
-
-    def check(self) -> list[str]:
-        """Every error in the configuration, each with its location and the allowed values."""
-        return self._declarations.problems()
-
     # ------------------------------------------------------------ open and run
 
     async def open(self) -> None:
@@ -140,6 +121,7 @@ class Fairlead(TurnMethods, AdminMethods):
     async def close(self) -> None:
         await self._stop()
         await bounded("closing the dashboard", self.admin.close())
+        await bounded("closing the connections to upstreams", self.models.close())
         await self._runtime.close()
 
     async def __aenter__(self) -> Fairlead:
@@ -318,6 +300,14 @@ class Fairlead(TurnMethods, AdminMethods):
     def watch_user(self, user_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
         """Yield a snapshot of the user's unfinished jobs, then the events of all jobs of the user, without end."""
         return self.jobs.watch_user(user_id, heartbeat=heartbeat)
+
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]:
+        """Yield the output of the job: each `Chunk` that its steps emit, in order, a `Restart` when chunks that were
+        yielded are void, because their step runs again, and `End` when the job has ended. The output begins at the
+        start, or after a position. Yields None after `heartbeat` seconds without output."""
+        return self.jobs.output(job_id, after, heartbeat)
 
     def feed(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.domain.batch import BatchView, ItemView
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.output import Chunk, End, Position, Restart
 from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,16 @@ class JobHandle:
 
     def events(self) -> AsyncIterator[dict[str, Any] | None]:
         return self._app.watch(self.id)
+
+    async def stream(self, after: Position | str | None = None) -> AsyncGenerator[Chunk | Restart, None]:
+        """Iterate over the output of the job while it runs: each `Chunk` that its steps emit, and a `Restart` when the
+        chunks of a step are void because it runs again. Ends with the job. Raises JobFailed or JobCancelled."""
+        async with aclosing(self._app.output(self.id, after)) as output:
+            async for each in output:
+                if isinstance(each, End):
+                    result_of(each.job, None)
+                elif each is not None:
+                    yield each
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"

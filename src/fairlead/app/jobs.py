@@ -1,159 +1,44 @@
-"""`app.jobs`: submit jobs, read them, follow them, and act on them.
-
-The caller of a command, such as cancel or retry, does not know the job's `run`. Each command reads the job, builds the
-transition, and writes it on condition that the job has not changed. If the job has changed, the command starts over.
-"""
+"""`app.jobs`: submit jobs, read them, follow them, and act on them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairlead.app import audit
-from fairlead.app.audit import Act, AuditLog, act_of
+from fairlead.app.audit import act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
+from fairlead.app.job_commands import JobCommands
+from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
 from fairlead.domain.fair_share import QueuePosition
-from fairlead.domain.job import OPEN, WAITING, Job, JobStatus
-from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
+from fairlead.domain.job import OPEN, Job, JobStatus
+from fairlead.domain.output import Output, Position
+from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
-from fairlead.domain.transitions import Delete, Move, Submit
+from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import JobView, RetriedJob, Why
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
-from fairlead.errors import InvalidInput, NotFound, RequestError, TooManyWaiting, Unavailable, WrongState
+from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.observe.explain import Explainer
-from fairlead.store.port import Accepted, Done, JobFilter, Outcome
+from fairlead.store.port import Accepted, JobFilter, Outcome
 
 log = logging.getLogger("fairlead.jobs")
 
-TRIES = 20
-WINDOW = 100_000
-"""The number of jobs that are examined for one page, if the filter has no index."""
+NEW_S = 0.25
+"""A new job may have ended in another process before its reader subscribed, so it is read after this time."""
 
-Build = Callable[[Job, float], Move]
 MOST_IN_A_SNAPSHOT = 100
-
-
-class Revival(NamedTuple):
-    """How ended jobs are put back in the queue: the transition, and the limit of waiting jobs that the user must keep;
-    0 means no limit."""
-
-    build: Build
-    most_waiting: int
-
-
-class JobCommands:
-    """Applies the transitions of single jobs that users and operators ask for, and lists jobs."""
-
-    def __init__(self, runtime: Runtime, audit: AuditLog) -> None:
-        self._runtime = runtime
-        self._audit = audit
-
-    async def move(self, job_id: str, build: Build, act: Act | None = None) -> None:
-        """Apply the transition that `build` makes from the current state of the job. `build` raises WrongState if this
-        state does not allow the transition."""
-        for _ in range(TRIES):
-            job = await self.job(job_id)
-            now = self._runtime.clock.now()
-            move = build(job, now)
-            if await self._write(job, move, act):
-                self._runtime.writer.publish_all([(job, move)], now)
-                return
-        raise _keeps_changing(job_id)
-
-    async def revive(self, job_id: str, build: Build, most_waiting: int, act: Act | None = None) -> None:
-        """Put an ended job back in the queue, by the transition that `build` makes. Raises TooManyWaiting, as a submit
-        does, if the user would then have more than `most_waiting` jobs waiting; 0 means no limit."""
-        async with self._runtime.reviving:
-            if most_waiting:
-                job = await self.job(job_id)
-                build(job, self._runtime.clock.now())  # raises WrongState before TooManyWaiting
-                await self.check_waiting(job.user_id, 1, most_waiting)
-            await self.move(job_id, build, act)
-
-    def retrying(self, *, from_start: bool = False, who: str | None = None) -> Revival:
-        """How `retry` puts a job back, alone or as an item of a batch. An operator (`who`) may begin any number of
-        rounds, and is not bound by the user's limit of waiting jobs."""
-        config, by_operator = self._runtime.config, who is not None
-
-        def build(job: Job, now: float) -> Move:
-            return transitions.retry(
-                job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=by_operator
-            )
-
-        return Revival(build, 0 if by_operator else config.server.max_waiting_per_user)
-
-    async def check_waiting(self, user_id: str, more: int, most_waiting: int) -> None:
-        if most_waiting and await self._runtime.store.count(JobFilter(user_id, WAITING)) + more > most_waiting:
-            raise TooManyWaiting(f"this user may have at most {most_waiting} jobs waiting")
-
-    async def delete(self, job_id: str, act: Act | None = None) -> None:
-        for _ in range(TRIES):
-            job = await self.job(job_id)
-            if not job.status.finished:
-                raise WrongState(
-                    f"only a finished job can be deleted; this one is {job.status}",
-                    details={"status": job.status.value},
-                )
-            if await self._write(job, Delete(job.id), act):
-                return
-        raise _keeps_changing(job_id)
-
-    async def _write(self, job: Job, transition: Move | Delete, act: Act | None) -> bool:
-        """Write the transition. Returns False if the job has changed since it was read."""
-        (outcome,) = await self._audit.write(None if act is None else act.on(job), transition)
-        return isinstance(outcome, Done)
-
-    async def page(
-        self, where: JobFilter, limit: int, cursor: str | None, keep: Callable[[Job], bool] | None = None
-    ) -> Page[Job]:
-        """A page of the jobs that match `where`, newest first. `keep` is a further condition, which the store cannot
-        query."""
-        check_limit(limit)
-        before = None if cursor is None else read_cursor(cursor, where)
-        if keep is None and not _is_indexed(where):
-            return await self._window(where, limit, before)
-        jobs = await self._runtime.store.list_jobs(where, before_seq=before, limit=limit + 1)
-        if keep is not None:
-            rows = jobs
-            jobs = list(filter(keep, rows))
-            while len(jobs) <= limit and rows:
-                rows = await self._runtime.store.list_jobs(where, before_seq=rows[-1].seq, limit=MAX_PAGE)
-                jobs += filter(keep, rows)
-        more = len(jobs) > limit
-        return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where) if more else None)
-
-    async def _window(self, where: JobFilter, limit: int, before: int | None) -> Page[Job]:
-        """A page of the jobs that match a filter without an index. Only `WINDOW` jobs are examined, so the page may
-        have fewer than `limit` jobs, or none, although more jobs follow."""
-        store = self._runtime.store
-        examined = JobFilter(statuses=where.statuses if _is_dead(where.statuses) else ())
-        last = await store.seq_after(examined, before_seq=before, skip=WINDOW - 1)
-        jobs = await store.list_jobs(where, before_seq=before, limit=limit + 1, from_seq=last)
-        if len(jobs) > limit:
-            return Page(jobs[:limit], write_cursor(jobs[limit - 1].seq, where))
-        more = last is not None and await store.list_jobs(examined, before_seq=last, limit=1)
-        return Page(jobs, write_cursor(last, where) if last is not None and more else None)
-
-    async def job(self, job_id: str) -> Job:
-        jobs = await self._runtime.store.get_jobs([check_id(job_id)])
-        if job_id not in jobs:
-            raise NotFound(f"there is no job {job_id}")
-        return jobs[job_id]
-
-
-def _keeps_changing(job_id: str) -> Unavailable:
-    return Unavailable(f"job {job_id} keeps changing; try again")
 
 
 class Jobs:
@@ -294,13 +179,18 @@ class Jobs:
 
     # ------------------------------------------------------------ follow
 
-    async def wait(self, job_id: str, timeout: float | None = None) -> JobView:
-        """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds."""
+    async def wait(self, job_id: str, timeout: float | None = None, *, new: bool = False) -> JobView:
+        """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds. `new`: the
+        job was submitted just now; it is read only after an event, or if there is none for a moment."""
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         check_id(job_id)
         while True:
             with self._runtime.hub.subscribe(job_id, places=False) as subscription:
+                if new:
+                    new = False
+                    with contextlib.suppress(ShuttingDown):
+                        await _until_terminal(subscription, NEW_S if timeout is None else min(NEW_S, timeout))
                 job = await self.get(job_id)
                 rest = None if until is None else until - loop.time()
                 if job.status.finished or (rest is not None and rest <= 0):
@@ -324,6 +214,21 @@ class Jobs:
             yield await stream.follow(user_id)
             while True:
                 yield await stream.next(heartbeat)
+
+    def output(
+        self, job_id: str, after: Position | str | None = None, heartbeat: float | None = None
+    ) -> AsyncGenerator[Output | None, None]:
+        """The output of the job; see `Fairlead.output`."""
+        return self.output_stream(job_id, after).follow(heartbeat)
+
+    def output_stream(self, job_id: str, after: Position | str | None = None) -> OutputStream:
+        runtime = self._runtime
+        runtime.require_open()
+        sources = OutputSources(
+            runtime.hub, runtime.output_log, self.get, lambda: runtime.node is not None, runtime.clock.now
+        )
+        position = Position.parse(after) if isinstance(after, str) else after
+        return OutputStream(sources, check_id(job_id), position)
 
     def stream(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may
@@ -386,21 +291,6 @@ class Jobs:
     async def delete(self, job_id: str, *, who: str | None = None) -> None:
         """Delete a finished job."""
         await self._commands.delete(job_id, act_of(who, audit.DELETE_JOB, job_id))
-
-
-def _is_indexed(where: JobFilter) -> bool:
-    """Whether the database finds the jobs of this filter without reading many others. The jobs of a user and open jobs
-    have their own indexes. So have failed and cancelled jobs, but there may be millions of them."""
-    if where.feature_name is None and where.service is None and where.error_code is None:
-        return True
-    if where.user_id is not None:
-        return True
-    return bool(where.statuses) and not any(status.finished for status in where.statuses)
-
-
-def _is_dead(statuses: Collection[JobStatus]) -> bool:
-    """Whether the database has an index of the jobs with these statuses by age."""
-    return len(statuses) == 1 and not {JobStatus.FAILED, JobStatus.CANCELLED}.isdisjoint(statuses)
 
 
 def filter_of(

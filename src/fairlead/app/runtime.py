@@ -12,8 +12,9 @@ from types import FrameType
 from fairlead.app.declarations import Declarations
 from fairlead.app.event_stream import EventPoller
 from fairlead.app.priority import PriorityResolver
-from fairlead.backends import bus_of, has_clock, shards_of, store_of, writers_of
+from fairlead.backends import bus_of, has_clock, output_log_of, shards_of, store_of, writers_of
 from fairlead.config import Settings
+from fairlead.dispatch.output_log import OutputLog
 from fairlead.domain.config import Config
 from fairlead.domain.job import Job
 from fairlead.domain.submission import ANONYMOUS
@@ -22,6 +23,7 @@ from fairlead.engine.clock import Clock, DatabaseClock
 from fairlead.engine.events import Hub
 from fairlead.engine.lifecycle import bounded, patiently, stopped
 from fairlead.engine.node import Node
+from fairlead.engine.output_writer import OutputWriter
 from fairlead.engine.parts import EngineParts, RunningNode
 from fairlead.engine.registry import Announcer, GatewayOnlyNode, describe_process, new_name
 from fairlead.engine.roles import NOTHING, Roles, pools_of, services_of
@@ -62,6 +64,7 @@ class Runtime:
     waiters: Waiters
     snapshots: asyncio.Semaphore
     """Limits how many readers that missed events read the store at once."""
+    output_log: OutputLog
     reviving: asyncio.Lock
     """Held while ended jobs are put back in the queue, so that no user exceeds the limit of waiting jobs."""
 
@@ -71,6 +74,8 @@ class Runtime:
         self.hub = Hub()
         self.signals = RunningNode()
         self.listens_on: Sequence[str] = ()
+        self.process = ""
+        """The name under which this process is registered; empty if it is not."""
         self.node: Node | None = None
         self.probes = Probes()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -78,6 +83,7 @@ class Runtime:
         self._observer: Observer | None = None
         self._group_commit: GroupCommit | None = None
         self._gateway_only: GatewayOnlyNode | None = None
+        self._outputs: OutputWriter | None = None
         self._followers: list[asyncio.Task[None]] = []
         self._anonymous_logged = False
 
@@ -170,6 +176,7 @@ class Runtime:
         self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
         self.waiters = Waiters(self.signals)
         self.snapshots = asyncio.Semaphore(CONCURRENT_SNAPSHOTS)
+        self.output_log = output_log_of(self.settings, self.clock)
         self.reviving, self._joining = asyncio.Lock(), asyncio.Lock()
         self.loop = asyncio.get_running_loop()
         poller = EventPoller(store, self.hub, self.clock, has_node=lambda: self.node is not None)
@@ -201,13 +208,14 @@ class Runtime:
         if group_commit is not None:
             await self.priorities.close()
             await bounded("committing the last transitions", group_commit.close())
+            await bounded("closing the output log", self.output_log.close())
         if store is not None:
             await bounded("closing the database connections", store.close())
 
     # ------------------------------------------------------------ the node
 
     async def start(self, roles: Roles) -> None:
-        name = new_name()
+        name = self.process = new_name()
         settings, config, store = self.settings, self.config, self.store
         if settings.redis_url is None and not (roles.worker and roles.manager):
             if roles.worker or roles.manager:
@@ -221,6 +229,7 @@ class Runtime:
             lock = partial(store.lock_dispatch, shared=settings.redis_url is not None)
             await patiently(log, "locking the database for dispatch", lock)
         servers: set[str] = set()
+        self._outputs = OutputWriter(self.output_log, self.hub)
         services = services_of(pools_of(roles, config))
         parts = EngineParts(
             process=name,
@@ -233,6 +242,7 @@ class Runtime:
             hub=self.hub,
             clock=self.clock,
             waiters=self.waiters,
+            outputs=self._outputs,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))
@@ -259,6 +269,8 @@ class Runtime:
         gateway_only, self._gateway_only = self._gateway_only, None
         if node is not None:
             await node.stop()
+            if self._outputs is not None:
+                await self._outputs.close()
             self.signals.detach()
         if gateway_only is not None:
             await gateway_only.stop()

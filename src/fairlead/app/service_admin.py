@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
-from fairlead.app.jobs import TRIES, JobCommands
+from fairlead.app.job_commands import TRIES, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions
 from fairlead.domain.config_checks import known

@@ -12,7 +12,7 @@ import atexit
 import contextlib
 import logging
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
 from queue import SimpleQueue
 from types import TracebackType
@@ -24,6 +24,7 @@ from fairlead.app.turns.context_manager import Turn, TurnBlock, TurnOptions
 from fairlead.app.turns.turns import Turns
 from fairlead.app.turns.waiting import OnPosition
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Chunk, Position, Restart
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import Submission
 from fairlead.domain.views import JobView, RetriedJob, Why
@@ -48,6 +49,15 @@ class SyncJobHandle:
         """Wait for the job, and return the data of its last step. Raises JobFailed or JobCancelled, and ResultTimeout
         after `timeout` seconds."""
         return self._sync.call(self._handle.result(timeout))
+
+    def stream(self, after: Position | str | None = None) -> Iterator[Chunk | Restart]:
+        """Iterate over the output of the job while it runs; see `JobHandle.stream`."""
+        output = self._handle.stream(after)
+        try:
+            while (each := self._sync.call(_next(output))) is not None:
+                yield each
+        finally:
+            self._sync.call(output.aclose())
 
     def get(self) -> JobView:
         return self._sync.get(self.id)
@@ -254,6 +264,10 @@ class SyncTurnBlock:
 
 def _run(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
     asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+async def _next(output: AsyncGenerator[Chunk | Restart, None]) -> Chunk | Restart | None:
+    return await anext(output, None)
 
 
 async def _cancel_tasks() -> None:

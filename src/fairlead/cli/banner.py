@@ -63,6 +63,8 @@ def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[st
             "openapi": f"{urls[0]}/openapi.json",
             "ready": f"{urls[0]}/readyz",
         }
+        if any(service.speaks_openai or service.models for service in config.services.values()):
+            fields["urls"]["openai"] = f"{urls[0]}/v1"
     return fields
 
 
@@ -73,8 +75,8 @@ def _dispatcher(app: Fairlead, roles: Roles) -> str | None:
 
 
 def _where(service: ServiceConfig) -> str:
-    if service.url:
-        return without_secrets(service.url)
+    if url := service.url or service.openai:
+        return without_secrets(url)
     if service.regions:
         return ", ".join(f"{region} {without_secrets(there.url)}" for region, there in service.regions.items())
     if service.celery:

@@ -19,7 +19,7 @@ from fairlead.cli.failure import Exit, Failure
 from fairlead.client import Client, NoConnection, Unauthorized
 from fairlead.client.calls import events_of
 from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
-from fairlead.client.stream import Stream
+from fairlead.client.stream import OutputEvents, Stream
 from fairlead.errors import ConfigError, FairleadError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,6 +111,11 @@ class Gateway:
         job_path(job_id)
         with failures():
             yield from self._client.read_events(stream(events_of(job_id), patience))
+
+    def output(self, job_id: str, patience: float) -> Iterator[dict[str, Any]]:
+        """Yield the output of the job, reconnecting as needed."""
+        with failures():
+            yield from self._client.read_events(OutputEvents(job_path(job_id), None, patience))
 
     def _send(self, method: str, path: str, **request: Any) -> Any:
         with failures():

@@ -1,7 +1,8 @@
-"""watch: follows a job until it ends. Reads the events of the job and shows its progress as one live line."""
+"""watch: follows a job until it ends. Reads the events of the job and draws one live line, or prints its output."""
 
 from __future__ import annotations
 
+import json as jsonlib
 import math
 import queue
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -43,16 +44,46 @@ def end_of(status: str) -> Exit:
     return ENDS.get(status, Exit.NOT_FINISHED)
 
 
+Output = Annotated[bool, typer.Option("--output", help="Print the job's output as it is made, not its progress.")]
+
+
 @client_command
-def watch(job_id: JobId, json: Json = False) -> None:
+def watch(job_id: JobId, output: Output = False, json: Json = False) -> None:
     """Follow a job live until it ends.
 
     Exits with 0 if it completes, 3 if it fails, 4 if it is cancelled.
     """
+    if output:
+        raise typer.Exit(print_output(gateway(), job_id, json=json))
     line = follow(gateway(), job_id, quiet=json, on_event=print_json if json else None)
     if line.status == "FAILED" and not json:
         hint(f"see its attempts with: fairlead get {job_id}; run it again with: fairlead retry {job_id}")
     raise typer.Exit(end_of(line.status))
+
+
+def print_output(target: Gateway, job_id: str, *, json: bool) -> Exit:
+    """Print the output of a job to stdout while it runs: text as it is, anything else as lines of JSON. Returns the
+    exit code for the status of the job."""
+    target.job(job_id)  # fails at once without a gateway or the job
+    status, line_is_open = "", False
+    for event in target.output(job_id, RECONNECT_FOR_S):
+        status = event.get("status", status)
+        if json:
+            print_json(event)
+        elif event["type"] == "chunk":
+            data = event["data"]
+            text = clean(data, keep_lines=True) if isinstance(data, str) else jsonlib.dumps(data) + "\n"
+            typer.echo(text, nl=False)
+            line_is_open = not text.endswith("\n")
+        else:
+            if line_is_open:
+                typer.echo()
+                line_is_open = False
+            if event["type"] == "restart":
+                note("the job runs again, and its output starts again", style="dim")
+            elif event.get("error"):
+                note(error_text(event["error"]))
+    return end_of(status)
 
 
 @dataclass

@@ -8,12 +8,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from fairlead.app.api_keys import is_live_admin
 from fairlead.app.fairlead import Fairlead
 from fairlead.backends import POSTGRES
 from fairlead.cli.failure import Exit, Failure
-from fairlead.config import Settings, sqlite_options
-from fairlead.domain.config import Config
+from fairlead.config import Settings, explained, load, sqlite_options
+from fairlead.domain.config import Config, ServiceConfig
+from fairlead.errors import ConfigError
+
+UPSTREAM = "openai"
+"""The service of `fairlead up --openai URL`."""
 
 
 def load_app(app_path: str | None, config: Path | None) -> Fairlead:
@@ -27,6 +33,22 @@ def load_app(app_path: str | None, config: Path | None) -> Fairlead:
     if config is not None:
         raise Failure(f"{app_path} has its own configuration; use --config only without an app", Exit.USAGE)
     return _imported(app_path)
+
+
+def load_with_upstream(app_path: str | None, config: Path | None, url: str, limit: int) -> Fairlead:
+    """Create a Fairlead object from the configuration, with a server with OpenAI's protocol as one more service."""
+    if app_path is not None:
+        raise Failure(f'--openai: {app_path} declares its own services; add openai = "{url}" to one', Exit.USAGE)
+    settings = load(config)
+    services = settings.config.services
+    if UPSTREAM in services:
+        raise Failure(f"--openai: the configuration has a service {UPSTREAM!r} already", Exit.USAGE)
+    try:
+        service = ServiceConfig(openai=url, limit=limit)
+    except ValidationError as error:
+        raise ConfigError(explained(error, "--openai")) from None
+    sections = {**dict(settings.config), "services": {**services, UPSTREAM: service}}
+    return Fairlead(replace(settings, config=Config.model_validate(sections)))
 
 
 def database_of(settings: Settings) -> Fairlead:

@@ -49,12 +49,24 @@ Pool = Annotated[
     str | None, typer.Option("--pool", metavar="NAME", help="Only this one of [worker_pools]; default: all.")
 ]
 
+OpenAI = Annotated[
+    str | None,
+    typer.Option(
+        "--openai", metavar="URL", help="A server with OpenAI's protocol, as the service openai; with --limit."
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="Concurrent calls of --openai; default: 1.")
+]
+
 
 @command
 def up(
     context: typer.Context,
     app_path: AppPath = None,
     config: ConfigFile = None,
+    openai: OpenAI = None,
+    limit: Limit = None,
     host: Host = None,
     port: Port = None,
     metrics_port: MetricsPort = None,
@@ -68,7 +80,10 @@ def up(
     """
     from fairlead.engine.roles import Roles
 
-    app = prepare("up", context, app_path, config, log_level)
+    if limit is not None and openai is None:
+        raise Failure("--limit needs --openai; the limits of other services are in fairlead.toml", Exit.USAGE)
+    upstream = None if openai is None else (openai, limit or 1)
+    app = prepare("up", context, app_path, config, log_level, upstream=upstream)
     sockets = bind(app, host, port)
     run("up", app, Roles(), sockets, bind_metrics(metrics_host, metrics_port), json=json)
 
@@ -164,13 +179,15 @@ def prepare(
     log_level: str | None,
     *,
     needs_redis: bool = False,
+    upstream: tuple[str, int] | None = None,
 ) -> Fairlead:
-    """Load the app and check its configuration. Raises ConfigError."""
+    """Load the app and check its configuration. `upstream` is the URL and the limit of a server with OpenAI's protocol
+    that is added as a service. Raises ConfigError."""
     # Imported here: the engines are slow to load, and client commands do not need them.
-    from fairlead.cli.loading import load_app
+    from fairlead.cli.loading import load_app, load_with_upstream
 
     log_to_stderr(log_level or context.obj or "info")
-    app = load_app(app_path, config)
+    app = load_app(app_path, config) if upstream is None else load_with_upstream(app_path, config, *upstream)
     problems = app.check()
     if needs_redis and app.settings.redis_url is None:
         problems.append(

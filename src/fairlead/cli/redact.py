@@ -43,8 +43,8 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
             # `env:TOKEN` is the name of a variable, not a secret.
             section["headers"][header] = value if value.startswith("env:") else HIDDEN
     for target in (*services, *(region for service in services for region in service["regions"].values())):
-        if "url" in target:
-            target["url"] = without_secrets(target["url"])
+        for key in target.keys() & {"url", "openai"}:
+            target[key] = without_secrets(target[key])
     if "url" in config["priority"]:
         config["priority"]["url"] = without_secrets(config["priority"]["url"])
     for key in ("broker_url", "result_backend"):

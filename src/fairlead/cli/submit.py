@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from fairlead.cli.client import client_command, gateway
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.follow import end_of, follow
+from fairlead.cli.follow import end_of, follow, print_output
 from fairlead.cli.jobs import hint_next, show_job, wait_text
 from fairlead.cli.options import (
     FOREVER,
@@ -96,6 +96,8 @@ Wait = Annotated[
     ),
 ]
 
+Stream = Annotated[bool, typer.Option("--stream", help="Print the job's output as it is made, until the job ends.")]
+
 
 @client_command
 def submit(
@@ -115,6 +117,7 @@ def submit(
     idempotency_key: IdempotencyKey = None,
     old_key: OldIdempotencyKey = None,
     wait: Wait = None,
+    stream: Stream = False,
     json: Json = False,
 ) -> None:
     """Submit a job to a pipeline or service.
@@ -140,8 +143,8 @@ def submit(
         {name: value for name, value in body.items() if value is not None},
         headers={"Idempotency-Key": key} if key else None,
     )
-    if wait is not None:
-        raise typer.Exit(_waited(receipt["job_id"], wait, json=json))
+    if stream or wait is not None:
+        raise typer.Exit(_followed(receipt["job_id"], wait, stream=stream, json=json))
     if json:
         print_json(receipt)
     else:
@@ -150,6 +153,16 @@ def submit(
         say(f"{receipt['job_id']}  {receipt['status']}{queued}")
         if sys.stdout.isatty():
             hint(f"follow it with: fairlead watch {receipt['job_id']}")
+
+
+def _followed(job_id: str, wait: float | None, *, stream: bool, json: bool) -> Exit:
+    if wait is not None and not stream:
+        return _waited(job_id, wait, json=json)
+    try:
+        return print_output(gateway(), job_id, json=json)
+    except KeyboardInterrupt:
+        note(f"the job continues; follow it with: fairlead watch --output {job_id}")
+        return Exit.INTERRUPTED
 
 
 def _waited(job_id: str, wait: float, *, json: bool) -> Exit:

@@ -19,8 +19,9 @@ from fairlead.client.errors import NoConnection, of_response
 from fairlead.client.patience import Patience
 from fairlead.client.settings import GatewayAddress
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
-from fairlead.client.stream import MAX_EVENT, Stream
+from fairlead.client.stream import MAX_EVENT, OutputEvents, Stream, output_of
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Chunk, Position, Restart
 from fairlead.domain.submission import ANONYMOUS, Submission
 from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 from fairlead.version import __version__
@@ -150,6 +151,18 @@ class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
         async for event in self.read_events(Stream(calls.events_of(job_id), self._patience)):
             yield event
 
+    async def stream(self, job: str | AsyncJob, after: Position | str | None = None) -> AsyncIterator[Chunk | Restart]:
+        """Yield the output of the job while it runs: each `Chunk` that its steps emit, from the start or after a
+        position, and a `Restart` when the chunks of a step are void because it runs again. Ends with the job. Raises
+        JobFailed or JobCancelled. If the stream is interrupted, it is continued."""
+        job_id = job if isinstance(job, str) else job.id
+        async for event in self.read_events(OutputEvents(calls.path_of(job_id), after, self._patience)):
+            output = output_of(event)
+            if output is not None:
+                yield output
+            elif event.get("status") not in (None, JobStatus.COMPLETED):
+                result_of(await self.get(job_id), None)
+
     # ------------------------------------------------------------ changing
 
     async def cancel(self, job_id: str) -> JobView:
@@ -261,6 +274,9 @@ class AsyncJob:
 
     def watch(self) -> AsyncIterator[dict[str, Any]]:
         return self._client.watch(self.id)
+
+    def stream(self, after: Position | str | None = None) -> AsyncIterator[Chunk | Restart]:
+        return self._client.stream(self.id, after)
 
     async def why(self) -> Why:
         return await self._client.why(self.id)

@@ -17,10 +17,11 @@ from fairlead.client.errors import NoConnection, of_response
 from fairlead.client.patience import Patience
 from fairlead.client.settings import GatewayAddress
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
-from fairlead.client.stream import MAX_EVENT, Stream
+from fairlead.client.stream import MAX_EVENT, OutputEvents, Stream, output_of
 from fairlead.client.synchronous_batches import BatchCalls
 from fairlead.client.synchronous_turns import TurnCalls
 from fairlead.domain.job import JobStatus
+from fairlead.domain.output import Chunk, Position, Restart
 from fairlead.domain.submission import ANONYMOUS, Submission
 from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 from fairlead.version import __version__
@@ -147,6 +148,18 @@ class Client(BatchCalls, TurnCalls):
         reconnects, and yields a new snapshot first."""
         yield from self.read_events(Stream(calls.events_of(job_id), self._patience))
 
+    def stream(self, job: str | ClientJob, after: Position | str | None = None) -> Iterator[Chunk | Restart]:
+        """Yield the output of the job while it runs: each `Chunk` that its steps emit, from the start or after a
+        position, and a `Restart` when the chunks of a step are void because it runs again. Ends with the job. Raises
+        JobFailed or JobCancelled. If the stream is interrupted, it is continued."""
+        job_id = job if isinstance(job, str) else job.id
+        for event in self.read_events(OutputEvents(calls.path_of(job_id), after, self._patience)):
+            output = output_of(event)
+            if output is not None:
+                yield output
+            elif event.get("status") not in (None, JobStatus.COMPLETED):
+                result_of(self.get(job_id), None)
+
     # ------------------------------------------------------------ changing
 
     def cancel(self, job_id: str) -> JobView:
@@ -257,6 +270,9 @@ class ClientJob:
 
     def watch(self) -> Iterator[dict[str, Any]]:
         return self._client.watch(self.id)
+
+    def stream(self, after: Position | str | None = None) -> Iterator[Chunk | Restart]:
+        return self._client.stream(self.id, after)
 
     def why(self) -> Why:
         return self._client.why(self.id)

@@ -4,89 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    StringConstraints,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from fairlead.domain.config_checks import (
     USER_ID,
     WAYS,
     contradictions,
+    front_problem,
     priority_url_problem,
     too_many_ways,
     total_limit,
     unknown_in_worker_pools,
     unknown_plans,
 )
+from fairlead.domain.config_types import AUTO as AUTO
+from fairlead.domain.config_types import AUTO_KEYS as AUTO_KEYS
+from fairlead.domain.config_types import BRANCHES as BRANCHES
+from fairlead.domain.config_types import FUNCTION as FUNCTION
+from fairlead.domain.config_types import MEANING as MEANING
+from fairlead.domain.config_types import TASK as TASK
+from fairlead.domain.config_types import (
+    Headers,
+    Limit,
+    ModelName,
+    Name,
+    RegionName,
+    Seconds,
+    Slots,
+    Url,
+    UserId,
+    Weight,
+)
 from fairlead.domain.job import Priority
 from fairlead.domain.retry import Backoff, RetryPolicy
 from fairlead.domain.rules import MAIN_SHARD, Auto, Order, ServiceRules, Share
-from fairlead.domain.user_priority import MAX_WEIGHT, UNKNOWN, UserPriority
-
-NAME, REGION_NAME = r"^[a-z_][a-z0-9_]{0,62}$", r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
-URL = r"^https?://[^\s/]+\S*$"
-FUNCTION = r"^[\w.]+:[\w.]+$"
-TASK = r"^[^\s:]+$"
-# Error messages for values that do not match these patterns.
-MEANING = {
-    NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
-    REGION_NAME: "must be letters, digits and _, not begin with a digit, and have at most 63 characters",
-    URL: "must begin with http:// or https:// and a host name",
-    FUNCTION: "must be module:name, for example myapp.tasks:thumbnail",
-    TASK: "must be the registered name of a Celery task, for example myapp.tasks.generate",
-}
-
-Name = Annotated[str, StringConstraints(pattern=NAME)]
-RegionName = Annotated[str, StringConstraints(pattern=REGION_NAME)]
-Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
-
-
-def _checked_url(url: str) -> str:
-    """Check a URL beyond its pattern. The error message omits the URL, which may contain a password."""
-    try:
-        parts = urlsplit(url)
-        fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ValueError("is not a valid URL; for example http://host:8000/path")
-    return url
-
-
-Url = Annotated[str, StringConstraints(pattern=URL, max_length=2000), AfterValidator(_checked_url)]
-AUTO_KEYS = ("min", "max", "latency_target")
-AUTO: Final = "auto"
-Slots = Annotated[int, Field(ge=1, le=1_000_000)]
-BRANCHES = ("a number", "a word")
-# With a discriminator, pydantic reports an invalid number as such, and not also as an invalid "auto".
-Limit = Annotated[
-    Annotated[Slots, Tag(BRANCHES[0])] | Annotated[Literal["auto"], Tag(BRANCHES[1])],
-    Discriminator(lambda value: BRANCHES[value == AUTO]),
-]
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)]
-UserId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-
-
-def _headers(headers: dict[str, str]) -> dict[str, str]:
-    for name, text in headers.items():
-        if not name or any(c in name + text for c in "\r\n\0") or not name.isascii():
-            raise ValueError(f"{name!r} is not a valid header")
-    return headers
-
-
-Headers = Annotated[dict[str, str], AfterValidator(_headers)]
+from fairlead.domain.user_priority import UNKNOWN, UserPriority
 
 
 class Section(BaseModel):
@@ -127,7 +81,8 @@ class ShareConfig(Section):
 
 
 class ServiceConfig(Section):
-    """One service: a Python function, an HTTP endpoint, an endpoint in several regions, or a Celery task."""
+    """One service: a Python function, an HTTP endpoint, an endpoint in several regions, a Celery task, or a server that
+    speaks OpenAI's protocol."""
 
     limit: Limit
     min: Slots | None = None
@@ -138,6 +93,10 @@ class ServiceConfig(Section):
     regions: dict[RegionName, RegionConfig] = {}
     celery: Annotated[str, StringConstraints(pattern=TASK, max_length=255)] | None = None
     celery_queue: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
+    openai: Url | None = None
+    models: list[ModelName] = []
+    aliases: dict[ModelName, ModelName] = {}
+    retry_streams: bool = False
     timeout: Seconds = 600.0
     lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -154,8 +113,9 @@ class ServiceConfig(Section):
     shards: dict[Name, ShareConfig] = {}
     cost: Seconds | None = None
     headers: Headers = {}
-    format: Literal["envelope", "raw"] | None = None
+    format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
+    stream: Literal["sse", "text"] | None = None
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
 
@@ -179,7 +139,8 @@ class ServiceConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_execute(self) -> ServiceConfig:
-        if problem := too_many_ways({way: getattr(self, way) for way in WAYS}):
+        table = {way: getattr(self, way) for way in WAYS}
+        if problem := too_many_ways(table) or front_problem(self.model_dump(exclude_unset=True)):
             raise ValueError(problem)
         return self
 
@@ -219,7 +180,12 @@ class ServiceConfig(Section):
     def remote(self) -> bool:
         """Whether a call may keep running after its worker has died. The slot of such a call is then held until the
         deadline of the call."""
-        return bool(self.url or self.regions or self.celery)
+        return bool(self.url or self.regions or self.celery or self.openai)
+
+    @property
+    def speaks_openai(self) -> bool:
+        """Whether calls go to a server that speaks OpenAI's protocol."""
+        return self.openai is not None or self.format == "openai"
 
     @property
     def raw(self) -> bool:
@@ -343,6 +309,14 @@ class TurnsConfig(Section):
     grace: Annotated[float, Field(ge=0, le=86400)] = 60.0
 
 
+class OpenAIConfig(Section):
+    """The OpenAI front. A response that is not streamed is kept alive with white space after `keepalive_after` seconds.
+    The job of a request goes on for `grace` seconds after its gateway died."""
+
+    keepalive_after: Seconds = 45.0
+    grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
+
+
 class PriorityConfig(Section):
     """The HTTP service that returns the priority of users. `url` is its base URL, to which `/users/{user_id}/priority`
     is added, or a whole URL that contains `{user_id}`."""
@@ -407,6 +381,7 @@ class Config(Section):
     manager: ManagerConfig = ManagerConfig()
     turns: TurnsConfig = TurnsConfig()
     celery: CeleryConfig = CeleryConfig()
+    openai: OpenAIConfig = OpenAIConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""

@@ -16,7 +16,7 @@ from fairlead.domain.job import Priority
 from fairlead.domain.rules import MAIN_SHARD
 
 MAX_STEPS = 100
-WAYS = ("url", "function", "regions", "celery")
+WAYS = ("url", "function", "regions", "celery", "openai")
 USER_ID = "{user_id}"
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
@@ -43,6 +43,8 @@ def contradictions(
         if isinstance(table, dict):
             yield from ((f"services.{name}{key}", text) for key, text in _wrong_pools(table, pools))
             yield from ((f"services.{name}.body{key}", text) for key, text in _wrong_body(table))
+            if table.get("stream") is not None and not (table.get("url") or table.get("regions")):
+                yield f"services.{name}.stream", "only HTTP endpoints answer with a stream; a function yields or emits"
     yield from alike_regions(services)
     yield from _shard_problems(services, shards)
 
@@ -152,6 +154,21 @@ def too_many_ways(service: Mapping[str, Any]) -> str | None:
     return (
         f"{' and '.join(ways)} are both set; a service has exactly one of {', '.join(WAYS)}" if len(ways) > 1 else None
     )
+
+
+def front_problem(service: Mapping[str, Any]) -> str | None:
+    """Return the problem of a service's settings for the OpenAI front, or None. `service` has only the keys that are
+    set."""
+    speaks = service.get("format") == "openai"
+    if speaks and not (service.get("url") or service.get("regions")):
+        return 'format = "openai" needs a url or regions'
+    if speaks and service.get("body") is not None:
+        return 'body: a service with format = "openai" sends the bodies of its clients'
+    if service.get("openai") and service.get("format"):
+        return "openai and format are both set; openai needs no format"
+    if service.get("retry_streams") and not (speaks or service.get("openai")):
+        return 'retry_streams: only with openai, or with format = "openai"'
+    return None
 
 
 def known(names: Collection[str]) -> str:

@@ -2,10 +2,10 @@
 and offers of slots to turns.
 
 The events of a job are published on two channels, `ws:{job_id}` for watchers of the job and `ws:user:{user_id}` for
-followers of its user. Nothing is published on a channel that no process has subscribed to. Notices of ended jobs are
-broadcast to all processes, many in one message; a process with callers that wait for such a job reads the job from the
-database. Any message may be lost. After a reconnect every topic is therefore marked as possibly stale, and the event
-poller reads the database at intervals.
+followers of its user; the chunks that it emits are published on a third, `ws:output:{job_id}`. Nothing is published on
+a channel that no process has subscribed to. Notices of ended jobs are broadcast to all processes, many in one message;
+a process with callers that wait for such a job reads the job from the database. Any message may be lost. After a
+reconnect every topic is therefore marked as possibly stale, and the event poller reads the database at intervals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.dispatch.port import Lease, PubSub
 from fairlead.domain.events import Event, of_outsider
 from fairlead.domain.turns import is_turn
 from fairlead.engine.clock import Clock
-from fairlead.engine.events import USER, Hub
+from fairlead.engine.events import OUTPUT_OF, USER, Hub
 from fairlead.errors import Unavailable
 from fairlead.pacing import DutyCycle
 
@@ -242,7 +242,7 @@ class EventBridge:
                 if body.pop("process") == self._process:
                     return
                 event = Event.of_dict(body)
-            elif len(message) > MAX_OUTSIDE or topic.startswith(USER):
+            elif len(message) > MAX_OUTSIDE or topic.startswith((USER, OUTPUT_OF)):
                 raise ValueError(f"only messages for a job, of at most {MAX_OUTSIDE} bytes, are delivered")
             else:
                 event = of_outsider(body, topic, self._clock.now())

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlead.domain.events import ENDED, MISSED, POSITION, PROGRESS, TERMINAL, Event
+from fairlead.domain.events import ENDED, MISSED, OUTPUT, POSITION, PROGRESS, TERMINAL, Event
+from fairlead.domain.output import Entry
 
 BUFFER = 256
 MOST_FOLLOWED = 200
 """For one followed user, the maximal number of open jobs whose positions are published and whose ends are looked up."""
 
 USER = "user:"
+OUTPUT_OF = "output:"
 _LATEST_ONLY = frozenset({POSITION, PROGRESS, MISSED})
 
 
@@ -103,8 +105,8 @@ class Hub:
     """Delivers events to the readers in this process, and exchanges events with other processes while a carrier is
     connected.
 
-    Readers follow topics. The topic of a job is its id, the topic of a user is `topic_of(user_id)`. Publishing an event
-    that has no readers costs a dictionary lookup.
+    Readers follow topics. The topic of a job is its id, the topic of a user is `topic_of(user_id)`, and the topic of a
+    job's output is `output_topic_of(job_id)`. Publishing an event that has no readers costs a dictionary lookup.
     """
 
     def __init__(self) -> None:
@@ -164,7 +166,7 @@ class Hub:
     def follow(self, topic: str, reader: Subscription) -> None:
         if topic not in self._readers:
             self._readers[topic] = set()
-            if not _is_job(topic):
+            if topic.startswith(USER):
                 self._followed[topic.removeprefix(USER)] = _Followed()
             if self._carrier is not None:
                 self._carrier.watch(topic)
@@ -181,7 +183,7 @@ class Hub:
         readers.discard(reader)
         if topic in self._readers and not readers:
             del self._readers[topic]
-            if not _is_job(topic):
+            if topic.startswith(USER):
                 for job_id in self._followed.pop(topic.removeprefix(USER)).open:
                     del self._user_of[job_id]
             if self._carrier is not None:
@@ -216,6 +218,19 @@ class Hub:
                 if topic in self.elsewhere:
                     self._carrier.send(topic, event)
 
+    def publish_output(self, entry: Entry) -> None:
+        """Deliver chunks to the readers of the job's output, here and in other processes."""
+        topic = OUTPUT_OF + entry.job_id
+        readers = self._readers.get(topic)
+        sends = self._carrier is not None and topic in self.elsewhere
+        if not readers and not sends:
+            return
+        event = Event(OUTPUT, entry.job_id, 0.0, "", {"entry": entry.as_list()})
+        for reader in readers or ():
+            reader.put(event)
+        if sends and self._carrier is not None:
+            self._carrier.send(topic, event)
+
     def tell(self, event: Event, user_id: str | None) -> None:
         """Deliver an event to the readers in this process, but not to other processes. `user_id` is None if no reader
         here follows the user of the job."""
@@ -226,7 +241,7 @@ class Hub:
     def tell_on(self, topic: str, event: Event) -> None:
         """Deliver an event to the readers of one topic in this process."""
         readers = self._readers.get(topic)
-        if readers and (_is_job(topic) or self._is_news(topic.removeprefix(USER), event)):
+        if readers and (not topic.startswith(USER) or self._is_news(topic.removeprefix(USER), event)):
             for reader in readers:
                 reader.put(event)
 
@@ -299,5 +314,9 @@ def topic_of(user_id: str) -> str:
     return USER + user_id
 
 
+def output_topic_of(job_id: str) -> str:
+    return OUTPUT_OF + job_id
+
+
 def _is_job(topic: str) -> bool:
-    return not topic.startswith(USER)
+    return not topic.startswith((USER, OUTPUT_OF))

@@ -25,6 +25,7 @@ from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import OutboxEntry, Store
 
 if TYPE_CHECKING:
+    from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
     from fairlead.engine.transition_writer import TransitionWriter
     from fairlead.engine.turns.waiters import Waiters
@@ -177,3 +178,5 @@ class EngineParts:
     hub: Hub
     clock: DatabaseClock
     waiters: Waiters
+    outputs: OutputWriter | None = None
+    """None: the chunks that steps emit only become their results."""

@@ -20,6 +20,7 @@ from fairlead.engine.heartbeat import Heartbeat, Holder
 from fairlead.engine.leader import Leader
 from fairlead.engine.lifecycle import stopped
 from fairlead.engine.loop_runner import Loop, LoopRunner
+from fairlead.engine.loops.abandoned import AbandonedLoop
 from fairlead.engine.loops.auto_limit import AutoLimitLoop
 from fairlead.engine.loops.cleanup import BatchesLoop, HoldsLoop, PruneLoop
 from fairlead.engine.loops.orphaned_turns import OrphanedTurnsLoop
@@ -111,6 +112,7 @@ class ShardRuntime:
             self._reconcile,
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
+            AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
         ]
         return Leader(
             self.name,

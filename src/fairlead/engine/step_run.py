@@ -15,13 +15,13 @@ from fairlead.domain.config import Config
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, StepResult
 from fairlead.domain.json_codec import to_json
+from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
 from fairlead.engine.clock import Clock
-from fairlead.engine.events import Hub
-from fairlead.engine.parts import RulesRef
-from fairlead.executors.port import Call, Success
-from fairlead.store.group_commit import GroupCommit
+from fairlead.engine.output_writer import StepOutput
+from fairlead.engine.parts import EngineParts, RulesRef
+from fairlead.executors.port import Call, CallOutput, Success
 from fairlead.store.port import Started
 
 T = TypeVar("T")
@@ -96,6 +96,8 @@ class StepRun:
     """A future that is done when a call that cannot be stopped has ended."""
     progress: dict[str, Any] | None = None
     progress_timer: asyncio.TimerHandle | None = None
+    output: CallOutput | None = None
+    """What the call has emitted; None if it has emitted nothing, or has not ended."""
     released: bool = False
 
     @property
@@ -115,15 +117,55 @@ class StepRun:
         self.stop_reason = reason
         return self.calling and self.task.cancel(reason)
 
+    def called(self, call: Call) -> None:
+        """Take over what is left of a call that has ended."""
+        self.lingering = call.lingering
+        if call.output is not None:
+            self.output = call.output
+            self.output.close()
+
+
+class StepReporter:
+    """Takes the progress and the output of one step, from any thread."""
+
+    __slots__ = ("_output", "_reports", "_run")
+
+    def __init__(self, reports: Reports, run: StepRun) -> None:
+        self._reports = reports
+        self._run = run
+        self._output: StepOutput | None = None
+
+    @property
+    def max_output(self) -> int:
+        return self._reports.max_output
+
+    def __call__(self, progress: dict[str, Any]) -> None:
+        self._reports.call_soon(self._reports.progressed, self._run, progress)
+
+    def emitted(self, output: CallOutput) -> None:
+        writer = self._reports.writer
+        if writer is not None:
+            if self._output is None:  # only the first chunk can find it unset: one thread at a time reports
+                job = self._run.job
+                self._output = StepOutput(job.id, job.run, job.step, job.attempt, output)
+            writer.emitted(self._output)
+
+    def ended(self) -> None:
+        if self._reports.writer is not None:
+            self._reports.writer.flush()
+
 
 class Reports:
-    """Publishes the start and the progress of steps."""
+    """Publishes the start, the progress and the output of steps."""
 
-    def __init__(self, hub: Hub, group_commit: GroupCommit, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self._hub = hub
-        self._group_commit = group_commit
-        self._clock = clock
+    def __init__(self, parts: EngineParts, loop: asyncio.AbstractEventLoop) -> None:
+        self._hub = parts.hub
+        self._group_commit = parts.group_commit
+        self._clock = parts.clock
         self._loop = loop
+        self.writer = parts.outputs
+        self.max_output = parts.config.worker.max_result
+        self.call_soon = loop.call_soon_threadsafe
 
     def started(self, job: Job) -> None:
         if self._hub.watched(job.id, job.user_id):
@@ -132,15 +174,11 @@ class Reports:
             details = {**events.step_fields(job.service, job.step, total), "attempt": job.attempt}
             self._hub.publish(Event(events.STEP_START, job.id, self._clock.now(), text, details), job.user_id)
 
-    def reporter(self, run: StepRun) -> Callable[[dict[str, Any]], None]:
-        """Return the function to which the handler of this step reports its progress, from any thread."""
+    def reporter(self, run: StepRun) -> StepReporter:
+        """Return the object to which the handler of this step reports its progress and its output."""
+        return StepReporter(self, run)
 
-        def report(progress: dict[str, Any]) -> None:
-            self._loop.call_soon_threadsafe(self._progressed, run, progress)
-
-        return report
-
-    def _progressed(self, run: StepRun, progress: dict[str, Any]) -> None:
+    def progressed(self, run: StepRun, progress: dict[str, Any]) -> None:
         """Publish a progress report at once, and store the newest report at most twice a second."""
         if run.released:
             return
@@ -157,7 +195,7 @@ class Reports:
         self._group_commit.write_later(Progress(run.job.id, run.job.run, run.progress or {}))
 
 
-def call_of(run: StepRun, timeout: float, report: Callable[[dict[str, Any]], None]) -> Call:
+def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
     job, lease = run.job, run.lease
     return Call(
         job_id=job.id,
@@ -202,7 +240,7 @@ class OutcomeMapper:
                 run.lease.service,
                 job.round,
                 outcome.data_json,
-                _metrics(outcome, elapsed, run.lease.region),
+                _metrics(run, outcome, elapsed),
                 now,
                 run.lease.name,
             )
@@ -229,18 +267,25 @@ class OutcomeMapper:
 
     def _is_over_limit(self, job: Job, failure: Failure) -> bool:
         """Whether the service refused the call as overloaded while Fairlead is still discovering its limit. The limit
-        may be too high, so the failure does not use up an attempt of the job."""
+        may be too high, so the failure does not use up an attempt of the job. Nor does a refusal by a server with
+        OpenAI's protocol: its clients wait in the queue instead of getting 429."""
+        if not was_refused(failure):
+            return False
+        if self._config.services[job.service].speaks_openai:
+            return True
         rules = self._rules.current.services.get(job.service)
-        return was_refused(failure) and rules is not None and rules.auto is not None and rules.limit > rules.auto.min
+        return rules is not None and rules.auto is not None and rules.limit > rules.auto.min
 
 
-def _metrics(outcome: Success, elapsed: float, region: str | None) -> str:
-    """The metrics of a call as JSON: the metrics that the service reported, the execution time and the region."""
-    took = round(elapsed * 1000, 3)
-    if outcome.metrics is None and region is None:
+def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
+    """The metrics of a call as JSON: the metrics that the service reported, the execution time, the region, and the
+    size of the output with the run that it belongs to."""
+    took, region = round(elapsed * 1000, 3), run.lease.region
+    if outcome.metrics is None and region is None and run.output is None:
         return f'{{"execution_time_ms":{took}}}'
     where = {} if region is None else {"region": region}
-    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where})
+    output = {} if run.output is None else {CHUNKS: len(run.output.chunks), RUN: run.job.run}
+    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
 
 
 def was_overloaded(outcome: Success | Failure | None) -> bool:

@@ -88,7 +88,7 @@ class Worker:
         self._outcomes = OutcomeMapper(parts.config, parts.executors, parts.clock, rules)
         # Looked up once: `get_running_loop` is a system call, and every step would need it three times.
         self._loop = asyncio.get_running_loop()
-        self._reports = Reports(parts.hub, parts.group_commit, parts.clock, self._loop)
+        self._reports = Reports(parts, self._loop)
         self._claim_targets = ClaimTargets()
         self.claims = ClaimLoop(self, "claiming")
         self._leases = HeldLeases(budget, self.claims, self._claim_targets)
@@ -223,7 +223,7 @@ class Worker:
             run.timeouts.off(run)
         else:
             await self._call_handler(run, call)
-        run.lingering = call.lingering
+        run.called(call)
         return self._clock.monotonic() - began
 
     async def _call_handler(self, run: StepRun, call: Call) -> None:

@@ -10,7 +10,7 @@ from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.redaction import redacted
 from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, Failure
 from fairlead.errors import Permanent, Retry
-from fairlead.executors.port import Success
+from fairlead.executors.port import Call, CallOutput, OutputTooLarge, Success
 
 LONGEST = 2000
 MOST_FRAMES = 30
@@ -29,6 +29,8 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(PERMANENT, message_of(error), retryable=False, traceback=trace)
         case Retry():
             return Failure(RETRY_ASKED, message_of(error), retryable=True, retry_after=error.after, traceback=trace)
+        case OutputTooLarge():
+            return too_large(error.size, error.limit)
         case TimeoutError():
             return Failure(TIMEOUT, message_of(error), retryable=True, traceback=trace)
         case _:
@@ -73,6 +75,21 @@ def storable(text: str) -> str:
     """Make a text storable as JSON: replace lone surrogates, and cut the text off if it is too long. Credentials in
     URLs are removed first, because half a URL would not be recognised."""
     return redacted(text[: 4 * LONGEST])[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def concluded(value: Any, call: Call, max_result: int) -> Success | Failure:
+    """The outcome of a call that returned `value`. If the call has an output, that is the result in place of None."""
+    return encoded(value, max_result) if call.output is None else with_output(call.output, encoded(value, max_result))
+
+
+def with_output(output: CallOutput, outcome: Success | Failure) -> Success | Failure:
+    """The outcome of a call with this output."""
+    output.closed = True
+    if output.error is not None:
+        return too_large(output.error.size, output.error.limit)
+    if isinstance(outcome, Success) and outcome.data_json == "null":
+        return Success(output.result_json(), outcome.metrics)
+    return outcome
 
 
 def encoded(value: Any, max_result: int) -> Success | Failure:

@@ -1,5 +1,5 @@
-"""Creates the executor of each service: for an HTTP endpoint, a Celery task, or a function in this process or in a
-child process."""
+"""Creates the executor of each service: for an HTTP endpoint, a server with OpenAI's protocol, a Celery task, or a
+function in this process or in a child process."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def executors_of(
         if service.celery:
             executors[name] = celery.executor(name)
             continue
+        if service.speaks_openai:
+            from fairlead.executors.openai import OpenAIExecutor
+
+            executors[name] = OpenAIExecutor(service, max_result=max_result)
+            continue
         if service.remote:
             # Imported here: only HTTP services need the HTTP client installed.
             from fairlead.executors.http import HttpExecutor
@@ -49,9 +54,9 @@ def executors_of(
 def reaches(service: ServiceConfig, region: str | None) -> bool:
     """Whether this process can call the service in this region; `region` is None for a service without regions. The
     rules in the database may name regions that the configuration of this process lacks."""
-    if service.celery or not (service.url or service.regions):
+    if service.celery or not (service.url or service.openai or service.regions):
         return True
-    return service.url is not None if region is None else region in service.regions
+    return bool(service.url or service.openai) if region is None else region in service.regions
 
 
 class _CeleryClients:

@@ -12,13 +12,14 @@ import contextlib
 import importlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from queue import SimpleQueue
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
 from fairlead.domain.retry import Failure
 from fairlead.errors import ConfigError
-from fairlead.executors.call_outcome import encoded, failure_of
+from fairlead.executors.call_outcome import concluded, failure_of
 from fairlead.executors.port import Call, Success
 
 Task = Callable[[], None]
@@ -83,25 +84,34 @@ class FunctionExecutor:
         self._handler = handler
         self._max_result = max_result
         self._on_loop = inspect.iscoroutinefunction(handler)
+        self._generates = inspect.isasyncgenfunction(handler)
         self._threads = Threads()
 
     async def execute(self, call: Call) -> Success | Failure:
         try:
-            value = await self._handler(call) if self._on_loop else await self._in_thread(call)
+            if self._on_loop:
+                value = await self._handler(call)
+            else:
+                value = self._handler(call) if self._generates else await self._in_thread(call)
+            if isinstance(value, AsyncGeneratorType):
+                await emit_each(value, call)
+                value = None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a handler that calls sys.exit() must not end the process
             return failure_of(error)
-        return encoded(value, self._max_result)
+        return concluded(value, call, self._max_result)
 
     async def _in_thread(self, call: Call) -> Any:
-        done = self._threads.call(lambda: self._handler(call))
+        done = self._threads.call(lambda: emitting(self._handler(call), call))
         try:
             value, failed = await asyncio.shield(done)
         except asyncio.CancelledError:
             # A running thread cannot be stopped. The worker keeps the slot until the thread has finished.
             if not done.done():
                 call.lingering = done
+            if call.output is not None:
+                call.output.closed = True
             raise
         if failed is not None:
             raise _carried(failed)
@@ -118,6 +128,28 @@ def _carried(error: BaseException) -> BaseException:
     if isinstance(error, asyncio.CancelledError | StopIteration | StopAsyncIteration):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def emitting(value: Any, call: Call) -> Any:
+    """The value that a handler returned in a thread. If it is a generator, emit what it yields, and return what it
+    returns. A generator whose call is abandoned is closed at its next `yield`."""
+    if not isinstance(value, GeneratorType):
+        return value
+    output = call.open_output()
+    with contextlib.closing(value):
+        while not output.closed:
+            try:
+                call.emit(next(value))
+            except StopIteration as end:
+                return end.value
+    return None
+
+
+async def emit_each(chunks: AsyncGenerator[Any, Any], call: Call) -> None:
+    call.open_output()
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            call.emit(chunk)
 
 
 def imported(path: str) -> Handler:

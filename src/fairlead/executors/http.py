@@ -19,8 +19,9 @@ from fairlead.domain.config import ServiceConfig
 from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
-from fairlead.executors.call_outcome import bad, enveloped, storable, too_large
-from fairlead.executors.port import Call, Success
+from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large
+from fairlead.executors.http_stream import EVENT_STREAM, BrokenStream, emit_events, emit_text
+from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SHOWN_OF_AN_ERROR = 500
 
@@ -34,9 +35,10 @@ class HttpExecutor:
         self._url = config.url
         self._raw = config.raw
         self._template = config.body
-        self._headers = {name: _secret(value) for name, value in config.headers.items()}
+        self._stream = config.stream
+        self._headers = {name: secret_of(value) for name, value in config.headers.items()}
         urls = [url for url in (self._url, *self._urls.values()) if url is not None]
-        self._secrets = {secret for url in urls for secret in _secrets_of(url)} | set(self._headers.values())
+        self._secrets = {secret for url in urls for secret in secrets_of(url)} | set(self._headers.values())
         self._max_result = max_result
         self._session: aiohttp.ClientSession | None = None
 
@@ -63,16 +65,36 @@ class HttpExecutor:
             return Failure(MISSING_FIELD, str(error), retryable=False)
         try:
             async with self._open().post(url, data=content, headers=headers, allow_redirects=False) as response:
+                if response.status < 300 and (streamed := self._streamed(response)):
+                    return await self._emit(streamed, response, call)
                 body = await self._read(response)
                 if response.status >= 300:
                     return _refusal(response, body)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
-            return Failure(CONNECTION, storable(_connection_problem(error)), retryable=True)
+            return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         return _raw_result(body) if self._raw else _enveloped_result(body)
+
+    def _streamed(self, response: aiohttp.ClientResponse) -> str | None:
+        """How the response is streamed; None if it is read as a whole."""
+        return "sse" if response.content_type == EVENT_STREAM else self._stream
+
+    async def _emit(self, streamed: str, response: aiohttp.ClientResponse, call: Call) -> Success | Failure:
+        """Emit the parts of a response as they arrive."""
+        call.open_output()
+        try:
+            emit = emit_events if streamed == "sse" else emit_text
+            await emit(response, call, self._max_result)
+        except OutputTooLarge as error:
+            response.close()  # it may never end
+            return failure_of(error)
+        except BrokenStream as error:
+            response.close()
+            return bad(str(error))
+        return concluded(None, call, self._max_result)
 
     def _body(self, call: Call) -> bytes:
         if self._template is not None:
@@ -96,19 +118,23 @@ class HttpExecutor:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                # All calls share the session: a cookie set for one user would be sent with the calls of others.
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-                auto_decompress=True,
-            )
+            self._session = new_session()
         return self._session
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def new_session() -> aiohttp.ClientSession:
+    # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        # All calls share the session: a cookie set for one user would be sent with the calls of others.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        auto_decompress=True,
+    )
 
 
 def _enveloped_result(body: bytes) -> Success | Failure:
@@ -141,10 +167,10 @@ def _raw_result(body: bytes) -> Success | Failure:
 def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
     text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
     message = f"{response.status} {response.reason}" + (f": {text}" if text else "")
-    return of_http_status(response.status, message, _retry_after(response.headers))
+    return of_http_status(response.status, message, retry_after_of(response.headers))
 
 
-def _retry_after(headers: Mapping[str, Any]) -> float | None:
+def retry_after_of(headers: Mapping[str, Any]) -> float | None:
     """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If the value is a
     date, the delay is counted from the response's `Date` header (the clock of the service), or from now if that header
     is missing."""
@@ -164,7 +190,7 @@ def _retry_after(headers: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _secrets_of(url: str) -> Iterator[str]:
+def secrets_of(url: str) -> Iterator[str]:
     """The secret parts of a service's URL: its query and its password, in every encoding in which they may appear."""
     parts = urlsplit(url)
     yield from filter(None, (parts.query, parts.password))
@@ -174,7 +200,7 @@ def _secrets_of(url: str) -> Iterator[str]:
         yield from (value, quote(value))
 
 
-def _connection_problem(error: Exception) -> str:
+def connection_problem(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         cause = error.os_error
         # Errors of name resolution have negative numbers and texts of their own.
@@ -183,6 +209,6 @@ def _connection_problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _secret(value: str) -> str:
+def secret_of(value: str) -> str:
     """The value of a configured header. A value of the form `env:NAME` is replaced by that environment variable."""
     return os.environ.get(value.removeprefix("env:"), "") if value.startswith("env:") else value

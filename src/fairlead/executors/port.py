@@ -4,7 +4,8 @@ or a `Failure`."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -16,7 +17,95 @@ from fairlead.domain.retry import Failure
 TIMED_OUT, CANCELLED = "timed out", "cancelled"
 GIVEN_UP = frozenset({TIMED_OUT, CANCELLED})
 
-Report = Callable[[dict[str, Any]], None]
+MAX_CHUNKS = 200_000
+"""The number of chunks that one call may emit."""
+
+
+class OutputTooLarge(Exception):
+    """The chunks that a call has emitted are together larger than a result may be, or too many."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the output is too large: {size}, and {limit} are allowed")
+        self.size = size
+        self.limit = limit
+
+
+class Reporter(Protocol):
+    """Takes the progress and the output of a call, from any thread."""
+
+    @property
+    def max_output(self) -> int:
+        """The size of the output that the call may have, in characters of JSON."""
+        ...
+
+    def __call__(self, progress: dict[str, Any]) -> None: ...
+
+    def emitted(self, output: CallOutput) -> None:
+        """Called when a chunk was appended to an output that had no unread chunks."""
+        ...
+
+    def ended(self) -> None:
+        """Called on the event loop when the call has ended and had an output."""
+        ...
+
+
+class CallOutput:
+    """The chunks that a call has emitted, each as JSON text. They are kept until the call ends, because they become
+    its result. Any thread may append; one reader takes the chunks."""
+
+    __slots__ = ("_lock", "_reporter", "_unread", "chunks", "closed", "error", "is_text", "size")
+
+    def __init__(self, reporter: Reporter | None) -> None:
+        self.chunks: list[str] = []
+        self.size = 0
+        self.is_text = True
+        """All chunks are text."""
+        self.closed = False
+        """The call has ended, or nothing waits for it any more. Further chunks are ignored."""
+        self.error: OutputTooLarge | None = None
+        self._unread = False
+        self._lock = threading.Lock()
+        self._reporter = reporter
+
+    def append(self, chunk_json: str) -> None:
+        if self.closed or chunk_json == '""':
+            return
+        with self._lock:
+            self._check(self.size + len(chunk_json))
+            self.size += len(chunk_json)
+            self.is_text = self.is_text and chunk_json[0] == '"'
+            self.chunks.append(chunk_json)
+            first, self._unread = not self._unread, True
+        if first and self._reporter is not None:
+            self._reporter.emitted(self)
+
+    def read(self, start: int) -> list[str]:
+        """The chunks from the number `start` on. The next chunk after them is reported again."""
+        with self._lock:
+            self._unread = False
+            return self.chunks[start:]
+
+    def close(self) -> None:
+        self.closed = True
+        if self._reporter is not None:
+            self._reporter.ended()
+
+    def result_json(self) -> str:
+        """The texts concatenated, or the list of all chunks if one of them is not text."""
+        if self.is_text:
+            return f'"{"".join(chunk[1:-1] for chunk in self.chunks)}"'
+        return f"[{','.join(self.chunks)}]"
+
+    def _check(self, size: int) -> None:
+        if self._reporter is not None and size > self._reporter.max_output:
+            self.error = OutputTooLarge(size, self._reporter.max_output)
+        elif len(self.chunks) >= MAX_CHUNKS:
+            self.error = OutputTooLarge(len(self.chunks) + 1, MAX_CHUNKS)
+        if self.error is not None:
+            raise self.error
+
+
+_opening = threading.Lock()
 
 
 class Call:
@@ -42,7 +131,7 @@ class Call:
         context_json: str,
         timeout: float,
         region: str | None = None,
-        report: Report | None = None,
+        report: Reporter | None = None,
     ) -> None:
         self.job_id = job_id
         self.step_index = step_index
@@ -61,6 +150,8 @@ class Call:
         self._context: dict[str, Any] | None = None
         # Set if an abandoned call cannot be stopped: its slot is freed when this future is done.
         self.lingering: asyncio.Future[Any] | None = None
+        # None until the first chunk is emitted.
+        self.output: CallOutput | None = None
 
     # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
     # would take a lock.
@@ -110,6 +201,25 @@ class Call:
             raise ValueError(f"the details of a progress report must be JSON: {error}") from None
         if self._report is not None:
             self._report(fields)
+
+    def emit(self, chunk: Any) -> None:
+        """Append a chunk, text or any JSON value, to the output of this step, for readers of the job's output. If the
+        handler returns None, the output becomes its result: the concatenated text, or the list of chunks if one of
+        them is not text. Never blocks, and can be called from any thread. Raises an error if the output is larger than
+        a result may be."""
+        try:
+            chunk_json = to_json(chunk)
+        except NotJson as error:
+            raise ValueError(f"a chunk must be text or JSON: {error}") from None
+        self.open_output().append(chunk_json)
+
+    def open_output(self) -> CallOutput:
+        """The output of this call. A call with an output has a result even if it emits no chunk: the empty text."""
+        if self.output is None:
+            with _opening:
+                if self.output is None:
+                    self.output = CallOutput(self._report)
+        return self.output
 
 
 @fast_dataclass

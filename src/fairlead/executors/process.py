@@ -17,7 +17,8 @@ from typing import Any
 import orjson
 
 from fairlead.domain.retry import WORKER_DIED, Failure
-from fairlead.executors.port import Call, Success
+from fairlead.executors.call_outcome import failure_of, with_output
+from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SLACK = 65536
 
@@ -34,6 +35,9 @@ class ProcessExecutor:
         child = self._idle.pop() if self._idle else await self._start()
         try:
             outcome = await self._exchange(child, call)
+        except OutputTooLarge as error:
+            self._kill(child)
+            return failure_of(error)
         except BaseException:
             self._kill(child)
             raise
@@ -41,13 +45,12 @@ class ProcessExecutor:
             self._kill(child)
             return Failure(WORKER_DIED, "the process that ran the call died", retryable=True)
         self._idle.append(child)
-        if "success" in outcome:
-            return Success(outcome["success"])
-        return Failure(**outcome["failure"])
+        result = Success(outcome["success"]) if "success" in outcome else Failure(**outcome["failure"])
+        return result if call.output is None else with_output(call.output, result)
 
     async def _exchange(self, child: Process, call: Call) -> dict[str, Any] | None:
-        """Send the call to the child, and read its progress reports until the outcome. Returns None if the child
-        died."""
+        """Send the call to the child, and read its progress reports and chunks until the outcome. Returns None if the
+        child died."""
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -55,9 +58,14 @@ class ProcessExecutor:
             await child.stdin.drain()
             while line := await child.stdout.readline():
                 message: dict[str, Any] = orjson.loads(line)
-                if "progress" not in message:
+                if "progress" in message:
+                    call.progress(**message["progress"])
+                elif "chunks" in message:
+                    output = call.open_output()
+                    for chunk in message["chunks"]:
+                        output.append(chunk)
+                else:
                     return message
-                call.progress(**message["progress"])
         except (ConnectionError, ValueError):
             pass
         return None
@@ -89,4 +97,4 @@ class ProcessExecutor:
 
 def _portable(call: Call) -> dict[str, Any]:
     """The fields of the call that are sent to the child, as plain values."""
-    return {name: value for name, value in vars(call).items() if name[0] != "_" and name != "lingering"}
+    return {name: value for name, value in vars(call).items() if name[0] != "_" and name not in ("lingering", "output")}

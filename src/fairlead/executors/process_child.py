@@ -18,8 +18,50 @@ import orjson
 
 from fairlead.domain.retry import Failure
 from fairlead.executors.call_outcome import encoded, failure_of
-from fairlead.executors.function import Handler, imported
-from fairlead.executors.port import Call, Success
+from fairlead.executors.function import Handler, emit_each, emitting, imported
+from fairlead.executors.port import Call, CallOutput, Success
+
+
+class _Reporter:
+    """Writes the progress and the chunks of a call to the parent."""
+
+    def __init__(self, channel: int, max_output: int) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._read = 0
+        self._ended = False
+        self.max_output = max_output
+
+    def __call__(self, progress: dict[str, Any]) -> None:
+        with self._lock:
+            if not self._ended:
+                _write(self._channel, {"progress": progress})
+
+    def emitted(self, output: CallOutput) -> None:
+        with self._lock:
+            if not self._ended:
+                chunks = output.read(self._read)
+                self._read += len(chunks)
+                _write(self._channel, {"chunks": chunks})
+
+    def ended(self) -> None: ...
+
+    def end(self, call: Call, outcome: Success | Failure) -> None:
+        """Write the remaining chunks and then the outcome. A thread that the handler left behind writes nothing after
+        it: that would be taken for output of the next call."""
+        if call.output is not None:
+            call.output.closed = True
+            self.emitted(call.output)
+            if call.output.error is not None:
+                outcome = failure_of(call.output.error)
+        if isinstance(outcome, Success):
+            message: dict[str, Any] = {"success": outcome.data_json}
+        else:
+            shown = ("code", "message", "retryable", "retry_after", "traceback")
+            message = {"failure": {name: getattr(outcome, name) for name in shown}}
+        with self._lock:
+            _write(self._channel, message)
+            self._ended = True
 
 
 def main() -> None:
@@ -31,18 +73,16 @@ def main() -> None:
     handler = imported(path)
     while True:
         fields = orjson.loads(calls.get())
-        call = Call(**fields, report=lambda message: _write(output, {"progress": message}))
-        outcome = _outcome(handler, call, max_result)
-        if isinstance(outcome, Success):
-            _write(output, {"success": outcome.data_json})
-        else:
-            shown = ("code", "message", "retryable", "retry_after", "traceback")
-            _write(output, {"failure": {name: getattr(outcome, name) for name in shown}})
+        reporter = _Reporter(output, max_result)
+        call = Call(**fields, report=reporter)
+        reporter.end(call, _outcome(handler, call, max_result))
 
 
 def _outcome(handler: Handler, call: Call, max_result: int) -> Success | Failure:
     try:
-        value = handler(call)
+        value = emitting(handler(call), call)
+        if inspect.isasyncgen(value):
+            value = emit_each(value, call)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
     except BaseException as error:  # sys.exit() included: the child is kept for the next call

@@ -20,10 +20,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, queue_routes, turns, websockets
+from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, output, queue_routes, turns, websockets
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
+from fairlead.gateway.fronts.openai import routes as openai_routes
 from fairlead.gateway.openapi import document
 from fairlead.gateway.problems import (
     NotReady,
@@ -40,13 +41,26 @@ from fairlead.version import __version__
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
 
+ALLOWED_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID")
+_STAINLESS = ("Arch", "Lang", "OS", "Package-Version", "Retry-Count", "Runtime", "Runtime-Version", "Timeout")
+OPENAI_HEADERS = (
+    "OpenAI-Organization",
+    "OpenAI-Project",
+    "X-Fairlead-Queue",
+    "X-Fairlead-User",
+    *(f"X-Stainless-{name}" for name in _STAINLESS),
+)
+"""What OpenAI's clients send from a browser, and the headers of the front."""
+
 FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
     jobs.JOBS: jobs.submit_job,
     jobs.BULK: jobs.submit_jobs,
+    "/v1/chat/completions": openai_routes.forward,
 }
 """Maps the paths of submit routes to the functions that handle a POST."""
 ROUTERS = (
     jobs.router,
+    output.router,
     jobs.executions_router,
     batches.router,
     turns.router,
@@ -60,6 +74,7 @@ ROUTERS = (
     admin_routes.router,
     admin_routes.keys_router,
     metrics.router,
+    openai_routes.router,
 )
 
 
@@ -177,7 +192,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID"],
+        allow_headers=[*ALLOWED_HEADERS, *OPENAI_HEADERS],
         expose_headers=[
             "Idempotent-Replayed",
             "Location",
@@ -185,6 +200,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
             "RateLimit",
             "RateLimit-Policy",
             "Retry-After",
+            "X-Fairlead-Job",
             "X-Request-ID",
         ],
     )

@@ -20,6 +20,7 @@ from fairlead.gateway import (
     models,
     models_admin,
     models_batches,
+    models_openai,
     models_runtime,
     models_turns,
 )
@@ -67,6 +68,7 @@ TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
     {"name": "batches", "description": "Submit many jobs at once."},
     {"name": "turns", "description": "Slots that callers use themselves."},
+    {"name": "openai", "description": "OpenAI's protocol, for its clients. Errors have OpenAI's shape."},
     {"name": "keys", "description": "API keys, tickets and sessions."},
     {"name": "operations", "description": "Queues, slots, dead letters, administration and its audit."},
     {"name": "health", "description": "Probes; they never need a key."},
@@ -76,6 +78,7 @@ MODULES = (
     models,
     models_admin,
     models_batches,
+    models_openai,
     models_runtime,
     models_turns,
 )
@@ -86,6 +89,7 @@ _DETAILS = {
     "unauthorized": ("send the key as 'Authorization: Bearer <key>'", None),
     "forbidden": ("this needs an admin's key; yours has the role user", None),
     "rate_limited": ("more than 60 jobs per minute (server.submits_per_minute)", None),
+    "model_not_found": ("there is no model 'gpt-5'; known are: llama-3.1-70b", "/model"),
     "not_found": (f"there is no job {models.JOB_ID}", None),
     "wrong_state": ("a job that is COMPLETED cannot be cancelled", None),
     "too_large": ("the body is over 1048576 bytes (server.max_body)", None),

@@ -66,6 +66,7 @@ RULES: dict[tuple[str, str], Access] = {
     ("GET", "/api/v1/jobs/{job_id}"): Access.ANY,
     ("DELETE", "/api/v1/jobs/{job_id}"): Access.ANY,
     ("GET", "/api/v1/jobs/{job_id}/events"): Access.ANY,
+    ("GET", "/api/v1/jobs/{job_id}/output"): Access.ANY,
     ("GET", "/api/v1/jobs/{job_id}/why"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/cancel"): Access.ANY,
     ("POST", "/api/v1/jobs/{job_id}/resume"): Access.ANY,
@@ -89,6 +90,14 @@ RULES: dict[tuple[str, str], Access] = {
     ("POST", "/api/v1/turns/{turn_id}/finish"): Access.ANY,
     ("POST", "/api/v1/turns/{turn_id}/cancel"): Access.ANY,
     ("POST", "/inference"): Access.ANY,
+    ("GET", "/v1/models"): Access.ANY,
+    ("GET", "/v1/models/{model:path}"): Access.ANY,
+    ("POST", "/v1/chat/completions"): Access.ANY,
+    ("POST", "/v1/completions"): Access.ANY,
+    ("POST", "/v1/embeddings"): Access.ANY,
+    ("POST", "/v1/images/generations"): Access.ANY,
+    ("POST", "/v1/responses"): Access.ANY,
+    ("POST", "/v1/{path:path}"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
     ("GET", "/metrics"): Access.SERVICE,
@@ -120,6 +129,7 @@ READ_ONLY = frozenset({("POST", "/api/v1/tickets"), ("DELETE", "/session")})
 STREAMS = frozenset(
     {
         ("GET", "/api/v1/jobs/{job_id}/events"),
+        ("GET", "/api/v1/jobs/{job_id}/output"),
         ("GET", "/api/v1/batches/{batch_id}/events"),
         ("GET", "/api/v1/turns/{turn_id}/events"),
     }

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from fairlead.errors import FairleadError, InvalidInput, NotFound, RequestError, Unavailable
+from fairlead.gateway.fronts.openai.errors import is_front, openai_error
 
 log = logging.getLogger("fairlead.gateway")
 
@@ -152,6 +153,7 @@ TITLES = {
     "cross_site": "Requests from other sites are refused",
     "not_found": "Not found",
     "no_such_route": "No such route",
+    "model_not_found": "No service serves this model",
     "method_not_allowed": "The route does not support this method",
     "body_timeout": "The body did not arrive in time",
     "head_timeout": "The request did not arrive in time",
@@ -223,6 +225,8 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     if body["status"] in (408, 413):
         # The rest of the body is not read, so the connection cannot be reused.
         headers["Connection"] = "close"
+    if is_front(scope):
+        return Response(orjson.dumps(openai_error(body)), body["status"], headers, "application/json")
     return Response(orjson.dumps(body, default=str), body["status"], headers, MEDIA_TYPE)
 
 

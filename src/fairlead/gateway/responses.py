@@ -28,6 +28,7 @@ HEARTBEAT_S = 15.0
 SEND_WITHIN_S = 10.0
 RETRY_MS = 2000
 END = "-end"
+KEEP_ALIVE = b": keep-alive\n\n"
 LAST = TERMINAL | LAST_OF_TURN | {BATCH_COMPLETE}
 
 Events = AsyncIterator[dict[str, Any] | None]
@@ -46,12 +47,12 @@ def page_response(page: Page[JobView]) -> Response:
     return json_response({"data": [job.as_dict() for job in page.data], "next_cursor": page.next_cursor})
 
 
-class SseStream(StreamingResponse):
-    """A response that streams Server-Sent Events. When the response ends, it closes the iterator of events, so that no
-    subscription outlives the reader. A reader that stalls is disconnected."""
+class FrameStream(StreamingResponse):
+    """A response that streams Server-Sent Events. When it ends, it closes its source, so that no subscription outlives
+    the reader. A reader that stalls is disconnected."""
 
-    def __init__(self, first: dict[str, Any] | None, events: Events) -> None:
-        self._frames = frames(first, events)
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        self._frames = frames
         super().__init__(self._frames, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,13 +68,30 @@ class SseStream(StreamingResponse):
             await self._frames.aclose()
 
 
-async def frames(first: dict[str, Any] | None, events: Events) -> AsyncGenerator[bytes, None]:
+class SseStream(FrameStream):
+    """A response that streams the events of a job, a batch or a turn."""
+
+    def __init__(self, first: dict[str, Any] | None, events: Events) -> None:
+        super().__init__(frames(first, events))
+
+
+def frames(first: dict[str, Any] | None, events: Events) -> AsyncGenerator[bytes, None]:
+    return closing(_numbered(first, events), events)
+
+
+async def _numbered(first: dict[str, Any] | None, events: Events) -> AsyncGenerator[bytes, None]:
+    yield f"retry: {RETRY_MS}\n".encode() + frame(1, first)
+    number = 1
+    async for event in events:
+        number += event is not None
+        yield frame(number, event)
+
+
+async def closing(frames: AsyncIterator[bytes], source: AsyncIterator[Any]) -> AsyncGenerator[bytes, None]:
+    """Yield frames, and then the reason if they end early. Closes the source of the frames."""
     try:
-        yield f"retry: {RETRY_MS}\n".encode() + frame(1, first)
-        number = 1
-        async for event in events:
-            number += event is not None
-            yield frame(number, event)
+        async for each in frames:
+            yield each
     except SlowConsumer:
         yield b": too slow, reconnect for the current state\n\n"
     except ShuttingDown:
@@ -82,7 +100,7 @@ async def frames(first: dict[str, Any] | None, events: Events) -> AsyncGenerator
         # The status line was sent long ago. The client receives the error when it reconnects.
         yield f": ended, {error.code}\n\n".encode()
     finally:
-        close = getattr(events, "aclose", None)
+        close = getattr(source, "aclose", None)
         if close is not None:
             await close()
 
@@ -91,7 +109,7 @@ def frame(number: int, event: dict[str, Any] | None) -> bytes:
     """Encode an event as a Server-Sent Event; None is a keep-alive comment. The id of the last event ends in `-end`: a
     browser that reconnects with such an id has received every event."""
     if event is None:
-        return b": keep-alive\n\n"
+        return KEEP_ALIVE
     ended = event["type"] in LAST or (event["type"] == SNAPSHOT and _subject_of(event)["status"] in FINISHED)
     end = END if ended else ""
     data = orjson.dumps(event, default=str)

@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from fairlead.app.event_stream import Allowed, EventStream, Left
 from fairlead.domain.access import Role
 from fairlead.domain.events import iso
+from fairlead.domain.output import Position
 from fairlead.domain.submission import MAX_USER_ID
 from fairlead.domain.validation import check_text
 from fairlead.domain.views import JobView
@@ -47,7 +48,9 @@ async def watch_job(websocket: WebSocket) -> None:
     app = fairlead_of(websocket)
     with contextlib.closing(app.feed(_allowed(websocket))) as stream:
         try:
-            first = [await stream.watch(_job_id(websocket.path_params["job_id"]))]
+            query = websocket.query_params
+            wanted = _output_wanted(query.get("output") in ("1", "true"), query.get("after"))
+            first = [await stream.watch(_job_id(websocket.path_params["job_id"]), **wanted)]
         except (RequestError, Unavailable) as error:
             await _refuse(websocket, error)
             return
@@ -92,6 +95,15 @@ def _job_id(text: Any) -> str:
         return str(UUID(text))
     except (ValueError, AttributeError, TypeError):
         raise InvalidInput("job_id: should be a valid UUID", pointer="/job_id") from None
+
+
+def _output_wanted(output: Any, after: Any) -> dict[str, Any]:
+    """Read the options with which a client asks for the output of a job. Raises InvalidInput."""
+    if not isinstance(output, bool):
+        raise InvalidInput("output: should be true or false", pointer="/output")
+    if after is not None and not isinstance(after, str):
+        raise InvalidInput("after: should be a position such as 12-40", pointer="/after")
+    return {"output": output, "after": None if after is None else Position.parse(after)}
 
 
 async def _refuse(websocket: WebSocket, error: RequestError | Unavailable) -> None:
@@ -188,12 +200,11 @@ class WebSocketSession:
             message = orjson.loads(frame)
         except ValueError:
             message = None
-        if not isinstance(message, dict) or len(message) != 1:
-            raise RequestError('send {"watch": "<job_id>"} or {"unwatch": "<job_id>"}')
         match message:
-            case {"watch": job_id}:
-                self._stream.ask_watch(_job_id(job_id))
-            case {"unwatch": job_id}:
+            case {"watch": job_id, **options} if options.keys() <= {"output", "after"}:
+                wanted = _output_wanted(options.get("output", False), options.get("after"))
+                self._stream.ask_watch(_job_id(job_id), **wanted)
+            case {"unwatch": job_id} if len(message) == 1:
                 self._stream.ask_unwatch(_job_id(job_id))
             case _:
                 raise RequestError('send {"watch": "<job_id>"} or {"unwatch": "<job_id>"}')

@@ -22,6 +22,7 @@ from fairlead.store.dashboard import DashboardReads
 from fairlead.store.writes import Adapt as Adapt
 from fairlead.store.writes import Audit as Audit
 from fairlead.store.writes import AuditOutcome as AuditOutcome
+from fairlead.store.writes import ChangeReader as ChangeReader
 from fairlead.store.writes import CreateBatch as CreateBatch
 from fairlead.store.writes import CreateKey as CreateKey
 from fairlead.store.writes import DeclareServices as DeclareServices
@@ -273,7 +274,16 @@ class Store(DashboardReads, Protocol):
         """Whether the user has submitted a job with this idempotency key."""
         ...
 
+    async def newest_submit(self, user_id: str, prefix: str) -> tuple[str, str, str] | None:
+        """The last of the user's idempotency keys that begin with `prefix`, in the order of their text, with the id of
+        its job and the hash stored with it; None if there is none."""
+        ...
+
     # Reads of the manager's loops
+    async def front_readers(self, limit: int) -> list[tuple[str, str]]:
+        """The ids of open jobs that fronts submitted, each with its reader (see `domain/front_readers.py`)."""
+        ...
+
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         """The outbox rows of these lanes that wait for a relay: all rows of processes that do not relay, and the rows
         of relaying processes that were written before `older_than`. A row belongs to the lane that the job entered or

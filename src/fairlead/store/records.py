@@ -19,6 +19,7 @@ from fairlead.errors import InvalidInput
 from fairlead.store.port import (
     Audit,
     AuditOutcome,
+    ChangeReader,
     CreateBatch,
     CreateKey,
     DeregisterProcess,
@@ -44,6 +45,7 @@ ADMIN_KINDS: tuple[type, ...] = (
     UseTicket,
     Audit,
     AuditOutcome,
+    ChangeReader,
     RegisterProcess,
     DeregisterProcess,
     RequestDrain,
@@ -56,6 +58,7 @@ KEY_TAKEN = Refused("a key with this id exists")
 NO_KEY = Refused("the key does not exist or is already revoked")
 NO_TICKET = Refused("the ticket is unknown, used or expired")
 NO_AUDIT = Refused("the audit record does not exist")
+OTHER_READER = Refused("the job has another reader")
 NO_PROCESS = Refused("the process is not registered")
 
 _FIELDS = ("concurrency", "host", "pid", "version", "started_at", "clock", "draining", "running")

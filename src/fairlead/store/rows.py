@@ -195,3 +195,8 @@ def record_of(values: Sequence[Any]) -> JobRecord:
             for step, service, round_, attempt, error, started_at, ended_at, worker, region in attempts
         ),
     )
+
+
+def after_prefix(prefix: str) -> str:
+    """The first text, in the order of code points, after all texts that begin with this ASCII prefix."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

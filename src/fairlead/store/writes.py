@@ -232,6 +232,17 @@ class AuditOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeReader:
+    """Change the reader of a job that a front submitted with this idempotency key (see `domain/front_readers.py`).
+    Refused if the job's reader is not `was`."""
+
+    user_id: str
+    key: str
+    was: str
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterProcess:
     """Register a process or renew its registration. `seen_at` is set by the database clock. `drain_asked` is not
     changed. Returns `drain_asked`, as stored."""
@@ -292,6 +303,7 @@ Transition = (
     | UseTicket
     | Audit
     | AuditOutcome
+    | ChangeReader
     | RegisterProcess
     | DeregisterProcess
     | RequestDrain

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fairlead.app.jobs import TRIES, JobCommands
+from fairlead.app.job_commands import TRIES, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.context_manager import ended
 from fairlead.app.turns.turns import Turns

@@ -15,7 +15,7 @@ from uuid_utils import uuid7
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, act_of
-from fairlead.app.jobs import TRIES, Build, JobCommands
+from fairlead.app.job_commands import TRIES, Build, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.queries import TurnQueries
 from fairlead.app.turns.validation import check_wait_timeout, result_json, user_of

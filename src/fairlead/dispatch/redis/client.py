@@ -45,14 +45,17 @@ ONLY_NODE: Address = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """One call of a script, with its keys and arguments."""
+    """One call of a script, with its keys and arguments. `recurs`: more calls of the script on these keys follow."""
 
     script: str
     keys: tuple[str, ...]
     args: Sequence[str | bytes | int]
+    recurs: bool = True
 
     @property
     def packed(self) -> bytes:
+        if not self.recurs:
+            return packed(*self.command)
         count, prefix = _packed_prefix(self.script, self.keys)
         _, _, args = packed(*self.args).partition(b"\r\n")
         return b"*%d\r\n%b%b" % (count + len(self.args), prefix, args)

@@ -5,6 +5,7 @@ it may touch. Band and lane are part of members rather than of keys, so the numb
 
     fairlead:scopes                the set of scopes, each with a service, joined by NUL
     fairlead:leader                the leader, as `term holder`; expires unless renewed
+    fairlead:output:<job>          the stream of the chunks that the job's steps have emitted; expires
     fairlead:wake:<process>        the channel on which a process receives the names of runnable services
 
 One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
@@ -54,6 +55,10 @@ def leader_key(prefix: str) -> str:
 
 def wake_channel(prefix: str, process: str) -> str:
     return f"{prefix}:wake:{process}"
+
+
+def output_key(prefix: str, job_id: str) -> str:
+    return f"{prefix}:output:{job_id}"
 
 
 def scope_key(prefix: str, scope: str, name: str) -> str:

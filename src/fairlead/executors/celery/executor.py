@@ -12,7 +12,7 @@ import orjson
 from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure
-from fairlead.executors.call_outcome import failure_of, storable
+from fairlead.executors.call_outcome import failure_of, storable, with_output
 from fairlead.executors.celery.celery_client import CeleryClient, RegisteredTask, Wait
 from fairlead.executors.celery.results import outcome_of, report_progress
 from fairlead.executors.port import GIVEN_UP, Call, Success
@@ -49,7 +49,8 @@ class CeleryExecutor:
             try:
                 # Shielded, because a cancelled call must know whether there is a task to revoke.
                 await asyncio.shield(sending)
-                return await self._outcome(wait)
+                outcome = await self._outcome(wait)
+                return outcome if call.output is None else with_output(call.output, outcome)
             except asyncio.CancelledError as error:
                 if error.args and error.args[0] in GIVEN_UP:
                     keeps_waiting = True

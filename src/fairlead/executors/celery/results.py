@@ -23,7 +23,7 @@ import orjson
 from fairlead.domain.json_codec import NotJson, from_json
 from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, WORKER_DIED, Failure
 from fairlead.executors.call_outcome import encoded, enveloped, shortened, storable, too_large
-from fairlead.executors.port import Call, Success
+from fairlead.executors.port import Call, OutputTooLarge, Success
 
 Meta = Mapping[str, Any]
 
@@ -63,13 +63,31 @@ def outcome_of(meta: Meta, *, raw: bool, max_result: int) -> Success | Failure:
 
 def report_progress(call: Call, meta: Meta) -> None:
     """Report the progress of a task. The task sets it with `update_state(state="PROGRESS", meta={"fraction": 0.3,
-    "message": "..."})`, or with `current` and `total` in place of `fraction`."""
+    "message": "..."})`, or with `current` and `total` in place of `fraction`. `output` is the task's output so far, a
+    text or a list of chunks. It is repeated in every report, because a report may be lost or arrive twice."""
     report = meta.get("result")
     if meta["status"] in _OWN_STATES or not isinstance(report, dict):
         return
-    details = {name: value for name, value in report.items() if name not in ("fraction", "message", "self")}
+    details = {name: value for name, value in report.items() if name not in ("fraction", "message", "self", "output")}
     with contextlib.suppress(TypeError, ValueError):  # a malformed report must not fail the call
+        if "output" in report:
+            _emit_new(call, report["output"])
+            if len(report) == 1:
+                return
         call.progress(_fraction(report), report.get("message"), **details)
+
+
+def _emit_new(call: Call, so_far: Any) -> None:
+    """Emit what the output of a task has more than was emitted before."""
+    known = [] if call.output is None else call.output.chunks
+    with contextlib.suppress(OutputTooLarge):  # the call fails when the task has ended
+        if isinstance(so_far, list):
+            for chunk in so_far[len(known) :]:
+                call.emit(chunk)
+        elif isinstance(so_far, str):
+            text = "".join(map(str, map(orjson.loads, known)))
+            if so_far.startswith(text):
+                call.emit(so_far[len(text) :])
 
 
 def _fraction(report: Mapping[str, Any]) -> float | None:

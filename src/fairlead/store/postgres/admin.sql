@@ -63,3 +63,7 @@ DELETE FROM fairlead.audit WHERE id = ANY (ARRAY(
 DELETE FROM fairlead.process WHERE name = ANY (ARRAY(
     SELECT name FROM fairlead.process WHERE seen_at < $1::bigint FOR UPDATE SKIP LOCKED
 ))
+
+-- name: change_reader
+-- $1: user, $2: idempotency key, $3: the former reader, $4: the reader.
+UPDATE fairlead.idempotency SET body_hash = $4 WHERE user_id = $1 AND key = $2 AND body_hash = $3 RETURNING 1

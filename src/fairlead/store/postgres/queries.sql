@@ -102,6 +102,18 @@ SELECT b.id FROM fairlead.job_batch AS b WHERE b.finished_at IS NULL AND (
 -- name: was_submitted
 SELECT EXISTS (SELECT FROM fairlead.idempotency WHERE user_id = $1 AND key = $2)
 
+-- name: newest_submit
+-- $1: user, $2: the prefix of its idempotency keys, $3: the first text after all of them.
+SELECT key, job_id, body_hash FROM fairlead.idempotency
+WHERE user_id = $1 AND key >= $2 AND key < $3 ORDER BY key DESC LIMIT 1
+
+-- name: front_readers
+-- $1: limit. Reads all open jobs, but only after a process is gone.
+SELECT j.id, i.body_hash FROM fairlead.job AS j
+JOIN fairlead.idempotency AS i ON i.user_id = j.user_id AND i.key = j.idempotency_key
+WHERE j.ended IS NULL AND j.idempotency_key >= 'openai:' AND j.idempotency_key < 'openai;' AND i.body_hash LIKE '%@%'
+LIMIT $1::bigint
+
 -- name: outbox
 -- $1: origin, $2: older than, $3: limit. The outbox is small and scanned whole: ids are not in commit order.
 WITH found AS (

@@ -20,7 +20,7 @@ from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS, load
 from fairlead.store.records import audit_of, batch_state_of, item_number_of, key_of, process_of
-from fairlead.store.rows import STATUS_CODES, job_of, micros, record_of, seconds
+from fairlead.store.rows import STATUS_CODES, after_prefix, job_of, micros, record_of, seconds
 from fairlead.store.rules import declared_of, rules_of
 
 JOB_COLUMNS = 32  # in the fragment `job_columns`
@@ -165,6 +165,13 @@ class Reads(PostgresDashboardReads):
     async def was_submitted(self, user_id: str, key: str) -> bool:
         ((exists,),) = await self._ask(READS["was_submitted"], user_id, key)
         return bool(exists)
+
+    async def newest_submit(self, user_id: str, prefix: str) -> tuple[str, str, str] | None:
+        found = await self._ask(READS["newest_submit"], user_id, prefix, after_prefix(prefix))
+        return tuple(found[0]) if found else None
+
+    async def front_readers(self, limit: int) -> list[tuple[str, str]]:
+        return [(job_id, reader) for job_id, reader in await self._ask(READS["front_readers"], limit)]
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         arguments = RELAYING, micros(older_than), limit

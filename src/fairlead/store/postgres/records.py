@@ -8,6 +8,7 @@ from fairlead.store.commits import DONE
 from fairlead.store.port import (
     Audit,
     AuditOutcome,
+    ChangeReader,
     CreateBatch,
     CreateKey,
     DeregisterProcess,
@@ -33,6 +34,7 @@ from fairlead.store.records import (
     NO_PROCESS,
     NO_TICKET,
     NOT_SETTLED,
+    OTHER_READER,
     audit_row,
     head_row,
     item_rows,
@@ -62,6 +64,8 @@ async def apply_operator(transition: Any, ask: Ask, now: int) -> Outcome:
             await ask("audit_action", *audit_row(record))
         case AuditOutcome(audit_id, outcome):
             return _done(await ask("audit_outcome", audit_id, json_text(outcome)), NO_AUDIT)
+        case ChangeReader(user_id, key, was, reader):
+            return _done(await ask("change_reader", user_id, key, was, reader), OTHER_READER)
         case RegisterProcess(record):
             ((drain_asked,),) = await ask("register", *process_row(record), now)
             return Done(drain_asked)

@@ -88,3 +88,11 @@ BEGIN
     DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < NEW.body ->> 0 ORDER BY at LIMIT NEW.body ->> 2);
     INSERT INTO answer VALUES ('prune_records', changes());
 END;
+
+-- body: [user_id, key, former reader, reader]
+CREATE TEMP TRIGGER on_reader INSTEAD OF INSERT ON batch WHEN NEW.kind = 'reader'
+BEGIN
+    UPDATE idempotency SET body_hash = NEW.body ->> 3
+        WHERE user_id = NEW.body ->> 0 AND key = NEW.body ->> 1 AND body_hash = NEW.body ->> 2;
+    INSERT INTO answer VALUES ('reader', changes());
+END;

@@ -92,6 +92,21 @@ SELECT json_group_array(id) FROM (
 -- name: was_submitted
 SELECT EXISTS (SELECT 1 FROM idempotency WHERE user_id = ? AND key = ?)
 
+-- name: newest_submit
+-- ?1: user, ?2: the prefix of its idempotency keys, ?3: the first text after all of them.
+SELECT json_array(key, job_id, body_hash) FROM idempotency
+WHERE user_id = ?1 AND key >= ?2 AND key < ?3 ORDER BY key DESC LIMIT 1
+
+-- name: front_readers
+-- Reads all open jobs, but only after a process is gone.
+SELECT json_group_array(json_array(id, body_hash)) FROM (
+    SELECT j.id, i.body_hash FROM job AS j
+    CROSS JOIN job_note AS n ON n.seq = j.seq
+    CROSS JOIN idempotency AS i ON i.user_id = j.user_id AND i.key = n.idempotency_key
+    WHERE j.status < 4 AND n.idempotency_key >= 'openai:' AND n.idempotency_key < 'openai;' AND i.body_hash LIKE '%@%'
+    LIMIT ?
+)
+
 -- name: outbox
 -- ?1: origin, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in commit order. A row
 -- belongs to the current lane of its job; rows of deleted jobs belong to every lane.

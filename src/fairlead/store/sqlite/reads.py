@@ -188,6 +188,13 @@ class Reads(SqliteDashboardReads):
     async def was_submitted(self, user_id: str, key: str) -> bool:
         return bool(await self._ask(self._sql["was_submitted"], user_id, key))
 
+    async def newest_submit(self, user_id: str, prefix: str) -> tuple[str, str, str] | None:
+        answer = await self._ask(self._sql["newest_submit"], user_id, prefix, rows.after_prefix(prefix))
+        return None if answer is None else tuple(orjson.loads(answer))
+
+    async def front_readers(self, limit: int) -> list[tuple[str, str]]:
+        return [(job_id, reader) for job_id, reader in orjson.loads(await self._ask(self._sql["front_readers"], limit))]
+
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         sql, parameters = self._of_lanes("outbox", lanes)
         answer = await self._ask(sql, RELAYING, rows.micros(older_than), *parameters, limit)

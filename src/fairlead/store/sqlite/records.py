@@ -11,6 +11,7 @@ from typing import Any
 from fairlead.store.port import (
     Audit,
     AuditOutcome,
+    ChangeReader,
     CreateBatch,
     CreateKey,
     DeregisterProcess,
@@ -35,6 +36,7 @@ from fairlead.store.records import (
     NO_PROCESS,
     NO_TICKET,
     NOT_SETTLED,
+    OTHER_READER,
     audit_row,
     head_row,
     item_rows,
@@ -66,6 +68,8 @@ def _operator_row(transition: Any) -> Row:
             return "audit", json_body(audit_row(record))
         case AuditOutcome(audit_id, outcome):
             return "audit_outcome", json_body((audit_id, json_text(outcome)))
+        case ChangeReader(user_id, key, was, reader):
+            return "reader", json_body((user_id, key, was, reader))
         case RegisterProcess(record):
             return "register", json_body(process_row(record))
         case DeregisterProcess(name):
@@ -105,6 +109,7 @@ OUTCOMES: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
     RevokeKey: ("revoke", _done_or(NO_KEY)),
     UseTicket: ("use_ticket", lambda key_id: NO_TICKET if key_id is None else Done(key_id)),
     AuditOutcome: ("audit_outcome", _done_or(NO_AUDIT)),
+    ChangeReader: ("reader", _done_or(OTHER_READER)),
     RegisterProcess: ("register", lambda drain_asked: Done(bool(drain_asked))),
     RequestDrain: ("ask_drain", _done_or(NO_PROCESS)),
     PruneRecords: ("prune_records", Done),

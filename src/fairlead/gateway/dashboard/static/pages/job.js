@@ -9,6 +9,7 @@ import { Act } from "../parts/act.js";
 import { Age, Copy, Fact, JobLink, Left, Moment, Priority, Announced, Status, UserLink } from "../parts/bits.js";
 import { Json } from "../parts/json.js";
 import { Missing } from "../parts/missing.js";
+import { Output } from "../parts/output.js";
 import { Waterfall } from "../parts/waterfall.js";
 import { to } from "../router.js";
 
@@ -25,6 +26,7 @@ export function Page({ subject: jobId }) {
     <${Facts} job=${job} about=${state} />
     <${Why} job=${job} why=${state.why} />
     <${Progress} progress=${job.progress} running=${job.status === "RUNNING"} />
+    <${Output} key=${job.job_id} job=${job} />
     <${Waterfall} job=${job} timeline=${state.timeline || []} runs=${state.runs} />
     <section class="card"><h2>Data</h2>
       <${Json} title="Input" value=${job.input_data} />

@@ -1,0 +1,108 @@
+"""`app.fronts`: the jobs of fronts, and which request reads each of them (`domain/front_readers.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from uuid_utils import uuid4, uuid7
+
+from fairlead.app.jobs import Jobs
+from fairlead.app.runtime import Runtime
+from fairlead.domain.front_readers import NONE, Reader, key_prefix
+from fairlead.domain.job import JobStatus
+from fairlead.errors import FairleadError, IdempotencyMismatch
+from fairlead.store.port import ChangeReader, Done
+
+TRIES = 20
+JOINED_WITHIN_S = 300.0
+"""How long after its end a job can be joined, unless the client sends its own idempotency key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request that reads the job `job_id`, and may cancel it when its client disconnects."""
+
+    job_id: str
+    user_id: str
+    key: str
+    reader: Reader
+    new: bool = False
+    """The request submitted the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes two requests of a user the same. `keyed`: the client has sent an idempotency key, so that all requests
+    with it are the same; otherwise only those that the client marks as retries."""
+
+    user_id: str
+    fingerprint: str
+    body: str
+    keyed: bool = False
+
+
+class FrontRequests:
+    def __init__(self, runtime: Runtime, jobs: Jobs) -> None:
+        self._runtime = runtime
+        self._jobs = jobs
+
+    async def join(self, identity: Identity) -> Reading | None:
+        """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled or
+        ended too long ago. Raises IdempotencyMismatch."""
+        for _ in range(TRIES):
+            reading, again = await self._try_to_join(identity)
+            if not again:
+                return reading
+        return None
+
+    async def _try_to_join(self, identity: Identity) -> tuple[Reading | None, bool]:
+        """The reading, and whether to try again because another request became the reader at the same moment."""
+        prefix = key_prefix(identity.fingerprint)
+        found = await self._runtime.store.newest_submit(identity.user_id, prefix)
+        former = Reader.of(found[2]) if found is not None else None
+        if found is None or former is None or former.process == NONE:
+            return None, False
+        key, job_id, text = found
+        if former.body != identity.body:
+            raise IdempotencyMismatch("this Idempotency-Key was used with another body", pointer="/Idempotency-Key")
+        job = (await self._runtime.store.get_jobs([job_id])).get(job_id)
+        if job is None:
+            return None, False
+        too_old = job.finished_at is not None and self._runtime.clock.now() - job.finished_at > JOINED_WITHIN_S
+        if job.status is JobStatus.CANCELLED or (too_old and not identity.keyed):
+            return None, False
+        reader = self._new_reader(identity.body)
+        outcome = await self._runtime.group_commit.write(ChangeReader(identity.user_id, key, text, str(reader)))
+        if not isinstance(outcome, Done):
+            return None, True
+        return Reading(job_id, identity.user_id, key, reader), False
+
+    async def submit(self, identity: Identity, accept: Callable[[str, str], Awaitable[str]]) -> Reading:
+        """Submit a job for the request. `accept` gets the idempotency key and the text to store with it, and returns
+        the id of the job."""
+        reader = self._new_reader(identity.body)
+        key = key_prefix(identity.fingerprint) + await self._suffix(identity)
+        job_id = await accept(key, str(reader))
+        return Reading(job_id, identity.user_id, key, reader, new=True)
+
+    async def leave(self, reading: Reading) -> None:
+        """Cancel the job of a client that has disconnected, unless another request has joined it. It may have ended."""
+        left = replace(reading.reader, process=NONE)
+        with contextlib.suppress(FairleadError):
+            change = ChangeReader(reading.user_id, reading.key, str(reading.reader), str(left))
+            if isinstance(await self._runtime.group_commit.write(change), Done):
+                await self._jobs.cancel(reading.job_id)
+
+    async def _suffix(self, identity: Identity) -> str:
+        """The end of the key of a new job. Keys sort by it. Two requests with the same key of a client get the same
+        one, so that the database accepts only the first."""
+        if not identity.keyed:
+            return str(uuid7())
+        prefix = key_prefix(identity.fingerprint)
+        found = await self._runtime.store.newest_submit(identity.user_id, prefix)
+        return "00000" if found is None else f"{int(found[0].removeprefix(prefix)) + 1:05}"
+
+    def _new_reader(self, body: str) -> Reader:
+        return Reader(body, self._runtime.process, uuid4().hex[:16])

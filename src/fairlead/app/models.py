@@ -1,0 +1,183 @@
+"""`app.models`: the models that clients of the OpenAI front can ask for, and the service that serves each of them.
+
+A service names its models in the configuration. Otherwise its upstream is asked for them, and asked again every minute.
+A service whose upstream has never answered may serve any model: its jobs wait until the upstream is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fairlead.app.runtime import Runtime
+from fairlead.domain.config import Config, ServiceConfig
+from fairlead.errors import Unavailable, UnknownModel
+from fairlead.pacing import CachedQuery, DutyCycle
+
+if TYPE_CHECKING:
+    from fairlead.executors.openai import Upstream
+
+REFRESH = DutyCycle(share=0.1, every=60.0, longest=300.0)
+NEW_AFTER_S = 5.0
+"""An unknown model makes the upstreams be asked again if the last answer is older than this."""
+MAX_NAMED = 20
+RECENT_S = 1.0
+"""How long the names of all services are used without looking at the services again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model by the name that clients use. `services` are the services that serve it."""
+
+    id: str
+    services: tuple[str, ...]
+    created: int = 0
+    owned_by: str = "fairlead"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "model", "created": self.created, "owned_by": self.owned_by}
+
+
+class _ListedModels:
+    """The models of one service whose upstream lists them. `models` is None until the upstream has answered once."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._upstream: Upstream | None = None
+        self.models: list[dict[str, Any]] | None = None
+        self._query = CachedQuery(self._ask, REFRESH)
+
+    async def read(self, *, since: float | None = None) -> list[dict[str, Any]] | None:
+        """The models that the upstream listed last. Waits only for the first answer, or, if the upstream has answered
+        before, for one that was asked for at `since` or later."""
+        if since is not None and self.models is not None:
+            await self._query.since(since)
+        elif self._query.last() is None:
+            await self._query.recent()
+        return self.models
+
+    async def _ask(self) -> bool:
+        """Ask the upstream, in each of its regions. Keeps the last answer if it does not answer now."""
+        # Imported here: only services that speak the protocol need the HTTP client.
+        from fairlead.executors.openai import Upstream, list_models
+
+        if self._upstream is None:
+            self._upstream = Upstream(self._config)
+        upstream = self._upstream
+        lists = await asyncio.gather(*(list_models(upstream, region) for region in upstream.regions))
+        known = [models for models in lists if models is not None]
+        if known:
+            self.models = [model for models in known for model in models]
+        return True
+
+    async def close(self) -> None:
+        await self._query.close()
+        if self._upstream is not None:
+            await self._upstream.close()
+
+
+class ModelCatalog:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._listed: dict[str, _ListedModels] = {}
+        self._turn = 0
+        self._recent: dict[str, Model] = {}
+        self._recent_until = 0.0
+
+    async def all(self) -> list[Model]:
+        """The models of all services, by name."""
+        return sorted((await self._models()).values(), key=lambda model: model.id)
+
+    async def service_for(self, name: str | None) -> str:
+        """The service for a request: of those that serve the model, the one with the shortest expected wait. Without a
+        model, the only service there is. Raises UnknownModel."""
+        services = self._services()
+        if name is None:
+            if len(services) == 1:
+                return next(iter(services))
+            raise UnknownModel("model is missing; " + _known(await self.all()), pointer="/model")
+        models = self._recent
+        if name not in models or asyncio.get_running_loop().time() >= self._recent_until:
+            models = await self._models()
+        if name not in models:
+            models = await self._models(since=asyncio.get_running_loop().time() - NEW_AFTER_S)
+        if name in models:
+            return await self._least_busy(models[name].services)
+        unheard = tuple(service for service, listed in self._listed.items() if listed.models is None)
+        if unheard:
+            return await self._least_busy(unheard)
+        raise UnknownModel(
+            f"there is no model {name[:100]!r}; {_known(sorted(models.values(), key=lambda model: model.id))}",
+            pointer="/model",
+        )
+
+    async def close(self) -> None:
+        for listed in self._listed.values():
+            await listed.close()
+        self._listed.clear()
+
+    def _services(self) -> dict[str, ServiceConfig]:
+        config: Config = self._runtime.config
+        return {name: service for name, service in config.services.items() if service.speaks_openai or service.models}
+
+    async def _models(self, *, since: float | None = None) -> dict[str, Model]:
+        services = self._services()
+        named = await asyncio.gather(*(self._named(name, service, since) for name, service in services.items()))
+        models: dict[str, Model] = {}
+        for service, entries in zip(services, named, strict=True):
+            for entry in entries:
+                model = models.get(entry["id"]) or _model(entry)
+                if service not in model.services:
+                    models[model.id] = Model(model.id, (*model.services, service), model.created, model.owned_by)
+        self._recent, self._recent_until = models, asyncio.get_running_loop().time() + RECENT_S
+        return models
+
+    async def _named(self, name: str, service: ServiceConfig, since: float | None) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = [{"id": model} for model in (*service.models, *service.aliases)]
+        if service.models or not service.speaks_openai:
+            return entries
+        listed = self._listed.setdefault(name, _ListedModels(service))
+        return entries + (await listed.read(since=since) or [])
+
+    async def _least_busy(self, services: Sequence[str]) -> str:
+        if len(services) == 1:
+            return services[0]
+        self._turn += 1  # equal services take turns
+        turn = self._turn % len(services)
+        rotated = [*services[turn:], *services[:turn]]
+        try:
+            queues = await self._runtime.observer.queues(services)
+        except Unavailable:
+            return rotated[0]
+        return min(rotated, key=partial(_expected_wait, queues))
+
+
+def _expected_wait(queues: Any, service: str) -> float:
+    """The work in front of a new job of this service, in seconds per slot. Paused services come last."""
+    rules = queues.rules.services.get(service)
+    if rules is None or rules.paused:
+        return float("inf")
+    snapshots = queues.services.get(service, ())
+    jobs = sum(each.in_use + sum(each.waiting.values()) for each in snapshots)
+    means = [each.mean_duration for each in snapshots if each.mean_duration is not None]
+    return float(jobs / rules.limit * (sum(means) / len(means) if means else 1.0))
+
+
+def _model(entry: dict[str, Any]) -> Model:
+    created, owner = entry.get("created"), entry.get("owned_by")
+    return Model(
+        entry["id"],
+        (),
+        created if isinstance(created, int) and not isinstance(created, bool) else 0,
+        owner if isinstance(owner, str) else "fairlead",
+    )
+
+
+def _known(models: Sequence[Model]) -> str:
+    if not models:
+        return "none is known: no service has models, and no upstream lists any"
+    more = f" and {len(models) - MAX_NAMED} more" if len(models) > MAX_NAMED else ""
+    return f"known are: {', '.join(model.id for model in models[:MAX_NAMED])}{more}"

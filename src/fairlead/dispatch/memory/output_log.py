@@ -1,0 +1,82 @@
+"""The output log in the memory of this process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fairlead.dispatch.output_log import KEEP_S, MAX_ENTRIES, PAGE, Appended
+from fairlead.domain.output import Entry, Position
+
+MAX_CHARACTERS = 64 << 20
+"""For all jobs together. The output of the job that was written longest ago is dropped first."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    entries: deque[Entry] = field(default_factory=deque)
+    size: int = 0
+    written_at: float = 0.0
+
+
+class MemoryOutputLog:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._jobs: dict[str, _Kept] = {}
+        """In the order of the last write."""
+        self._size = 0
+
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Appended]:
+        replies = [self._append(entry) for entry in entries]
+        self._drop_old()
+        return replies
+
+    async def read(self, job_id: str, since: Position | None = None) -> list[Entry]:
+        self._drop_old()
+        kept = self._jobs.get(job_id)
+        if kept is None:
+            return []
+        # From the right: a reader that follows the output wants the newest entries.
+        start = len(kept.entries)
+        for entry in reversed(kept.entries):
+            if since is not None and (entry.run, entry.last) < since:
+                break
+            start -= 1
+        return [kept.entries[i] for i in range(start, min(start + PAGE, len(kept.entries)))]
+
+    async def close(self) -> None:
+        self._jobs.clear()
+
+    def _append(self, entry: Entry) -> Appended:
+        kept = self._jobs.pop(entry.job_id, None)
+        if kept is None:
+            if entry.first:
+                return Appended.LOST
+            kept = _Kept()
+        self._jobs[entry.job_id] = kept
+        kept.written_at = self._clock()
+        newest = kept.entries[-1] if kept.entries else None
+        if newest is None or (entry.run, entry.last) > (newest.run, newest.last):
+            kept.entries.append(entry)
+            self._grow(kept, _size(entry))
+            if len(kept.entries) > MAX_ENTRIES:
+                self._grow(kept, -_size(kept.entries.popleft()))
+        return Appended.KEPT
+
+    def _grow(self, kept: _Kept, size: int) -> None:
+        kept.size += size
+        self._size += size
+
+    def _drop_old(self) -> None:
+        until = self._clock() - KEEP_S
+        while self._jobs:
+            job_id, kept = next(iter(self._jobs.items()))
+            if kept.written_at > until and self._size <= MAX_CHARACTERS:
+                return
+            del self._jobs[job_id]
+            self._size -= kept.size
+
+
+def _size(entry: Entry) -> int:
+    return sum(map(len, entry.chunks))

@@ -1,0 +1,188 @@
+"""The parts of OpenAI's protocol that need no I/O: requests as the input of a job, answers as its result, models, tiers
+and usage.
+
+The input of a job is `FrontRequest.as_input()`, its result is `FrontAnswer.as_result()`. Bodies are kept as the client
+or the upstream sent them: as text, or as base64 if they are not text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from fairlead.domain.job import Priority
+
+CHAT, COMPLETIONS = "chat/completions", "completions"
+JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", "images/generations", "moderations", "responses"})
+"""Paths whose answers are JSON, unless they are streamed. White space before such an answer is harmless."""
+WITH_DONE = frozenset({CHAT, COMPLETIONS})
+"""Paths whose streams end with `[DONE]`, and whose usage is sent only on request."""
+DONE = b"[DONE]"
+EVENT_STREAM = "text/event-stream"
+PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+"""The paths below `/v1` that are passed on. No part of a path begins with a dot, so none leads out of the upstream's
+base URL."""
+MAX_PATH = 200
+
+_TIER_PRIORITY = {"priority": Priority.HIGH, "fast": Priority.HIGH, "flex": Priority.LOW}
+_PRIORITY_TIER = {Priority.HIGH: "priority", Priority.MEDIUM: "default", Priority.LOW: "flex"}
+_PART_NAME = re.compile(rb'content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE)
+_FILE_NAME = re.compile(rb"[;\s]filename\*?=", re.IGNORECASE)
+_BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
+MAX_FIELD = 4096
+
+
+def priority_of(tier: str | None) -> Priority | None:
+    """The priority that a `service_tier` requests, or None if it leaves the priority to the gateway."""
+    return _TIER_PRIORITY.get(tier or "")
+
+
+def tier_of(priority: Priority | str) -> str:
+    """The `service_tier` to report for a job of this priority."""
+    return _PRIORITY_TIER[Priority(priority)]
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRequest:
+    """A request for the upstream. `path` is relative to the base URL; `stream` is whether the client wants a stream."""
+
+    path: str
+    content_type: str
+    body: bytes
+    stream: bool = False
+
+    def as_input(self) -> dict[str, Any]:
+        return {"path": self.path, "content_type": self.content_type, "stream": self.stream, **_packed(self.body)}
+
+    @classmethod
+    def of_input(cls, value: Mapping[str, Any]) -> FrontRequest:
+        """Decode the input of a job. Raises ValueError if the job was not submitted by the front."""
+        try:
+            path, content_type = value["path"], value["content_type"]
+            request = cls(path, content_type, _unpacked(value), bool(value.get("stream")))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError("the input is not a request of the OpenAI front: path, content_type, body") from None
+        if not (isinstance(path, str) and isinstance(content_type, str) and is_path(path)):
+            raise ValueError("path must be a path below /v1, for example chat/completions")
+        return request
+
+
+def is_path(path: str) -> bool:
+    return len(path) <= MAX_PATH and PATH.fullmatch(path) is not None
+
+
+def form_fields(content_type: str, body: bytes, names: frozenset[str]) -> dict[str, str]:
+    """The values of the short text fields with these names in a multipart form. Files are not read."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        return {}
+    found: dict[str, str] = {}
+    for part in body.split(b"--" + boundary[1].encode("latin-1")):
+        head, blank, value = part.partition(b"\r\n\r\n")
+        name = _PART_NAME.search(head[:MAX_FIELD]) if blank else None
+        if name is None or len(value) > MAX_FIELD or _FILE_NAME.search(head[:MAX_FIELD]):
+            continue
+        text = name[1].decode("utf-8", "replace")
+        if text in names:
+            found[text] = value.removesuffix(b"\r\n").decode("utf-8", "replace")
+    return found
+
+
+def with_usage(body: bytes, value: Mapping[str, Any]) -> bytes:
+    """The body of a streamed request, changed so that the stream reports its usage. `value` is the decoded body. If
+    the body has no `stream_options`, the rest of it stays as it is, byte for byte."""
+    options = value.get("stream_options")
+    if options is None and "stream_options" not in value:
+        start = body.index(b"{") + 1
+        more = b"," if value else b""
+        return body[:start] + b'"stream_options":{"include_usage":true}' + more + body[start:]
+    return replaced(body, "stream_options", {**(options if isinstance(options, dict) else {}), "include_usage": True})
+
+
+def replaced(body: bytes, name: str, value: Any) -> bytes:
+    """The JSON object `body` with another value of one field. Integers may have any length; orjson would round them."""
+    fields = json.loads(body)
+    fields[name] = value
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def asks_for_usage(value: Mapping[str, Any]) -> bool:
+    options = value.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+# ---------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True)
+class FrontAnswer:
+    """An answer of the upstream: its status, the headers that clients receive, and its body."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def as_result(self) -> dict[str, Any]:
+        return {"status": self.status, "headers": dict(self.headers), **_packed(self.body)}
+
+    @classmethod
+    def of_result(cls, value: Any) -> FrontAnswer | None:
+        """Decode the result of a job; None if the job was not one of the front. The result of a stream is its text."""
+        if isinstance(value, str):
+            return cls(200, {"content-type": EVENT_STREAM}, value.encode())
+        try:
+            return cls(int(value["status"]), dict(value["headers"]), _unpacked(value))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an upstream's answer that clients receive."""
+    names = ((name.lower(), value) for name, value in headers.items())
+    kept = ("content-type", "content-disposition")
+    return {name: value for name, value in names if name in kept or name.startswith("openai-")}
+
+
+def usage_of(value: Any) -> dict[str, int] | None:
+    """The tokens that a decoded answer, or an event of a stream, reports; None if it reports none."""
+    if isinstance(value, dict) and isinstance(value.get("response"), dict):  # an event of /responses
+        value = value["response"]
+    usage = value.get("usage") if isinstance(value, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    read = usage.get("prompt_tokens", usage.get("input_tokens"))
+    written = usage.get("completion_tokens", usage.get("output_tokens"))
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": usage.get("total_tokens")}
+    return {name: count for name, count in counts.items() if type(count) is int and count >= 0} or None
+
+
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """The decoded body, or None if it is not a JSON object."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _packed(body: bytes) -> dict[str, str]:
+    if b"\0" not in body:  # PostgreSQL cannot query text with NUL
+        with contextlib.suppress(UnicodeDecodeError):
+            return {"body": body.decode()}
+    return {"body_base64": b64encode(body).decode()}
+
+
+def _unpacked(value: Mapping[str, Any]) -> bytes:
+    if "body" in value:
+        return str(value["body"]).encode()
+    return b64decode(value["body_base64"], validate=True)

@@ -1,0 +1,172 @@
+"""Delivers the chunks that steps emit: to the readers of the output, here and in other processes, and to the log that
+late readers read.
+
+The first chunk is delivered at once. More chunks follow at most every `FLUSH_EVERY` seconds, those of all steps in one
+call to the log. Nothing here holds up a handler. Chunks that the log does not accept are sent again while the step
+runs, since its worker has them anyway; after that they are dropped, because the step's result is in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+
+from fairlead.dispatch.output_log import Appended, OutputLog
+from fairlead.domain.output import Entry
+from fairlead.engine.events import Hub
+from fairlead.executors.port import CallOutput
+from fairlead.outage import Outage
+
+log = logging.getLogger("fairlead.output")
+
+FLUSH_EVERY = 0.01
+RETRY_EVERY = 0.5
+MOST_CHUNKS, MOST_CHARACTERS = 1000, 64 << 10
+"""The size of one entry. A chunk of more characters is an entry of its own."""
+MOST_ENTRIES = 200
+"""The number of entries in one call to the log."""
+MOST_REPEATS = 3
+CLOSE_WITHIN = 1.0
+
+
+class StepOutput:
+    """The output of one run of a step, and how much of it was delivered."""
+
+    __slots__ = ("_names", "appended", "call", "published", "repeats")
+
+    def __init__(self, job_id: str, run: int, step_index: int, attempt: int, call: CallOutput) -> None:
+        self._names = (job_id, run, step_index, attempt)
+        self.call = call
+        self.published = 0
+        """The number of chunks that were sent to readers."""
+        self.appended = 0
+        """The number of chunks that the log has."""
+        self.repeats = 0
+        """How often all chunks were appended again, because the log had lost them."""
+
+    def unpublished(self) -> Iterator[Entry]:
+        start = self.published
+        chunks = self.call.read(start)
+        self.published = start + len(chunks)
+        return self._entries(start, chunks)
+
+    def unappended(self) -> Iterator[Entry]:
+        return self._entries(self.appended, self.call.chunks[self.appended : self.published])
+
+    def took(self, entry: Entry, reply: Appended) -> bool:
+        """Note the log's reply to an entry. Returns False if the entry must be appended again."""
+        if reply is Appended.KEPT:
+            self.appended = max(self.appended, entry.last + 1)
+            return True
+        if reply is Appended.FAILED:
+            return self.call.closed
+        self.appended = 0
+        self.repeats += 1
+        return self.repeats > MOST_REPEATS
+
+    def _entries(self, start: int, unsent: Sequence[str]) -> Iterator[Entry]:
+        """Split chunks into entries of limited size."""
+        chunks: list[str] = []
+        size = 0
+        for chunk in unsent:
+            if chunks and (len(chunks) == MOST_CHUNKS or size + len(chunk) > MOST_CHARACTERS):
+                yield Entry(*self._names, start, chunks)
+                start, chunks, size = start + len(chunks), [], 0
+            chunks.append(chunk)
+            size += len(chunk)
+        if chunks:
+            yield Entry(*self._names, start, chunks)
+
+
+class OutputWriter:
+    """Must be created in the thread of the event loop."""
+
+    def __init__(self, output_log: OutputLog, hub: Hub) -> None:
+        self._log = output_log
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._unpublished: dict[StepOutput, None] = {}
+        self._unappended: dict[StepOutput, None] = {}
+        self._timer: asyncio.Handle | None = None
+        self._flushed_at = -FLUSH_EVERY
+        self._appending: asyncio.Task[None] | None = None
+        self._outage = Outage(log, "keeping the output of steps (their results are not affected)")
+
+    def emitted(self, output: StepOutput) -> None:
+        """Deliver the new chunks of this output soon. May be called from any thread."""
+        if threading.get_ident() == self._thread:
+            self._deliver_soon(output)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._deliver_soon, output)
+
+    def flush(self) -> None:
+        """Deliver what is waiting now: a step has ended, and its end must not overtake its last chunks."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._flush()
+
+    async def close(self) -> None:
+        self.flush()
+        if self._appending is not None:
+            _, late = await asyncio.wait([self._appending], timeout=CLOSE_WITHIN)
+            for task in late:
+                task.cancel()
+
+    def _deliver_soon(self, output: StepOutput) -> None:
+        self._unpublished[output] = None
+        if self._timer is None:
+            due = self._flushed_at + FLUSH_EVERY
+            if due <= self._loop.time():
+                self._timer = self._loop.call_soon(self._flush)
+            else:
+                self._timer = self._loop.call_at(due, self._flush)
+
+    def _flush(self) -> None:
+        self._timer, self._flushed_at = None, self._loop.time()
+        outputs, self._unpublished = self._unpublished, {}
+        for output in outputs:
+            for entry in output.unpublished():
+                self._hub.publish_output(entry)
+        self._unappended |= outputs
+        if self._appending is None:
+            self._appending = self._loop.create_task(self._append(), name="fairlead-output")
+
+    async def _append(self) -> None:
+        """Append until the log has everything. While the log cannot be reached, try again at intervals."""
+        try:
+            while self._unappended:
+                if not await self._append_once():
+                    await asyncio.sleep(RETRY_EVERY)
+        except Exception:
+            log.exception("keeping the output of steps failed")
+        finally:
+            self._appending = None
+
+    async def _append_once(self) -> bool:
+        """Append the outputs that are waiting, in one call. Returns False if the log cannot be reached."""
+        outputs, self._unappended = self._unappended, {}
+        batch: list[tuple[StepOutput, Entry]] = []
+        for output in outputs:
+            for entry in output.unappended():
+                if len(batch) == MOST_ENTRIES:
+                    self._unappended[output] = None
+                    break
+                batch.append((output, entry))
+        if not batch:
+            return True
+        replies = await self._log.append([entry for _, entry in batch])
+        again = set()
+        for (output, entry), reply in zip(batch, replies, strict=True):
+            if output not in again and not output.took(entry, reply):
+                again.add(output)
+        self._unappended |= dict.fromkeys(again)
+        if Appended.FAILED in replies:
+            self._outage.began(ConnectionError("the log cannot be reached"))
+            return False
+        self._outage.ended()
+        return True

@@ -1,0 +1,84 @@
+"""Reads responses of HTTP services that arrive in parts: server-sent events, or text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+
+import aiohttp
+import orjson
+
+from fairlead.domain.json_codec import from_json
+from fairlead.executors.port import Call, OutputTooLarge
+
+EVENT_STREAM = "text/event-stream"
+DONE = "[DONE]"
+"""The data of the last event, as OpenAI and servers like it send it."""
+
+
+class BrokenStream(Exception):
+    """The response is not what it claims to be."""
+
+
+async def emit_text(response: aiohttp.ClientResponse, call: Call, most: int) -> None:
+    """Emit a response as text, in the parts in which it arrives."""
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    try:
+        async for part in response.content.iter_any():
+            call.emit(decode(part))
+        call.emit(decode(b"", final=True))
+    except UnicodeDecodeError:
+        raise BrokenStream("the service's response is not text in UTF-8") from None
+
+
+async def emit_events(response: aiohttp.ClientResponse, call: Call, most: int) -> None:
+    """Emit the data of each server-sent event, until `[DONE]` or the end. Data that is a JSON object, array or string
+    is decoded; other data is text. A number is text too, since tokens may look like numbers."""
+    data: list[str] = []
+    async for line in _lines(response, most):
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value.removeprefix(" "))
+            if (size := sum(map(len, data))) > most:
+                raise OutputTooLarge(size, most)
+        elif not line and data:
+            if data == [DONE]:
+                response.close()
+                return
+            _emit_data(call, "\n".join(data))
+            data = []
+    if data and data != [DONE]:
+        _emit_data(call, "\n".join(data))
+
+
+def _emit_data(call: Call, text: str) -> None:
+    if text[:1] in ("{", "[", '"'):
+        try:
+            call.emit(from_json(text.encode()))
+            return
+        except orjson.JSONDecodeError:
+            pass
+        except ValueError as error:
+            raise BrokenStream(f"an event of the service cannot be stored: {error}") from None
+    call.emit(text)
+
+
+async def _lines(response: aiohttp.ClientResponse, most: int) -> AsyncIterator[str]:
+    """The lines of a response without their ends. Raises OutputTooLarge if a line is longer than `most` bytes."""
+    rest = b""
+    async for part in response.content.iter_any():
+        rest += part
+        *lines, rest = rest.replace(b"\r\n", b"\n").split(b"\n")
+        for line in lines:
+            yield _decoded(line.removesuffix(b"\r"))
+        if len(rest) > most:
+            raise OutputTooLarge(len(rest), most)
+    if rest:
+        yield _decoded(rest)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise BrokenStream("the service's event stream is not UTF-8") from None

@@ -1,0 +1,295 @@
+"""Executes services that are servers with OpenAI's protocol: vLLM, llama.cpp, OpenAI itself.
+
+The input of the job is a `FrontRequest`, its result a `FrontAnswer`. An answer with a status from 400 to 499 is a
+result too, except 429: the client gets it unchanged. When the server answers 429 or 503, it rests: no call of this
+worker is sent until the time that `Retry-After` names. The calls keep their slots meanwhile, so that their jobs neither
+lose their turn nor use up an attempt. In a service with regions or an automatic limit, such an answer is a failure
+instead, and the queue chooses another region or lowers the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from fairlead.domain import openai
+from fairlead.domain.config import AUTO, ServiceConfig
+from fairlead.domain.json_codec import NotJson, to_json
+from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.domain.redaction import redacted, without
+from fairlead.domain.retry import (
+    BAD_RESULT,
+    CONNECTION,
+    PERMANENT,
+    TIMEOUT,
+    UPSTREAM_ERROR,
+    Failure,
+    of_http_status,
+)
+from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
+from fairlead.executors.http import connection_problem, new_session, retry_after_of, secret_of, secrets_of
+from fairlead.executors.openai_stream import BrokenStream, ChatStream, UpstreamError, emit_events
+from fairlead.executors.port import Call, OutputTooLarge, Success
+
+log = logging.getLogger("fairlead.openai")
+
+SHOWN_OF_AN_ERROR = 500
+FIRST_REST, LONGEST_REST = 1.0, 60.0
+BUSY = frozenset({429, 503})
+MAX_LIST = 4 * 1024 * 1024
+LIST_WITHIN_S = 10.0
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Upstream:
+    """The server of a service, in each of its regions, with the headers of the configuration."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._urls: dict[str | None, str] = {region: target.url for region, target in config.regions.items()}
+        if base := config.openai or config.url:
+            self._urls[None] = base
+        self.headers = {name: secret_of(value) for name, value in config.headers.items()}
+        secrets = {secret for url in self._urls.values() for secret in secrets_of(url)}
+        self._secrets = secrets | {value for value in self.headers.values() if value}
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def regions(self) -> list[str | None]:
+        return list(self._urls)
+
+    def url(self, region: str | None, path: str) -> str | None:
+        base = self._urls.get(region)
+        if base is None:
+            return None
+        base, mark, query = base.partition("?")
+        return f"{base.rstrip('/')}/{path}{mark}{query}"
+
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = new_session()
+        return self._session
+
+    def safe(self, message: str) -> str:
+        """The message without the secrets of the configuration."""
+        return without(redacted(message), self._secrets)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class OpenAIExecutor:
+    def __init__(self, config: ServiceConfig, *, max_result: int) -> None:
+        self._upstream = Upstream(config)
+        self._aliases = config.aliases
+        self._retry_streams = config.retry_streams
+        self._waits = not config.regions and config.limit != AUTO
+        self._max_result = max_result
+        self._rests_until = 0.0
+        self._rests = 0
+
+    async def execute(self, call: Call) -> Success | Failure:
+        outcome = await self._execute(call)
+        if isinstance(outcome, Failure):
+            return replace(outcome, message=self._upstream.safe(outcome.message))
+        return outcome
+
+    async def close(self) -> None:
+        await self._upstream.close()
+
+    async def _execute(self, call: Call) -> Success | Failure:
+        try:
+            request = FrontRequest.of_input(call.params)
+        except ValueError as error:
+            return Failure(PERMANENT, str(error), retryable=False)
+        url = self._upstream.url(call.region, request.path)
+        if url is None:
+            return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
+        while True:
+            await self._rest(call)
+            outcome = await self._call(url, call, request)
+            if not (self._waits and isinstance(outcome, Failure) and outcome.http_status in BUSY):
+                return outcome
+            self._begin_rest(outcome)
+
+    async def _call(self, url: str, call: Call, request: FrontRequest) -> Success | Failure:
+        headers = {
+            **self._upstream.headers,
+            "Content-Type": request.content_type,
+            "Idempotency-Key": call.idempotency_key,
+        }
+        value = openai.json_object(request.body) if request.stream or self._aliases else None
+        adds_usage = _may_add_usage(request, value)
+        body = self._body(request, value, adds_usage)
+        session = self._upstream.session()
+        try:
+            async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                if response.status == 200 and response.content_type == openai.EVENT_STREAM:
+                    return await self._stream(call, ChatStream(request, hides_usage=adds_usage), response)
+                return await self._answer(request, response)
+        except aiohttp.InvalidURL as error:
+            return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
+        except (aiohttp.ClientError, OSError) as error:
+            return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
+
+    def _body(self, request: FrontRequest, value: Mapping[str, Any] | None, adds_usage: bool) -> bytes:
+        """The body for the upstream: the client's, with the upstream's name of an aliased model, and with the request
+        for the usage of a stream. `value` is the decoded body."""
+        body = request.body
+        if value is None:
+            return body
+        if adds_usage:
+            body = openai.with_usage(body, value)
+        model = value.get("model")
+        target = self._aliases.get(model) if isinstance(model, str) else None
+        return body if target is None else openai.replaced(body, "model", target)
+
+    async def _stream(self, call: Call, stream: ChatStream, response: aiohttp.ClientResponse) -> Success | Failure:
+        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
+        The time limit is this method's own: the worker would retry a call that it stops."""
+        self._rests = 0
+        within = call.timeout - min(0.5, call.timeout / 10)
+        try:
+            async with asyncio.timeout(within):
+                await emit_events(response, call, stream, self._max_result)
+        except TimeoutError:
+            failure = Failure(TIMEOUT, f"{call.service} did not end its stream within {call.timeout:g} s", True)
+        except OutputTooLarge as error:
+            failure = failure_of(error)
+        except UpstreamError as error:
+            failure = Failure(UPSTREAM_ERROR, str(error), retryable=self._retry_streams)
+        except BrokenStream as error:
+            failure = Failure(BAD_RESULT, str(error), retryable=self._retry_streams)
+        except (aiohttp.ClientError, OSError) as error:
+            failure = Failure(CONNECTION, storable(f"lost within the stream: {connection_problem(error)}"), True)
+        else:
+            usage = None if stream.usage is None else {"usage": stream.usage}
+            return with_output(call.open_output(), Success("null", usage))
+        response.close()  # it may never end
+        unseen = not call.open_output().chunks
+        return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))
+
+    async def _answer(self, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
+        body = await read_body(response, self._max_result)
+        if response.status in BUSY or response.status >= 500 or 300 <= response.status < 400:
+            return _refusal(response, body)
+        self._rests = 0
+        self._heed_limits(response.headers)
+        if len(body) > self._max_result:
+            return too_large(len(body), self._max_result)
+        value = openai.json_object(body)
+        if response.status < 300 and request.path in openai.JSON_PATHS and value is None:
+            return bad(f"the upstream's answer is not a JSON object but {response.content_type}")
+        if response.status < 300 and request.stream and request.path in openai.JSON_PATHS:
+            return bad("the upstream did not stream its answer; it may not support stream for this model")
+        return result_of(FrontAnswer(response.status, openai.passed_headers(response.headers), body), value)
+
+    # ------------------------------------------------------------ rests
+
+    async def _rest(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        while (seconds := self._rests_until - loop.time()) > 0:
+            call.progress(message=f"{call.service} is at its own limit; the next call is sent in {seconds:.0f} s")
+            await asyncio.sleep(seconds)
+
+    def _begin_rest(self, refusal: Failure) -> None:
+        """Let the service rest for the time that it named, otherwise twice as long as the last time."""
+        seconds = refusal.retry_after
+        if seconds is None:
+            seconds = min(LONGEST_REST, FIRST_REST * 2**self._rests)
+            self._rests = min(self._rests + 1, 10)
+        log.info("the upstream answered %s; it rests for %.1f s", refusal.http_status, seconds)
+        self._rest_for(seconds)
+
+    def _rest_for(self, seconds: float) -> None:
+        self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + seconds)
+
+    def _heed_limits(self, headers: Mapping[str, str]) -> None:
+        """Rest if the answer says that it was the last one before the rate limit."""
+        seconds = _reset_of(headers) if self._waits else None
+        if seconds is not None:
+            self._rest_for(min(LONGEST_REST, seconds))
+
+
+def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:
+    """Whether to request the usage of a stream for a client that has not asked for it."""
+    if value is None or not request.stream or request.path not in openai.WITH_DONE:
+        return False
+    return not openai.asks_for_usage(value) and isinstance(value.get("stream_options", {}), dict | None)
+
+
+def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
+    """The outcome of a call that was answered. `value` is the decoded answer, or None."""
+    try:
+        data = to_json(answer.as_result())
+    except NotJson as error:
+        return bad(f"the upstream's answer cannot be stored: {error}")
+    usage = openai.usage_of(value)
+    return Success(data, None if usage is None else {"usage": usage})
+
+
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read the body of an answer, but not beyond `most` bytes by more than one piece."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            response.close()
+            break
+    return b"".join(pieces)
+
+
+def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
+    text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
+    message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
+    after = retry_after_of(response.headers)
+    if after is None and response.status == 429:
+        after = _reset_of(response.headers, refused=True)
+    return of_http_status(response.status, message, after)
+
+
+def _reset_of(headers: Mapping[str, str], *, refused: bool = False) -> float | None:
+    """Seconds until the rate limit that is used up allows the next call, from `x-ratelimit-reset-requests` and
+    `-tokens`; None if no limit is used up."""
+    resets = []
+    for kind in ("requests", "tokens"):
+        left = headers.get(f"x-ratelimit-remaining-{kind}")
+        seconds = _seconds(headers.get(f"x-ratelimit-reset-{kind}"))
+        if seconds is not None and (left == "0" or (refused and left is None)):
+            resets.append(seconds)
+    return max(resets, default=None)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Parse a duration such as `6m0s`, `350ms` or `12`."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+        return float(text)
+    parts = _DURATION.findall(text)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
+
+
+async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | None:
+    """The models that `GET /models` of the upstream lists; None if it does not answer with a list."""
+    url = upstream.url(region, "models")
+    try:
+        async with asyncio.timeout(LIST_WITHIN_S):
+            async with upstream.session().get(url or "", headers=upstream.headers, allow_redirects=False) as response:
+                body = await read_body(response, MAX_LIST)
+                value = openai.json_object(body) if response.status == 200 else None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        log.info("the models of %s cannot be listed: %s", upstream.safe(url or ""), upstream.safe(str(error)))
+        return None
+    data = value.get("data") if value is not None else None
+    if not isinstance(data, list):
+        return None
+    return [model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)]

@@ -1,0 +1,134 @@
+"""Makes a Python function a model of the OpenAI front (`@app.model`): the function gets messages and returns or yields
+text, and clients get chat completions."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from fairlead.domain import openai
+from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.executors.function import Handler
+from fairlead.executors.port import Call
+
+NOT_FOUND = {"message": "this model answers chat/completions and completions only", "code": "unknown_path"}
+NO_MESSAGES = {"message": "messages must be a list of objects", "param": "messages", "code": "invalid_input"}
+
+
+def model_handler(function: Callable[..., Any], model: str) -> Handler:
+    """The handler of a service that serves this model. `function` takes the messages, and the `Call` if it has a second
+    parameter. It returns text, or yields pieces of text; a piece may also be a delta, such as
+    `{"tool_calls": [...]}`."""
+    takes_call = len(inspect.signature(function).parameters) > 1
+
+    def arguments(chat: Chat, call: Call) -> tuple[Any, ...]:
+        return (chat.messages, call) if takes_call else (chat.messages,)
+
+    if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
+
+        async def handle_async(call: Call) -> Any:
+            chat = Chat.of(call, model)
+            if chat.refusal is not None:
+                return chat.refusal
+            made = function(*arguments(chat, call))
+            if inspect.isasyncgen(made):
+                async for piece in made:
+                    chat.add(piece)
+            else:
+                chat.add_all(await made)
+            return chat.end()
+
+        return _named(handle_async, function)
+
+    def handle(call: Call) -> Any:
+        chat = Chat.of(call, model)
+        if chat.refusal is not None:
+            return chat.refusal
+        chat.add_all(function(*arguments(chat, call)))
+        return chat.end()
+
+    return _named(handle, function)
+
+
+def _named(handler: Any, function: Callable[..., Any]) -> Handler:
+    handler.__name__, handler.__module__ = function.__name__, function.__module__
+    return handler  # type: ignore[no-any-return]
+
+
+class Chat:
+    """One request to a model: collects the pieces of the answer, and emits them if the client wants a stream."""
+
+    def __init__(self, call: Call, request: FrontRequest, model: str, messages: Any) -> None:
+        self.messages = messages
+        self._call = call
+        self._stream = request.stream
+        self._chat = request.path == openai.CHAT
+        self._delta: dict[str, Any] = {"role": "assistant", "content": ""}
+        kind = "chat.completion" if self._chat else "text_completion"
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{call.job_id}",
+            "object": f"{kind}.chunk" if self._stream and self._chat else kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.refusal: dict[str, Any] | None = None
+        if request.path not in openai.WITH_DONE:
+            self.refusal = _refusal(404, NOT_FOUND)
+        elif not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            self.refusal = _refusal(400, NO_MESSAGES)
+        elif self._stream and self._chat:
+            self._emit({"role": "assistant", "content": ""})
+
+    @classmethod
+    def of(cls, call: Call, model: str) -> Chat:
+        request = FrontRequest.of_input(call.params)
+        fields = openai.json_object(request.body) or {}
+        messages = fields.get("messages")
+        if request.path == openai.COMPLETIONS:
+            messages = [{"role": "user", "content": fields.get("prompt", "")}]
+        return cls(call, request, model, messages)
+
+    def add_all(self, made: Any) -> None:
+        if made is None:
+            return
+        pieces: Iterable[Any] = [made] if isinstance(made, str | Mapping) else made
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, piece: Any) -> None:
+        """Add a piece of the answer: text, or a delta."""
+        delta = {"content": piece} if isinstance(piece, str) else piece
+        if not isinstance(delta, Mapping):
+            raise TypeError(f"a model yields text or deltas, not {type(piece).__name__}")
+        if self._stream:
+            self._emit(delta)
+        for name, value in delta.items():
+            known = self._delta.get(name)
+            if known is not None and type(known) is type(value) and (name == "content" or isinstance(known, list)):
+                value = known + value
+            self._delta[name] = value
+
+    def end(self) -> Any:
+        """The result of the job. The result of a stream is the text of its events."""
+        reason = "tool_calls" if self._delta.get("tool_calls") else "stop"
+        if self._stream:
+            self._emit({}, reason)
+            self._call.emit("data: [DONE]\n\n")
+            return None
+        part = {"message": self._delta} if self._chat else {"text": self._delta["content"]}
+        answer = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason, "logprobs": None}]}
+        return FrontAnswer(200, {"content-type": "application/json"}, orjson.dumps(answer)).as_result()
+
+    def _emit(self, delta: Mapping[str, Any], reason: str | None = None) -> None:
+        part = {"delta": dict(delta)} if self._chat else {"text": delta.get("content", "")}
+        event = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason}]}
+        self._call.emit(f"data: {orjson.dumps(event).decode()}\n\n")
+
+
+def _refusal(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
+    body = {"error": {"type": "invalid_request_error", "param": None, **error}}
+    return FrontAnswer(status, {"content-type": "application/json"}, orjson.dumps(body)).as_result()

@@ -1,0 +1,133 @@
+"""Reads a streamed answer of a server with OpenAI's protocol, and emits its events as they arrive."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import aiohttp
+import orjson
+
+from fairlead.domain import openai
+from fairlead.domain.openai import FrontRequest
+from fairlead.executors.call_outcome import storable
+from fairlead.executors.port import Call
+
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINES = re.compile(rb"\r\n|\n|\r")
+_FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
+
+
+class BrokenStream(Exception):
+    """The stream of the upstream cannot be passed on. `code` is the code of the failure, if the upstream named one."""
+
+
+class UpstreamError(BrokenStream):
+    """The upstream reported an error within the stream."""
+
+
+class Events:
+    """Splits a stream into its events. Raises BrokenStream for an event over `largest` bytes."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._rest = b""
+        self._scanned = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that are complete now."""
+        self._rest += data
+        events, start = [], 0
+        while end := _END.search(self._rest, max(start, self._scanned)):
+            events.append(self._rest[start : end.start()])
+            start = end.end()
+            self._scanned = start
+        self._rest = self._rest[start:]
+        self._scanned = max(0, len(self._rest) - 3)
+        if len(self._rest) > self._largest:
+            raise BrokenStream(f"the upstream sent an event of more than {self._largest} bytes")
+        return events
+
+    @property
+    def rest(self) -> bytes:
+        """What follows the last complete event."""
+        return self._rest
+
+
+class ChatStream:
+    """The stream of one call: its events for the client, and what they say about the call.
+
+    `hides_usage`: the client has not asked for the event with the usage.
+    """
+
+    def __init__(self, request: FrontRequest, *, hides_usage: bool) -> None:
+        self._has_done = request.path in openai.WITH_DONE
+        self._hides_usage = hides_usage
+        self.usage: dict[str, int] | None = None
+        self.complete = not self._has_done
+
+    def text_of(self, event: bytes) -> str:
+        """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
+        if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:  # nearly all events
+            return self._decoded([event]) if self._passes(event[6:]) else ""
+        data = b""
+        kept: list[bytes] = []
+        for line in _LINES.split(event):
+            if line.startswith(b"data:"):
+                data += (b"\n" if data else b"") + line[5:].removeprefix(b" ")
+            if not line.startswith(_FORBIDDEN) and line not in (b"id", b"retry"):
+                kept.append(line)
+        if data and not self._passes(data):
+            return ""
+        if not data:
+            # An event without data breaks OpenAI's Python client; comments do not.
+            kept = [line for line in kept if line.startswith(b":")]
+        return self._decoded(kept) if kept else ""
+
+    def _decoded(self, lines: list[bytes]) -> str:
+        try:
+            return b"\n".join(lines).decode() + "\n\n"
+        except UnicodeDecodeError:
+            raise BrokenStream("the upstream sent a stream that is not UTF-8") from None
+
+    def _passes(self, data: bytes) -> bool:
+        """Take note of the data of an event. Returns whether the client receives it."""
+        if data == openai.DONE:
+            self.complete = True
+            return True
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise BrokenStream("the upstream sent an event that is not JSON") from None
+        if not isinstance(value, dict):
+            raise BrokenStream("the upstream sent an event that is not a JSON object")
+        if value.get("error"):
+            raise UpstreamError(_message(value["error"]))
+        usage = openai.usage_of(value)
+        self.usage = usage or self.usage
+        choices = value.get("choices")
+        if self._has_done and isinstance(choices, list) and any(_is_last(choice) for choice in choices):
+            self.complete = True
+        return not (self._hides_usage and usage is not None and choices == [])
+
+
+async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: ChatStream, largest: int) -> None:
+    """Emit the events of a stream as they arrive, all that arrive together as one chunk. Raises BrokenStream."""
+    events = Events(largest)
+    call.open_output()
+    async for data in response.content.iter_any():
+        if text := "".join(map(stream.text_of, events.feed(data))):
+            call.emit(text)
+    if events.rest.strip() and (text := stream.text_of(events.rest.strip(b"\r\n"))):
+        call.emit(text)
+    if not stream.complete:
+        raise BrokenStream("the upstream closed the stream before its end")
+
+
+def _is_last(choice: Any) -> bool:
+    return isinstance(choice, dict) and choice.get("finish_reason") is not None
+
+
+def _message(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return storable(f"the upstream failed within the stream: {message or error}")

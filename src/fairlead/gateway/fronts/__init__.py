@@ -1,0 +1,1 @@
+"""Fronts: protocols of other systems, translated into jobs. A front knows the `Fairlead` object, nothing below it."""

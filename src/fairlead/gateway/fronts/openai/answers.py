@@ -1,0 +1,116 @@
+"""The response to a request that is not streamed. It waits for the job, keeps the connection alive meanwhile, and
+cancels the job if the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fairlead.domain import openai
+from fairlead.domain.job import JobStatus
+from fairlead.domain.openai import FrontAnswer
+from fairlead.errors import Unavailable
+from fairlead.gateway.fronts.openai import errors
+from fairlead.gateway.fronts.openai.requests import FrontCall
+
+if TYPE_CHECKING:
+    from fairlead.app.fairlead import Fairlead
+    from fairlead.app.front_requests import Reading
+    from fairlead.domain.views import JobView
+
+SPACE_EVERY_S = 15.0
+JOB_HEADER = "X-Fairlead-Job"
+_ending: set[asyncio.Task[None]] = set()
+"""Cancellations that run after their request has ended."""
+
+
+class Answer(Response):
+    """Sends the answer of a job as soon as there is one. After `keepalive_after` seconds it begins the response, and
+    sends white space until the job ends. If the job then fails, the response is cut off: its status cannot be changed
+    any more, and a client would take the error for an answer. The client's own retry gets the error with its status."""
+
+    def __init__(self, app: Fairlead, call: FrontCall, reading: Reading, headers: dict[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._app = app
+        self._call = call
+        self._reading = reading
+        self._fields = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job_id, new = self._reading.job_id, self._reading.new
+        waiting: asyncio.Future[JobView] = asyncio.ensure_future(self._app.jobs.wait(job_id, new=new))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            started = await self._keep_alive(waiting, gone, send)
+            if not waiting.done():
+                await self._app.fronts.leave(self._reading)
+                raise ClientDisconnect
+            await self._finish(waiting.result(), started, scope, receive, send)
+        except asyncio.CancelledError:
+            in_background(self._app.fronts.leave(self._reading))  # the key was revoked
+            raise
+        finally:
+            for task in (waiting, gone):
+                task.cancel()
+
+    async def _keep_alive(self, waiting: asyncio.Future[JobView], gone: asyncio.Future[None], send: Send) -> bool:
+        """Wait until the job or the client's connection has ended. Returns whether the response has begun."""
+        allowed = self._call.request.path in openai.JSON_PATHS
+        seconds = self._app.config.openai.keepalive_after if allowed else None
+        started = False
+        either: set[asyncio.Future[Any]] = {waiting, gone}
+        while not (await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if not started:
+                response = Response(None, 200, self._fields, "application/json")
+                del response.headers["content-length"]
+                await send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
+                started, seconds = True, SPACE_EVERY_S
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+        return started
+
+    async def _finish(self, job: JobView, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        if not job.status.finished:
+            raise Unavailable("this gateway is stopping; send the request again")
+        tier = None if self._call.tier is None else openai.tier_of(job.priority)
+        response = response_of(job, tier, self._fields)
+        if not started:
+            await response(scope, receive, send)
+            return
+        failed = response.status_code >= 400
+        await send({"type": "http.response.body", "body": response.body, "more_body": failed})
+        if failed:
+            raise ClientDisconnect  # the server closes the connection of an incomplete response
+
+
+def response_of(job: JobView, tier: str | None, headers: dict[str, str]) -> Response:
+    """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one."""
+    if job.status is not JobStatus.COMPLETED:
+        cancelled = job.status is JobStatus.CANCELLED
+        status, body = errors.of_cancelled_job(job.job_id) if cancelled else errors.of_failed_job(job.error)
+        # The queue has retried already.
+        return Response(orjson.dumps(body), status, {**headers, errors.SHOULD_RETRY: "false"}, "application/json")
+    answer = FrontAnswer.of_result(job.result)
+    if answer is None:
+        body = errors.error_of("the result of the job is not an answer of an upstream", 502, "bad_result")
+        return Response(orjson.dumps(body), 502, headers, "application/json")
+    content = answer.body
+    if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:
+        content = openai.replaced(content, "service_tier", tier)
+    return Response(content, answer.status, {**answer.headers, **headers})
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)

@@ -1,0 +1,137 @@
+"""Reads a request of an OpenAI client: its model, its user, its urgency, and how it wants to see the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from fairlead.app.front_requests import Identity
+from fairlead.domain import front_readers, openai
+from fairlead.domain.access import Role
+from fairlead.domain.openai import FrontRequest
+from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission
+from fairlead.errors import InvalidInput
+from fairlead.gateway import request_parsing
+from fairlead.gateway.fronts.openai.errors import PREFIX, path_of
+from fairlead.gateway.permissions import Caller, caller_of
+from fairlead.gateway.problems import BadJson, Forbidden, NoSuchRoute, UnsupportedMediaType
+from fairlead.gateway.request_middleware import headers_of
+
+USER_HEADER = "X-Fairlead-User"
+QUEUE_HEADER = "X-Fairlead-Queue"
+TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
+FORM_FIELDS = frozenset({"model", "stream", "user", "safety_identifier", "service_tier"})
+
+
+class QueueView(Enum):
+    """How a streamed response shows the place in the queue (`X-Fairlead-Queue`)."""
+
+    COMMENTS = "comments"
+    CHUNKS = "chunks"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontCall:
+    """What a client asks for. `tier` is the `service_tier` of the request, or None. `retried`: the client may have sent
+    this request before."""
+
+    request: FrontRequest
+    model: str | None
+    user_id: str
+    tier: str | None
+    queue: QueueView
+    identity: Identity
+    retried: bool
+
+    def submission(self, service: str) -> Submission:
+        priority = openai.priority_of(self.tier)
+        return Submission(
+            service, self.request.as_input(), self.user_id, priority=None if priority is None else priority.value
+        )
+
+
+async def read_call(request: Request) -> FrontCall:
+    path = path_of(request.scope).removeprefix(PREFIX)
+    if not openai.is_path(path):
+        raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
+    headers = headers_of(request.scope)
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    body = await request_parsing.read(request)
+    fields = _fields(content_type, body)
+    stream = fields.get("stream")
+    tier = _text(fields, "service_tier")
+    if tier is not None and tier not in TIERS:
+        raise InvalidInput(f"service_tier must be one of {', '.join(sorted(TIERS))}", pointer="/service_tier")
+    caller = caller_of(request)
+    user_id = _user(caller, fields, headers)
+    key = request_parsing.idempotency_key(request)
+    body_hash = front_readers.digest(path, body)
+    # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
+    named = ("key", key) if key is not None else ("body", body_hash)
+    fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)
+    return FrontCall(
+        FrontRequest(path, content_type, body, stream is True or stream == "true"),
+        _text(fields, "model"),
+        user_id,
+        tier,
+        _queue_view(headers),
+        Identity(user_id, fingerprint, body_hash, keyed=key is not None),
+        retried=key is not None or _retries(headers) > 0,
+    )
+
+
+def _fields(content_type: str, body: bytes) -> dict[str, Any]:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "multipart/form-data":
+        return dict(openai.form_fields(content_type, body, FORM_FIELDS))
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType("send the body as application/json or multipart/form-data")
+    try:
+        value = orjson.loads(body)  # numbers of any length: the upstream gets the body as it is
+    except orjson.JSONDecodeError as error:
+        raise BadJson(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadJson("the body must be a JSON object")
+    return value
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"{name} must be text", pointer=f"/{name}")
+    return value or None
+
+
+def _user(caller: Caller, fields: dict[str, Any], headers: dict[bytes, bytes]) -> str:
+    """The user of the job. A user's key is always its own user: the fields of the body name users of the application,
+    which mean nothing here."""
+    given = headers.get(USER_HEADER.lower().encode())
+    named = given.decode("utf-8", "replace") if given else None
+    if caller.role is Role.USER:
+        assert caller.user_id is not None
+        if named is not None and named != caller.user_id:
+            raise Forbidden(f"a user's key submits that user's own jobs; omit {USER_HEADER}")
+        return caller.user_id
+    user = named or _text(fields, "safety_identifier") or _text(fields, "user") or ANONYMOUS
+    if len(user) > MAX_USER_ID or "\0" in user:
+        raise InvalidInput(f"the user must have at most {MAX_USER_ID} characters, and no NUL", pointer="/user")
+    return user
+
+
+def _queue_view(headers: dict[bytes, bytes]) -> QueueView:
+    text = headers.get(QUEUE_HEADER.lower().encode(), b"").decode("latin-1").strip().lower()
+    try:
+        return QueueView(text) if text else QueueView.COMMENTS
+    except ValueError:
+        raise InvalidInput(f"{QUEUE_HEADER} must be comments, chunks or none", pointer=f"/{QUEUE_HEADER}") from None
+
+
+def _retries(headers: dict[bytes, bytes]) -> int:
+    """How often the client has sent this request before (`x-stainless-retry-count`)."""
+    text = headers.get(b"x-stainless-retry-count", b"0")
+    return int(text) if text.isdigit() and len(text) < 4 else 0

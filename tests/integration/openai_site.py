@@ -1,0 +1,63 @@
+"""The gateway with the OpenAI front, a fake upstream behind it, and unmodified clients in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+
+from fairlead import Config, Fairlead
+from fairlead.config import Settings
+from fairlead.gateway.app import create_gateway
+from tests.integration.gateway_site import served
+from tests.openai_upstream import Upstream, running_upstream
+
+ADMIN = "the admin key of the environment"
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class Front:
+    app: Fairlead
+    upstream: Upstream
+    base: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/v1"
+
+    def client(self, key: str = "any", **options: Any) -> openai.AsyncOpenAI:
+        options.setdefault("max_retries", 0)
+        return openai.AsyncOpenAI(base_url=self.url, api_key=key, **options)
+
+    def sync_client(self, key: str = "any", **options: Any) -> openai.OpenAI:
+        options.setdefault("max_retries", 0)
+        return openai.OpenAI(base_url=self.url, api_key=key, **options)
+
+    def http(self, **options: Any) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=self.url, timeout=20, **options)
+
+
+@asynccontextmanager
+async def open_front(
+    folder: Path,
+    *models: str,
+    service: dict[str, Any] | None = None,
+    admin_key: str | None = None,
+    **sections: Any,
+) -> AsyncIterator[Front]:
+    """A gateway whose service `llama` is a fake upstream with these models."""
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(running_upstream(*models))
+        table = {"limit": 4, "openai": upstream.url, "backoff": [0.01], **(service or {})}
+        services = {"llama": table, **sections.pop("services", {})}
+        config = Config.model_validate({"services": services, **sections})
+        app = Fairlead(Settings(config, f"sqlite:///{folder}/fairlead.db", admin_key))
+        await stack.enter_async_context(app.running())
+        port = await stack.enter_async_context(served(create_gateway(app)))
+        yield Front(app, upstream, f"http://127.0.0.1:{port}")

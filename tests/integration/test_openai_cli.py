@@ -1,0 +1,50 @@
+"""`fairlead up --openai URL --limit N`, without any file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+
+from fairlead.cli.failure import Exit
+from tests.integration.cli_process import fairlead, running
+from tests.integration.openai_site import HELLO
+from tests.openai_upstream import WORDS, running_upstream
+
+
+async def test_one_command_puts_a_queue_in_front_of_a_server(tmp_path: Path) -> None:
+    async with running_upstream("llama") as upstream:
+        with running("up", tmp_path, "--openai", upstream.url, "--limit", "2") as server:
+            assert server.banner["services"]["openai"]["limit"] == 2
+            assert server.banner["urls"]["openai"] == f"{server.url}/v1"
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+                answers = await asyncio.gather(
+                    *(client.chat.completions.create(model="llama", messages=HELLO) for _ in range(8))
+                )
+        assert {answer.choices[0].message.content for answer in answers} == {"".join(WORDS)}
+        assert upstream.most <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--limit", "2"), "--limit needs --openai"),
+        (("project:app", "--openai", "http://127.0.0.1:1/v1"), "declares its own services"),
+        (("--openai", "vllm:8000"), "must begin with http"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
+    done = fairlead("up", *arguments, cwd=tmp_path)
+    assert done.code == Exit.USAGE
+    assert text in done.err
+
+
+def test_the_password_of_an_upstream_is_not_shown(tmp_path: Path) -> None:
+    url = "http://ada:s3cret@127.0.0.1:1/v1?token=s3cret"
+    (tmp_path / "fairlead.toml").write_text(f'[services.llama]\nlimit = 1\nopenai = "{url}"\n')
+    done = fairlead("config", "show", cwd=tmp_path)
+    assert done.code == Exit.OK, done.err
+    assert "127.0.0.1:1/v1" in done.out
+    assert "s3cret" not in done.out

@@ -1,0 +1,311 @@
+"""Unmodified OpenAI clients against the front, without streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fairlead.domain.job import JobStatus
+from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
+from tests.openai_upstream import WORDS, closing, refusing, running_upstream, sending
+
+TEXT = "".join(WORDS)
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    async with open_front(tmp_path) as front:
+        yield front
+
+
+# ---------------------------------------------------------------- what clients can ask for
+
+
+async def test_a_chat_completion_is_a_job_with_the_upstreams_answer(front: Front) -> None:
+    async with front.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(model="llama", messages=HELLO, user="ada")
+        answer = raw.parse()
+    assert answer.choices[0].message.content == TEXT
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 16
+    job = await front.app.get(raw.headers["x-fairlead-job"])
+    assert (job.status, job.user_id, job.feature_name) == (JobStatus.COMPLETED, "ada", "llama")
+    assert raw.headers["x-request-id"]
+
+
+async def test_the_synchronous_client_works_too(front: Front) -> None:
+    def ask() -> str | None:
+        with front.sync_client() as client:
+            return client.chat.completions.create(model="llama", messages=HELLO).choices[0].message.content
+
+    assert await asyncio.to_thread(ask) == TEXT
+
+
+async def test_every_kind_of_request_passes(front: Front) -> None:
+    async with front.client() as client:
+        assert (await client.completions.create(model="llama", prompt="Hi")).choices[0].text == TEXT
+        assert (await client.embeddings.create(model="llama", input="Hi")).data[0].embedding == [1.0, 2.0]
+        images = await client.images.generate(model="llama", prompt="a harbour")
+        assert images.data is not None
+        assert images.data[0].b64_json == "cG5n"
+        assert (await client.responses.create(model="llama", input="Hi")).output_text == TEXT
+        speech = await client.audio.speech.create(model="llama", voice="alloy", input="Hi")
+        assert speech.content == b"\xff\xf3\0\0mp3"
+
+
+async def test_a_multipart_body_passes_byte_for_byte(front: Front) -> None:
+    sound = bytes(range(256)) * 40
+    async with front.client() as client:
+        text = await client.audio.transcriptions.create(model="llama", file=("a.wav", io.BytesIO(sound)))
+    assert text.text == "hello"
+    assert sound in front.upstream.calls[0].body
+    assert front.upstream.calls[0].headers["Content-Type"].startswith("multipart/form-data; boundary=")
+
+
+async def test_a_json_body_passes_byte_for_byte(front: Front) -> None:
+    body = (
+        b'{ "model":"llama", "messages":[], "seed": 123456789012345678901234567890, "x": 1.50, "y":"\\u00e9 \xc3\xa9" }'
+    )
+    async with front.http() as client:
+        response = await client.post("/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+    assert front.upstream.calls[0].body == body
+
+
+async def test_the_models_are_those_of_the_upstream(tmp_path: Path) -> None:
+    aliases = {"aliases": {"gpt-4o": "llama"}}
+    async with open_front(tmp_path, "llama", "org/qwen", service=aliases) as front, front.client() as client:
+        assert [model.id async for model in client.models.list()] == ["gpt-4o", "llama", "org/qwen"]
+        assert (await client.models.retrieve("org/qwen")).owned_by == "tests"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("gpt-5")
+        await client.chat.completions.create(model="gpt-4o", messages=HELLO)
+    assert front.upstream.calls[0].json["model"] == "llama"
+
+
+async def test_a_model_of_two_services_goes_to_the_one_with_the_shorter_queue(tmp_path: Path) -> None:
+    async with open_front(tmp_path, services={"other": {"limit": 1, "openai": "http://127.0.0.1:1/v1"}}) as front:
+        await front.app.pause("other")
+        async with front.client() as client:
+            for _ in range(4):
+                await client.chat.completions.create(model="llama", messages=HELLO)
+    assert len(front.upstream.calls) == 4
+
+
+# ---------------------------------------------------------------- who, and how urgent
+
+
+async def test_a_user_key_is_its_user_and_may_only_lower_its_tier(tmp_path: Path) -> None:
+    async with open_front(tmp_path, admin_key=ADMIN) as front:
+        key = (await front.app.create_key("user", user_id="bob")).text
+        async with front.client(key) as client:
+            create: Any = client.chat.completions.with_raw_response.create
+            for asked, used in (("priority", "default"), ("flex", "flex"), ("auto", "default")):
+                raw = await create(model="llama", messages=HELLO, service_tier=asked, user="somebody else")
+                assert raw.parse().service_tier == used
+                assert await front.app.owner_of(raw.headers["x-fairlead-job"]) == "bob"
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.chat.completions.create(
+                    model="llama", messages=HELLO, extra_headers={"X-Fairlead-User": "ada"}
+                )
+
+
+async def test_a_service_key_names_its_user_and_its_tier(tmp_path: Path) -> None:
+    async with open_front(tmp_path, admin_key=ADMIN) as front:
+        key = (await front.app.create_key("service", name="web shop")).text
+        async with front.client(key) as client:
+            create = client.chat.completions.with_raw_response.create
+            raw = await create(model="llama", messages=HELLO, service_tier="priority", safety_identifier="ada")
+            assert raw.parse().service_tier == "priority"
+            assert await front.app.owner_of(raw.headers["x-fairlead-job"]) == "ada"
+            raw = await create(model="llama", messages=HELLO, user="bob", extra_headers={"X-Fairlead-User": "eve"})
+            assert await front.app.owner_of(raw.headers["x-fairlead-job"]) == "eve"
+
+
+async def test_a_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
+    async with open_front(tmp_path, admin_key=ADMIN) as front, front.client("wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.chat.completions.create(model="llama", messages=HELLO)
+        assert caught.value.body == {
+            "message": "this key is unknown or revoked; send a valid one as 'Authorization: Bearer <key>'",
+            "type": "authentication_error",
+            "param": None,
+            "code": "unauthorized",
+        }
+        assert caught.value.request_id
+
+
+# ---------------------------------------------------------------- bad input
+
+
+async def test_an_unknown_model_is_not_found_and_the_known_ones_are_named(front: Front) -> None:
+    async with front.client() as client:
+        with pytest.raises(openai.NotFoundError, match="known are: llama") as caught:
+            await client.chat.completions.create(model="gpt-5", messages=HELLO)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert not front.upstream.calls
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "content_type", "status"),
+    [
+        ("/chat/completions", b"{", "application/json", 400),
+        ("/chat/completions", b"[]", "application/json", 400),
+        ("/chat/completions", b'{"model": 7}', "application/json", 422),
+        ("/chat/completions", b'{"model": "llama", "service_tier": "gold"}', "application/json", 422),
+        ("/chat/completions", b"hello", "text/plain", 415),
+        ("/chat/completions", b'{"model": "llama", "x": "' + b"x" * 2_000_000 + b'"}', "application/json", 413),
+        ("/chat/%2e%2e/admin", b'{"model": "llama"}', "application/json", 404),
+        ("/%2e%2e%2fadmin", b'{"model": "llama"}', "application/json", 404),
+        ("/audio/translations", b'{"model": "llama"}', "application/json", 404),
+    ],
+)
+async def test_bad_requests_get_errors_in_openais_shape(
+    front: Front, path: str, content: bytes, content_type: str, status: int
+) -> None:
+    async with front.http() as client:
+        response = await client.post(path, content=content, headers={"Content-Type": content_type})
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+
+
+async def test_a_get_that_the_front_does_not_know_has_openais_shape(front: Front) -> None:
+    async with front.http() as client:
+        response = await client.get("/files")
+    assert response.status_code == 405
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+# ---------------------------------------------------------------- the upstream's errors
+
+
+async def test_a_4xx_of_the_upstream_passes_unchanged(front: Front) -> None:
+    front.upstream.script.append(refusing(400, "messages are too long"))
+    async with front.client() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="llama", messages=HELLO)
+    assert caught.value.body == {
+        "message": "messages are too long",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "of_the_upstream",
+    }
+    assert len(front.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_upstream_is_waited_out_without_using_up_attempts(front: Front, status: int) -> None:
+    front.upstream.script.extend(refusing(status, retry_after="0.01") for _ in range(6))
+    async with front.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(model="llama", messages=HELLO)
+    assert raw.parse().choices[0].message.content == TEXT
+    assert len(front.upstream.calls) == 7
+    job = await front.app.get(raw.headers["x-fairlead-job"])
+    assert job.status is JobStatus.COMPLETED
+    assert not job.attempts
+
+
+async def test_refusals_do_not_use_up_attempts_while_the_limit_is_being_discovered(tmp_path: Path) -> None:
+    service = {"limit": "auto", "max": 2, "max_attempts": 2}
+    async with open_front(tmp_path, service=service) as front, front.client() as client:
+        front.upstream.script.extend(refusing(429, retry_after="0.01") for _ in range(5))
+        answer = await client.chat.completions.create(model="llama", messages=HELLO)
+        assert answer.choices[0].message.content == TEXT
+        assert len(front.upstream.calls) == 6
+
+
+async def test_while_the_upstream_rests_no_other_call_is_sent(front: Front) -> None:
+    front.upstream.script.append(refusing(429, retry_after="0.3"))
+    loop = asyncio.get_running_loop()
+    async with front.client() as client:
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=0, calls=1)
+        refused_at = loop.time()
+        await asyncio.gather(first, *(client.chat.completions.create(model="llama", messages=HELLO) for _ in range(3)))
+        assert loop.time() - refused_at >= 0.25
+    assert len(front.upstream.calls) == 5
+
+
+async def test_a_lost_connection_before_the_first_byte_is_retried(front: Front) -> None:
+    front.upstream.script.extend([closing, closing])
+    async with front.client() as client:
+        answer = await client.chat.completions.create(model="llama", messages=HELLO)
+    assert answer.choices[0].message.content == TEXT
+    assert len(front.upstream.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [sending(b"<html>oops", "text/html"), sending(b"{", "application/json"), sending(b'{"a": "' + b"x" * 2_000_000)],
+    ids=["html", "cut off JSON", "too large"],
+)
+async def test_garbage_of_the_upstream_is_a_502_that_is_not_retried(front: Front, reply: object) -> None:
+    front.upstream.script.append(reply)  # type: ignore[arg-type]
+    async with front.client(max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model="llama", messages=HELLO)
+        assert caught.value.status_code == 502
+        assert len(front.upstream.calls) == 1
+        await front.upstream.reaches(open=0)
+        assert (await client.chat.completions.create(model="llama", messages=HELLO)).choices
+
+
+async def test_an_upstream_that_never_answers_is_a_504(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"timeout": 0.2, "max_attempts": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model="llama", messages=HELLO)
+        assert caught.value.status_code == 504
+        await front.upstream.reaches(open=0)
+
+
+# ---------------------------------------------------------------- connections
+
+
+async def test_a_client_that_disconnects_cancels_its_job_and_frees_the_slot(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        running = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO, user="ada"))
+        await front.upstream.reaches(open=1)
+        running.cancel()
+        await front.upstream.reaches(open=0)
+        front.upstream.gate.set()
+        await client.chat.completions.create(model="llama", messages=HELLO)
+        jobs = (await front.app.list_jobs(user_id="ada")).data
+        assert [job.status for job in jobs] == [JobStatus.CANCELLED]
+
+
+async def test_white_space_keeps_a_slow_request_alive(tmp_path: Path) -> None:
+    async with open_front(tmp_path, openai={"keepalive_after": 0.05}) as front:
+        front.upstream.gate.clear()
+        async with front.client(timeout=20) as client:
+            create: Any = client.chat.completions.with_raw_response.create
+            slow = asyncio.create_task(create(model="llama", messages=HELLO))
+            await front.upstream.reaches(open=1)
+            await asyncio.sleep(0.2)
+            front.upstream.gate.set()
+            raw = await slow
+        assert raw.parse().choices[0].message.content == TEXT
+        assert raw.text.startswith(" ")
+        assert raw.headers["x-fairlead-job"]
+
+
+async def test_a_request_goes_to_another_region_if_one_cannot_be_reached(tmp_path: Path) -> None:
+    async with running_upstream("llama") as upstream:
+        regions = {
+            "dead": {"url": "http://127.0.0.1:1/v1", "limit": 1},
+            "live": {"url": upstream.url, "limit": 1},
+        }
+        service = {"limit": 2, "openai": None, "format": "openai", "regions": regions}
+        async with open_front(tmp_path, service=service) as front, front.client() as client:
+            for _ in range(4):
+                answer = await client.chat.completions.create(model="llama", messages=HELLO)
+                assert answer.choices[0].message.content == TEXT
+        assert len(upstream.calls) == 4

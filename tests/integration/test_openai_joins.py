@@ -1,0 +1,150 @@
+"""A request that a client sends again joins its job; a job without a reader is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from fairlead import Submission
+from fairlead.domain.job import JobStatus
+from tests.integration.openai_site import Front, open_front
+from tests.openai_upstream import PATIENCE_S, refusing
+
+ASK = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "user": "ada"}
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    async with open_front(tmp_path) as front:
+        yield front
+
+
+async def ask(front: Front, body: Any = ASK, **headers: str) -> httpx2.Response:
+    async with front.http() as client:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await client.post("/chat/completions", json=body, headers=named)
+
+
+def job_of(response: httpx2.Response) -> str:
+    return str(response.headers["x-fairlead-job"])
+
+
+async def readers(front: Front) -> list[tuple[str, str]]:
+    return await front.app._runtime.store.front_readers(10)
+
+
+async def joined(front: Front, before: list[tuple[str, str]]) -> None:
+    """Wait until another request reads the job."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await readers(front) == before:
+            await asyncio.sleep(0.01)
+
+
+async def test_equal_requests_are_separate_jobs(front: Front) -> None:
+    first, second = await ask(front), await ask(front)
+    assert job_of(first) != job_of(second)
+    assert len(front.upstream.calls) == 2
+
+
+async def test_a_retry_gets_the_answer_of_the_job_that_has_ended(front: Front) -> None:
+    first, again = await ask(front), await ask(front, **AGAIN)
+    assert job_of(again) == job_of(first)
+    assert again.json() == first.json()
+    assert len(front.upstream.calls) == 1
+
+
+async def test_a_retry_with_another_body_or_user_is_a_new_job(front: Front) -> None:
+    first = await ask(front)
+    for body in ({**ASK, "seed": 1}, {**ASK, "user": "bob"}):
+        assert job_of(await ask(front, body, **AGAIN)) != job_of(first)
+
+
+async def test_a_retry_joins_a_running_job_which_survives_the_first_client(front: Front) -> None:
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front))
+    await front.upstream.reaches(open=1)
+    before = await readers(front)
+    again = asyncio.create_task(ask(front, **AGAIN))
+    [job] = (await front.app.list_jobs(user_id="ada")).data
+    await joined(front, before)
+    first.cancel()
+    await asyncio.wait([first])
+    front.upstream.gate.set()
+    answer = await again
+    assert job_of(answer) == job.job_id
+    assert answer.status_code == 200
+    assert len(front.upstream.calls) == 1
+
+
+async def test_a_retry_after_a_cancelled_job_is_a_new_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front))
+    await front.upstream.reaches(open=1)
+    first.cancel()
+    await front.upstream.reaches(open=0)
+    front.upstream.gate.set()
+    assert (await ask(front, **AGAIN)).status_code == 200
+    assert len(front.upstream.calls) == 2
+
+
+async def test_requests_with_one_idempotency_key_share_a_job(front: Front) -> None:
+    answers = await asyncio.gather(*(ask(front, Idempotency_Key="k1") for _ in range(5)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({job_of(answer) for answer in answers}) == 1
+    assert len(front.upstream.calls) == 1
+
+
+async def test_an_idempotency_key_with_another_body_is_refused(front: Front) -> None:
+    await ask(front, Idempotency_Key="k1")
+    other = await ask(front, {**ASK, "seed": 1}, Idempotency_Key="k1")
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_an_idempotency_key_of_a_cancelled_job_can_be_used_again(front: Front) -> None:
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+    await front.upstream.reaches(open=1)
+    first.cancel()
+    await front.upstream.reaches(open=0)
+    front.upstream.gate.set()
+    second, third = await ask(front, Idempotency_Key="k1"), await ask(front, Idempotency_Key="k1")
+    assert second.status_code == 200
+    assert job_of(third) == job_of(second)
+
+
+async def test_an_error_that_came_after_white_space_reaches_the_client_by_its_retry(tmp_path: Path) -> None:
+    async with open_front(tmp_path, openai={"keepalive_after": 0.05}, service={"max_attempts": 1}) as front:
+
+        async def slow(*arguments: Any) -> Any:
+            await front.upstream.gate.wait()
+            return await refusing(500, "out of memory")(*arguments)
+
+        front.upstream.script.append(slow)
+        front.upstream.gate.clear()
+        async with front.client(max_retries=1) as client:
+            asked = asyncio.create_task(client.chat.completions.create(**ASK))  # type: ignore[call-overload]
+            await front.upstream.reaches(open=1)
+            await asyncio.sleep(0.2)
+            front.upstream.gate.set()
+            with pytest.raises(Exception, match="out of memory") as caught:
+                await asked
+        assert getattr(caught.value, "status_code", None) == 500
+        assert len(front.upstream.calls) == 1
+
+
+async def test_a_job_whose_gateway_is_gone_is_cancelled_after_the_grace_time(tmp_path: Path) -> None:
+    async with open_front(tmp_path, openai={"grace": 0.1}, service={"limit": 1}) as front:
+        front.upstream.gate.clear()
+        request = {"path": "chat/completions", "content_type": "application/json", "body": "{}"}
+        [receipt] = await front.app.accept(
+            [Submission("llama", request, "ada")], idempotency_key="openai:aa:1", body_hash="b@dead:1:0/r"
+        )
+        job = await front.app.wait(receipt.job_id, 20)
+        assert job.status is JobStatus.CANCELLED
+        await front.upstream.reaches(open=0)

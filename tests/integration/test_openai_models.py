@@ -1,0 +1,94 @@
+"""Python functions as models (`@app.model`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fairlead import Call, Config, Fairlead
+from fairlead.config import Settings
+from fairlead.gateway.app import create_gateway
+from tests.integration.gateway_site import served
+from tests.integration.openai_site import HELLO
+
+
+def declare(app: Fairlead) -> None:
+    @app.model("words", limit=2)
+    def words(messages: list[dict[str, Any]]) -> Iterator[str]:
+        yield from ("You", " said: ", messages[-1]["content"])
+
+    @app.model("Async-Words:7b", limit=2)
+    async def async_words(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
+        for word in ("You", " said: ", messages[-1]["content"]):
+            yield word
+
+    @app.model("whole", limit=2)
+    async def whole(messages: list[dict[str, Any]], call: Call) -> str:
+        return f"You said: {messages[-1]['content']}" if call.user_id == "ada" else "who?"
+
+    @app.model("tools", limit=2)
+    def tools(messages: list[dict[str, Any]]) -> Iterator[Any]:
+        function = {"name": "look", "arguments": "{}"}
+        yield {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]}
+
+    @app.model("broken", limit=2, max_attempts=1)
+    def broken(messages: list[dict[str, Any]]) -> Iterator[str]:
+        yield "half"
+        raise RuntimeError("out of words")
+
+
+@asynccontextmanager
+async def clients(folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with AsyncExitStack() as stack:
+        app = Fairlead(Settings(Config(), f"sqlite:///{folder}/fairlead.db"))
+        declare(app)
+        assert app.check() == []
+        await stack.enter_async_context(app.running())
+        port = await stack.enter_async_context(served(create_gateway(app)))
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
+        yield await stack.enter_async_context(client)
+
+
+@pytest.mark.parametrize("model", ["words", "Async-Words:7b", "whole"])
+async def test_a_function_is_a_model_streamed_and_not(tmp_path: Path, model: str) -> None:
+    async with clients(tmp_path) as client:
+        assert model in [each.id async for each in client.models.list()]
+        create = client.chat.completions.create
+        answer = await create(model=model, messages=HELLO, user="ada")
+        assert answer.choices[0].message.content == "You said: Hello"
+        stream = await create(model=model, messages=HELLO, user="ada", stream=True)
+        seen = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in seen) == "You said: Hello"
+        assert seen[-1].choices[0].finish_reason == "stop"
+        assert (await client.completions.create(model=model, prompt="Hi", user="ada")).choices[0].text == "You said: Hi"
+
+
+async def test_a_piece_may_be_a_delta(tmp_path: Path) -> None:
+    async with clients(tmp_path) as client:
+        answer = await client.chat.completions.create(model="tools", messages=HELLO)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.tool_calls is not None
+    assert answer.choices[0].message.tool_calls[0].id == "c1"
+
+
+async def test_requests_that_a_function_cannot_answer_are_refused(tmp_path: Path) -> None:
+    async with clients(tmp_path) as client:
+        with pytest.raises(openai.NotFoundError, match="chat/completions"):
+            await client.embeddings.create(model="words", input="Hi")
+        not_a_list: Any = "Hi"
+        with pytest.raises(openai.BadRequestError, match="messages"):
+            await client.chat.completions.create(model="words", messages=not_a_list)
+
+
+async def test_an_exception_of_a_function_is_an_error_of_the_client(tmp_path: Path) -> None:
+    async with clients(tmp_path) as client:
+        with pytest.raises(openai.InternalServerError, match="out of words"):
+            await client.chat.completions.create(model="broken", messages=HELLO)
+        with pytest.raises(openai.APIError, match="out of words"):
+            async for _ in await client.chat.completions.create(model="broken", messages=HELLO, stream=True):
+                pass

@@ -1,0 +1,290 @@
+"""Streamed requests of unmodified OpenAI clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from fairlead.domain.job import JobStatus
+from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
+from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, refusing, sending, streaming
+
+TEXT = "".join(WORDS)
+ASK = {"model": "llama", "messages": HELLO, "stream": True}
+CHUNKS = chunks({"model": "llama"})
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    async with open_front(tmp_path) as front:
+        yield front
+
+
+async def text_of(stream: Any) -> str:
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def test_a_stream_passes_as_the_upstream_sends_it(front: Front) -> None:
+    async with front.http() as client:
+        response = await client.post("/chat/completions", json=ASK)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    without_usage = chunks({"model": "llama", "stream_options": {"include_usage": True}})[:-1]
+    assert response.content == b"".join(without_usage) + b"data: [DONE]\n\n"
+    job = await front.app.get(response.headers["x-fairlead-job"])
+    assert job.result == response.text
+
+
+async def test_tokens_reach_the_client_as_they_are_made(front: Front) -> None:
+    front.upstream.gate.clear()
+    async with front.client() as client:
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        seen = ""
+        async for chunk in stream:
+            seen += chunk.choices[0].delta.content or ""
+            if seen == WORDS[0] + WORDS[1]:
+                front.upstream.gate.set()
+    assert seen == TEXT
+
+
+async def test_the_synchronous_client_streams_too(front: Front) -> None:
+    def ask() -> str:
+        with front.sync_client() as client:
+            stream = client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert await asyncio.to_thread(ask) == TEXT
+
+
+async def test_usage_is_requested_upstream_and_hidden_unless_the_client_asks(front: Front) -> None:
+    async with front.client() as client:
+        create = client.chat.completions.create
+        hidden = [chunk async for chunk in await create(model="llama", messages=HELLO, stream=True)]
+        shown = [
+            chunk
+            async for chunk in await create(
+                model="llama", messages=HELLO, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+    assert all(chunk.usage is None and chunk.choices for chunk in hidden)
+    assert shown[-1].usage is not None
+    assert shown[-1].usage.total_tokens == 16
+    assert [call.json["stream_options"] for call in front.upstream.calls] == [{"include_usage": True}] * 2
+    jobs = (await front.app.list_jobs()).data
+    for each in jobs:
+        job = await front.app.get(each.job_id)
+        assert job.context is not None
+        assert job.context["step_0_llama"]["metrics"]["usage"]["completion_tokens"] == 7
+
+
+async def test_a_stream_of_responses_passes(front: Front) -> None:
+    async with front.client() as client:
+        stream = await client.responses.create(model="llama", input="Hi", stream=True)
+        seen = [each async for each in stream]
+    assert seen[0].type == "response.created"
+    assert seen[-1].type == "response.completed"
+    assert "".join(each.delta for each in seen if each.type == "response.output_text.delta") == TEXT
+
+
+async def test_the_tier_that_was_used_is_in_the_stream(tmp_path: Path) -> None:
+    tiered = [event({**orjson.loads(each[6:]), "service_tier": "default"}) for each in CHUNKS]
+    async with open_front(tmp_path, admin_key=ADMIN) as front, front.client(ADMIN) as client:
+        front.upstream.script.append(streaming(*tiered, b"data: [DONE]\n\n"))
+        stream = await client.chat.completions.create(
+            model="llama", messages=HELLO, stream=True, service_tier="priority"
+        )
+        assert {chunk.service_tier async for chunk in stream} == {"priority"}
+
+
+# ---------------------------------------------------------------- the queue
+
+
+async def test_a_waiting_stream_shows_its_place_at_once_and_as_it_changes(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
+        front.upstream.gate.clear()
+        running = [asyncio.create_task(http.post("/chat/completions", json={**ASK, "user": "a"}))]
+        await front.upstream.reaches(open=1)
+        async with http.stream("POST", "/chat/completions", json={**ASK, "user": "b"}) as response:
+            lines = response.aiter_lines()
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await anext(lines)).startswith(": queued, position 1")
+                front.upstream.gate.set()
+                rest = [line async for line in lines]
+        assert not [line for line in rest if line.startswith(("id:", "retry:", "event:"))]
+        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        await asyncio.gather(*running)
+
+
+async def test_the_client_reads_a_stream_with_comments_as_usual(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        # The response begins with the first comment, so the job is queued when this returns.
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        front.upstream.gate.set()
+        assert await text_of(stream) == TEXT
+        await first
+
+
+async def test_the_place_can_be_shown_in_chunks(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        stream = await client.chat.completions.create(
+            model="llama", messages=HELLO, stream=True, extra_headers={"X-Fairlead-Queue": "chunks"}
+        )
+        chunk = await anext(aiter(stream))
+        assert chunk.choices[0].delta.content == ""
+        assert (chunk.model_extra or {})["fairlead"]["position"] == 1
+        front.upstream.gate.set()
+        assert await text_of(stream) == TEXT
+        await first
+
+
+async def test_silence_can_be_chosen(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(http.post("/chat/completions", json=ASK))
+        await front.upstream.reaches(open=1)
+        second = asyncio.create_task(http.post("/chat/completions", json=ASK, headers={"X-Fairlead-Queue": "none"}))
+        while len((await front.app.list_jobs()).data) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        front.upstream.gate.set()
+        assert (await second).text.startswith("data: {")
+        await first
+
+
+# ---------------------------------------------------------------- errors
+
+
+async def test_an_error_before_the_first_byte_keeps_its_status(front: Front) -> None:
+    front.upstream.script.append(refusing(400, "messages are too long"))
+    async with front.client() as client:
+        with pytest.raises(openai.BadRequestError, match="messages are too long"):
+            await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+
+
+async def test_an_error_after_a_comment_is_told_in_the_stream(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        front.upstream.script.append(refusing(400, "messages are too long"))
+        front.upstream.gate.set()
+        with pytest.raises(openai.APIError, match="messages are too long"):
+            await text_of(stream)
+        await first
+
+
+BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
+    "garbage": ([CHUNKS[0], b"data: {oops\n\n"], "not JSON"),
+    "no UTF-8": ([CHUNKS[0], b": \xff\n\n"], "not UTF-8"),
+    "a list": ([CHUNKS[0], b"data: []\n\n"], "not a JSON object"),
+    "closed in the middle": ([*CHUNKS[:3], ConnectionError()], "lost within the stream"),
+    "ended in the middle": (CHUNKS[:3], "before its end"),
+    "10 MB without a newline": ([CHUNKS[0], *[b"x" * 1_000_000] * 10], "more than"),
+    "too much": ([CHUNKS[0], *[event({"choices": [], "x": "y" * 100_000})] * 20], "too large"),
+    "an error object": ([CHUNKS[0], event({"error": {"message": "CUDA out of memory"}})], "CUDA out of memory"),
+    "never ends": ([CHUNKS[0], None], "within"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STREAMS)
+async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, name: str) -> None:
+    pieces, message = BAD_STREAMS[name]
+    async with open_front(tmp_path, service={"limit": 1, "timeout": 1.0}) as front, front.client() as client:
+        front.upstream.script.append(streaming(*pieces))
+        front.upstream.gate.clear()
+        with pytest.raises(openai.APIError, match=message):
+            async for _ in await client.chat.completions.create(model="llama", messages=HELLO, stream=True):
+                pass
+        await front.upstream.reaches(open=0)
+        assert len(front.upstream.calls) == 1, "clients have seen its beginning"
+        front.upstream.gate.set()
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        assert await text_of(stream) == TEXT
+
+
+async def test_a_trickle_ends_with_the_timeout(tmp_path: Path) -> None:
+    async def trickle(upstream: Any, request: Any, fields: Any) -> Any:
+        response = await begin_stream(request)
+        while True:
+            await response.write(CHUNKS[1])
+            await asyncio.sleep(0.05)
+
+    async with open_front(tmp_path, service={"limit": 1, "timeout": 0.5}) as front, front.client() as client:
+        front.upstream.script.append(trickle)
+        with pytest.raises(openai.APIError, match="within"):
+            async for _ in await client.chat.completions.create(model="llama", messages=HELLO, stream=True):
+                pass
+        await front.upstream.reaches(open=0)
+
+
+async def test_lines_that_break_the_client_are_left_out(front: Front) -> None:
+    bad = b"id: 7\nretry: 10\n" + CHUNKS[1]
+    front.upstream.script.append(
+        streaming(CHUNKS[0], b": hello\n\n", b"event: ping\n\n", bad, b": x\n\n", CHUNKS[-1], b"data: [DONE]\r\n\r\n")
+    )
+    async with front.client() as client:
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        assert await text_of(stream) == WORDS[0]
+
+
+async def test_a_model_that_does_not_stream_is_an_error(front: Front) -> None:
+    front.upstream.script.append(sending(orjson.dumps({"object": "chat.completion", "choices": []})))
+    async with front.client() as client:
+        with pytest.raises(openai.InternalServerError, match="did not stream"):
+            await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+
+
+async def test_a_broken_stream_is_retried_if_the_service_says_so(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"retry_streams": True}) as front, front.http() as http:
+        front.upstream.script.append(streaming(*CHUNKS[:3], ConnectionError()))
+        response = await http.post("/chat/completions", json=ASK)
+        _, mark, rest = response.text.partition(": restart\n\n")
+        assert mark
+        assert rest.endswith("data: [DONE]\n\n")
+        assert len(front.upstream.calls) == 2
+
+
+async def test_a_broken_stream_whose_beginning_was_not_seen_is_not_told(tmp_path: Path) -> None:
+    """A stream that fails before its first event was not seen by anybody."""
+    async with open_front(tmp_path) as front, front.client() as client:
+        front.upstream.script.append(streaming(ConnectionError()))
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        assert await text_of(stream) == TEXT
+        assert len(front.upstream.calls) == 2
+
+
+# ---------------------------------------------------------------- connections
+
+
+async def test_a_client_that_leaves_in_the_middle_cancels_its_job(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, user="ada")
+        await anext(aiter(stream))
+        await stream.close()
+        await front.upstream.reaches(open=0)
+        front.upstream.gate.set()
+        await client.chat.completions.create(model="llama", messages=HELLO)
+        [job] = (await front.app.list_jobs(user_id="ada")).data
+        assert job.status is JobStatus.CANCELLED
+
+
+async def test_a_retry_gets_the_stream_from_its_beginning(front: Front) -> None:
+    async with front.http() as http:
+        first = await http.post("/chat/completions", json=ASK)
+        again = await http.post("/chat/completions", json=ASK, headers={"x-stainless-retry-count": "1"})
+    assert again.text == first.text
+    assert again.headers["x-fairlead-job"] == first.headers["x-fairlead-job"]
+    assert len(front.upstream.calls) == 1

@@ -180,12 +180,9 @@ class RegionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """The state of one service.
-
-    Times are converted to the database's clock if the dispatcher's clock differs from it by a second or more. For
-    services with regions, `unbound` counts the steps that may run in any region, as (waiting, retrying) like in
-    `RegionSnapshot`.
-    """
+    """The state of one service. Times are converted to the database's clock if the dispatcher's clock differs from it
+    by a second or more. For services with regions, `unbound` counts the steps that may run in any region, as (waiting,
+    retrying) like in `RegionSnapshot`."""
 
     service: str
     limit: int

@@ -1,6 +1,6 @@
 """The response to a streamed request: the place in the queue while the job waits, then the upstream's events.
 
-The response begins with its first byte. Until then, an error has its status; afterwards it is told in the stream, as
+Until the first byte of the response, an error has its own status; afterwards it is an event of the stream,
 `data: {"error": {...}}`, which the clients raise. There are never `id:` or `retry:` lines, nor events without JSON:
 they break OpenAI's Python client.
 """

@@ -58,7 +58,7 @@ class Site:
 
 
 def declare_services(app: Fairlead, gate: Gate) -> None:
-    @app.service("echo", limit=10)
+    @app.service("echo", limit=10, models=["echo"])
     async def echo(call: Call) -> dict[str, Any]:
         return {"echo": call.params}
 
@@ -66,7 +66,7 @@ def declare_services(app: Fairlead, gate: Gate) -> None:
     async def shout(call: Call) -> dict[str, Any]:
         return {"shout": call.result_of("echo")["echo"]}
 
-    @app.service("gated", limit=1)
+    @app.service("gated", limit=1, models=["gated"])
     async def gated(call: Call) -> dict[str, Any]:
         gate.entered.set()
         await gate.opened.wait()

@@ -47,6 +47,12 @@ WAITS: dict[Route, dict[str, Any]] = {
     ("GET", "/api/v1/batches/{batch_id}"): {"prefer": "wait=60"},
     ("GET", "/api/v1/turns/{turn_id}"): {"prefer": "wait=60"},
     ("POST", "/inference"): {"json": {"model": "gated", "timeout": 300}},
+    ("POST", "/v1/chat/completions"): {"json": {"model": "gated"}},
+    ("POST", "/v1/completions"): {"json": {"model": "gated", "stream": True}},
+    ("POST", "/v1/embeddings"): {"json": {"model": "gated"}},
+    ("POST", "/v1/images/generations"): {"json": {"model": "gated"}},
+    ("POST", "/v1/responses"): {"json": {"model": "gated", "stream": True}},
+    ("POST", "/v1/{path}"): {"json": {"model": "gated"}},
 }
 STREAMS: list[Route] = [
     ("GET", "/api/v1/jobs/{job_id}/events"),
@@ -206,7 +212,7 @@ class Waiting:
             path = path.replace("{batch_id}", (await self.app.submit_batch(items, user_id="ada")).id)
         if "{turn_id}" in path:
             path = path.replace("{turn_id}", (await self.app.turns.open("slot", "ada")).turn_id)
-        return path
+        return path.replace("{path}", "moderations")
 
     async def admitted(self, number: int = 1) -> None:
         ring = self.site.gateway.state.guard.key_cache
@@ -231,7 +237,8 @@ async def test_a_request_that_waits_is_a_401_when_its_key_is_revoked(waiting: Wa
     assert not asked.done()
     await waiting.app.revoke_key(waiting.key_id)
     exchange = await asked
-    assert (exchange.status, exchange.code, exchange.json["detail"]) == (401, "unauthorized", "the key was revoked")
+    assert (exchange.status, exchange.code) == (401, "unauthorized")
+    assert "the key was revoked" in str(exchange.json)
 
 
 @each(STREAMS)

@@ -107,7 +107,7 @@ async def test_a_user_key_is_its_user_and_may_only_lower_its_tier(tmp_path: Path
         async with front.client(key) as client:
             create: Any = client.chat.completions.with_raw_response.create
             for asked, used in (("priority", "default"), ("flex", "flex"), ("auto", "default")):
-                raw = await create(model="llama", messages=HELLO, service_tier=asked, user="somebody else")
+                raw = await create(model="llama", messages=HELLO, service_tier=asked, user="carol")
                 assert raw.parse().service_tier == used
                 assert await front.app.owner_of(raw.headers["x-fairlead-job"]) == "bob"
             with pytest.raises(openai.PermissionDeniedError):

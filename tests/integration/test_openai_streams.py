@@ -172,7 +172,7 @@ async def test_an_error_before_the_first_byte_keeps_its_status(front: Front) -> 
             await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
 
 
-async def test_an_error_after_a_comment_is_told_in_the_stream(tmp_path: Path) -> None:
+async def test_an_error_after_a_comment_is_an_event_of_the_stream(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
         front.upstream.gate.clear()
         first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
@@ -256,8 +256,7 @@ async def test_a_broken_stream_is_retried_if_the_service_says_so(tmp_path: Path)
         assert len(front.upstream.calls) == 2
 
 
-async def test_a_broken_stream_whose_beginning_was_not_seen_is_not_told(tmp_path: Path) -> None:
-    """A stream that fails before its first event was not seen by anybody."""
+async def test_a_stream_that_breaks_off_before_its_first_event_is_retried(tmp_path: Path) -> None:
     async with open_front(tmp_path) as front, front.client() as client:
         front.upstream.script.append(streaming(ConnectionError()))
         stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)

@@ -102,7 +102,8 @@ class FrontRequests:
             return str(uuid7())
         prefix = key_prefix(identity.fingerprint)
         found = await self._runtime.store.newest_submit(identity.user_id, prefix)
-        return "00000" if found is None else f"{int(found[0].removeprefix(prefix)) + 1:05}"
+        last = found[0].removeprefix(prefix) if found is not None else ""
+        return f"{int(last) + 1:05}" if last.isdecimal() and last.isascii() else "00000"
 
     def _new_reader(self, body: str) -> Reader:
         return Reader(body, self._runtime.process, uuid4().hex[:16])

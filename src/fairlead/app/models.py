@@ -106,9 +106,9 @@ class ModelCatalog:
             models = await self._models(since=asyncio.get_running_loop().time() - NEW_AFTER_S)
         if name in models:
             return await self._least_busy(models[name].services)
-        unheard = tuple(service for service, listed in self._listed.items() if listed.models is None)
-        if unheard:
-            return await self._least_busy(unheard)
+        unlisted = tuple(service for service, listed in self._listed.items() if listed.models is None)
+        if unlisted:
+            return await self._least_busy(unlisted)
         raise UnknownModel(
             f"there is no model {name[:100]!r}; {_known(sorted(models.values(), key=lambda model: model.id))}",
             pointer="/model",

@@ -166,6 +166,9 @@ def front_problem(service: Mapping[str, Any]) -> str | None:
         return 'body: a service with format = "openai" sends the bodies of its clients'
     if service.get("openai") and service.get("format"):
         return "openai and format are both set; openai needs no format"
+    named = [key for key in ("models", "aliases") if service.get(key)]
+    if named and not speaks and any(service.get(way) for way in ("url", "regions", "celery", "function")):
+        return f'{" and ".join(named)}: only with openai, format = "openai" or @app.model'
     if service.get("retry_streams") and not (speaks or service.get("openai")):
         return 'retry_streams: only with openai, or with format = "openai"'
     return None

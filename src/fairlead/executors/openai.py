@@ -112,14 +112,15 @@ class OpenAIExecutor:
         url = self._upstream.url(call.region, request.path)
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
+        deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
         while True:
             await self._rest(call)
-            outcome = await self._call(url, call, request)
+            outcome = await self._call(url, call, request, deadline)
             if not (self._waits and isinstance(outcome, Failure) and outcome.http_status in BUSY):
                 return outcome
             self._begin_rest(outcome)
 
-    async def _call(self, url: str, call: Call, request: FrontRequest) -> Success | Failure:
+    async def _call(self, url: str, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
         headers = {
             **self._upstream.headers,
             "Content-Type": request.content_type,
@@ -132,7 +133,8 @@ class OpenAIExecutor:
         try:
             async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
-                    return await self._stream(call, ChatStream(request, hides_usage=adds_usage), response)
+                    stream = ChatStream(request, hides_usage=adds_usage)
+                    return await self._stream(call, stream, response, deadline)
                 return await self._answer(request, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
@@ -151,13 +153,14 @@ class OpenAIExecutor:
         target = self._aliases.get(model) if isinstance(model, str) else None
         return body if target is None else openai.replaced(body, "model", target)
 
-    async def _stream(self, call: Call, stream: ChatStream, response: aiohttp.ClientResponse) -> Success | Failure:
+    async def _stream(
+        self, call: Call, stream: ChatStream, response: aiohttp.ClientResponse, deadline: float
+    ) -> Success | Failure:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
-        The time limit is this method's own: the worker would retry a call that it stops."""
+        `deadline` is a little before the worker's: the worker would retry a call that it stops."""
         self._rests = 0
-        within = call.timeout - min(0.5, call.timeout / 10)
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout_at(deadline):
                 await emit_events(response, call, stream, self._max_result)
         except TimeoutError:
             failure = Failure(TIMEOUT, f"{call.service} did not end its stream within {call.timeout:g} s", True)
@@ -202,6 +205,8 @@ class OpenAIExecutor:
     def _begin_rest(self, refusal: Failure) -> None:
         """Let the service rest for the time that it named, otherwise twice as long as the last time."""
         seconds = refusal.retry_after
+        if seconds is None and self._rests_until > asyncio.get_running_loop().time():
+            return  # calls that were sent together are refused together
         if seconds is None:
             seconds = min(LONGEST_REST, FIRST_REST * 2**self._rests)
             self._rests = min(self._rests + 1, 10)

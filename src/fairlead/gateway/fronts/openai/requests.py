@@ -18,7 +18,7 @@ from fairlead.errors import InvalidInput
 from fairlead.gateway import request_parsing
 from fairlead.gateway.fronts.openai.errors import PREFIX, path_of
 from fairlead.gateway.permissions import Caller, caller_of
-from fairlead.gateway.problems import BadJson, Forbidden, NoSuchRoute, UnsupportedMediaType
+from fairlead.gateway.problems import BadJson, Forbidden, MethodNotAllowed, NoSuchRoute, UnsupportedMediaType
 from fairlead.gateway.request_middleware import headers_of
 
 USER_HEADER = "X-Fairlead-User"
@@ -59,6 +59,8 @@ async def read_call(request: Request) -> FrontCall:
     path = path_of(request.scope).removeprefix(PREFIX)
     if not openai.is_path(path):
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
+    if path == "models" or path.startswith("models/"):
+        raise MethodNotAllowed("models support GET, not POST", allow="GET, HEAD")
     headers = headers_of(request.scope)
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     body = await request_parsing.read(request)

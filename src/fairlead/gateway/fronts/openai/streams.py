@@ -1,6 +1,6 @@
 """The response to a streamed request: the place in the queue while the job waits, then the upstream's events.
 
-The response begins with its first byte. Until then, an error has its status; afterwards it is told in the stream, as
+Until the first byte of the response, an error has its own status; afterwards it is an event of the stream,
 `data: {"error": {...}}`, which the clients raise. There are never `id:` or `retry:` lines, nor events without JSON:
 they break OpenAI's Python client.
 """
@@ -103,7 +103,7 @@ class Stream(Response):
         begin_at = loop.time() + self._app.config.openai.keepalive_after
         watch = self._app.watch(self._reading.job_id, heartbeat=HEARTBEAT_S)
         async with contextlib.aclosing(cast("AsyncGenerator[dict[str, Any] | None, None]", watch)) as places:
-            place = asyncio.ensure_future(anext(places))
+            place = asyncio.ensure_future(_next(places))
             try:
                 while not first.done():
                     timeout = None if self._started else max(0.0, begin_at - loop.time())
@@ -114,7 +114,7 @@ class Stream(Response):
                         await self._show(event)
                         if _has_ended(event):
                             return
-                        place = asyncio.ensure_future(anext(places))
+                        place = asyncio.ensure_future(_next(places))
                     elif not self._started and loop.time() >= begin_at:
                         await self._write(b"" if self._call.queue is QueueView.NONE else STARTED)
             finally:
@@ -253,6 +253,11 @@ class _Sent:
         """What follows in the whole text; None if what was sent is not its beginning."""
         begin = hashlib.sha1(whole[: self.size].encode(), usedforsecurity=False)
         return whole[self.size :] if begin.digest() == self._hash.digest() else None
+
+
+async def _next(places: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any] | None:
+    """The next event of a job. The stream of events of a job that has ended is over after its snapshot."""
+    return await anext(places, {"type": events.ENDED})
 
 
 def _has_ended(event: dict[str, Any] | None) -> bool:

@@ -56,6 +56,7 @@ WAITS: dict[Route, dict[str, Any]] = {
 }
 STREAMS: list[Route] = [
     ("GET", "/api/v1/jobs/{job_id}/events"),
+    ("GET", "/api/v1/jobs/{job_id}/output"),
     ("GET", "/api/v1/batches/{batch_id}/events"),
     ("GET", "/api/v1/turns/{turn_id}/events"),
     ("WS", "/ws"),

@@ -181,10 +181,11 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 
 def _methods_of(path: str) -> set[str]:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    # A fixed path ("/api/v1/jobs/bulk") takes precedence over a parameter ("/api/v1/jobs/{job_id}").
+    # A fixed path ("/api/v1/jobs/bulk") takes precedence over a parameter ("/api/v1/jobs/{job_id}"), and the first
+    # path that matches ("/v1/models/{model}") over later ones ("/v1/{path}").
     fixed = [route for route in routes if route.path == path]
     matching = fixed or [route for route in routes if route.path_regex.match(path)]
-    return {method for route in matching for method in route.methods or ()}
+    return {method for route in matching if route.path == matching[0].path for method in route.methods or ()}
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:

@@ -60,7 +60,7 @@ async def read_call(request: Request) -> FrontCall:
     if not openai.is_path(path):
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
     if path == "models" or path.startswith("models/"):
-        raise MethodNotAllowed("models support GET, not POST", allow="GET, HEAD")
+        raise MethodNotAllowed("models support GET, not POST", allow="GET")
     headers = headers_of(request.scope)
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     body = await request_parsing.read(request)

@@ -14,7 +14,7 @@ import redis.asyncio as aioredis
 from fairlead import Call, Fairlead, JobStatus, TurnLost
 from fairlead.engine.roles import Roles
 from tests.integration.test_turns import Waiters, turns_of
-from tests.integration.turn_apps import MODELS, config_of, position_is, running_app, until, until_ready
+from tests.integration.turn_apps import ENOUGH, MODELS, config_of, position_is, running_app, until, until_ready
 
 ROOT = Path(__file__).parents[2]
 SHORT = config_of(flux={"lease_ttl": 2.0})
@@ -166,6 +166,47 @@ async def test_a_caller_that_reconnects_elsewhere_keeps_its_position(distributed
         await until(lambda: not app.turns.owned_here(turn.turn_id))
         await asyncio.sleep(2.5)  # longer than a lease: it is renewed from there
         assert (await caller.turns.finish(turn.turn_id, {"ok": True})).result == {"ok": True}
+
+
+async def test_a_call_gets_the_slot_although_another_process_has_asked_for_the_turn(
+    distributed: dict[str, str],
+) -> None:
+    async with running_app(MODELS, distributed) as app, Fairlead(MODELS, **distributed) as other:
+        first, second = [await app.add_request("flux", "cat", 1) for _ in range(2)]
+        await app.wait_for_turn(first, "flux")
+        waiting = asyncio.create_task(app.wait_for_turn(second, "flux"))
+        waiter = app._runtime.waiters.get(second)
+        assert waiter is not None
+        await until(lambda: waiter.callers)
+        assert not await other.try_start_processing(second, "flux")
+        await until(lambda: waiter.elsewhere or app._runtime.waiters.get(second) is not waiter)
+        await app.mark_completed(first, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await waiting
+        assert not await other.try_start_processing(second, "flux")
+        await app.mark_completed(second, "cat.png")
+
+
+async def test_a_slot_goes_to_the_process_where_a_call_waits_for_the_turn(distributed: dict[str, str]) -> None:
+    """The process that owns the turn claims the slot for another turn. Only the other process waits for this one."""
+    async with running_app(MODELS, distributed) as app, Fairlead(MODELS, **distributed) as other:
+        first, second, third = [await app.add_request("flux", "cat", 1) for _ in range(3)]
+        await app.wait_for_turn(first, "flux")
+        waiting = asyncio.create_task(app.wait_for_turn(second, "flux"))
+        waiter = app._runtime.waiters.get(second)
+        assert waiter is not None
+        await until(lambda: waiter.callers)
+        behind = asyncio.create_task(other.wait_for_turn(third, "flux"))
+        assert not await other.try_start_processing(second, "flux")
+        await until(lambda: waiter.elsewhere or app._runtime.waiters.get(second) is not waiter)
+        await app.mark_completed(first, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await waiting
+        assert not behind.done()
+        await app.mark_completed(second, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await behind
+        await other.mark_completed(third, "cat.png")
 
 
 async def test_a_holder_in_another_process_is_notified_of_a_cancel(distributed: dict[str, str]) -> None:

@@ -139,6 +139,15 @@ def test_an_unknown_service_is_refused_with_the_known_ones(server: Up, command: 
     assert "'gaet'; known are: broken, echo, flaky, gate," in done.err
 
 
+@pytest.mark.parametrize("command", ["list", "list --json", "requeue --yes", "purge --dry-run"])
+def test_failed_jobs_of_an_unknown_service_are_refused_with_the_known_ones(server: Up, command: str) -> None:
+    done = server.run("dead", *command.split(), "--service", "gaet")
+    assert done.code == Exit.REFUSED
+    assert "'gaet'; known are: broken, echo, flaky, gate," in done.err
+    none = server.run("dead", *command.split(), "--service", "stuck")
+    assert (none.code, "known are" in none.err) == (Exit.OK, False)
+
+
 def test_an_unknown_worker_is_refused_with_the_known_ones(server: Up) -> None:
     (worker,) = server.run("workers", "--json").json
     done = server.run("workers", "drain", "somebody")

@@ -52,6 +52,22 @@ def test_the_url_option_goes_before_the_environment(server: Up) -> None:
     assert turn.code == Exit.OK
 
 
+def test_the_url_option_stands_before_the_command_too(server: Up) -> None:
+    nowhere = {"FAIRLEAD_URL": NOWHERE}
+    for command in (["status"], ["workers", "list"], ["dead", "list"]):
+        done = fairlead("--url", server.url, *command, "--json", cwd=server.cwd, env=nowhere)
+        assert (done.code, done.err) == (Exit.OK, ""), command
+    both = fairlead("--url", NOWHERE, "status", "--url", server.url, "--json", cwd=server.cwd)
+    assert both.code == Exit.OK
+    assert completed(server, f"--url {server.url} pause st", FAIRLEAD_URL=NOWHERE) == ["stubborn", "stuck"]
+
+
+@pytest.mark.parametrize("command", ["keys list", "config check", "up"])
+def test_the_url_option_is_refused_before_a_command_without_a_gateway(command: str, tmp_path: Path) -> None:
+    done = fairlead("--url", NOWHERE, *command.split(), cwd=tmp_path)
+    assert (done.code, "calls no gateway; omit --url" in done.err) == (Exit.USAGE, True)
+
+
 def test_a_wrong_url_option_is_refused(tmp_path: Path) -> None:
     done = fairlead("list", "--url", "nonsense", cwd=tmp_path)
     assert (done.code, "should be a URL" in done.err) == (Exit.USAGE, True)
@@ -121,6 +137,15 @@ def test_an_unknown_service_is_refused_with_the_known_ones(server: Up, command: 
     done = server.run(*command.replace("SERVICE", "gaet").split())
     assert done.code == Exit.REFUSED
     assert "'gaet'; known are: broken, echo, flaky, gate," in done.err
+
+
+@pytest.mark.parametrize("command", ["list", "list --json", "requeue --yes", "purge --dry-run"])
+def test_failed_jobs_of_an_unknown_service_are_refused_with_the_known_ones(server: Up, command: str) -> None:
+    done = server.run("dead", *command.split(), "--service", "gaet")
+    assert done.code == Exit.REFUSED
+    assert "'gaet'; known are: broken, echo, flaky, gate," in done.err
+    none = server.run("dead", *command.split(), "--service", "stuck")
+    assert (none.code, "known are" in none.err) == (Exit.OK, False)
 
 
 def test_an_unknown_worker_is_refused_with_the_known_ones(server: Up) -> None:

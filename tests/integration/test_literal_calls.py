@@ -234,3 +234,15 @@ async def test_push_task_without_a_user_is_anonymous(embedded: dict[str, str]) -
         assert await app.push_task("default", {"user_id": None})
         (job,) = (await app.list_jobs()).data
     assert job.user_id == "anonymous"
+
+
+@pytest.mark.parametrize("user_id", [True, 7.0, {"id": 7}, [7], "", "ada\n"])
+async def test_push_task_refuses_the_users_that_http_refuses(embedded: dict[str, str], user_id: object) -> None:
+    app = app_with_default(embedded)
+    async with app:
+        with pytest.raises(InvalidInput) as refused:
+            await app.push_task("default", {"user_id": user_id})
+        assert refused.value.pointer == "/user_id"
+        assert await app.push_task("default", {"user_id": 7})
+        (job,) = (await app.list_jobs()).data
+    assert job.user_id == "7"

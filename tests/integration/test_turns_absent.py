@@ -85,6 +85,17 @@ async def test_requests_of_a_stopped_process_are_taken_up_at_their_old_places(en
         await again.wait_for_turn(b, "flux")
 
 
+async def test_a_request_of_another_user_is_not_taken_up(engines: dict[str, str]) -> None:
+    async with running_app(MODELS, engines) as app:
+        request = await app.add_request("flux", "cat", 1)
+        await set_aside(app, request)
+        for other in (77, None):
+            with pytest.raises(NotFound):
+                await app.add_request("flux", "cat", other, request_id=request)
+        assert (await app.turns.get(request)).kept_until is not None
+        assert await app.add_request("flux", "cat", "1", request_id=request) == request
+
+
 @pytest.mark.slow
 async def test_requests_of_a_killed_process_are_taken_up_by_the_next(embedded: dict[str, str]) -> None:
     async with killed_with_requests(embedded, 3) as (held, first, second):

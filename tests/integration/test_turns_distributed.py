@@ -14,7 +14,7 @@ import redis.asyncio as aioredis
 from fairlead import Call, Fairlead, JobStatus, TurnLost
 from fairlead.engine.roles import Roles
 from tests.integration.test_turns import Waiters, turns_of
-from tests.integration.turn_apps import MODELS, config_of, position_is, running_app, until, until_ready
+from tests.integration.turn_apps import ENOUGH, MODELS, config_of, position_is, running_app, until, until_ready
 
 ROOT = Path(__file__).parents[2]
 SHORT = config_of(flux={"lease_ttl": 2.0})
@@ -92,6 +92,14 @@ async def test_turns_of_a_service_with_workers_do_not_need_them(distributed: dic
         assert (await app.get(turn.id)).status is JobStatus.RUNNING
 
 
+async def error_kept_for(app: Fairlead, turn_id: str) -> str:
+    """The code of the error with which a turn that is set aside fails if its caller does not return."""
+    job = await app.turns.require(turn_id)
+    assert job.is_set_aside
+    assert job.error is not None
+    return str(job.error["code"])
+
+
 async def test_the_waiting_callers_of_a_killed_process_leave_the_queue(distributed: dict[str, str]) -> None:
     async with running_app(SHORT, distributed) as app:
         waiters = Waiters(app)
@@ -105,7 +113,8 @@ async def test_the_waiting_callers_of_a_killed_process_leave_the_queue(distribut
             await until(lambda: waiters.positions["behind"][-1] == 1)
         await waiters.go("first", "behind")
         gone = [turn for turn in await turns_of(app) if turn.status is not JobStatus.COMPLETED]
-        assert [(turn.status, turn.error["code"]) for turn in gone] == [(JobStatus.SCHEDULED, "WAITER_GONE")] * 3
+        assert [(turn.status, turn.error) for turn in gone] == [(JobStatus.SCHEDULED, None)] * 3
+        assert [await error_kept_for(app, turn.job_id) for turn in gone] == ["WAITER_GONE"] * 3
 
 
 async def test_a_killed_process_whose_caller_holds_the_slot_frees_it(distributed: dict[str, str]) -> None:
@@ -118,7 +127,7 @@ async def test_a_killed_process_whose_caller_holds_the_slot_frees_it(distributed
             await waiters.go("behind")
         held, waited, _ = await turns_of(app)
         assert (held.status, held.error["code"]) == (JobStatus.FAILED, "HOLDER_DIED")
-        assert waited.error["code"] in ("WAITER_GONE", "NOT_TAKEN")
+        assert await error_kept_for(app, waited.job_id) in ("WAITER_GONE", "NOT_TAKEN")
 
 
 async def test_a_process_that_stops_takes_its_callers_out_of_the_queue(distributed: dict[str, str]) -> None:
@@ -166,6 +175,47 @@ async def test_a_caller_that_reconnects_elsewhere_keeps_its_position(distributed
         await until(lambda: not app.turns.owned_here(turn.turn_id))
         await asyncio.sleep(2.5)  # longer than a lease: it is renewed from there
         assert (await caller.turns.finish(turn.turn_id, {"ok": True})).result == {"ok": True}
+
+
+async def test_a_call_gets_the_slot_although_another_process_has_asked_for_the_turn(
+    distributed: dict[str, str],
+) -> None:
+    async with running_app(MODELS, distributed) as app, Fairlead(MODELS, **distributed) as other:
+        first, second = [await app.add_request("flux", "cat", 1) for _ in range(2)]
+        await app.wait_for_turn(first, "flux")
+        waiting = asyncio.create_task(app.wait_for_turn(second, "flux"))
+        waiter = app._runtime.waiters.get(second)
+        assert waiter is not None
+        await until(lambda: waiter.callers)
+        assert not await other.try_start_processing(second, "flux")
+        await until(lambda: waiter.elsewhere or app._runtime.waiters.get(second) is not waiter)
+        await app.mark_completed(first, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await waiting
+        assert not await other.try_start_processing(second, "flux")
+        await app.mark_completed(second, "cat.png")
+
+
+async def test_a_slot_goes_to_the_process_where_a_call_waits_for_the_turn(distributed: dict[str, str]) -> None:
+    """The process that owns the turn claims the slot for another turn. Only the other process waits for this one."""
+    async with running_app(MODELS, distributed) as app, Fairlead(MODELS, **distributed) as other:
+        first, second, third = [await app.add_request("flux", "cat", 1) for _ in range(3)]
+        await app.wait_for_turn(first, "flux")
+        waiting = asyncio.create_task(app.wait_for_turn(second, "flux"))
+        waiter = app._runtime.waiters.get(second)
+        assert waiter is not None
+        await until(lambda: waiter.callers)
+        behind = asyncio.create_task(other.wait_for_turn(third, "flux"))
+        assert not await other.try_start_processing(second, "flux")
+        await until(lambda: waiter.elsewhere or app._runtime.waiters.get(second) is not waiter)
+        await app.mark_completed(first, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await waiting
+        assert not behind.done()
+        await app.mark_completed(second, "cat.png")
+        async with asyncio.timeout(ENOUGH):
+            await behind
+        await other.mark_completed(third, "cat.png")
 
 
 async def test_a_holder_in_another_process_is_notified_of_a_cancel(distributed: dict[str, str]) -> None:

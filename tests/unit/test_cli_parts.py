@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.follow import JobLine, end_of
+from fairlead.cli.follow import JobLine, end_of, hint_after
 from fairlead.cli.jobs import hint_next, show_job
 from fairlead.cli.logs import OneLine
 from fairlead.cli.options import FOREVER, duration, future, moment, past, seconds_in
@@ -122,6 +122,31 @@ def test_a_region_that_rests_says_so_first_and_in_local_time() -> None:
 def test_a_hint_names_only_what_works(job: dict[str, Any], hinted: str, capsys: pytest.CaptureFixture[str]) -> None:
     hint_next({"job_id": "17", "status": "FAILED", **job})
     assert capsys.readouterr().err.strip() == hinted
+
+
+@pytest.mark.parametrize(
+    ("turn", "code", "hinted"),
+    [
+        (False, "HTTP_503", "see its attempts with: fairlead get 17; run it again with: fairlead retry 17"),
+        (
+            False,
+            "DEADLINE_PASSED",
+            "see its attempts with: fairlead get 17; its deadline has passed, so it cannot be retried; submit it again",
+        ),
+        (True, "HOLDER_DIED", ""),
+    ],
+)
+def test_the_hint_after_watch_names_only_what_works(
+    turn: bool, code: str, hinted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = JobLine()
+    line.take(snapshot(job_id="17", status="RUNNING", turn=turn))
+    line.take({"type": "JOB_FAILED", "error": {"code": code, "message": "no"}, "message": "no"})
+    hint_after(line)
+    ended = JobLine()
+    ended.take(snapshot(job_id="17", status="FAILED", turn=turn, error={"code": code, "message": "no"}))
+    hint_after(ended)
+    assert capsys.readouterr().err.splitlines() == [hinted] * 2 * bool(hinted)
 
 
 def test_durations_are_readable() -> None:

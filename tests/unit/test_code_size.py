@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tests.code_size import BLOCK, Sizes, duplicated_blocks, measure
+from tests.code_size import BLOCK, duplicated_blocks, measure
 
 LIMITS = {
-    "src": Sizes(longest_file=445, longest_function=53, most_parameters=13, duplicated_blocks=12, files=319),
-    "tests": Sizes(longest_file=586, longest_function=85, most_parameters=6, duplicated_blocks=3),
+    "src": {
+        "longest_file": 445,
+        "longest_function": 53,
+        "most_parameters": 13,
+        "duplicated_blocks": 12,
+        "files": 319,
+    },
+    "tests": {"longest_file": 586, "longest_function": 85, "most_parameters": 6, "duplicated_blocks": 3},
 }
 
 
 @pytest.mark.parametrize("folder", LIMITS)
-@pytest.mark.parametrize("figure", ["longest_file", "longest_function", "most_parameters", "duplicated_blocks"])
-def test_no_maximum_grows(folder: str, figure: str) -> None:
-    assert getattr(measure(folder), figure) <= getattr(LIMITS[folder], figure)
-
-
-def test_the_number_of_source_files_does_not_grow() -> None:
-    assert measure("src").files <= LIMITS["src"].files
+def test_no_figure_grows(folder: str) -> None:
+    """One test for all figures of a folder, since each process that runs such a test measures the whole folder."""
+    measured = asdict(measure(folder))
+    grown = [
+        f"{figure} of {folder} is {measured[figure]}, above its limit of {limit}"
+        for figure, limit in LIMITS[folder].items()
+        if measured[figure] > limit
+    ]
+    assert not grown, "; ".join(grown)
 
 
 def test_a_copied_block_is_counted_once_per_copy() -> None:

@@ -114,7 +114,7 @@ class Jobs:
             raise InvalidInput("the payload must be an object, such as {'task_id': 7}", pointer="/input_data")
         self._runtime.require_open()
         given = payload.get("user_id")
-        user_id = ANONYMOUS if given is None else str(given)
+        user_id = ANONYMOUS if given is None else given
         try:
             await self.accept([Submission(queue, payload, user_id, priority)], idempotency_key=idempotency_key)
         except Unavailable as error:

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fairlead.cli.client import client_command, gateway
+from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.jobs import error_text
 from fairlead.cli.options import All, Feature, FromStart, Json, Limit, User, Yes, complete_services, past
 from fairlead.cli.output import local_time, note, print_json, print_table, safe, say
+from fairlead.domain.config_checks import known
 
 PATH = "/admin/queue-dead"
 
@@ -76,6 +77,8 @@ def list_dead(
     if retryable is not None:
         where["retryable"] = "true" if retryable else "false"
     jobs = list(gateway().pages(PATH, limit=None if everything else limit, **where))
+    if not jobs:
+        _check_service(gateway(), where)
     if json:
         print_json(jobs)
     elif jobs:
@@ -164,6 +167,16 @@ def _selection(job_ids: list[str] | None, where: dict[str, Any], everything: boo
     return {"job_ids": job_ids} if job_ids else where
 
 
+def _check_service(target: Gateway, where: dict[str, Any]) -> None:
+    """Raise a Failure if no service has the name of the filter. Call this only if the filters match no job: failed
+    jobs of a service that was removed can still be selected."""
+    if (service := where.get("service")) is None:
+        return
+    services = {each["service"] for each in target.get("/queue/status")["services"]}
+    if service not in services:
+        raise Failure(f"there is no service {service!r}; {known(services)}")
+
+
 def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: bool) -> None:
     target, path = gateway(), f"{PATH}/{verb}"
     if ask and not dry_run:
@@ -171,10 +184,14 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
             raise Failure(f"this would {verb} jobs; pass --yes to confirm, or --dry-run to see how many", Exit.USAGE)
         preview = target.post(path, {**body, "dry_run": True})
         count = preview[f"{verb}d"]
+        if not count:
+            _check_service(target, body)
         if "until" in preview:  # exclude jobs that fail after the question
             body = {**{name: value for name, value in body.items() if name != "all"}, "until": preview["until"]}
         typer.confirm(f"{verb} {count} failed job{'s' if count != 1 else ''}?", abort=True, err=True)
     answer = target.post(path, {**body, "dry_run": dry_run})
+    if not answer[f"{verb}d"]:
+        _check_service(target, body)
     if json:
         print_json(answer)
     else:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Exit
-from fairlead.cli.jobs import error_text, progress_text, wait_text
+from fairlead.cli.jobs import after_failure, error_text, progress_text, wait_text
 from fairlead.cli.options import JobId, Json
 from fairlead.cli.output import clean, hint, note, print_json, safe, status_text, stderr, stdout, with_local_times
 from fairlead.client.stream import Stream
@@ -57,8 +57,14 @@ def watch(job_id: JobId, output: Output = False, json: Json = False) -> None:
         raise typer.Exit(print_output(gateway(), job_id, json=json))
     line = follow(gateway(), job_id, quiet=json, on_event=print_json if json else None)
     if line.status == "FAILED" and not json:
-        hint(f"see its attempts with: fairlead get {job_id}; run it again with: fairlead retry {job_id}")
+        hint_after(line)
     raise typer.Exit(end_of(line.status))
+
+
+def hint_after(line: JobLine) -> None:
+    """Suggest the next command for a job that has failed."""
+    if then := after_failure(line.job):
+        hint(f"see its attempts with: fairlead get {line.job['job_id']}; {then}")
 
 
 def print_output(target: Gateway, job_id: str, *, json: bool) -> Exit:
@@ -96,6 +102,8 @@ class JobLine:
     service: str = ""
     detail: str = ""
     fraction: float = 0.0
+    job: dict[str, Any] = field(default_factory=dict)
+    """The job as it was read last, with the error of a later failure."""
 
     @property
     def ended(self) -> bool:
@@ -126,10 +134,12 @@ class JobLine:
         if kind in ("STEP_START", "STEP_COMPLETE", "WAITING") and isinstance(event.get("step"), int):
             # Events count steps from 1. While a step runs or waits, the steps before it are done.
             self.step, self.fraction = event["step"] - (kind != "STEP_COMPLETE"), 0.0
+        if kind == "JOB_FAILED":
+            self.job["error"] = event.get("error")
         self.detail = _detail(event)
 
     def _take_snapshot(self, job: dict[str, Any]) -> None:
-        self.status = job["status"]
+        self.job, self.status = dict(job), job["status"]
         self.step, self.total = job["current_step_index"], job["total_steps"]
         steps = job.get("steps") or ()
         self.service = steps[self.step] if self.step < len(steps) else ""
@@ -177,8 +187,7 @@ def follow(
 ) -> JobLine:
     """Follow a job and show its progress, until the job ends or `timeout` seconds have passed. If the event stream is
     interrupted, it is resumed. Returns the line with the job's last state."""
-    target.job(job_id)  # fails at once without a gateway or the job
-    line = JobLine()
+    line = JobLine(job=target.job(job_id))  # fails at once without a gateway or the job
     with _shown(line, on_stderr=on_stderr, quiet=quiet) as show:
         for event in _events(target, job_id, timeout=timeout):
             line.take(event)

@@ -256,15 +256,21 @@ def show_job(job: dict[str, Any]) -> None:
 
 def hint_next(job: dict[str, Any]) -> None:
     """Suggest the next command for a job that has failed or is waiting."""
-    job_id, status = job["job_id"], job["status"]
-    if status == "FAILED" and job.get("turn"):
-        return  # only its caller could do the work
-    if status == "FAILED" and (job.get("error") or {}).get("code") == DEADLINE_PASSED:
-        hint("its deadline has passed, so it cannot be retried; submit it again")
-    elif status == "FAILED":
-        hint(f"run it again with: fairlead retry {job_id}")
-    elif status in ("PENDING", "RETRYING"):
-        hint(f"see what it waits for with: fairlead why {job_id}")
+    if job["status"] == "FAILED":
+        if then := after_failure(job):
+            hint(then)
+    elif job["status"] in ("PENDING", "RETRYING"):
+        hint(f"see what it waits for with: fairlead why {job['job_id']}")
+
+
+def after_failure(job: dict[str, Any]) -> str:
+    """Return what the user can do about a failed job; empty for a turn, because only its caller could do the work."""
+    if job.get("turn"):
+        return ""
+    error = job.get("error")
+    if isinstance(error, dict) and error.get("code") == DEADLINE_PASSED:
+        return "its deadline has passed, so it cannot be retried; submit it again"
+    return f"run it again with: fairlead retry {job['job_id']}"
 
 
 def _facts(job: dict[str, Any]) -> list[tuple[str, Any]]:

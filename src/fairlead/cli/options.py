@@ -138,10 +138,19 @@ def _matching(names: Any, incomplete: str) -> list[str]:
 def _data(context: typer.Context, path: str, field: str = "data") -> list[dict[str, Any]]:
     # Ignore all errors: a message in the middle of the user's input would be worse than no completion.
     with suppress(Exception):
-        address = GatewayAddress.of(context.params.get("url"), None)
+        address = GatewayAddress.of(_url_in(context), None)
         with httpx2.Client(**{**address.options(__version__), "timeout": COMPLETE_WITHIN_S}) as client:
             return list(client.get(path).raise_for_status().json()[field])
     return []
+
+
+def _url_in(context: Any) -> str | None:
+    """Return the value of `--url`, which may stand after the command, or before it."""
+    while context is not None:
+        if url := context.params.get("url"):
+            return str(url)
+        context = context.parent
+    return None
 
 
 # ---------------------------------------------------------------- options

@@ -11,6 +11,7 @@ import typer
 from fairlead.cli import follow, jobs, operators, process, status, submit, turn
 from fairlead.cli.batch import batch
 from fairlead.cli.celery import celery
+from fairlead.cli.client import Url, choose
 from fairlead.cli.config import config
 from fairlead.cli.database import keys, migrate
 from fairlead.cli.dead import dead
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 JOBS, QUEUE, OPERATE, RUN, SET_UP = "Jobs", "Queue", "Operate", "Run", "Set up"
+WITHOUT_GATEWAY = frozenset({"up", "api", "worker", "manager", "migrate", "keys", "config", "celery"})
 
 app.command(cls=submit.SubmitCommand, rich_help_panel=JOBS)(submit.submit)
 app.command("list", rich_help_panel=JOBS)(jobs.list_jobs)
@@ -71,11 +73,15 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     log_level: LogLevel = None,
+    url: Url = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
+    if url is not None and context.invoked_subcommand in WITHOUT_GATEWAY:
+        raise Failure(f"`fairlead {context.invoked_subcommand}` calls no gateway; omit --url", Exit.USAGE)
+    choose(url)
     context.obj = log_level
     log_to_stderr(log_level or "warning")
 

@@ -289,9 +289,13 @@ class Node:
     def turn_adopted(self, turn_id: str) -> None:
         """Called when another process has adopted a turn that this process owned."""
         waiter = self._parts.waiters.get(turn_id)
-        if waiter is not None:
-            for slot_broker in self.slot_brokers:
-                slot_broker.drop(waiter)
+        if waiter is None:
+            return
+        if waiter.callers and waiter.lease is None:
+            waiter.elsewhere = True  # the other process may not wait for the slot, so this one continues to claim it
+            return
+        for slot_broker in self.slot_brokers:
+            slot_broker.drop(waiter)
 
     def turn_adopted_here(self, from_process: str, turn_id: str) -> None:
         if self._event_bridge is not None:

@@ -80,7 +80,8 @@ class TurnMethods(ABC):
     async def add_request(self, model: str, prompt: Any, user_id: object, request_id: str | None = None) -> str:
         """Put a request in the queue of the service `model`, and return its id. The request waits until it is started.
         With `request_id`, an id that an earlier call returned, this process takes over that request instead, which
-        keeps its place in the queue. Raises NotFound, and WrongState if that request has ended."""
+        keeps its place in the queue. Raises NotFound, also for a request of another user, and WrongState if that
+        request has ended."""
         return await self.turn_requests.add(model, prompt, user_id, request_id)
 
     async def get_next_pending(self, model: str) -> TurnView | None:

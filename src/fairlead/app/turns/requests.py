@@ -11,6 +11,7 @@ from fairlead.app.job_commands import TRIES, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.context_manager import ended
 from fairlead.app.turns.turns import Turns
+from fairlead.app.turns.validation import user_of
 from fairlead.app.turns.waiting import OnPosition
 from fairlead.domain.config_checks import known
 from fairlead.domain.job import Job, JobStatus
@@ -30,8 +31,10 @@ class TurnRequests:
     async def add(self, model: str, prompt: Any, user_id: object, request_id: str | None) -> str:
         if request_id is None:
             return (await self._turns.open(model, user_id, input={"prompt": prompt})).turn_id
-        if not await self._is_request(request_id, model):
-            raise NotFound(f"{model} has no request {request_id}")
+        self._check_model(model)
+        job, user = await self._find(request_id), user_of(user_id)
+        if job is None or (job.service, job.user_id) != (model, user):
+            raise NotFound(f"{model} has no request {request_id} of the user {user!r}")
         return (await self._turns.adopt(request_id)).turn_id
 
     async def next_pending(self, model: str) -> TurnView | None:

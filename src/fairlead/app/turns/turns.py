@@ -149,6 +149,9 @@ class Turns(TurnQueries):
                 if waiter is not None:
                     runtime.waiters.forget(waiter)  # its offers are void
             waiter = runtime.waiters.add(job)
+            waiter.elsewhere = False
+            if before != node.name:
+                waiter.adopted_from = before
             if job.status is JobStatus.RUNNING:
                 self._hold(waiter, job, node)
             return waiter
@@ -179,7 +182,9 @@ class Turns(TurnQueries):
         runtime = self._runtime
         node = await runtime.join()
         wait = TurnWait(runtime, timeout, on_position)
-        waiter = runtime.waiters.get(check_id(turn_id, "turn")) or await self._take_up(turn_id, node, held=take_over)
+        waiter = runtime.waiters.get(check_id(turn_id, "turn"))
+        if waiter is None or waiter.elsewhere:
+            waiter = await self._take_up(turn_id, node, held=take_over)
         while waiter is not None:
             with runtime.waiters.asking(waiter):
                 if waiter.offered is not None and waiter.lease is None:

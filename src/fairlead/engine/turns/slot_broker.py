@@ -140,8 +140,10 @@ class SlotBroker(HeldSlots):
         self._keep(lease)
         self._timers[lease.name] = asyncio.get_running_loop().call_later(ACCEPT_WITHIN, self._overdue, lease)
         waiter = self._waiters.get(lease.job_id)
-        if waiter is not None:
+        if waiter is not None and not waiter.elsewhere:
             self.offer(waiter, lease)
+            if not waiter.callers and waiter.adopted_from is not None:
+                self._shard.offer_turn(waiter.adopted_from, lease)
         else:
             self._spawn(self._or_expire(lease, self._hand_over(lease)))
 
@@ -209,14 +211,17 @@ class SlotBroker(HeldSlots):
 
     async def _hand_over(self, lease: Lease) -> None:
         """Offer the slot to the process that the turn's caller is connected to. The offer is repeated, because a
-        message may be lost, or the caller may connect to another process."""
+        message may be lost, or the caller may connect to another process. A call that waits in this process gets the
+        slot if the process that owns the turn does not accept it at once."""
+        asked = False
         while lease.name in self._offered:
             job = (await self._store.get_jobs([lease.job_id])).get(lease.job_id)
             if job is None or job.turn is None or not _is_offered(lease, job):
                 await self._settle(lease)
                 return
             owner = process_of(job.turn)
-            if (waiter := self._waiters.get(job.id)) is not None:
+            waiter = self._waiters.get(job.id)
+            if waiter is not None and (asked or owner == self._process or not waiter.elsewhere):
                 self.offer(waiter, lease)
             elif (
                 not turns.is_outside(job.turn)
@@ -225,6 +230,7 @@ class SlotBroker(HeldSlots):
             ):
                 await self._set_aside(lease, job, turns.waiter_gone(job))
                 return
+            asked = True
             await asyncio.sleep(OFFER_AGAIN_AFTER)
 
     async def _or_expire(self, lease: Lease, handling: Coroutine[Any, Any, None]) -> None:

@@ -33,6 +33,10 @@ class Waiter:
         self.callers = 0
         """How many calls wait for the slot."""
         self.counted = False
+        self.elsewhere = False
+        """Another process has adopted the turn while a call in this process waits for it."""
+        self.adopted_from: str | None = None
+        """The process from which this process adopted the turn. A call may still wait there."""
         self._held_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         """Ends the turn if its wait, or its use of the slot, takes too long."""
@@ -49,7 +53,7 @@ class Waiter:
     def hold(self, lease: Lease, job: Job) -> None:
         self.stop_timer()
         self._held_at = asyncio.get_running_loop().time()
-        self.offered, self.lease, self.job = None, lease, job
+        self.offered, self.lease, self.job, self.elsewhere = None, lease, job, False
 
     def lose(self, why: str) -> None:
         if not (self.lost.is_set() or self.leaving):
@@ -103,7 +107,10 @@ class Waiters:
             yield
         finally:
             waiter.callers -= 1
-            self.changed(waiter)
+            if waiter.elsewhere and not waiter.callers:
+                self.forget(waiter)
+            else:
+                self.changed(waiter)
 
     def changed(self, waiter: Waiter) -> None:
         """Update `wanted` after this waiter has changed. Sends the signal `turn_wanted` if the turn now needs a slot,

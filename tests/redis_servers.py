@@ -8,8 +8,10 @@ are skipped; under CI they fail. `FAIRLEAD_TEST_REDIS_URL` names a running serve
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -38,6 +40,12 @@ NO_REDIS = (
 )
 _START_S = 20.0
 _SLOTS = 16384
+_FIRST_PORT, _LAST_PORT, _TO_BUS_PORT = 12_000, 22_000, 10_000
+_TRIES = 5
+
+
+class PortTaken(RuntimeError):
+    """Another process has taken the port, or the cluster bus port, since it was found free."""
 
 
 def find_program() -> str | None:
@@ -65,12 +73,14 @@ def require_program() -> str:
 
 
 def _free_port() -> int:
-    """A free port whose cluster bus port, 10,000 above it, is valid too."""
+    """A free port whose cluster bus port is free too. Both are below the ports that the system gives to clients and to
+    servers that ask for any port, so that a server that a test restarts finds its port free.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55_000:
+        port = random.SystemRandom().randrange(_FIRST_PORT, _LAST_PORT)
+        with contextlib.suppress(OSError), socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + _TO_BUS_PORT))
             return port
 
 
@@ -78,22 +88,44 @@ class Server:
     """A server that a test can kill, pause, and restart on its port with the data on disk."""
 
     def __init__(self, *options: str) -> None:
-        self.port, self._directory = _free_port(), Path(tempfile.mkdtemp(prefix="fairlead-redis-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="fairlead-redis-"))
         self._config = self._directory / "redis.conf"
-        self._config.write_text(
-            f'port {self.port}\nbind 127.0.0.1\ndir "{self._directory}"\nlogfile "redis.log"\nsave ""\n'
-        )
+        self._log = self._directory / "redis.log"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._choose_port()
+        atexit.register(self._remove)
+
+    def _choose_port(self) -> None:
+        self.port = _free_port()
+        self._config.write_text(
+            f'port {self.port}\nbind 127.0.0.1\ndir "{self._directory}"\nlogfile "redis.log"\n{self._settings()}\n'
+        )
         # No retries: a server that a test has shut down does not come back.
         self.client = redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
-        atexit.register(self._remove)
+
+    def _settings(self) -> str:
+        return 'save ""'
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> Self:
+        """Start the server. If its port is taken at the first start, it gets another one."""
+        first = not self._log.exists()
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return self._start()
+            except PortTaken:
+                if not (first and tries_left):
+                    raise
+                self.client.close()
+                self._log.unlink()
+                self._choose_port()
+        raise AssertionError("unreachable")
+
+    def _start(self) -> Self:
         command = [require_program(), str(self._config), *self._options]
         self._process = subprocess.Popen(
             command, cwd=self._directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -111,8 +143,9 @@ class Server:
                 return
             except (redis.ConnectionError, redis.TimeoutError):
                 if process.poll() is not None or time.monotonic() - began > _START_S:
-                    log = self._directory / "redis.log"
-                    raise RuntimeError(f"no Redis:\n{log.read_text() if log.exists() else ''}") from None
+                    text = self._log.read_text() if self._log.exists() else ""
+                    kind = PortTaken if "Address already in use" in text else RuntimeError
+                    raise kind(f"no Redis:\n{text}") from None
                 time.sleep(0.02)
 
     def kill(self) -> None:
@@ -139,11 +172,11 @@ class Server:
 
 class Sentinel(Server):
     def __init__(self, master: int) -> None:
+        self._master = master
         super().__init__("--sentinel")
-        self._config.write_text(
-            f'port {self.port}\nbind 127.0.0.1\ndir "{self._directory}"\nlogfile "redis.log"\n'
-            f"sentinel monitor mymaster 127.0.0.1 {master} 1\n"
-        )
+
+    def _settings(self) -> str:
+        return f"sentinel monitor mymaster 127.0.0.1 {self._master} 1"
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ import io
 import subprocess
 import sys
 import tokenize
+from collections.abc import Callable
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "src" / "fairlead" / "client"
@@ -39,36 +40,55 @@ NAMES = {
     "asynchronous_batches": "synchronous_batches",
     "asynchronous_turns": "synchronous_turns",
 }
+Position = tuple[int, int]
 HEADER = "# Generated from {source} by tools/generate_sync_client.py: change that file, then run `make generate`.\n"
 
 
 def converted(source: str, name: str) -> str:
     """The synchronous form of a module: without `async` and `await`, and with the names of `NAMES`."""
-    tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.string not in ("async", "await")
-    ]
     lines = source.splitlines(keepends=True)
     # From the end to the start, so that earlier positions stay right.
-    for token in reversed(tokens):
-        row, start = token.start[0] - 1, token.start[1]
-        if token.type == tokenize.NAME and token.string in NAMES:
-            lines[row] = lines[row][:start] + NAMES[token.string] + lines[row][token.end[1] :]
-        elif token.type == tokenize.STRING:
-            _rename_in_text(lines, token)
+    for kind, start, end in reversed(_names_and_strings(source)):
+        _replace(lines, start, end, NAMES.get if kind == tokenize.NAME else _renamed)
     text = "".join(lines)
     for word in ("async ", "await "):
         text = _without(text, word)
     return _formatted(HEADER.format(source=name) + text.replace("import time\nimport time\n", "import time\n"))
 
 
-def _rename_in_text(lines: list[str], token: tokenize.TokenInfo) -> None:
-    """Names in docstrings and messages follow."""
-    for row in range(token.start[0] - 1, token.end[0]):
-        for old, new in sorted(NAMES.items(), key=lambda pair: -len(pair[0])):
-            if old.startswith("Async"):
-                lines[row] = lines[row].replace(old, new)
+def _names_and_strings(source: str) -> list[tuple[int, Position, Position]]:
+    """Names and strings with their extent. An f-string is one string, though Python 3.12 and later tokenise its parts:
+    the output is the same on every version.
+    """
+    found: list[tuple[int, Position, Position]] = []
+    opened: list[Position] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            opened.append(token.start)
+        elif kind == "FSTRING_END":
+            start = opened.pop()
+            if not opened:
+                found.append((tokenize.STRING, start, token.end))
+        elif not opened and kind in ("NAME", "STRING"):
+            found.append((token.type, token.start, token.end))
+    return found
+
+
+def _replace(lines: list[str], start: Position, end: Position, rename: Callable[[str], str | None]) -> None:
+    for row in range(start[0] - 1, end[0]):
+        first = start[1] if row == start[0] - 1 else 0
+        last = end[1] if row == end[0] - 1 else len(lines[row])
+        old = lines[row][first:last]
+        lines[row] = lines[row][:first] + (rename(old) or old) + lines[row][last:]
+
+
+def _renamed(text: str) -> str:
+    """A docstring or a message with the names of the synchronous classes."""
+    for old, new in sorted(NAMES.items(), key=lambda pair: -len(pair[0])):
+        if old.startswith("Async"):
+            text = text.replace(old, new)
+    return text
 
 
 def _without(text: str, word: str) -> str:

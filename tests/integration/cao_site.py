@@ -110,6 +110,7 @@ class _Posted:
 
     headers: dict[str, str]
     status: int
+    content_type = "application/json"
 
     def __init__(self, endpoints: Endpoints, body: dict[str, Any]) -> None:
         self._endpoints, self._body = endpoints, body

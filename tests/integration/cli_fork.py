@@ -25,6 +25,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 100_000
+KILLED_WITHIN = 30.0
 MODULE = "fairlead.cli"
 
 # ---------------------------------------------------------------- in the test's process
@@ -78,7 +79,9 @@ class Forked:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
+        """Kill the process and wait for its end, so that nothing of it stays open."""
         self.send_signal(signal.SIGKILL)
+        self._ended(KILLED_WITHIN)
 
 
 def _ask(request: bytes, fds: list[int]) -> None:

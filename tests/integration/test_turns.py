@@ -11,54 +11,16 @@ import pytest
 from fairlead import Call, Fairlead, JobStatus, TurnEnded, TurnLost, TurnTimeout, Unavailable, WrongState
 from fairlead.app.turns.turns import Turns
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
-from tests.integration.turn_apps import MODELS, config_of, position_is, running_app, until, until_ready
-
-
-class Waiters:
-    """Callers in separate tasks; each holds its slot until the test releases it."""
-
-    def __init__(self, app: Fairlead, service: str = "flux") -> None:
-        self.app = app
-        self.service = service
-        self.order: list[str] = []
-        self.positions: dict[str, list[int]] = {}
-        self._go: dict[str, asyncio.Event] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    async def join(self, name: str, **options: Any) -> None:
-        """Join the queue; returns when the turn is accepted."""
-        self._go[name], self.positions[name] = asyncio.Event(), []
-        before = await self._count()
-        self.tasks[name] = asyncio.create_task(self._turn(name, options))
-        async with asyncio.timeout(20):
-            while await self._count() == before:
-                await asyncio.sleep(0.005)
-
-    async def _count(self) -> int:
-        return len((await self.app.list_jobs(limit=500)).data)
-
-    async def _turn(self, name: str, options: dict[str, Any]) -> None:
-        user = options.pop("user_id", name)
-        async with self.app.turn(self.service, user, on_position=self.positions[name].append, **options) as turn:
-            self.order.append(name)
-            await self._go[name].wait()
-            turn.result = {"by": name}
-
-    async def has(self, name: str) -> None:
-        await until(lambda: name in self.order)
-
-    async def go(self, *names: str) -> None:
-        """Each in order holds its slot, and leaves."""
-        for name in names:
-            await self.has(name)
-            self._go[name].set()
-            await self.tasks[name]
-
-
-async def turns_of(app: Fairlead, service: str = "flux") -> list[Any]:
-    """Oldest first, with all stored fields."""
-    page = await app.list_jobs(feature_name=service)
-    return [await app.get(job.job_id) for job in reversed(page.data)]
+from tests.integration.turn_apps import (
+    MODELS,
+    Waiters,
+    config_of,
+    position_is,
+    running_app,
+    turns_of,
+    until,
+    until_ready,
+)
 
 
 async def test_callers_get_the_slot_one_after_the_other_in_the_order_of_arrival(engines: dict[str, str]) -> None:
@@ -427,24 +389,6 @@ async def test_turns_need_a_running_queue(embedded: dict[str, str]) -> None:
         with pytest.raises(Unavailable, match="turns need a running queue"):
             async with app.turn("flux"):
                 pass
-
-
-async def test_a_stopping_app_leaves_no_turn_open(engines: dict[str, str]) -> None:
-    app = Fairlead(MODELS, **engines)
-    waiters = Waiters(app)
-    async with app.running():
-        await until_ready(app)
-        await waiters.join("a")
-        await waiters.join("b")
-        await waiters.has("a")
-    with pytest.raises(TurnLost):
-        await waiters.tasks["a"]
-    with pytest.raises((TurnEnded, Unavailable)):
-        await waiters.tasks["b"]
-    async with running_app(MODELS, engines) as again:
-        assert [turn.error["code"] for turn in await turns_of(again)] == ["HOLDER_DIED", "WAITER_GONE"]
-        async with again.turn("flux", "next"):
-            pass
 
 
 async def test_a_turn_without_a_waiting_caller_stays_in_the_queue(embedded: dict[str, str]) -> None:

@@ -13,8 +13,17 @@ import redis.asyncio as aioredis
 
 from fairlead import Call, Fairlead, JobStatus, TurnLost
 from fairlead.engine.roles import Roles
-from tests.integration.test_turns import Waiters, turns_of
-from tests.integration.turn_apps import ENOUGH, MODELS, config_of, position_is, running_app, until, until_ready
+from tests.integration.turn_apps import (
+    ENOUGH,
+    MODELS,
+    Waiters,
+    config_of,
+    position_is,
+    running_app,
+    turns_of,
+    until,
+    until_ready,
+)
 
 ROOT = Path(__file__).parents[2]
 SHORT = config_of(flux={"lease_ttl": 2.0})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,9 +23,6 @@ class Plain(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self.sent.append(bytes(data))
-
-    def writelines(self, parts: Any) -> None:
-        self.sent.append(b"".join(parts))
 
     def is_closing(self) -> bool:
         return self.closed
@@ -76,3 +76,49 @@ async def test_a_lost_connection_is_not_written_to(plain: Plain, held: Coalescin
     plain.close()
     await asyncio.sleep(0)
     assert plain.sent == []
+
+
+# ---------------------------------------------------------------- with a socket
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[CoalescingTransport, asyncio.StreamWriter, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    with theirs:
+        yield CoalescingTransport(writer.transport, asyncio.get_running_loop()), writer, theirs
+        writer.transport.abort()
+
+
+async def test_a_connection_closes_after_a_response_without_a_body() -> None:
+    async with connected() as (transport, writer, client):
+        transport.write(HEAD)
+        transport.write(b"")
+        assert transport.get_write_buffer_size() == 0
+        transport.close()
+        async with asyncio.timeout(20):
+            await writer.wait_closed()
+        assert client.recv(1000) == HEAD
+
+
+async def test_a_large_response_pauses_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected() as (transport, writer, _):
+        paused: list[bool] = []
+        monkeypatch.setattr(writer.transport.get_protocol(), "pause_writing", lambda: paused.append(True))
+        transport.write(HEAD)
+        transport.write(bytes(10_000_000))
+        assert paused == [True]
+
+
+async def test_a_body_for_a_lost_connection_does_not_affect_the_next_one() -> None:
+    async with connected() as (transport, writer, _):
+        transport.write(HEAD)
+        writer.transport.abort()
+        transport.write(BODY)
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    async with connected() as (transport, writer, client):  # its socket has the same number
+        transport.write(HEAD)
+        transport.close()
+        await writer.wait_closed()
+        assert client.recv(1000) == HEAD

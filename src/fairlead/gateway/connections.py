@@ -236,7 +236,9 @@ class CoalescingTransport:
         self._written += len(data)
         held, self._held = self._held, None
         if held is not None:
-            self.plain.writelines((held, data))
+            # Not `writelines`: in Python 3.12 and later, asyncio's never drains an empty part, does not pause the
+            # protocol, and registers a connection that is already lost.
+            self.plain.write(held + data)
         elif data.startswith(_HEAD):
             self._held = data
             self._call_soon(self._flush)

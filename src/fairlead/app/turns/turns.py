@@ -19,7 +19,7 @@ from fairlead.app.job_commands import TRIES, Build, JobCommands
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.queries import TurnQueries
 from fairlead.app.turns.validation import check_wait_timeout, result_json, user_of
-from fairlead.app.turns.waiting import OnPosition, TurnWait
+from fairlead.app.turns.waiting import OnPosition, OpenWaits, broker_of
 from fairlead.domain import transitions, turns
 from fairlead.domain.auto_limit import ending_of
 from fairlead.domain.config_checks import known
@@ -33,7 +33,6 @@ from fairlead.domain.turns import TurnView
 from fairlead.domain.validation import check_id
 from fairlead.engine.node import Node
 from fairlead.engine.rebuild import lease_of
-from fairlead.engine.turns.slot_broker import SlotBroker
 from fairlead.engine.turns.waiters import Waiter
 from fairlead.errors import NotFound, TurnLost, Unavailable, UnknownFeature, WrongState
 from fairlead.store.port import Accepted, Done
@@ -48,7 +47,7 @@ class Turns(TurnQueries):
         super().__init__(runtime)
         self._commands = commands
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._stopping: Node | None = None
+        self._waits = OpenWaits(runtime)
 
     @property
     def max_result(self) -> int:
@@ -93,9 +92,11 @@ class Turns(TurnQueries):
         submit = replace(submit, job=job)
         if runtime.priorities.needed or lowers_only:
             (submit,) = await runtime.priorities.settle([submit], lowers_only=lowers_only)
-        outcome = await runtime.group_commit.write(submit)
-        assert isinstance(outcome, Accepted)
-        if outcome.replayed:
+        with self._waits.registering(node):
+            outcome = await runtime.group_commit.write(submit)
+            assert isinstance(outcome, Accepted)
+            waiter = None if outcome.replayed else runtime.waiters.add(submit.job)
+        if waiter is None:
             return await self.get(outcome.job_id)
         job = submit.job
         runtime.warn_if_anonymous([job])
@@ -103,7 +104,6 @@ class Turns(TurnQueries):
             runtime.signals.timer_set(job.timer_at)
         runtime.writer.counters.accepted[job.feature_name, job.priority] += 1
         log.info("turn %s of %s: added", job.id, service)
-        waiter = runtime.waiters.add(job)
         if max_wait is not None:
             loop = asyncio.get_running_loop()
             waiter.timer = loop.call_later(max_wait, lambda: self._spawn(self._time_out(waiter)))
@@ -130,35 +130,41 @@ class Turns(TurnQueries):
             job = await self.require(turn_id)
             if job.status.finished or (job.status is JobStatus.RUNNING and not held):
                 return None
-            if runtime.node is not node or node is self._stopping:
-                raise Unavailable("this process is stopping")
-            waiter, before = runtime.waiters.get(turn_id), process_of(job.turn or "")
-            state = JobStatus.RUNNING if waiter is not None and waiter.lease is not None else JobStatus.PENDING
-            if waiter is not None and before == node.name and job.status is state:
-                return waiter
-            owner = turns.owner_at(node.name, job)
-            if not isinstance(await runtime.group_commit.write(Adopt(job.id, job.run, owner)), Done):
-                continue
-            if before != node.name:
-                node.turn_adopted_here(before, turn_id)
-            job = replace(job, turn=owner)
-            if job.is_set_aside:
-                if not await runtime.writer.record(job, turns.take_up(job), runtime.clock.now()):
-                    continue
-                job = replace(job, status=JobStatus.PENDING, run=job.run + 1, error=None)
-                if waiter is not None:
-                    runtime.waiters.forget(waiter)  # its offers are void
-            waiter = runtime.waiters.add(job)
-            waiter.elsewhere = False
-            if before != node.name:
-                waiter.adopted_from = before
-            if job.status is JobStatus.RUNNING:
-                self._hold(waiter, job, node)
-            return waiter
+            with self._waits.registering(node):
+                if (waiter := await self._own(job, node)) is not None:
+                    return waiter
         raise Unavailable(f"turn {turn_id} keeps changing; try again")
 
+    async def _own(self, job: Job, node: Node) -> Waiter | None:
+        """Make this process the owner of the turn, and return the turn's waiter. None if the turn has changed since its
+        row was read."""
+        runtime = self._runtime
+        waiter, before = runtime.waiters.get(job.id), process_of(job.turn or "")
+        state = JobStatus.RUNNING if waiter is not None and waiter.lease is not None else JobStatus.PENDING
+        if waiter is not None and before == node.name and job.status is state:
+            return waiter
+        owner = turns.owner_at(node.name, job)
+        if not isinstance(await runtime.group_commit.write(Adopt(job.id, job.run, owner)), Done):
+            return None
+        if before != node.name:
+            node.turn_adopted_here(before, job.id)
+        job = replace(job, turn=owner)
+        if job.is_set_aside:
+            if not await runtime.writer.record(job, turns.take_up(job), runtime.clock.now()):
+                return None
+            job = replace(job, status=JobStatus.PENDING, run=job.run + 1, error=None)
+            if waiter is not None:
+                runtime.waiters.forget(waiter)  # its offers are void
+        waiter = runtime.waiters.add(job)
+        waiter.elsewhere = False
+        if before != node.name:
+            waiter.adopted_from = before
+        if job.status is JobStatus.RUNNING:
+            self._hold(waiter, job, node)
+        return waiter
+
     def _hold(self, waiter: Waiter, job: Job, node: Node) -> None:
-        broker = _broker(node, job)
+        broker = broker_of(node, job)
         lease = replace(lease_of(job), scope=broker.scope_of(job.service))
         rest = max(0.0, (job.call_deadline or 0.0) - self._runtime.clock.now())
         broker.hold(waiter, lease, job, within=min(rest, broker.timeout_of(job.service)))
@@ -181,24 +187,24 @@ class Turns(TurnQueries):
         caller holds in another process moves to this process."""
         runtime = self._runtime
         node = await runtime.join()
-        wait = TurnWait(runtime, timeout, on_position)
-        waiter = runtime.waiters.get(check_id(turn_id, "turn"))
-        if waiter is None or waiter.elsewhere:
-            waiter = await self._take_up(turn_id, node, held=take_over)
-        while waiter is not None:
-            with runtime.waiters.asking(waiter):
-                if waiter.offered is not None and waiter.lease is None:
-                    # A slot was offered before this call began to wait; the offer is valid for a moment.
-                    self._spawn(self._broker_of(waiter).accept(waiter, waiter.offered))
-                job = await wait.run(waiter)
-            if job is None:
-                raise NotFound(f"there is no turn {turn_id}")
-            if not job.is_set_aside:
-                if job.status.finished:
-                    runtime.waiters.forget(waiter)
-                return self.view(job)
-            # The turn was set aside before this call began to wait, or because this process seemed to be gone.
-            waiter = await self._take_up(turn_id, node, held=take_over)
+        with self._waits.open(node, timeout, on_position) as wait:
+            waiter = runtime.waiters.get(check_id(turn_id, "turn"))
+            if waiter is None or waiter.elsewhere:
+                waiter = await self._take_up(turn_id, node, held=take_over)
+            while waiter is not None:
+                with runtime.waiters.asking(waiter):
+                    if waiter.offered is not None and waiter.lease is None:
+                        # A slot was offered before this call began to wait; the offer is valid for a moment.
+                        self._spawn(broker_of(node, waiter.job).accept(waiter, waiter.offered))
+                    job = await wait.run(waiter)
+                if job is None:
+                    raise NotFound(f"there is no turn {turn_id}")
+                if not job.is_set_aside:
+                    if job.status.finished:
+                        runtime.waiters.forget(waiter)
+                    return self.view(job)
+                # The turn was set aside before this call began to wait, or because this process seemed to be gone.
+                waiter = await self._take_up(turn_id, node, held=take_over)
         return await self.get(turn_id)
 
     async def start_if_first(self, turn_id: str) -> bool:
@@ -211,9 +217,8 @@ class Turns(TurnQueries):
             return False
         if waiter is None or waiter.lease is not None:
             return False
-        broker = self._broker_of(waiter)
         await node.relayed(waiter.service)
-        return await broker.start_if_first(waiter)
+        return await broker_of(node, waiter.job).start_if_first(waiter)
 
     def enter_block(self, turn_id: str) -> None:
         """Record that the turn belongs to a `with` block, until `leave_block`. It must end with the block: its caller
@@ -279,7 +284,7 @@ class Turns(TurnQueries):
             # Leave even if the database is unavailable: the caller has stopped working, and renewing its lease would
             # keep the slot occupied.
             if waiter is not None:
-                self._broker_of(waiter).leave(waiter)
+                self._leave(waiter)
 
     async def withdraw(self, turn_id: str) -> None:
         """Cancel a turn at the request of code that may not be the turn's caller. If a `with` block holds the slot, the
@@ -294,7 +299,7 @@ class Turns(TurnQueries):
     async def left(self, turn_id: str) -> None:
         """Release the slot of a turn whose caller has stopped working, after it was notified that the slot is lost."""
         if (waiter := self._runtime.waiters.get(turn_id)) is not None:
-            self._broker_of(waiter).leave(waiter)
+            self._leave(waiter)
 
     async def abandon(self, turn_id: str, why: str) -> None:
         """Handle an outside caller that has been silent for too long: set aside the turn if it waits, fail it if it
@@ -304,7 +309,7 @@ class Turns(TurnQueries):
         if waiter is None or job is None or node is None:
             return
         if process_of(job.turn or "") != node.name:
-            self._broker_of(waiter).drop(waiter)
+            broker_of(node, waiter.job).drop(waiter)
             return
 
         now, grace = self._runtime.clock.now(), self._runtime.config.turns.grace
@@ -333,7 +338,7 @@ class Turns(TurnQueries):
             if not await self._record(waiter.job, move):
                 raise TurnLost("the turn has already been ended elsewhere", turn_id=waiter.id)
         finally:
-            self._broker_of(waiter).leave(waiter, failed=failed)
+            self._leave(waiter, failed=failed)
         return await self.get(waiter.id)
 
     def _count(self, waiter: Waiter, *, failed: bool) -> None:
@@ -387,10 +392,13 @@ class Turns(TurnQueries):
 
     # ------------------------------------------------------------ shared parts
 
-    def _broker_of(self, waiter: Waiter) -> SlotBroker:
+    def _leave(self, waiter: Waiter, *, failed: bool | None = None) -> None:
+        """Release the slot of this turn. A process that has stopped has no slots to release."""
         node = self._runtime.node
-        assert node is not None
-        return _broker(node, waiter.job)
+        if node is None:
+            self._runtime.waiters.forget(waiter)
+        else:
+            broker_of(node, waiter.job).leave(waiter, failed=failed)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -406,38 +414,9 @@ class Turns(TurnQueries):
         """Prepare the turns of this process for its shutdown. Waiting turns are set aside, so that their callers can
         take them up in another process; turns that hold a slot are ended. Turns of outside callers stay as they are, if
         another process can adopt them."""
-        runtime, node = self._runtime, self._runtime.node
+        node = self._runtime.node
         for task in list(self._tasks):
             task.cancel()
         if node is None:
             return
-        self._stopping = node
-        if node.distributed:
-            for waiter in runtime.waiters.all():
-                if turns.is_outside(waiter.job.turn or ""):
-                    self._broker_of(waiter).drop(waiter)
-        waiters = runtime.waiters.all()
-        jobs = await runtime.store.get_jobs([waiter.id for waiter in waiters]) if waiters else {}
-        now, moves = runtime.clock.now(), []
-        for waiter in waiters:
-            waiter.why_lost = "this process is stopping"
-            job = jobs.get(waiter.id)
-            if job is None or process_of(job.turn or "") != node.name:
-                continue
-            if job.status is JobStatus.RUNNING:
-                moves.append((job, transitions.end_turn(job, "recover", turns.holder_died(job), now=now)))
-            elif job.status is JobStatus.PENDING:
-                gone = turns.waiter_gone(job)
-                if waiter.id in runtime.waiters.blocks:
-                    moves.append((job, transitions.end_turn(job, "fail", gone, now=now)))
-                else:
-                    moves.append((job, turns.set_aside(job, gone, now=now, grace=runtime.config.turns.grace)))
-        if moves:
-            await runtime.writer.record_each(moves, now)
-        for waiter in waiters:
-            waiter.lose(waiter.why_lost)
-            self._broker_of(waiter).leave(waiter)
-
-
-def _broker(node: Node, job: Job) -> SlotBroker:
-    return node.shards[node.rules.shard_of(job.service, job.priority.band)].slot_broker
+        await self._waits.close(node)

@@ -49,6 +49,11 @@ def test_the_fields_of_a_form_are_read_without_its_files() -> None:
     assert openai.form_fields("multipart/form-data", FORM, names) == {}
 
 
+def test_a_field_of_a_form_is_named_by_a_header_of_its_own() -> None:
+    form = b'--xx\r\nX: content-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--xx--\r\n'
+    assert openai.form_fields("multipart/form-data; boundary=xx", form, frozenset({"model"})) == {}
+
+
 @pytest.mark.parametrize(
     ("body", "changed"),
     [

@@ -33,7 +33,8 @@ MAX_PATH = 200
 
 _TIER_PRIORITY = {"priority": Priority.HIGH, "fast": Priority.HIGH, "flex": Priority.LOW}
 _PRIORITY_TIER = {Priority.HIGH: "priority", Priority.MEDIUM: "default", Priority.LOW: "flex"}
-_PART_NAME = re.compile(rb'content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE)
+# Anchored to the beginning of a line: a search that may begin anywhere in a long line takes quadratic time.
+_PART_NAME = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 _FILE_NAME = re.compile(rb"[;\s]filename\*?=", re.IGNORECASE)
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 MAX_FIELD = 4096

@@ -12,8 +12,9 @@ import orjson
 import pytest
 
 from fairlead.domain.job import JobStatus
+from fairlead.engine import events
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
-from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, refusing, sending, streaming
+from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, hanging, refusing, sending, streaming
 
 TEXT = "".join(WORDS)
 ASK = {"model": "llama", "messages": HELLO, "stream": True}
@@ -256,6 +257,14 @@ async def test_a_broken_stream_is_retried_if_the_service_says_so(tmp_path: Path)
         assert len(front.upstream.calls) == 2
 
 
+async def test_a_stream_whose_retry_is_refused_ends_with_the_error(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"retry_streams": True}) as front, front.client() as client:
+        front.upstream.script.extend([streaming(*CHUNKS[:3], ConnectionError()), refusing(400, "no such model")])
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        with pytest.raises(openai.APIError, match="no such model"):
+            await text_of(stream)
+
+
 async def test_a_stream_that_breaks_off_before_its_first_event_is_retried(tmp_path: Path) -> None:
     async with open_front(tmp_path) as front, front.client() as client:
         front.upstream.script.append(streaming(ConnectionError()))
@@ -278,6 +287,28 @@ async def test_a_client_that_leaves_in_the_middle_cancels_its_job(tmp_path: Path
         await client.chat.completions.create(model="llama", messages=HELLO)
         [job] = (await front.app.list_jobs(user_id="ada")).data
         assert job.status is JobStatus.CANCELLED
+
+
+async def test_a_client_that_is_dropped_because_it_reads_too_slowly_cancels_its_job(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def two_chunks(upstream: Any, request: Any, fields: Any) -> Any:
+        response = await begin_stream(request)
+        await response.write(CHUNKS[0])
+        await upstream.gate.wait()
+        await response.write(CHUNKS[1])
+        return await hanging(upstream, request, fields)
+
+    front.upstream.script.append(two_chunks)
+    front.upstream.gate.clear()
+    async with front.client() as client:
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        await anext(aiter(stream))
+        monkeypatch.setattr(events, "BUFFER", 0)
+        front.upstream.gate.set()
+        with pytest.raises(openai.APIError, match="too slowly"):
+            await text_of(stream)
+        await front.upstream.reaches(open=0)
 
 
 async def test_a_retry_gets_the_stream_from_its_beginning(front: Front) -> None:

@@ -289,6 +289,19 @@ async def test_a_client_that_leaves_in_the_middle_cancels_its_job(tmp_path: Path
         assert job.status is JobStatus.CANCELLED
 
 
+async def test_a_stream_whose_key_is_revoked_ends_with_an_error(tmp_path: Path) -> None:
+    async with open_front(tmp_path, admin_key=ADMIN) as front:
+        front.upstream.gate.clear()
+        key = await front.app.create_key("user", user_id="ada")
+        async with front.client(key.text) as client:
+            stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+            await anext(aiter(stream))
+            await front.app.revoke_key(key.key.id)
+            with pytest.raises(openai.APIError, match="revoked"):
+                await text_of(stream)
+        await front.upstream.reaches(open=0)
+
+
 async def test_a_client_that_is_dropped_because_it_reads_too_slowly_cancels_its_job(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,6 +309,17 @@ async def test_garbage_of_the_upstream_is_a_502_that_is_not_retried(front: Front
         assert (await client.chat.completions.create(model="llama", messages=HELLO)).choices
 
 
+async def test_a_header_of_the_upstream_that_cannot_be_sent_is_left_out(front: Front) -> None:
+    async def named(upstream: Any, request: Any, fields: Any) -> Any:
+        return web.Response(body=b"mp3", headers={"Content-Disposition": 'attachment; filename="漢.mp3"'})
+
+    front.upstream.script.append(named)
+    async with front.http() as client:
+        response = await client.post("/audio/speech", json={"model": "llama", "input": "x"})
+    assert (response.status_code, response.content) == (200, b"mp3")
+    assert "content-disposition" not in response.headers
+
+
 async def test_an_upstream_that_never_answers_is_a_504(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"timeout": 0.2, "max_attempts": 1}) as front, front.client() as client:
         front.upstream.gate.clear()

@@ -10,6 +10,7 @@ from fairlead.domain import openai
 from fairlead.domain.job import Priority
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.executors.openai_stream import BrokenStream, ChatStream, Events, UpstreamError
+from fairlead.gateway.fronts.openai.errors import of_failed_job
 
 CHAT = FrontRequest("chat/completions", "application/json", b"{}", stream=True)
 FORM = (
@@ -31,6 +32,29 @@ def test_a_body_survives_the_input_of_a_job(body: bytes) -> None:
 def test_an_input_of_another_kind_of_job_is_refused(value: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="path"):
         FrontRequest.of_input(value)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain\r\nX: y", "text/plain\0", "text/plän"])
+def test_a_content_type_that_is_no_header_is_refused(content_type: str) -> None:
+    with pytest.raises(ValueError, match="content_type"):
+        FrontRequest.of_input({"path": "embeddings", "content_type": content_type, "body": "{}"})
+
+
+def test_only_harmless_headers_of_an_answer_pass() -> None:
+    headers = {
+        "Content-Type": "audio/mpeg",
+        "openai-processing-ms": "12",
+        "openai-organization": "Büro",
+        "Content-Disposition": "attachment; filename=漢.mp3",
+        "Set-Cookie": "a=b",
+        "Content-Length": "7",
+    }
+    assert openai.passed_headers(headers) == {"content-type": "audio/mpeg", "openai-processing-ms": "12"}
+
+
+@pytest.mark.parametrize("status", [None, 400, 600, 999])
+def test_a_failed_job_has_a_status_that_can_be_sent(status: int | None) -> None:
+    assert of_failed_job({"code": f"HTTP_{status}", "message": "no", "http_status": status})[0] == 502
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from fairlead.domain.job import JobStatus
 from fairlead.engine import events
+from fairlead.executors import openai_stream
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, hanging, refusing, sending, streaming
 
@@ -213,6 +214,21 @@ async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, n
         front.upstream.gate.set()
         stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
         assert await text_of(stream) == TEXT
+
+
+@pytest.mark.parametrize("end", [None, ConnectionError()], ids=["open", "lost"])
+async def test_a_stream_is_complete_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Exception | None
+) -> None:
+    monkeypatch.setattr(openai_stream, "END_WITHIN_S", 0.01)
+    async with open_front(tmp_path, service={"timeout": 5.0}) as front, front.http() as http:
+        front.upstream.script.append(streaming(*CHUNKS, b"data: [DONE]\n\n", end))
+        front.upstream.gate.clear()
+        response = await http.post("/chat/completions", json=ASK)
+        assert response.text.endswith("data: [DONE]\n\n")
+        job = await front.app.get(response.headers["x-fairlead-job"])
+        assert job.status is JobStatus.COMPLETED
+        await front.upstream.reaches(open=0)
 
 
 async def test_a_trickle_ends_with_the_timeout(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
+from fairlead.domain import events
 from fairlead.domain.job import JobStatus
+from fairlead.executors import openai as executor
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
-from tests.openai_upstream import WORDS, closing, refusing, running_upstream, sending
+from tests.openai_upstream import PATIENCE_S, WORDS, chat, closing, refusing, running_upstream, sending
 
 TEXT = "".join(WORDS)
 
@@ -233,6 +236,55 @@ async def test_while_the_upstream_rests_no_other_call_is_sent(front: Front) -> N
     assert len(front.upstream.calls) == 5
 
 
+async def first_event(front: Front, *kinds: str) -> dict[str, Any]:
+    """Send a request, and return the first event of one of these kinds. The client then disconnects."""
+    async with front.client() as client, asyncio.timeout(PATIENCE_S):
+        asked: asyncio.Task[Any] | None = None
+        async for each in front.app.watch_user("ada"):
+            if asked is None:  # the snapshot
+                create = client.chat.completions.create
+                asked = asyncio.create_task(create(model="llama", messages=HELLO, user="ada"))
+            elif each is not None and each["type"] in kinds:
+                asked.cancel()
+                return each
+    raise AssertionError(f"none of {kinds}")
+
+
+async def test_an_upstream_that_names_no_time_is_not_called_again_without_a_pause(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "FIRST_REST", 60.0)
+    front.upstream.script.append(refusing(429, retry_after="0"))
+    event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
+    assert "at its own limit" in event["message"]
+    assert len(front.upstream.calls) == 1
+
+
+async def test_a_rest_beyond_the_timeout_costs_no_attempt(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"timeout": 1.0, "max_attempts": 1}) as front:
+        front.upstream.script.append(refusing(429, retry_after="600"))
+        for _ in range(2):  # the second call begins while the service rests
+            event = await first_event(front, events.JOB_RETRYING, events.JOB_FAILED)
+            assert event["type"] == events.JOB_RETRYING
+        assert len(front.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_last_call_of_a_rate_limit_begins_a_rest(front: Front, stream: bool) -> None:
+    async def last(upstream: Any, request: Any, fields: Any) -> Any:
+        limits = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m0s"}
+        if not stream:
+            return web.json_response(chat(fields), headers=limits)
+        return web.Response(body=b"data: [DONE]\n\n", content_type="text/event-stream", headers=limits)
+
+    front.upstream.script.append(last)
+    async with front.http() as client:
+        await client.post("/chat/completions", json={"model": "llama", "messages": HELLO, "stream": stream})
+    event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
+    assert event["type"] == events.PROGRESS
+    assert len(front.upstream.calls) == 1
+
+
 async def test_a_lost_connection_before_the_first_byte_is_retried(front: Front) -> None:
     front.upstream.script.extend([closing, closing])
     async with front.client() as client:
@@ -255,6 +307,17 @@ async def test_garbage_of_the_upstream_is_a_502_that_is_not_retried(front: Front
         assert len(front.upstream.calls) == 1
         await front.upstream.reaches(open=0)
         assert (await client.chat.completions.create(model="llama", messages=HELLO)).choices
+
+
+async def test_a_header_of_the_upstream_that_cannot_be_sent_is_left_out(front: Front) -> None:
+    async def named(upstream: Any, request: Any, fields: Any) -> Any:
+        return web.Response(body=b"mp3", headers={"Content-Disposition": 'attachment; filename="漢.mp3"'})
+
+    front.upstream.script.append(named)
+    async with front.http() as client:
+        response = await client.post("/audio/speech", json={"model": "llama", "input": "x"})
+    assert (response.status_code, response.content) == (200, b"mp3")
+    assert "content-disposition" not in response.headers
 
 
 async def test_an_upstream_that_never_answers_is_a_504(tmp_path: Path) -> None:

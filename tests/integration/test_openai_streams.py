@@ -12,8 +12,10 @@ import orjson
 import pytest
 
 from fairlead.domain.job import JobStatus
+from fairlead.engine import events
+from fairlead.executors import openai_stream
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
-from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, refusing, sending, streaming
+from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, hanging, refusing, sending, streaming
 
 TEXT = "".join(WORDS)
 ASK = {"model": "llama", "messages": HELLO, "stream": True}
@@ -214,6 +216,21 @@ async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, n
         assert await text_of(stream) == TEXT
 
 
+@pytest.mark.parametrize("end", [None, ConnectionError()], ids=["open", "lost"])
+async def test_a_stream_is_complete_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Exception | None
+) -> None:
+    monkeypatch.setattr(openai_stream, "END_WITHIN_S", 0.01)
+    async with open_front(tmp_path, service={"timeout": 5.0}) as front, front.http() as http:
+        front.upstream.script.append(streaming(*CHUNKS, b"data: [DONE]\n\n", end))
+        front.upstream.gate.clear()
+        response = await http.post("/chat/completions", json=ASK)
+        assert response.text.endswith("data: [DONE]\n\n")
+        job = await front.app.get(response.headers["x-fairlead-job"])
+        assert job.status is JobStatus.COMPLETED
+        await front.upstream.reaches(open=0)
+
+
 async def test_a_trickle_ends_with_the_timeout(tmp_path: Path) -> None:
     async def trickle(upstream: Any, request: Any, fields: Any) -> Any:
         response = await begin_stream(request)
@@ -256,6 +273,14 @@ async def test_a_broken_stream_is_retried_if_the_service_says_so(tmp_path: Path)
         assert len(front.upstream.calls) == 2
 
 
+async def test_a_stream_whose_retry_is_refused_ends_with_the_error(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"retry_streams": True}) as front, front.client() as client:
+        front.upstream.script.extend([streaming(*CHUNKS[:3], ConnectionError()), refusing(400, "no such model")])
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        with pytest.raises(openai.APIError, match="no such model"):
+            await text_of(stream)
+
+
 async def test_a_stream_that_breaks_off_before_its_first_event_is_retried(tmp_path: Path) -> None:
     async with open_front(tmp_path) as front, front.client() as client:
         front.upstream.script.append(streaming(ConnectionError()))
@@ -278,6 +303,41 @@ async def test_a_client_that_leaves_in_the_middle_cancels_its_job(tmp_path: Path
         await client.chat.completions.create(model="llama", messages=HELLO)
         [job] = (await front.app.list_jobs(user_id="ada")).data
         assert job.status is JobStatus.CANCELLED
+
+
+async def test_a_stream_whose_key_is_revoked_ends_with_an_error(tmp_path: Path) -> None:
+    async with open_front(tmp_path, admin_key=ADMIN) as front:
+        front.upstream.gate.clear()
+        key = await front.app.create_key("user", user_id="ada")
+        async with front.client(key.text) as client:
+            stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+            await anext(aiter(stream))
+            await front.app.revoke_key(key.key.id)
+            with pytest.raises(openai.APIError, match="revoked"):
+                await text_of(stream)
+        await front.upstream.reaches(open=0)
+
+
+async def test_a_client_that_is_dropped_because_it_reads_too_slowly_cancels_its_job(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def two_chunks(upstream: Any, request: Any, fields: Any) -> Any:
+        response = await begin_stream(request)
+        await response.write(CHUNKS[0])
+        await upstream.gate.wait()
+        await response.write(CHUNKS[1])
+        return await hanging(upstream, request, fields)
+
+    front.upstream.script.append(two_chunks)
+    front.upstream.gate.clear()
+    async with front.client() as client:
+        stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
+        await anext(aiter(stream))
+        monkeypatch.setattr(events, "BUFFER", 0)
+        front.upstream.gate.set()
+        with pytest.raises(openai.APIError, match="too slowly"):
+            await text_of(stream)
+        await front.upstream.reaches(open=0)
 
 
 async def test_a_retry_gets_the_stream_from_its_beginning(front: Front) -> None:

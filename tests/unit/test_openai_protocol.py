@@ -10,6 +10,7 @@ from fairlead.domain import openai
 from fairlead.domain.job import Priority
 from fairlead.domain.openai import FrontAnswer, FrontRequest
 from fairlead.executors.openai_stream import BrokenStream, ChatStream, Events, UpstreamError
+from fairlead.gateway.fronts.openai.errors import of_failed_job
 
 CHAT = FrontRequest("chat/completions", "application/json", b"{}", stream=True)
 FORM = (
@@ -33,6 +34,29 @@ def test_an_input_of_another_kind_of_job_is_refused(value: dict[str, str]) -> No
         FrontRequest.of_input(value)
 
 
+@pytest.mark.parametrize("content_type", ["text/plain\r\nX: y", "text/plain\0", "text/plän"])
+def test_a_content_type_that_is_no_header_is_refused(content_type: str) -> None:
+    with pytest.raises(ValueError, match="content_type"):
+        FrontRequest.of_input({"path": "embeddings", "content_type": content_type, "body": "{}"})
+
+
+def test_only_harmless_headers_of_an_answer_pass() -> None:
+    headers = {
+        "Content-Type": "audio/mpeg",
+        "openai-processing-ms": "12",
+        "openai-organization": "Büro",
+        "Content-Disposition": "attachment; filename=漢.mp3",
+        "Set-Cookie": "a=b",
+        "Content-Length": "7",
+    }
+    assert openai.passed_headers(headers) == {"content-type": "audio/mpeg", "openai-processing-ms": "12"}
+
+
+@pytest.mark.parametrize("status", [None, 400, 600, 999])
+def test_a_failed_job_has_a_status_that_can_be_sent(status: int | None) -> None:
+    assert of_failed_job({"code": f"HTTP_{status}", "message": "no", "http_status": status})[0] == 502
+
+
 @pytest.mark.parametrize(
     "path", ["", "/", "a//b", "../a", "a/../b", "a/.b", "a b", "a?b", "a%2f", "a/", "é", "a" * 201]
 )
@@ -47,6 +71,11 @@ def test_the_fields_of_a_form_are_read_without_its_files() -> None:
     found = openai.form_fields('multipart/form-data; boundary="xx"', FORM, names)
     assert found == {"model": "whisper", "stream": "true"}
     assert openai.form_fields("multipart/form-data", FORM, names) == {}
+
+
+def test_a_field_of_a_form_is_named_by_a_header_of_its_own() -> None:
+    form = b'--xx\r\nX: content-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--xx--\r\n'
+    assert openai.form_fields("multipart/form-data; boundary=xx", form, frozenset({"model"})) == {}
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,11 @@ MAX_PATH = 200
 
 _TIER_PRIORITY = {"priority": Priority.HIGH, "fast": Priority.HIGH, "flex": Priority.LOW}
 _PRIORITY_TIER = {Priority.HIGH: "priority", Priority.MEDIUM: "default", Priority.LOW: "flex"}
-_PART_NAME = re.compile(rb'content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE)
+# Anchored to the beginning of a line: a search that may begin anywhere in a long line takes quadratic time.
+_PART_NAME = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 _FILE_NAME = re.compile(rb"[;\s]filename\*?=", re.IGNORECASE)
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 MAX_FIELD = 4096
 
 
@@ -74,11 +76,18 @@ class FrontRequest:
             raise ValueError("the input is not a request of the OpenAI front: path, content_type, body") from None
         if not (isinstance(path, str) and isinstance(content_type, str) and is_path(path)):
             raise ValueError("path must be a path below /v1, for example chat/completions")
+        if not is_header_value(content_type):
+            raise ValueError("content_type has characters that no header may have")
         return request
 
 
 def is_path(path: str) -> bool:
     return len(path) <= MAX_PATH and PATH.fullmatch(path) is not None
+
+
+def is_header_value(text: str) -> bool:
+    """Whether every server and client accepts this value of a header."""
+    return _HEADER_VALUE.fullmatch(text) is not None
 
 
 def form_fields(content_type: str, body: bytes, names: frozenset[str]) -> dict[str, str]:
@@ -148,7 +157,7 @@ class FrontAnswer:
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of an upstream's answer that clients receive."""
-    names = ((name.lower(), value) for name, value in headers.items())
+    names = ((name.lower(), value) for name, value in headers.items() if is_header_value(value))
     kept = ("content-type", "content-disposition")
     return {name: value for name, value in names if name in kept or name.startswith("openai-")}
 

@@ -3,8 +3,9 @@
 The input of the job is a `FrontRequest`, its result a `FrontAnswer`. An answer with a status from 400 to 499 is a
 result too, except 429: the client gets it unchanged. When the server answers 429 or 503, it rests: no call of this
 worker is sent until the time that `Retry-After` names. The calls keep their slots meanwhile, so that their jobs neither
-lose their turn nor use up an attempt. In a service with regions or an automatic limit, such an answer is a failure
-instead, and the queue chooses another region or lowers the limit.
+lose their turn nor use up an attempt; a call that would not be sent before its timeout goes back to the queue. In a
+service with regions or an automatic limit, such an answer is a failure instead, and the queue chooses another region or
+lowers the limit.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class OpenAIExecutor:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
         while True:
+            if (refused := self._refused_until(deadline, call)) is not None:
+                return refused
             await self._rest(call)
             outcome = await self._call(url, call, request, deadline)
             if not (self._waits and isinstance(outcome, Failure) and outcome.http_status in BUSY):
@@ -159,6 +162,7 @@ class OpenAIExecutor:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
         `deadline` is a little before the worker's: the worker would retry a call that it stops."""
         self._rests = 0
+        self._heed_limits(response.headers)
         try:
             async with asyncio.timeout_at(deadline):
                 await emit_events(response, call, stream, self._max_result)
@@ -196,6 +200,14 @@ class OpenAIExecutor:
 
     # ------------------------------------------------------------ rests
 
+    def _refused_until(self, deadline: float, call: Call) -> Failure | None:
+        """The failure of a call that cannot be sent before its deadline. Such a failure costs the job no attempt, but a
+        timeout would."""
+        if self._rests_until < deadline:
+            return None
+        seconds = self._rests_until - asyncio.get_running_loop().time()
+        return of_http_status(503, f"{call.service} is at its own limit for {seconds:.0f} s more", seconds)
+
     async def _rest(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         while (seconds := self._rests_until - loop.time()) > 0:
@@ -203,8 +215,9 @@ class OpenAIExecutor:
             await asyncio.sleep(seconds)
 
     def _begin_rest(self, refusal: Failure) -> None:
-        """Let the service rest for the time that it named, otherwise twice as long as the last time."""
-        seconds = refusal.retry_after
+        """Let the service rest for the time that it named, otherwise twice as long as the last time. A time of 0 counts
+        as none: the calls would be sent again without a pause."""
+        seconds = refusal.retry_after or None
         if seconds is None and self._rests_until > asyncio.get_running_loop().time():
             return  # calls that were sent together are refused together
         if seconds is None:

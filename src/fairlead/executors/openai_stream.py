@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -16,10 +17,12 @@ from fairlead.executors.port import Call
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES = re.compile(rb"\r\n|\n|\r")
 _FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
+END_WITHIN_S = 1.0
+"""How long an upstream may keep the connection open after `[DONE]`."""
 
 
 class BrokenStream(Exception):
-    """The stream of the upstream cannot be passed on. `code` is the code of the failure, if the upstream named one."""
+    """The stream of the upstream cannot be passed on."""
 
 
 class UpstreamError(BrokenStream):
@@ -65,6 +68,8 @@ class ChatStream:
         self._hides_usage = hides_usage
         self.usage: dict[str, int] | None = None
         self.complete = not self._has_done
+        self.done = False
+        """The stream has sent `[DONE]`."""
 
     def text_of(self, event: bytes) -> str:
         """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
@@ -93,7 +98,7 @@ class ChatStream:
     def _passes(self, data: bytes) -> bool:
         """Take note of the data of an event. Returns whether the client receives it."""
         if data == openai.DONE:
-            self.complete = True
+            self.complete = self.done = True
             return True
         try:
             value = orjson.loads(data)
@@ -118,10 +123,23 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: Chat
     async for data in response.content.iter_any():
         if text := "".join(map(stream.text_of, events.feed(data))):
             call.emit(text)
+        if stream.done:
+            await _read_to_end(response)
+            return
     if events.rest.strip() and (text := stream.text_of(events.rest.strip(b"\r\n"))):
         call.emit(text)
     if not stream.complete:
         raise BrokenStream("the upstream closed the stream before its end")
+
+
+async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    """Read what follows `[DONE]`, normally nothing, so that the connection can be used again."""
+    try:
+        async with asyncio.timeout(END_WITHIN_S):
+            async for _ in response.content.iter_any():
+                pass
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        response.close()
 
 
 def _is_last(choice: Any) -> bool:

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlead.app.api_keys import MAX_SESSION_TEXT, SESSION_LIFE_S
 from fairlead.domain.access import Key, key_id_of, secret_hash
 from fairlead.errors import FairleadError, RequestError, Unavailable
+from fairlead.gateway.fronts.openai.errors import is_front
 from fairlead.gateway.permissions import Caller
 from fairlead.gateway.problems import Unauthorized, problem_response
 
@@ -270,7 +271,8 @@ async def run_until_revoked(
     """Run the application for one request, and cancel it when the caller's key is revoked or the session is closed.
 
     If the response has not started, the client gets a 401. Otherwise a WebSocket is closed with 4401, an event stream
-    ends with a comment, and any other response is cut off, so that it cannot be mistaken for a complete one.
+    ends with a comment, a stream of the OpenAI front with an error, and any other response is cut off, so that it
+    cannot be mistaken for a complete one.
     """
     began: bytes | None = None
 
@@ -299,8 +301,9 @@ async def run_until_revoked(
             with contextlib.suppress(Exception):
                 await send({"type": "websocket.close", "code": CLOSE_CODES[401], "reason": revoked.message})
         elif began.startswith(SSE):
+            end = b"data: " + bytes(problem_response(revoked, scope).body) if is_front(scope) else b": ended, unauthorized"
             with contextlib.suppress(Exception):
-                await send({"type": "http.response.body", "body": b": ended, unauthorized\n\n", "more_body": False})
+                await send({"type": "http.response.body", "body": end + b"\n\n", "more_body": False})
         else:
             raise revoked from None  # the server closes the connection of an incomplete response
 

@@ -43,7 +43,7 @@ def of_failed_job(error: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]
     error = error or {}
     code = str(error.get("code", "unknown"))
     status = error.get("http_status")
-    if not isinstance(status, int) or status < 429:
+    if not isinstance(status, int) or not 429 <= status < 600:
         status = 504 if code in _TIMEOUTS else 500 if code in _OF_THE_MODEL else 502
     return status, error_of(str(error.get("message", "the job failed")), status, code.lower())
 

@@ -88,6 +88,8 @@ async def read_call(request: Request) -> FrontCall:
 
 
 def _fields(content_type: str, body: bytes) -> dict[str, Any]:
+    if not openai.is_header_value(content_type):
+        raise UnsupportedMediaType("Content-Type has characters that no header may have")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         return dict(openai.form_fields(content_type, body, FORM_FIELDS))

@@ -79,7 +79,10 @@ class Stream(Response):
         except (ShuttingDown, SlowConsumer, Unavailable) as error:
             if not self._started:
                 raise Unavailable("this gateway is stopping; send the request again") from None
-            reason = "the client reads too slowly" if isinstance(error, SlowConsumer) else "the gateway is stopping"
+            reason = "the gateway is stopping"
+            if isinstance(error, SlowConsumer):  # a client does not send a request again whose stream has begun
+                reason = "the client reads too slowly"
+                await self._app.fronts.leave(self._reading)
             await self._end_with(errors.error_of(reason, 503, "unavailable"))
 
     # ------------------------------------------------------------ waiting
@@ -211,7 +214,7 @@ class Stream(Response):
         return text.encode()
 
     async def _finish(self, job: JobView, scope: Scope, receive: Receive) -> None:
-        if self._sent.size and job.status is JobStatus.COMPLETED:
+        if self._sent.size and not self._sent.restarted and job.status is JobStatus.COMPLETED:
             await self._write(b"", last=True)
             return
         tier = None if self._call.tier is None else openai.tier_of(job.priority)

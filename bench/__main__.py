@@ -129,7 +129,7 @@ def arguments() -> argparse.Namespace:
     size.add_argument("--smoke", action="store_true", help="50 jobs each: does everything work?")
     parser.add_argument("--system", action="append", choices=SYSTEMS, metavar="NAME", help=", ".join(SYSTEMS))
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, metavar="NAME", help=", ".join(SCENARIOS))
-    parser.add_argument("--rounds", type=_one_or_more, help="how often everything is repeated, if there is time")
+    parser.add_argument("--rounds", type=one_or_more, help="how often everything is repeated, if there is time")
     parser.add_argument("--report", action="store_true", help="write the last whole run's report again")
     given = parser.parse_args()
     wanted = set(given.scenario or SCENARIOS)
@@ -139,7 +139,7 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def _one_or_more(text: str) -> int:
+def one_or_more(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("at least 1")

@@ -24,6 +24,8 @@ FILES = {
     "venv": HERE / "peers" / "requirements.txt",
     "venv-arq": HERE / "peers" / "requirements-arq.txt",
     "venv-saq": HERE / "peers" / "requirements-saq.txt",
+    "venv-litellm": HERE / "peers" / "requirements-litellm.txt",
+    "venv-smg": HERE / "peers" / "requirements-smg.txt",
 }
 
 
@@ -31,11 +33,21 @@ def install(systems: Iterable[Known]) -> None:
     """The requirements of these systems."""
     interpreters = {known.producer[0] for known in systems}
     compileall.compile_dir(OURS, quiet=1)  # as pip leaves the peers: the start of a worker is part of the measurement
-    for name, requirements in FILES.items():
-        if str(INSTALLED / name / "bin" / "python") in interpreters:
-            _unless_done(INSTALLED / name, requirements, partial(_python, INSTALLED / name, requirements))
+    for name in FILES:
+        if str(python_of(name)) in interpreters:
+            install_python(name)
     if "node" in interpreters:
         _unless_done(NODE / "node_modules", NODE / "package.json", _npm)
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of this environment, whether it exists or not."""
+    return INSTALLED / name / "bin" / "python"
+
+
+def install_python(name: str) -> None:
+    """The packages of this environment."""
+    _unless_done(INSTALLED / name, FILES[name], partial(_python, INSTALLED / name, FILES[name]))
 
 
 def _unless_done(at: Path, wanted: Path, make: Callable[[], bool]) -> None:

@@ -54,13 +54,13 @@ def describe(known: Known, servers: Servers) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
     except (ValueError, IndexError):
-        raise Broken(_why(done.stderr)) from None
+        raise Broken(why(done.stderr)) from None
     if "error" in about:
         raise Broken(about["error"])
     return about
 
 
-def _why(output: str) -> str:
+def why(output: str) -> str:
     """Find the error in an interpreter's output: the last line for Python; Node prints its version after it."""
     lines = output.strip().splitlines() or ["no output"]
     return next((line for line in reversed(lines) if re.match(r"\w*Error\b", line)), lines[-1])
@@ -126,7 +126,7 @@ class Stage:
 
     def close(self) -> None:
         self.kill_workers()
-        _kill([*self._beside, *self._producers])
+        kill([*self._beside, *self._producers])
         for producer in self._producers:
             for pipe in (producer.stdin, producer.stdout):
                 if pipe is not None:
@@ -189,7 +189,7 @@ class Stage:
             )
 
     def kill_workers(self) -> None:
-        _kill(self._workers)
+        kill(self._workers)
         self._workers = []
 
     # ------------------------------------------------------------ measurements
@@ -246,7 +246,7 @@ class Stage:
             time.sleep(0.002)
 
 
-def _kill(processes: list[subprocess.Popen[Any]]) -> None:
+def kill(processes: list[subprocess.Popen[Any]]) -> None:
     """Kill the processes with their sessions, so that no forked child survives."""
     sessions = {process.pid for process in processes}
     for pid in [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]:

@@ -40,14 +40,14 @@ def submits(known: Known, servers: Servers, sizes: Sizes, keep: Keep) -> None:
 
 def start_gateway(stage: Stage) -> int:
     """Its port."""
-    port, role = _free_port(), "up" if stage.known.name == EMBEDDED else "api"
+    port, role = free_port(), "up" if stage.known.name == EMBEDDED else "api"
     stage.start(f"{sys.executable} -m fairlead.cli {role} bench.ours.app:app --port {port} --log-level warning")
     return port
 
 
 def start_echo(stage: Stage, bare: str) -> int:
     """Its port. `bare`: server or framework."""
-    port = _free_port()
+    port = free_port()
     stage.start(f"{sys.executable} -m bench.echo {port} {bare}")
     return port
 
@@ -60,7 +60,7 @@ def _echoes(stage: Stage, bare: str, sizes: Sizes) -> float:
 
 
 def rate(port: int, path: str, count: int, connections: int, body: object) -> float:
-    _until_it_listens(port)
+    until_it_listens(port)
     asked = [str(port), path, str(count), str(connections)]
     try:
         done = subprocess.run(
@@ -79,14 +79,14 @@ def rate(port: int, path: str, count: int, connections: int, body: object) -> fl
     return float(done.stdout)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _until_it_listens(port: int) -> None:
+def until_it_listens(port: int) -> None:
     until = time.monotonic() + COMING_UP_S
     while True:
         try:

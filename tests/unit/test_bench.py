@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 from bench import __main__ as program
 from bench import footnotes, install, report, system_run
+from bench.front import measure
+from bench.front import report as front_report
 from bench.results import Results
 from bench.scenarios import visit
 from bench.sizes import FULL, QUICK
@@ -92,7 +94,7 @@ def test_a_failed_installation_is_repeated(tmp_path: Path) -> None:
     ],
 )
 def test_the_reason_of_a_missing_system_is_its_error_and_not_its_version(output: str, why: str) -> None:
-    assert system_run._why(output) == why
+    assert system_run.why(output) == why
 
 
 def test_a_missing_system_is_named_before_the_figures() -> None:
@@ -135,6 +137,26 @@ def test_every_remark_belongs_to_a_table_of_the_report() -> None:
     assert footnotes._REMARKS.keys() <= {(scenario, figure) for scenario, figure, _ in (*report.RATES, *report.COSTS)}
 
 
+def test_a_missing_front_is_named_before_the_figures() -> None:
+    results = Results()
+    results.missing["smg"] = "it does not install: no wheel"
+    results.keep(measure.MANY, "litellm", "requests/s", 100.0)
+    output = front_report.text(results)
+    assert output.index("**smg is missing**: it does not install: no wheel") < output.index("| litellm |")
+
+
+def test_the_aims_of_the_front_are_ratios_to_the_peers() -> None:
+    results = Results()
+    for name, rate, latency in (("upstream", 9000, 1), ("litellm", 100, 17), ("smg", 3000, 2), ("fairlead", 1200, 6)):
+        results.keep(measure.MANY, name, "requests/s", rate)
+        results.keep(measure.ONE, name, "p50 ms", latency)
+    output = front_report.text(results)
+    assert "| requests/s at 32 connections / LiteLLM's | at least 10 | 12 | met |" in output
+    assert "| requests/s at 32 connections / SMG's | at least 0.5 | 0.4 | **missed** |" in output
+    assert "| added latency (p50, 1 connection) / LiteLLM's | at most 0.25 | 0.312 | **missed** |" in output
+    assert "fairlead-embedded |" not in output
+
+
 def _refused(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "bench", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
@@ -150,3 +172,11 @@ def test_a_smoke_run_of_ours_works() -> None:
     done = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "**fairlead-embedded**" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_smoke_run_of_our_front_works() -> None:
+    command = [sys.executable, "-m", "bench.front", "--smoke", "--front", "fairlead-embedded"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| fairlead-embedded |" in done.stdout

@@ -1,9 +1,10 @@
 """Delivers the chunks that steps emit: to the readers of the output, here and in other processes, and to the log that
 late readers read.
 
-The first chunk is delivered at once. More chunks follow at most every `FLUSH_EVERY` seconds, those of all steps in one
-call to the log. Nothing here holds up a handler. Chunks that the log does not accept are sent again while the step
-runs, since its worker has them anyway; after that they are dropped, because the step's result is in the database.
+The first chunk of a step is delivered at once. More chunks follow at most every `FLUSH_EVERY` seconds, those of all
+steps in one call to the log. Nothing here holds up a handler. Chunks that the log does not accept are sent again while
+the step runs, since its worker has them anyway; after that they are dropped, because the step's result is in the
+database.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class OutputWriter:
         self._unpublished: dict[StepOutput, None] = {}
         self._unappended: dict[StepOutput, None] = {}
         self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+        """When the timer flushes."""
         self._flushed_at = -FLUSH_EVERY
         self._appending: asyncio.Task[None] | None = None
         self._outage = Outage(log, "keeping the output of steps (their results are not affected)")
@@ -119,12 +122,14 @@ class OutputWriter:
 
     def _deliver_soon(self, output: StepOutput) -> None:
         self._unpublished[output] = None
-        if self._timer is None:
-            due = self._flushed_at + FLUSH_EVERY
-            if due <= self._loop.time():
-                self._timer = self._loop.call_soon(self._flush)
-            else:
-                self._timer = self._loop.call_at(due, self._flush)
+        now = self._loop.time()
+        due = max(now, self._flushed_at + FLUSH_EVERY) if output.published else now
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_at(due, self._flush) if due > now else self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._timer, self._flushed_at = None, self._loop.time()

@@ -76,37 +76,36 @@ class Turns(TurnQueries):
         slot is claimed for the turn before `wait` or `start_if_first` is called. `outside`: the caller may outlive this
         process."""
         runtime = self._runtime
-        config, now = runtime.config, runtime.clock.now()
-        user = user_of(user_id)
+        config, now, user = runtime.config, runtime.clock.now(), user_of(user_id)
         if service not in config.services:
             raise UnknownFeature(f"no service is called {service!r}; {known(config.services)}", pointer="/service")
         max_wait = check_wait_timeout(wait_timeout)
         submission = Submission(service, input, user, priority, None, None, deadline, cost, metadata)
         submit = check(submission, config, now=now, idempotency_key=idempotency_key, body_hash=body_hash, turn=True)
         node = await runtime.join()
-        owner, new_id = turns.owner(node.name, outside=outside), turns.turn_id(str(uuid7()))
-        job = replace(submit.job, id=new_id, turn=owner, feature_name=service)
+        owner = turns.owner(node.name, outside=outside)
+        job = replace(submit.job, id=turns.turn_id(str(uuid7())), turn=owner, feature_name=service)
         if max_wait is not None:
             # Stored with the turn, since its caller may continue in another process.
             job = replace(job, timer_at=min(now + max_wait, job.timer_at or inf))
         submit = replace(submit, job=job)
         if runtime.priorities.needed or lowers_only:
             (submit,) = await runtime.priorities.settle([submit], lowers_only=lowers_only)
+        job = submit.job
         with self._waits.registering(node):
             outcome = await runtime.group_commit.write(submit)
             assert isinstance(outcome, Accepted)
-            waiter = None if outcome.replayed else runtime.waiters.add(submit.job)
-        if waiter is None:
-            return await self.get(outcome.job_id)
-        job = submit.job
+            if outcome.replayed:
+                return await self.get(outcome.job_id)
+            waiter = runtime.waiters.add(job)
         runtime.warn_if_anonymous([job])
         if job.timer_at is not None:
             runtime.signals.timer_set(job.timer_at)
         runtime.writer.counters.accepted[job.feature_name, job.priority] += 1
         log.info("turn %s of %s: added", job.id, service)
         if max_wait is not None:
-            loop = asyncio.get_running_loop()
-            waiter.timer = loop.call_later(max_wait, lambda: self._spawn(self._time_out(waiter)))
+            timer = asyncio.get_running_loop().call_later
+            waiter.timer = timer(max_wait, lambda: self._spawn(self._time_out(waiter)))
         if submit.ordered:
             await node.in_order({service})
         return self.view(job)

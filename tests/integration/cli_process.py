@@ -19,7 +19,7 @@ from typing import IO, Any
 from tests.integration.cli_fork import Forked
 
 COMMAND = (sys.executable, "-m", "fairlead.cli")
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 
 PROJECT = '''
 import asyncio

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from fairlead.cli.failure import Exit
 from tests.integration.cli_process import COMMAND, DEADLINE_S, Up, running, started
-from tests.redis_servers import port_of, start_server
+from tests.redis_servers import Server, port_of, start_server
 
 
 @pytest.fixture
@@ -196,27 +195,18 @@ def test_a_standby_takes_over(tmp_path: Path, engines: dict[str, str], way: sign
 
 
 def test_jobs_are_accepted_during_a_redis_outage_and_run_after_it(tmp_path: Path, database: str) -> None:
-    server = start_server()
-    port = port_of(server)
-    env = {"DATABASE_URL": database, "REDIS_URL": f"redis://127.0.0.1:{port}/0"}
+    server = Server().start()
+    env = {"DATABASE_URL": database, "REDIS_URL": server.url}
     with (
         running("manager", tmp_path, env=env),
         running("worker", tmp_path, env=env),
         running("api", tmp_path, env=env) as gateway,
     ):
         assert gateway.run("submit", "echo", "{}", "--wait", "20").code == Exit.OK
-        program = server.info("server")["executable"]
-        server.shutdown(nosave=True)
+        server.kill()
         job_id = submitted(gateway, "echo", "{}")
-        again = subprocess.Popen(
-            [program, "--port", str(port), "--save", "", "--appendonly", "no"],
-            cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            assert gateway.run("watch", job_id).code == Exit.OK
-        finally:
-            again.kill()
-            again.wait()
+        server.start()
+        assert gateway.run("watch", job_id).code == Exit.OK
 
 
 def test_a_split_service_serves_high_during_an_outage_of_the_low_shard(tmp_path: Path, engines: dict[str, str]) -> None:

@@ -104,8 +104,7 @@ class Turns(TurnQueries):
         runtime.writer.counters.accepted[job.feature_name, job.priority] += 1
         log.info("turn %s of %s: added", job.id, service)
         if max_wait is not None:
-            timer = asyncio.get_running_loop().call_later
-            waiter.timer = timer(max_wait, lambda: self._spawn(self._time_out(waiter)))
+            waiter.timer = asyncio.get_running_loop().call_later(max_wait, lambda: self._spawn(self._time_out(waiter)))
         if submit.ordered:
             await node.in_order({service})
         return self.view(job)

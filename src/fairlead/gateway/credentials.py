@@ -301,7 +301,11 @@ async def run_until_revoked(
             with contextlib.suppress(Exception):
                 await send({"type": "websocket.close", "code": CLOSE_CODES[401], "reason": revoked.message})
         elif began.startswith(SSE):
-            end = b"data: " + bytes(problem_response(revoked, scope).body) if is_front(scope) else b": ended, unauthorized"
+            end = (
+                b"data: " + bytes(problem_response(revoked, scope).body)
+                if is_front(scope)
+                else b": ended, unauthorized"
+            )
             with contextlib.suppress(Exception):
                 await send({"type": "http.response.body", "body": end + b"\n\n", "more_body": False})
         else:

@@ -148,6 +148,7 @@ async def test_a_stream_that_is_cut_starts_again(make_app: MakeApp, endpoint: En
     [
         (SSE, [b"data: " + b"x" * 3000], "too large"),
         (SSE, [b"data: x\n" * 3000], "too large"),
+        (SSE, [b"data:\n" * 3000], "too large"),
         (SSE, [b"data: xxxxxxxx\n\n" * 3000], "too large"),
         (SSE, [b"x" * 3000], "too large"),
         (TEXT, [b"x" * 3000], "too large"),

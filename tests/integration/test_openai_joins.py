@@ -65,6 +65,17 @@ async def test_a_retry_with_another_body_or_user_is_a_new_job(front: Front) -> N
         assert job_of(await ask(front, body, **AGAIN)) != job_of(first)
 
 
+async def test_a_retry_joins_although_its_form_has_another_boundary(front: Front) -> None:
+    jobs = []
+    async with front.http() as client:
+        for boundary in ("aa", "bb"):
+            head = f'--{boundary}\r\nContent-Disposition: form-data; name="model"\r\n\r\nllama\r\n--{boundary}--\r\n'
+            headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Idempotency-Key": "k"}
+            jobs.append(job_of(await client.post("/audio/transcriptions", content=head, headers=headers)))
+    assert jobs[0] == jobs[1]
+    assert len(front.upstream.calls) == 1
+
+
 async def test_a_retry_joins_a_running_job_which_survives_the_first_client(front: Front) -> None:
     front.upstream.gate.clear()
     first = asyncio.create_task(ask(front))

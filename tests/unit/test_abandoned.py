@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fairlead.domain.front_readers import NONE, Reader
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.processes import DEAD_AFTER, ProcessRecord
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.transitions import Move
+from fairlead.engine.loops import abandoned
 from fairlead.engine.loops.abandoned import AbandonedLoop
 from fairlead.engine.parts import RulesRef
 from fairlead.engine.transition_writer import Applied
@@ -30,6 +33,7 @@ class FakeStore:
         self.time = 0.0
         self.cancelled: list[str] = []
         self.looks = 0
+        self.others: list[tuple[str, str]] = []
 
     async def processes(self) -> list[ProcessRecord]:
         return self.known
@@ -39,7 +43,7 @@ class FakeStore:
 
     async def front_readers(self, limit: int) -> list[tuple[str, str]]:
         self.looks += 1
-        return [(JOB.id, self.reader)]
+        return [*self.others, (JOB.id, self.reader)][:limit]
 
     async def get_jobs(self, job_ids: list[str]) -> dict[str, Job]:
         return dict.fromkeys(job_ids, JOB)
@@ -117,6 +121,15 @@ async def test_a_reader_of_an_unregistered_process_and_a_plain_hash_are_left_alo
 
 async def test_a_job_whose_client_has_left_is_cancelled_even_if_its_gateway_could_not() -> None:
     store = FakeStore(f"b@{NONE}/r", P1)
+    loop = loop_of(store)
+    await ticked(loop, store, 0)
+    assert await ticked(loop, store, GRACE) == ["j1"]
+
+
+async def test_an_abandoned_job_is_found_behind_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abandoned, "BATCH", 2)
+    store = FakeStore("b@p0/r", P1)
+    store.others = [(f"o{number}", "b@p1/r") for number in range(30)]
     loop = loop_of(store)
     await ticked(loop, store, 0)
     assert await ticked(loop, store, GRACE) == ["j1"]

@@ -107,6 +107,12 @@ def form_fields(content_type: str, body: bytes, names: frozenset[str]) -> dict[s
     return found
 
 
+def without_boundary(content_type: str, body: bytes) -> bytes:
+    """The body without the boundary between the parts of a form. Clients choose another one each time they send it."""
+    boundary = _BOUNDARY.search(content_type)
+    return body if boundary is None else body.replace(b"--" + boundary[1].encode("latin-1"), b"--")
+
+
 def with_usage(body: bytes, value: Mapping[str, Any]) -> bytes:
     """The body of a streamed request, changed so that the stream reports its usage. `value` is the decoded body. If
     the body has no `stream_options`, the rest of it stays as it is, byte for byte."""

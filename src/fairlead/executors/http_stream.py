@@ -35,18 +35,20 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, most: int) -
     """Emit the data of each server-sent event, until `[DONE]` or the end. Data that is a JSON object, array or string
     is decoded; other data is text. A number is text too, since tokens may look like numbers."""
     data: list[str] = []
+    size = 0
     async for line in _lines(response, most):
         name, _, value = line.partition(":")
         if name == "data":
             data.append(value.removeprefix(" "))
-            if (size := sum(map(len, data))) > most:
+            size += len(value) + 1  # an empty line of data takes memory too
+            if size > most:
                 raise OutputTooLarge(size, most)
         elif not line and data:
             if data == [DONE]:
                 response.close()
                 return
             _emit_data(call, "\n".join(data))
-            data = []
+            data, size = [], 0
     if data and data != [DONE]:
         _emit_data(call, "\n".join(data))
 

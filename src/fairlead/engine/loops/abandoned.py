@@ -17,6 +17,7 @@ log = logging.getLogger("fairlead.openai")
 
 EVERY = 1.0
 BATCH = 10_000
+"""The number of jobs that are cancelled at once, and that are read at first."""
 
 
 class AbandonedLoop:
@@ -58,25 +59,26 @@ class AbandonedLoop:
         self._gone |= dict.fromkeys(self._alive - alive, time)
         self._alive = alive
         if self._due and time >= self._due[0]:
-            more = await self._look(time, now)
+            await self._look(time, now)
             self._due = [due for due in self._due if due > time]
-            if more:
-                self._due.insert(0, time)
-                return now
             self._gone = {name: since for name, since in self._gone.items() if since + self._grace > time}
         return now + EVERY
 
-    async def _look(self, time: float, now: float) -> bool:
-        """Cancel abandoned jobs. Returns True if there may be more."""
-        found = await self._store.front_readers(BATCH)
+    async def _look(self, time: float, now: float) -> None:
+        """Cancel abandoned jobs."""
+        limit = BATCH
+        while len(found := await self._store.front_readers(limit)) == limit:
+            limit *= 10  # the jobs that were not read may be the abandoned ones
         self.scanned += len(found)
         abandoned = [job_id for job_id, text in found if self._is_gone(Reader.of(text), time)]
-        if not abandoned:
-            return False
+        for begin in range(0, len(abandoned), BATCH):
+            await self._cancel(abandoned[begin : begin + BATCH], now)
+
+    async def _cancel(self, job_ids: list[str], now: float) -> None:
         lanes = self._rules.lanes
         jobs = [
             job
-            for job in (await self._store.get_jobs(abandoned)).values()
+            for job in (await self._store.get_jobs(job_ids)).values()
             if not job.status.finished and lanes.has(job.service, job.priority.band)
         ]
         moves = [(job, transitions.cancel(job, now=now)) for job in jobs]
@@ -86,7 +88,6 @@ class AbandonedLoop:
         self.queued += len(cancelled)
         if error is not None:
             raise error
-        return len(found) == BATCH and bool(cancelled)
 
     def _is_gone(self, reader: Reader | None, time: float) -> bool:
         if reader is None or not reader.process or reader.process in self._alive:

@@ -72,7 +72,7 @@ async def read_call(request: Request) -> FrontCall:
     caller = caller_of(request)
     user_id = _user(caller, fields, headers)
     key = request_parsing.idempotency_key(request)
-    body_hash = front_readers.digest(path, body)
+    body_hash = front_readers.digest(path, openai.without_boundary(content_type, body))
     # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
     named = ("key", key) if key is not None else ("body", body_hash)
     fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)

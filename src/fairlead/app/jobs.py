@@ -20,7 +20,7 @@ from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
 from fairlead.domain.fair_share import QueuePosition
-from fairlead.domain.job import OPEN, Job, JobStatus
+from fairlead.domain.job import OPEN, Job, JobRecord, JobStatus
 from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
@@ -31,6 +31,7 @@ from fairlead.domain.views import JobView, RetriedJob, Why
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
 from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.observe.explain import Explainer
+from fairlead.store.group_commit import RecordReader
 from fairlead.store.port import Accepted, JobFilter, Outcome
 
 log = logging.getLogger("fairlead.jobs")
@@ -45,6 +46,7 @@ class Jobs:
     def __init__(self, runtime: Runtime, commands: JobCommands) -> None:
         self._runtime = runtime
         self._commands = commands
+        self._records = RecordReader(lambda job_ids: runtime.store.get_records(job_ids))
 
     # ------------------------------------------------------------ submit
 
@@ -130,7 +132,14 @@ class Jobs:
 
     async def get(self, job_id: str) -> JobView:
         """The job with its steps, results and queue position. Raises NotFound."""
-        record = await self._runtime.store.get(check_id(job_id))
+        return await self._view(job_id, await self._runtime.store.get(check_id(job_id)))
+
+    async def get_without_attempts(self, job_id: str) -> JobView:
+        """The job as `get` returns it, but without its failed attempts. Jobs that many callers request at the same time
+        are read together. Raises NotFound."""
+        return await self._view(job_id, await self._records.get(check_id(job_id)))
+
+    async def _view(self, job_id: str, record: JobRecord | None) -> JobView:
         if record is None:
             raise NotFound(f"there is no job {job_id}")
         positions = await self._positions_of([record.job])
@@ -179,9 +188,13 @@ class Jobs:
 
     # ------------------------------------------------------------ follow
 
-    async def wait(self, job_id: str, timeout: float | None = None, *, new: bool = False) -> JobView:
+    async def wait(
+        self, job_id: str, timeout: float | None = None, *, new: bool = False, attempts: bool = True
+    ) -> JobView:
         """Wait until the job has ended, and return it. Returns its current state after `timeout` seconds. `new`: the
-        job was submitted just now; it is read only after an event, or if there is none for a moment."""
+        job was submitted just now; it is read only after an event, or if there is none for a moment. `attempts`: the
+        job is returned with its failed attempts."""
+        get = self.get if attempts else self.get_without_attempts
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         check_id(job_id)
@@ -191,14 +204,14 @@ class Jobs:
                     new = False
                     with contextlib.suppress(ShuttingDown):
                         await _until_terminal(subscription, NEW_S if timeout is None else min(NEW_S, timeout))
-                job = await self.get(job_id)
+                job = await get(job_id)
                 rest = None if until is None else until - loop.time()
                 if job.status.finished or (rest is not None and rest <= 0):
                     return job
                 try:
                     await _until_terminal(subscription, rest)
                 except ShuttingDown:
-                    return await self.get(job_id)
+                    return await get(job_id)
 
     async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
         """Yield a snapshot of the job, then its events until it ends. Yields None after `heartbeat` seconds without an
@@ -221,11 +234,13 @@ class Jobs:
         """The output of the job; see `Fairlead.output`."""
         return self.output_stream(job_id, after).follow(heartbeat)
 
-    def output_stream(self, job_id: str, after: Position | str | None = None) -> OutputStream:
+    def output_stream(self, job_id: str, after: Position | str | None = None, *, attempts: bool = True) -> OutputStream:
+        """The output of the job. `attempts`: its `End` has the job with its failed attempts."""
         runtime = self._runtime
         runtime.require_open()
+        get = self.get if attempts else self.get_without_attempts
         sources = OutputSources(
-            runtime.hub, runtime.output_log, self.get, lambda: runtime.node is not None, runtime.clock.now
+            runtime.hub, runtime.output_log, get, lambda: runtime.node is not None, runtime.clock.now
         )
         position = Position.parse(after) if isinstance(after, str) else after
         return OutputStream(sources, check_id(job_id), position)

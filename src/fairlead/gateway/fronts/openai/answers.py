@@ -44,7 +44,8 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job_id, new = self._reading.job_id, self._reading.new
-        waiting: asyncio.Future[JobView] = asyncio.ensure_future(self._app.jobs.wait(job_id, new=new))
+        wait = self._app.jobs.wait(job_id, new=new, attempts=False)
+        waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             started = await self._keep_alive(waiting, gone, send)

@@ -72,7 +72,8 @@ class Stream(Response):
 
     async def _follow(self, scope: Scope, receive: Receive) -> None:
         try:
-            async with contextlib.aclosing(self._app.output(self._reading.job_id, heartbeat=HEARTBEAT_S)) as output:
+            source = self._app.jobs.output_stream(self._reading.job_id, attempts=False)
+            async with contextlib.aclosing(source.follow(HEARTBEAT_S)) as output:
                 item = await self._wait_for_first(output)
                 while not await self._pass_on(item, scope, receive):
                     item = await anext(output)

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from fairlead.app import record_reader
-from fairlead.app.record_reader import RecordReader
 from fairlead.domain.job import JobRecord
 from fairlead.errors import Unavailable
+from fairlead.store import group_commit
+from fairlead.store.group_commit import RecordReader
 
 
 class _Store:
@@ -55,7 +55,7 @@ async def test_what_is_requested_during_a_read_is_read_together_afterwards() -> 
 
 
 async def test_a_read_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_reader, "MOST", 2)
+    monkeypatch.setattr(group_commit, "MOST_RECORDS", 2)
     store = _Store()
     store.release = asyncio.Semaphore(2)
     await asyncio.gather(*_started(RecordReader(store.read), "a", "b", "c"))

@@ -15,7 +15,6 @@ from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
 from fairlead.app.job_commands import JobCommands
 from fairlead.app.output_stream import OutputSources, OutputStream
-from fairlead.app.record_reader import RecordReader
 from fairlead.app.runtime import Runtime
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
@@ -32,6 +31,7 @@ from fairlead.domain.views import JobView, RetriedJob, Why
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
 from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.observe.explain import Explainer
+from fairlead.store.group_commit import RecordReader
 from fairlead.store.port import Accepted, JobFilter, Outcome
 
 log = logging.getLogger("fairlead.jobs")

@@ -21,9 +21,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from fairlead.domain.job import JobRecord
 from fairlead.domain.stats import Histogram
 from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
@@ -37,8 +38,13 @@ COMPANY = 8
 """Best-effort transitions join only batches of at least this size. A small batch is faster without them, and on an idle
 system a caller is waiting for it."""
 RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8)
+MOST_RECORDS = 50
+"""Jobs that are read together."""
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+ReadRecords = Callable[[Sequence[str]], Awaitable[dict[str, JobRecord]]]
 
 
 class Relay(Protocol):
@@ -330,3 +336,45 @@ class GroupCommit:
             end = start + len(unit.transitions)
             unit.resolve(committed.outcomes[start:end])
             start = end
+
+
+class RecordReader:
+    """The reads that go with the group commit: jobs that are requested while a read runs are read together afterwards.
+    A record that it returns was read after `get` was called. `read` reads many.
+
+    Requests that wait for their jobs would otherwise be one query each, on SQLite with its own change of threads.
+    """
+
+    def __init__(self, read: ReadRecords) -> None:
+        self._read_many = read
+        self._requested: list[tuple[str, asyncio.Future[JobRecord | None]]] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        record: asyncio.Future[JobRecord | None] = asyncio.get_running_loop().create_future()
+        self._requested.append((job_id, record))
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+        return await record
+
+    async def _read(self) -> None:
+        try:
+            while self._requested:
+                batch, self._requested = self._requested[:MOST_RECORDS], self._requested[MOST_RECORDS:]
+                await self._read_batch(batch)
+        finally:
+            self._reading = None
+
+    async def _read_batch(self, batch: list[tuple[str, asyncio.Future[JobRecord | None]]]) -> None:
+        try:
+            records = await self._read_many([job_id for job_id, _ in batch])
+        except BaseException as error:
+            for _, record in batch:
+                if not record.done():
+                    record.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for job_id, record in batch:
+            if not record.done():  # its caller was cancelled
+                record.set_result(records.get(job_id))

@@ -1,6 +1,21 @@
 -- Expressions shared by several statements: `{name}` in a query is replaced by the fragment.
 -- A fragment that contains another one comes before it.
 
+-- name: jobs_with_outbox
+-- Inserts jobs, each with its own outbox row. Seqs are assigned in the order of the ids. $33: origin, $34: now (NULL:
+-- server time), $35 and $36: see `late`.
+inserted AS (
+    {new_jobs}
+    RETURNING j.seq, j.id, j.step, j.spec, j.priority,
+              CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
+), outbox_rows AS (
+    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
+        SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
+               {service}, j.priority
+        FROM inserted AS j WHERE j.outbox_id IS NOT NULL
+)
+SELECT seq, outbox_id, {late} FROM inserted
+
 -- name: new_jobs
 -- $1: separator of texts, $2: ids. Each other column has two parameters, of which one is NULL: $3 to $17 are one value
 -- per job, $18 to $32 one value for all jobs.

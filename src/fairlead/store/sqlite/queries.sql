@@ -93,9 +93,9 @@ SELECT json_group_array(id) FROM (
 SELECT EXISTS (SELECT 1 FROM idempotency WHERE user_id = ? AND key = ?)
 
 -- name: newest_submit
--- ?1: user, ?2: the prefix of its idempotency keys, ?3: the first text after all of them.
+-- ?: user, the prefix of its idempotency keys, the first text after all of them.
 SELECT json_array(key, job_id, body_hash) FROM idempotency
-WHERE user_id = ?1 AND key >= ?2 AND key < ?3 ORDER BY key DESC LIMIT 1
+WHERE user_id = ? AND key >= ? AND key < ? ORDER BY key DESC LIMIT 1
 
 -- name: front_readers
 -- Reads all open jobs, but only after a process is gone.

@@ -150,6 +150,31 @@ async def test_the_place_can_be_shown_in_chunks(tmp_path: Path) -> None:
         await first
 
 
+async def test_a_client_that_accumulates_chunks_gets_the_answer_alone(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        ahead = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, user="ahead")
+        manager = client.chat.completions.stream(
+            model="llama", messages=HELLO, extra_headers={"X-Fairlead-Queue": "chunks"}
+        )
+        async with manager as stream, asyncio.timeout(PATIENCE_S):
+            places = []
+            async for each in stream:
+                if each.type == "chunk" and (each.chunk.model_extra or {}).get("fairlead"):
+                    places.append((each.chunk.model_extra or {})["fairlead"]["position"])
+                    if places == [2]:
+                        await ahead.close()  # the place changes: a second chunk
+                    if places[-1] == 1:
+                        front.upstream.gate.set()
+            message = (await stream.get_final_completion()).choices[0].message
+        assert places[0] == 2
+        assert len(places) > 1
+        assert (message.role, message.content) == ("assistant", TEXT)
+        await first
+
+
 async def test_silence_can_be_chosen(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
         front.upstream.gate.clear()

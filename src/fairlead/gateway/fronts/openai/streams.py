@@ -149,9 +149,10 @@ class Stream(Response):
         return f": queued, position {position}{about}\n\n".encode()
 
     def _queue_chunk(self, fairlead: dict[str, Any]) -> bytes:
-        """An event with an empty delta and the place in the queue as a field of its own."""
+        """An event with an empty delta and the place in the queue as a field of its own. The delta has no role: clients
+        that accumulate deltas concatenate its values."""
         chat = self._call.request.path == openai.CHAT
-        delta = {"delta": {"role": "assistant", "content": ""}} if chat else {"text": ""}
+        delta = {"delta": {"content": ""}} if chat else {"text": ""}
         chunk = {
             "id": f"chatcmpl-{self._reading.job_id}" if chat else f"cmpl-{self._reading.job_id}",
             "object": "chat.completion.chunk" if chat else "text_completion",

@@ -75,13 +75,12 @@ class Chat:
             "created": int(time.time()),
             "model": model,
         }
+        self._begun = False
         self.refusal: dict[str, Any] | None = None
         if request.path not in openai.WITH_DONE:
             self.refusal = _refusal(404, NOT_FOUND)
         elif not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             self.refusal = _refusal(400, NO_MESSAGES)
-        elif self._stream and self._chat:
-            self._emit({"role": "assistant", "content": ""})
 
     @classmethod
     def of(cls, call: Call, model: str) -> Chat:
@@ -124,6 +123,11 @@ class Chat:
         return FrontAnswer(200, {"content-type": "application/json"}, orjson.dumps(answer)).as_result()
 
     def _emit(self, delta: Mapping[str, Any], reason: str | None = None) -> None:
+        if not self._begun:
+            # Not before the first piece: an exception of the function is retried as long as clients have seen nothing.
+            self._begun = True
+            if self._chat:
+                self._emit({"role": "assistant", "content": ""})
         part = {"delta": dict(delta)} if self._chat else {"text": delta.get("content", "")}
         event = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason}]}
         self._call.emit(f"data: {orjson.dumps(event).decode()}\n\n")

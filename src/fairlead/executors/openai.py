@@ -296,18 +296,19 @@ def _seconds(text: str | None) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
 
 
-async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | None:
-    """The models that `GET /models` of the upstream lists; None if it does not answer with a list."""
+async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | str:
+    """The models that `GET /models` of the upstream lists, or the reason why there is no list."""
     url = upstream.url(region, "models")
     try:
         async with asyncio.timeout(LIST_WITHIN_S):
             async with upstream.session().get(url or "", headers=upstream.headers, allow_redirects=False) as response:
                 body = await read_body(response, MAX_LIST)
                 value = openai.json_object(body) if response.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        log.info("the models of %s cannot be listed: %s", upstream.safe(url or ""), upstream.safe(str(error)))
-        return None
+    except TimeoutError:
+        return f"GET /models has no answer within {LIST_WITHIN_S:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return upstream.safe(storable(connection_problem(error)))
     data = value.get("data") if value is not None else None
     if not isinstance(data, list):
-        return None
+        return f"GET /models answers {response.status}, without a list of models"
     return [model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)]

@@ -13,6 +13,7 @@ import pytest
 from fairlead import Call, Config, Fairlead
 from fairlead.config import Settings
 from fairlead.domain.job import JobStatus
+from fairlead.errors import ConfigError
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import served
 from tests.integration.openai_site import HELLO
@@ -142,3 +143,12 @@ async def test_an_exception_before_the_first_piece_of_a_stream_is_retried(tmp_pa
         deltas = [chunk.choices[0].delta async for chunk in stream]
     assert [delta.role for delta in deltas if delta.role] == ["assistant"]
     assert "".join(delta.content or "" for delta in deltas) == "whole"
+
+
+def test_a_model_without_a_limit_is_refused_by_the_name_of_its_decorator(tmp_path: Path) -> None:
+    app = Fairlead(Settings(Config(), f"sqlite:///{tmp_path}/fairlead.db"))
+    with pytest.raises(ConfigError, match=r"@app\.model on plain: plain\.limit"):
+
+        @app.model("plain")
+        def plain(messages: list[dict[str, Any]]) -> str:
+            return "no"

@@ -175,7 +175,7 @@ class OpenAIExecutor:
         except BrokenStream as error:
             failure = Failure(BAD_RESULT, str(error), retryable=self._retry_streams)
         except (aiohttp.ClientError, OSError) as error:
-            failure = Failure(CONNECTION, storable(f"lost within the stream: {connection_problem(error)}"), True)
+            failure = Failure(CONNECTION, _lost(error), retryable=True)
         else:
             usage = None if stream.usage is None else {"usage": stream.usage}
             return with_output(call.open_output(), Success("null", usage))
@@ -234,6 +234,13 @@ class OpenAIExecutor:
         seconds = _reset_of(headers) if self._waits else None
         if seconds is not None:
             self._rest_for(min(LONGEST_REST, seconds))
+
+
+def _lost(error: Exception) -> str:
+    """What happened to a connection within a stream."""
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | ConnectionError):
+        return "the upstream closed the connection within the stream"
+    return storable(f"the connection was lost within the stream: {connection_problem(error)}")
 
 
 def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:

@@ -12,6 +12,7 @@ import orjson
 
 from fairlead.domain import openai
 from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.errors import Permanent
 from fairlead.executors.function import Handler
 from fairlead.executors.port import Call
 
@@ -84,7 +85,10 @@ class Chat:
 
     @classmethod
     def of(cls, call: Call, model: str) -> Chat:
-        request = FrontRequest.of_input(call.params)
+        try:
+            request = FrontRequest.of_input(call.params)
+        except ValueError as error:
+            raise Permanent(str(error)) from None
         fields = openai.json_object(request.body) or {}
         messages = fields.get("messages")
         if request.path == openai.COMPLETIONS:

@@ -62,13 +62,22 @@ class Settings:
         return list(engine_problems(self.database_url, self.redis_url, self.config.shards, self.source, os.environ))
 
 
-def load(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+def load(
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    service: tuple[str, Mapping[str, Any]] | None = None,
+) -> Settings:
     """Read the settings from the file at `path` and from the environment. Without `path`, `fairlead.toml` in the
-    working directory is read, if it exists."""
+    working directory is read, if it exists. `service` is the name and the table of a service that the options of a
+    command declare, each key by the option of the same name; the environment overrides the table. The file must not
+    have this service."""
     environ = os.environ if environ is None else environ
     raw, source = _read(path)
     problems: list[str] = []
     variables: dict[tuple[str, ...], str] = {}
+    if service is not None:
+        variables.update(_declare(raw, *service))
     for variable, key, value in _overrides(environ):
         variables[key] = variable
         _put(raw, key, value, problems)
@@ -106,6 +115,16 @@ def problems_of(config: Config, source: str) -> list[str]:
     if config.priority.url is not None and importlib.util.find_spec("aiohttp") is None:
         problems.append(f"{source}: priority.url: needs an HTTP client: pip install 'fairlead[server]'")
     return problems
+
+
+def _declare(raw: dict[str, Any], name: str, table: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+    """Add a service to the sections of the file. Returns the option of each of its keys."""
+    services = raw.setdefault("services", {})
+    if isinstance(services, dict):  # the validation reports what it is otherwise
+        if name in services:
+            raise ConfigError([f"--{name}: the configuration has a service {name!r} already"])
+        services[name] = dict(table)
+    return {("services", name, key): f"--{key}" for key in table}
 
 
 def _read_admin_key(environ: Mapping[str, str], problems: list[str]) -> str | None:

@@ -9,6 +9,8 @@ import openai
 import pytest
 
 from fairlead.cli.failure import Exit
+from fairlead.cli.loading import load_with_upstream
+from fairlead.errors import ConfigError
 from tests.integration.cli_process import fairlead, running
 from tests.integration.openai_site import HELLO
 from tests.openai_upstream import WORDS, running_upstream
@@ -25,6 +27,31 @@ async def test_one_command_puts_a_queue_in_front_of_a_server(tmp_path: Path) -> 
                 )
         assert {answer.choices[0].message.content for answer in answers} == {"".join(WORDS)}
         assert upstream.most <= 2
+
+
+def test_the_environment_adds_settings_to_the_service_of_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAIRLEAD_SERVICES__OPENAI__MAX_ATTEMPTS", "20")
+    service = load_with_upstream(None, None, "http://127.0.0.1:1/v1", 4).config.services["openai"]
+    assert (service.openai, service.limit, service.max_attempts) == ("http://127.0.0.1:1/v1", 4, 20)
+
+
+@pytest.mark.parametrize(("option", "limit"), [(4, 4), (None, 7)])
+def test_the_option_limit_is_stronger_than_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: int | None, limit: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAIRLEAD_SERVICES__OPENAI__LIMIT", "7")
+    assert load_with_upstream(None, None, "http://127.0.0.1:1/v1", option).config.services["openai"].limit == limit
+
+
+def test_a_service_of_the_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fairlead.toml").write_text('[services.openai]\nlimit = 1\nopenai = "http://127.0.0.1:1/v1"\n')
+    with pytest.raises(ConfigError, match="already"):
+        load_with_upstream(None, None, "http://127.0.0.1:2/v1", None)
 
 
 @pytest.mark.parametrize(

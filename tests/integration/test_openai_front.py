@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from fairlead.app import models
 from fairlead.domain import events
 from fairlead.domain.job import JobStatus
 from fairlead.executors import openai as executor
@@ -90,6 +92,24 @@ async def test_the_models_are_those_of_the_upstream(tmp_path: Path) -> None:
             await client.models.retrieve("gpt-5")
         await client.chat.completions.create(model="gpt-4o", messages=HELLO)
     assert front.upstream.calls[0].json["model"] == "llama"
+
+
+async def test_an_upstream_that_starts_later_is_listed_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(models, "ASK_AGAIN_S", 0.01, raising=False)
+    async with running_upstream() as gone:
+        url = gone.url
+    service = {"openai": url}
+    async with open_front(tmp_path, service=service) as front, front.client() as client:
+        assert [model.id async for model in client.models.list()] == []
+        async with running_upstream("late", port=int(url.split(":")[2].removesuffix("/v1"))):
+            async with asyncio.timeout(PATIENCE_S):
+                while [model.id async for model in client.models.list()] != ["late"]:
+                    await asyncio.sleep(0.01)
+    warnings = [each for each in caplog.records if each.name == models.log.name and each.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "llama" in warnings[0].getMessage()
 
 
 async def test_a_model_of_two_services_goes_to_the_one_with_the_shorter_queue(tmp_path: Path) -> None:

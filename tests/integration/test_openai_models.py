@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 
 from fairlead import Call, Config, Fairlead
 from fairlead.config import Settings
+from fairlead.domain.job import JobStatus
+from fairlead.errors import ConfigError, InvalidInput, JobFailed
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import served
 from tests.integration.openai_site import HELLO
@@ -44,6 +46,14 @@ def declare(app: Fairlead) -> None:
 
 @asynccontextmanager
 async def clients(folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with fronts(folder, declare) as (_, client):
+        yield client
+
+
+@asynccontextmanager
+async def fronts(
+    folder: Path, declare: Callable[[Fairlead], None]
+) -> AsyncIterator[tuple[Fairlead, openai.AsyncOpenAI]]:
     async with AsyncExitStack() as stack:
         app = Fairlead(Settings(Config(), f"sqlite:///{folder}/fairlead.db"))
         declare(app)
@@ -51,7 +61,7 @@ async def clients(folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
         await stack.enter_async_context(app.running())
         port = await stack.enter_async_context(served(create_gateway(app)))
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
-        yield await stack.enter_async_context(client)
+        yield app, await stack.enter_async_context(client)
 
 
 @pytest.mark.parametrize("model", ["words", "Async-Words:7b", "whole"])
@@ -92,3 +102,71 @@ async def test_an_exception_of_a_function_is_an_error_of_the_client(tmp_path: Pa
         with pytest.raises(openai.APIError, match="out of words"):
             async for _ in await client.chat.completions.create(model="broken", messages=HELLO, stream=True):
                 pass
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_an_exception_after_the_first_piece_is_the_error_of_the_stream(tmp_path: Path, kind: str) -> None:
+    attempts = []
+
+    def declare_one(app: Fairlead) -> None:
+        async def in_loop(messages: list[dict[str, Any]], call: Call) -> AsyncIterator[str]:
+            attempts.append(call.attempt)
+            yield "half"
+            raise RuntimeError("out of words")
+
+        def in_thread(messages: list[dict[str, Any]], call: Call) -> Iterator[str]:
+            attempts.append(call.attempt)
+            yield "half"
+            raise RuntimeError("out of words")
+
+        app.model("broken", limit=1, backoff=[0.01])(in_loop if kind == "async" else in_thread)
+
+    async with fronts(tmp_path, declare_one) as (app, client):
+        with pytest.raises(openai.APIError, match="RuntimeError: out of words"):
+            async for _ in await client.chat.completions.create(model="broken", messages=HELLO, stream=True):
+                pass
+        [job] = (await app.list_jobs()).data
+    assert job.status is JobStatus.FAILED
+    assert attempts == [1], "clients have seen its beginning"
+
+
+async def test_an_exception_before_the_first_piece_of_a_stream_is_retried(tmp_path: Path) -> None:
+    def declare_one(app: Fairlead) -> None:
+        @app.model("late", limit=1, backoff=[0.01])
+        async def late(messages: list[dict[str, Any]], call: Call) -> AsyncIterator[str]:
+            if call.attempt == 1:
+                raise RuntimeError("not loaded yet")
+            yield "whole"
+
+    async with fronts(tmp_path, declare_one) as (_, client):
+        stream = await client.chat.completions.create(model="late", messages=HELLO, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert [delta.role for delta in deltas if delta.role] == ["assistant"]
+    assert "".join(delta.content or "" for delta in deltas) == "whole"
+
+
+def test_a_model_without_a_limit_is_refused_by_the_name_of_its_decorator(tmp_path: Path) -> None:
+    app = Fairlead(Settings(Config(), f"sqlite:///{tmp_path}/fairlead.db"))
+    with pytest.raises(ConfigError, match=r"@app\.model on plain: plain\.limit"):
+
+        @app.model("plain")
+        def plain(messages: list[dict[str, Any]]) -> str:
+            return "no"
+
+
+async def test_a_job_that_is_not_a_request_is_refused_at_its_submit(tmp_path: Path) -> None:
+    async with fronts(tmp_path, declare) as (app, _):
+        with pytest.raises(InvalidInput, match="/v1"):
+            await app.submit("words", {"messages": HELLO}, user_id="ada")
+        assert (await app.list_jobs()).data == []
+
+
+async def test_a_stored_job_that_is_not_a_request_fails_for_good(tmp_path: Path) -> None:
+    async with fronts(tmp_path, declare) as (app, _):
+        handle = await app.submit("words", {"path": "chat/completions", "content_type": 7}, user_id="ada")
+        with pytest.raises(JobFailed, match="not a request"):
+            await handle.result()
+        job = await app.get(handle.id)
+        assert job.status is JobStatus.FAILED
+        assert job.error is not None
+        assert (job.error["code"], len(job.attempts or ())) == ("PERMANENT", 1)

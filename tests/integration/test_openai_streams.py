@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import orjson
 import pytest
 
+from fairlead.domain.events import POSITION
 from fairlead.domain.job import JobStatus
 from fairlead.engine import events
 from fairlead.executors import openai_stream
+from fairlead.gateway.fronts.openai.requests import QueueView
+from fairlead.gateway.fronts.openai.streams import Stream
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, begin_stream, chunks, event, hanging, refusing, sending, streaming
 
@@ -150,6 +154,60 @@ async def test_the_place_can_be_shown_in_chunks(tmp_path: Path) -> None:
         await first
 
 
+async def test_a_client_that_accumulates_chunks_gets_the_answer_alone(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.client() as client:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO))
+        await front.upstream.reaches(open=1)
+        ahead = await client.chat.completions.create(model="llama", messages=HELLO, stream=True, user="ahead")
+        manager = client.chat.completions.stream(
+            model="llama", messages=HELLO, extra_headers={"X-Fairlead-Queue": "chunks"}
+        )
+        async with manager as stream, asyncio.timeout(PATIENCE_S):
+            places = []
+            async for each in stream:
+                if each.type == "chunk" and (each.chunk.model_extra or {}).get("fairlead"):
+                    places.append((each.chunk.model_extra or {})["fairlead"]["position"])
+                    if places == [2]:
+                        await ahead.close()  # the place changes: a second chunk
+                    if places[-1] == 1:
+                        front.upstream.gate.set()
+            message = (await stream.get_final_completion()).choices[0].message
+        assert places[0] == 2
+        assert len(places) > 1
+        assert (message.role, message.content) == ("assistant", TEXT)
+        await first
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"), [(3.6, 4.2, "about 4 s"), (0.0, 0.4, "about 0 s"), (12.0, 18.0, "about 12-18 s")]
+)
+def test_an_expected_wait_is_a_range_only_if_its_ends_differ(low: float, high: float, text: str) -> None:
+    call: Any = SimpleNamespace(queue=QueueView.COMMENTS)
+    nothing: Any = None
+    shown = Stream(nothing, call, nothing, {})._shown(
+        {"type": POSITION, "position": 3, "estimated_wait": {"low": low, "high": high}}
+    )
+    assert shown == f": queued, position 3, {text}\n\n".encode()
+
+
+async def test_a_stream_whose_job_is_retried_says_so(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(http.post("/chat/completions", json={**ASK, "user": "a"}))
+        await front.upstream.reaches(open=1)
+        async with http.stream("POST", "/chat/completions", json={**ASK, "user": "b"}) as response:
+            lines = response.aiter_lines()
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await anext(lines)).startswith(": queued, position 1")
+                front.upstream.script.append(refusing(502))
+                front.upstream.gate.set()
+                rest = [line async for line in lines]
+        assert ": retrying, attempt 2" in rest
+        assert "data: [DONE]" in rest
+        await first
+
+
 async def test_silence_can_be_chosen(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"limit": 1}) as front, front.http() as http:
         front.upstream.gate.clear()
@@ -191,7 +249,7 @@ BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
     "garbage": ([CHUNKS[0], b"data: {oops\n\n"], "not JSON"),
     "no UTF-8": ([CHUNKS[0], b": \xff\n\n"], "not UTF-8"),
     "a list": ([CHUNKS[0], b"data: []\n\n"], "not a JSON object"),
-    "closed in the middle": ([*CHUNKS[:3], ConnectionError()], "lost within the stream"),
+    "closed in the middle": ([*CHUNKS[:3], ConnectionError()], "the upstream closed the connection within the stream"),
     "ended in the middle": (CHUNKS[:3], "before its end"),
     "10 MB without a newline": ([CHUNKS[0], *[b"x" * 1_000_000] * 10], "more than"),
     "too much": ([CHUNKS[0], *[event({"choices": [], "x": "y" * 100_000})] * 20], "too large"),

@@ -80,8 +80,11 @@ class Declarations:
         self.handlers: dict[str, Handler] = {}
         self.priority_hook: PriorityHook | None = None
 
-    def service(self, name: str | Callable[..., Any] | None, options: ServiceOptions) -> Callable[[H], H]:
-        """Return a decorator that declares its function as a service. Keys in `fairlead.toml` override `options`."""
+    def service(
+        self, name: str | Callable[..., Any] | None, options: ServiceOptions, decorator: str = "@app.service"
+    ) -> Callable[[H], H]:
+        """Return a decorator that declares its function as a service. Keys in `fairlead.toml` override `options`.
+        Error messages name the `decorator`."""
         if callable(name):
             function = getattr(name, "__name__", "it")
             raise ConfigError([f"@app.service on {function}: the parentheses are missing; write @app.service(limit=1)"])
@@ -98,7 +101,7 @@ class Declarations:
                 service = ServiceConfig.model_validate(fields).handled()
                 self._replace(services={**self.config.services, service_name: service})
             except ValidationError as error:
-                source = f"@app.service on {handler.__name__}"
+                source = f"{decorator} on {handler.__name__}"
                 raise ConfigError(configuration.explained(error, source, service_name)) from None
             self.handlers[service_name] = handler
             return handler
@@ -113,7 +116,8 @@ class Declarations:
 
         def declare(function: H) -> H:
             models = [*options.get("models", ()), name]
-            self.service(service[:63], {**options, "models": models})(model_handler(function, name))
+            declare_service = self.service(service[:63], {**options, "models": models}, "@app.model")
+            declare_service(model_handler(function, name))
             return function
 
         return declare

@@ -1,12 +1,15 @@
 """`app.models`: the models that clients of the OpenAI front can ask for, and the service that serves each of them.
 
 A service names its models in the configuration. Otherwise its upstream is asked for them, and asked again every minute.
-A service whose upstream has never answered may serve any model: its jobs wait until the upstream is back.
+A service whose upstream has never answered may serve any model: its jobs wait until the upstream is back, and
+it is asked again every few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +23,13 @@ from fairlead.pacing import CachedQuery, DutyCycle
 if TYPE_CHECKING:
     from fairlead.executors.openai import Upstream
 
+log = logging.getLogger("fairlead.models")
+
 REFRESH = DutyCycle(share=0.1, every=60.0, longest=300.0)
 NEW_AFTER_S = 5.0
 """An unknown model makes the upstreams be asked again if the last answer is older than this."""
+ASK_AGAIN_S, ASK_AGAIN_MOST_S = 2.0, 15.0
+"""The first and the longest pause before an upstream that has never answered is asked again."""
 MAX_NAMED = 20
 RECENT_S = 1.0
 """How long the names of all services are used without looking at the services again."""
@@ -44,11 +51,13 @@ class Model:
 class _ListedModels:
     """The models of one service whose upstream lists them. `models` is None until the upstream has answered once."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, name: str, config: ServiceConfig) -> None:
+        self._name = name
         self._config = config
         self._upstream: Upstream | None = None
         self.models: list[dict[str, Any]] | None = None
         self._query = CachedQuery(self._ask, REFRESH)
+        self._asking_again: asyncio.Task[None] | None = None
 
     async def read(self, *, since: float | None = None) -> list[dict[str, Any]] | None:
         """The models that the upstream listed last. Waits only for the first answer, or, if the upstream has answered
@@ -68,12 +77,29 @@ class _ListedModels:
             self._upstream = Upstream(self._config)
         upstream = self._upstream
         lists = await asyncio.gather(*(list_models(upstream, region) for region in upstream.regions))
-        known = [models for models in lists if models is not None]
+        known = [models for models in lists if not isinstance(models, str)]
         if known:
             self.models = [model for models in known for model in models]
+        elif self.models is None and self._asking_again is None:
+            log.warning("the models of %s are not known, and are asked for again: %s", self._name, lists[0])
+            self._asking_again = asyncio.create_task(self._ask_again())
+        else:
+            log.debug("the models of %s cannot be listed: %s", self._name, lists[0])
         return True
 
+    async def _ask_again(self) -> None:
+        """Ask until the first answer. Later answers are refreshed when they are read."""
+        pause = ASK_AGAIN_S
+        while self.models is None:
+            await asyncio.sleep(pause)
+            await self._query.fresh()
+            pause = min(ASK_AGAIN_MOST_S, 1.5 * pause)
+
     async def close(self) -> None:
+        if self._asking_again is not None:
+            self._asking_again.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._asking_again
         await self._query.close()
         if self._upstream is not None:
             await self._upstream.close()
@@ -139,7 +165,7 @@ class ModelCatalog:
         entries: list[dict[str, Any]] = [{"id": model} for model in (*service.models, *service.aliases)]
         if service.models or not service.speaks_openai:
             return entries
-        listed = self._listed.setdefault(name, _ListedModels(service))
+        listed = self._listed.setdefault(name, _ListedModels(name, service))
         return entries + (await listed.read(since=since) or [])
 
     async def _least_busy(self, services: Sequence[str]) -> str:

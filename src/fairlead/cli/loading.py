@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from fairlead.app.api_keys import is_live_admin
 from fairlead.app.fairlead import Fairlead
 from fairlead.backends import POSTGRES
 from fairlead.cli.failure import Exit, Failure
-from fairlead.config import Settings, explained, load, sqlite_options
-from fairlead.domain.config import Config, ServiceConfig
-from fairlead.errors import ConfigError
+from fairlead.config import PREFIX, Settings, load, sqlite_options
+from fairlead.domain.config import Config
 
 UPSTREAM = "openai"
 """The service of `fairlead up --openai URL`."""
@@ -35,20 +33,15 @@ def load_app(app_path: str | None, config: Path | None) -> Fairlead:
     return _imported(app_path)
 
 
-def load_with_upstream(app_path: str | None, config: Path | None, url: str, limit: int) -> Fairlead:
-    """Create a Fairlead object from the configuration, with a server with OpenAI's protocol as one more service."""
+def load_with_upstream(app_path: str | None, config: Path | None, url: str, limit: int | None) -> Fairlead:
+    """Create a Fairlead object from the configuration, with a server with OpenAI's protocol as one more service. The
+    environment may set further keys of this service, and its limit if `limit` is None."""
     if app_path is not None:
         raise Failure(f'--openai: {app_path} declares its own services; add openai = "{url}" to one', Exit.USAGE)
-    settings = load(config)
-    services = settings.config.services
-    if UPSTREAM in services:
-        raise Failure(f"--openai: the configuration has a service {UPSTREAM!r} already", Exit.USAGE)
-    try:
-        service = ServiceConfig(openai=url, limit=limit)
-    except ValidationError as error:
-        raise ConfigError(explained(error, "--openai")) from None
-    sections = {**dict(settings.config), "services": {**services, UPSTREAM: service}}
-    return Fairlead(replace(settings, config=Config.model_validate(sections)))
+    given = {"openai"} if limit is None else {"openai", "limit"}
+    overridden = {f"{PREFIX}SERVICES__{UPSTREAM}__{key}".upper() for key in given}
+    environ = {name: value for name, value in os.environ.items() if name.upper() not in overridden}
+    return Fairlead(load(config, environ, service=(UPSTREAM, {"openai": url, "limit": limit or 1})))
 
 
 def database_of(settings: Settings) -> Fairlead:

@@ -82,7 +82,7 @@ def up(
 
     if limit is not None and openai is None:
         raise Failure("--limit needs --openai; the limits of other services are in fairlead.toml", Exit.USAGE)
-    upstream = None if openai is None else (openai, limit or 1)
+    upstream = None if openai is None else (openai, limit)
     app = prepare("up", context, app_path, config, log_level, upstream=upstream)
     sockets = bind(app, host, port)
     run("up", app, Roles(), sockets, bind_metrics(metrics_host, metrics_port), json=json)
@@ -179,7 +179,7 @@ def prepare(
     log_level: str | None,
     *,
     needs_redis: bool = False,
-    upstream: tuple[str, int] | None = None,
+    upstream: tuple[str, int | None] | None = None,
 ) -> Fairlead:
     """Load the app and check its configuration. `upstream` is the URL and the limit of a server with OpenAI's protocol
     that is added as a service. Raises ConfigError."""

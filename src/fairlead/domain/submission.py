@@ -109,13 +109,16 @@ class SubmissionChecker:
         input_json = _json({} if submission.input_data is None else submission.input_data, "input_data")
         if len(input_json) > server.max_body:
             raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
+        service = self._config.services[job.service]
+        if not self._turn and (service.models or service.speaks_openai):
+            _check_request(submission)
         metadata_json = None if submission.metadata is None else _json(submission.metadata, "metadata")
         if metadata_json is not None and len(metadata_json) > MAX_METADATA:
             raise InvalidInput(f"metadata is over {MAX_METADATA} bytes", pointer="/metadata")
         if idempotency_key is not None:
             check_text(idempotency_key, "Idempotency-Key", MAX_KEY)
             body_hash = body_hash or fingerprint(submission, input_json, metadata_json)
-        ordered = self._config.services[job.service].order == "fifo"
+        ordered = service.order == "fifo"
         return Submit(job, input_json, metadata_json, idempotency_key, body_hash, server.max_waiting_per_user, ordered)
 
     def _job_of(self, submission: Submission, user_id: str) -> Job:
@@ -206,6 +209,15 @@ def fingerprint(submission: Submission, input_json: str, metadata_json: str | No
             None if submission.allowed_regions is None else sorted(submission.allowed_regions),
         )
     return hashlib.sha256(orjson.dumps(values)).hexdigest()
+
+
+def _check_request(submission: Submission) -> None:
+    """Refuse a job of a model that the OpenAI front did not submit. The front's own jobs have all keys of a request."""
+    if not isinstance(submission.input_data, Mapping) or not {"path", "content_type"} <= submission.input_data.keys():
+        raise InvalidInput(
+            f"{submission.feature_name} is a model: send requests with OpenAI's protocol to /v1 of the gateway",
+            pointer="/input_data",
+        )
 
 
 def _priority(value: str | None) -> Priority:

@@ -47,7 +47,8 @@ def executors_of(
         if service.run_in == "process":
             executors[name] = ProcessExecutor(service.function or path_of(handler), max_result=max_result)
         else:
-            executors[name] = FunctionExecutor(handler, max_result=max_result)
+            # Clients of a model have seen the beginning of its stream, and cannot take it back.
+            executors[name] = FunctionExecutor(handler, max_result=max_result, retries_output=not service.models)
     return executors
 
 

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -80,9 +81,11 @@ Handler = Callable[[Call], Any]
 
 
 class FunctionExecutor:
-    def __init__(self, handler: Handler, *, max_result: int) -> None:
+    def __init__(self, handler: Handler, *, max_result: int, retries_output: bool = True) -> None:
+        """Without `retries_output`, an exception is not retried once the call has emitted a chunk."""
         self._handler = handler
         self._max_result = max_result
+        self._retries_output = retries_output
         self._on_loop = inspect.iscoroutinefunction(handler)
         self._generates = inspect.isasyncgenfunction(handler)
         self._threads = Threads()
@@ -99,8 +102,14 @@ class FunctionExecutor:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a handler that calls sys.exit() must not end the process
-            return failure_of(error)
+            return self._failure(error, call)
         return concluded(value, call, self._max_result)
+
+    def _failure(self, error: BaseException, call: Call) -> Failure:
+        failure = failure_of(error)
+        if not self._retries_output and call.output is not None and call.output.chunks:
+            return replace(failure, retryable=False)
+        return failure
 
     async def _in_thread(self, call: Call) -> Any:
         done = self._threads.call(lambda: emitting(self._handler(call), call))

@@ -175,7 +175,7 @@ class OpenAIExecutor:
         except BrokenStream as error:
             failure = Failure(BAD_RESULT, str(error), retryable=self._retry_streams)
         except (aiohttp.ClientError, OSError) as error:
-            failure = Failure(CONNECTION, storable(f"lost within the stream: {connection_problem(error)}"), True)
+            failure = Failure(CONNECTION, _lost(error), retryable=True)
         else:
             usage = None if stream.usage is None else {"usage": stream.usage}
             return with_output(call.open_output(), Success("null", usage))
@@ -234,6 +234,13 @@ class OpenAIExecutor:
         seconds = _reset_of(headers) if self._waits else None
         if seconds is not None:
             self._rest_for(min(LONGEST_REST, seconds))
+
+
+def _lost(error: Exception) -> str:
+    """What happened to a connection within a stream."""
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | ConnectionError):
+        return "the upstream closed the connection within the stream"
+    return storable(f"the connection was lost within the stream: {connection_problem(error)}")
 
 
 def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:
@@ -296,18 +303,19 @@ def _seconds(text: str | None) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
 
 
-async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | None:
-    """The models that `GET /models` of the upstream lists; None if it does not answer with a list."""
+async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | str:
+    """The models that `GET /models` of the upstream lists, or the reason why there is no list."""
     url = upstream.url(region, "models")
     try:
         async with asyncio.timeout(LIST_WITHIN_S):
             async with upstream.session().get(url or "", headers=upstream.headers, allow_redirects=False) as response:
                 body = await read_body(response, MAX_LIST)
                 value = openai.json_object(body) if response.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        log.info("the models of %s cannot be listed: %s", upstream.safe(url or ""), upstream.safe(str(error)))
-        return None
+    except TimeoutError:
+        return f"GET /models has no answer within {LIST_WITHIN_S:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return upstream.safe(storable(connection_problem(error)))
     data = value.get("data") if value is not None else None
     if not isinstance(data, list):
-        return None
+        return f"GET /models answers {response.status}, without a list of models"
     return [model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)]

@@ -12,6 +12,7 @@ import orjson
 
 from fairlead.domain import openai
 from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.errors import Permanent
 from fairlead.executors.function import Handler
 from fairlead.executors.port import Call
 
@@ -75,17 +76,19 @@ class Chat:
             "created": int(time.time()),
             "model": model,
         }
+        self._begun = False
         self.refusal: dict[str, Any] | None = None
         if request.path not in openai.WITH_DONE:
             self.refusal = _refusal(404, NOT_FOUND)
         elif not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             self.refusal = _refusal(400, NO_MESSAGES)
-        elif self._stream and self._chat:
-            self._emit({"role": "assistant", "content": ""})
 
     @classmethod
     def of(cls, call: Call, model: str) -> Chat:
-        request = FrontRequest.of_input(call.params)
+        try:
+            request = FrontRequest.of_input(call.params)
+        except ValueError as error:
+            raise Permanent(str(error)) from None
         fields = openai.json_object(request.body) or {}
         messages = fields.get("messages")
         if request.path == openai.COMPLETIONS:
@@ -124,6 +127,11 @@ class Chat:
         return FrontAnswer(200, {"content-type": "application/json"}, orjson.dumps(answer)).as_result()
 
     def _emit(self, delta: Mapping[str, Any], reason: str | None = None) -> None:
+        if not self._begun:
+            # Not before the first piece: an exception of the function is retried as long as clients have seen nothing.
+            self._begun = True
+            if self._chat:
+                self._emit({"role": "assistant", "content": ""})
         part = {"delta": dict(delta)} if self._chat else {"text": delta.get("content", "")}
         event = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason}]}
         self._call.emit(f"data: {orjson.dumps(event).decode()}\n\n")

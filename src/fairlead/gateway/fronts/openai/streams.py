@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 QUIET_S = 0.1
 """A job that starts within this time is not shown as queued, and its errors keep their status."""
 HEARTBEAT_S = 15.0
-STARTED = b": started\n\n"
+STARTED, RETRYING = b": started\n\n", b": retrying"
+_NOT_FIRST = (STARTED, RETRYING)
+"""Comments that do not begin a response: as long as it has not begun, an error keeps its status."""
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
 
 
@@ -131,7 +133,7 @@ class Stream(Response):
             text = b": keep-alive\n\n" if self._started and self._call.queue is QueueView.COMMENTS else b""
         else:
             text = self._shown(event)
-        if text and (text != STARTED or self._started):
+        if text and (self._started or not text.startswith(_NOT_FIRST)):
             await self._write(text)
 
     def _shown(self, event: dict[str, Any]) -> bytes:
@@ -141,17 +143,19 @@ class Stream(Response):
             return b""
         source = event.get("job", event)
         position, wait = source.get("position"), source.get("estimated_wait")
+        if event["type"] == events.JOB_RETRYING and view is QueueView.COMMENTS:
+            return RETRYING + f", attempt {event['attempt'] + 1}\n\n".encode()
         if position is None:
             return STARTED if event["type"] == events.STEP_START and view is QueueView.COMMENTS else b""
         if view is QueueView.CHUNKS and self._call.request.path in openai.WITH_DONE:
             return self._queue_chunk({"position": position, "estimated_wait": wait})
-        about = f", about {wait['low']:.0f}-{wait['high']:.0f} s" if wait else ""
-        return f": queued, position {position}{about}\n\n".encode()
+        return f": queued, position {position}{_about(wait)}\n\n".encode()
 
     def _queue_chunk(self, fairlead: dict[str, Any]) -> bytes:
-        """An event with an empty delta and the place in the queue as a field of its own."""
+        """An event with an empty delta and the place in the queue as a field of its own. The delta has no role: clients
+        that accumulate deltas concatenate its values."""
         chat = self._call.request.path == openai.CHAT
-        delta = {"delta": {"role": "assistant", "content": ""}} if chat else {"text": ""}
+        delta = {"delta": {"content": ""}} if chat else {"text": ""}
         chunk = {
             "id": f"chatcmpl-{self._reading.job_id}" if chat else f"cmpl-{self._reading.job_id}",
             "object": "chat.completion.chunk" if chat else "text_completion",
@@ -257,6 +261,14 @@ class _Sent:
         """What follows in the whole text; None if what was sent is not its beginning."""
         begin = hashlib.sha1(whole[: self.size].encode(), usedforsecurity=False)
         return whole[self.size :] if begin.digest() == self._hash.digest() else None
+
+
+def _about(wait: dict[str, float] | None) -> str:
+    """The expected wait for a comment, in whole seconds; empty if it is not known."""
+    if not wait:
+        return ""
+    low, high = f"{wait['low']:.0f}", f"{wait['high']:.0f}"
+    return f", about {low} s" if low == high else f", about {low}-{high} s"
 
 
 async def _next(places: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any] | None:

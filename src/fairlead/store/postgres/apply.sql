@@ -130,15 +130,18 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
     ON CONFLICT DO NOTHING RETURNING user_id, key
 
 -- name: submit
-WITH {jobs_with_outbox}
-
--- name: submit_keyed
--- Like `submit`, with new idempotency keys. $37: users, $38: keys, $39: body hashes, $40: job ids, sorted as in
--- `claim_keys`. Fails with a unique violation if one of the keys is known.
-WITH claimed AS (
-    INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
-        SELECT * FROM unnest($37::text[], $38::text[], $39::text[], $40::text[])
-), {jobs_with_outbox}
+-- Seqs are assigned in the order of the ids. $33: origin, $34: now (NULL: server time), $35 and $36: see `late`.
+WITH inserted AS (
+    {new_jobs}
+    RETURNING j.seq, j.id, j.step, j.spec, j.priority,
+              CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
+), outbox_rows AS (
+    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
+        SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
+               {service}, j.priority
+        FROM inserted AS j WHERE j.outbox_id IS NOT NULL
+)
+SELECT seq, outbox_id, {late} FROM inserted
 
 -- name: submit_together
 -- Like `submit`, for jobs that enter the same lane: up to $37 jobs share an outbox row.

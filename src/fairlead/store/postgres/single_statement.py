@@ -3,9 +3,6 @@
 A single statement takes one round trip, a transaction five or more. On an idle system, most of the time from submit to
 start is spent on round trips.
 
-Submits with idempotency keys that turn out to be known fail with a unique violation, and store nothing; a transaction
-then decides which of them repeat an earlier job.
-
 The transaction id of such a commit is not known before it commits. If the reply is lost, `recall` finds out from the
 rows of the jobs whether the batch was applied: they then have the id, the lease or the result that the batch gave them.
 """
@@ -23,14 +20,7 @@ from fairlead.store.commits import DONE, MOVED_ON, NOT_STARTED
 from fairlead.store.port import Accepted, Committed, OutboxEntry, Outcome, Relayed, Started, Transition
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.postgres.submit import (
-    accepted_by,
-    check_names,
-    insertion,
-    keyed_insertion,
-    may_be_new,
-    needs_admission,
-)
+from fairlead.store.postgres.submit import needs_admission, submitting
 from fairlead.store.rows import job_of
 from fairlead.store.write_units import job_id_of
 
@@ -58,12 +48,19 @@ def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes
 
 
 def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | None:
-    if not may_be_new(submits):
+    if needs_admission(submits):
         return None
-    check_names(submits)
-    build = keyed_insertion if needs_admission(submits) else insertion
-    jobs = build(submits, origin=origin, now=now)
-    return jobs.sql, jobs.parameters, lambda rows: Committed(*accepted_by(jobs, submits, rows))
+    statements = submitting(submits, origin=origin, now=now)
+    sql, parameters = next(statements)
+
+    def read(rows: list[Any]) -> Committed:
+        try:
+            statements.send(rows)
+        except StopIteration as end:
+            return Committed(end.value.outcomes, end.value.changes)
+        raise AssertionError("without admission there is one statement")
+
+    return sql, parameters, read
 
 
 def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan | None:

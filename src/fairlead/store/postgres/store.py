@@ -101,11 +101,9 @@ class PostgresStore(Reads):
                 plan, backend = None, connection.backend
                 if not answers and backend is not None:
                     plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
-                committed = None
                 if plan is not None and backend is not None:
-                    with suppress(asyncpg.UniqueViolationError):  # an idempotency key is known
-                        committed = await self._run_statement(connection, backend, batch, plan)
-                if committed is None:
+                    committed = await self._run_statement(connection, backend, batch, plan)
+                else:
                     committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
         for index, outcome in answers.items():

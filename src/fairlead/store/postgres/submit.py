@@ -11,7 +11,7 @@ string with a separator, because asyncpg inspects every element of a list severa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -53,9 +53,9 @@ class Insertion:
         return [(seq, outbox_ids[n // JOBS_PER_ROW], late) for n, seq in enumerate(seqs)]
 
 
-def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, apart: bool = False) -> Insertion:
+def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion:
     """Build the statement that inserts these jobs. `now` is the time stored with the outbox rows; None means the time
-    of the server. `apart`: jobs share no outbox rows."""
+    of the server."""
     jobs = [submit.job for submit in submits]
     ids = [job.id for job in jobs]
     users = [job.user_id for job in jobs]
@@ -86,25 +86,9 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, apart:
     )
     ordered = sorted({submit.job.service for submit in submits if submit.ordered}) or None
     parameters = [separator, _joined(ids, separator), *values, *shared, origin, now, ordered, micros(LATE_AFTER)]
-    if not apart and len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
+    if len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
         return Insertion(WRITES["submit_together"], [*parameters, JOBS_PER_ROW], together=True)
     return Insertion(WRITES["submit"], parameters, together=False)
-
-
-def keyed_insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion:
-    """Build the statement that inserts these jobs and their idempotency keys. It fails with a unique violation, and
-    stores nothing, if one of the keys is known."""
-    jobs = insertion(submits, origin=origin, now=now, apart=True)
-    keyed = {(submit.job.user_id, key): submit for submit in submits if (key := submit.idempotency_key) is not None}
-    return Insertion(WRITES["submit_keyed"], [*jobs.parameters, *_claims(keyed)], together=False)
-
-
-def _claims(keyed: Mapping[tuple[str, str], Submit]) -> list[list[Any]]:
-    """The columns of idempotency keys: users, keys, body hashes and job ids. They are sorted, because two commits that
-    insert the same keys in different orders would wait for each other."""
-    names = sorted(keyed)
-    values = [(*name, keyed[name].body_hash, keyed[name].job.id) for name in names]
-    return [list(column) for column in zip(*values, strict=True)]
 
 
 def check_names(submits: Sequence[Submit]) -> None:
@@ -166,12 +150,6 @@ def needs_admission(submits: Sequence[Submit]) -> bool:
     return any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits)
 
 
-def may_be_new(submits: Sequence[Submit]) -> bool:
-    """Whether these submits can only be refused because of an idempotency key that the database knows."""
-    keys = [(submit.job.user_id, submit.idempotency_key) for submit in submits if submit.idempotency_key is not None]
-    return len(set(keys)) == len(keys) and not any(submit.max_waiting > 0 for submit in submits)
-
-
 def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_or_nothing: bool = False) -> Statements:
     """Yield the statements that store these jobs, and receive their rows. `now` is the time stored with the outbox
     rows; None means the time of the server."""
@@ -187,25 +165,14 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
     if accepted:
         jobs = insertion([submits[index] for index in accepted], origin=origin, now=now)
         rows = yield jobs.sql, jobs.parameters
-        stored, changes = accepted_by(jobs, [submits[index] for index in accepted], rows)
-        for index, outcome in zip(accepted, stored, strict=True):
-            outcomes[index] = outcome
+        for index, (seq, outbox_id, late) in zip(accepted, jobs.numbers(rows), strict=True):
+            job = submits[index].job
+            outcomes[index] = Accepted(job.id, seq)
+            if outbox_id is not None:
+                changes.append(OutboxEntry(outbox_id, job.id, numbered(job, seq), late))
     if admission:
         _answer_repeats(submits, outcomes)
     return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], changes)
-
-
-def accepted_by(
-    jobs: Insertion, submits: Sequence[Submit], rows: Sequence[Any]
-) -> tuple[list[Outcome], list[OutboxEntry]]:
-    """Read the reply to an insertion: the outcomes of the submits, in order, and the outbox rows."""
-    outcomes: list[Outcome] = []
-    changes = []
-    for submit, (seq, outbox_id, late) in zip(submits, jobs.numbers(rows), strict=True):
-        outcomes.append(Accepted(submit.job.id, seq))
-        if outbox_id is not None:
-            changes.append(OutboxEntry(outbox_id, submit.job.id, numbered(submit.job, seq), late))
-    return outcomes, changes
 
 
 async def run(statements: Statements, fetch: Callable[[str, Sequence[Any]], Awaitable[list[Any]]]) -> Submitted:
@@ -258,8 +225,12 @@ def _claiming(
     """Claim the idempotency keys in the database. `claims` maps each (user, key) to the index of its submit. If another
     process has claimed a key in the meantime, the submit gets the job of that process as its outcome, or an error if
     the requests differ."""
-    rows = yield WRITES["claim_keys"], _claims({name: submits[index] for name, index in claims.items()})
-    lost = sorted(set(claims).difference(map(tuple, rows)))
+    keys = sorted(claims)
+    values = [
+        (user, key, submits[claims[user, key]].body_hash, submits[claims[user, key]].job.id) for user, key in keys
+    ]
+    rows = yield WRITES["claim_keys"], [list(column) for column in zip(*values, strict=True)]
+    lost = sorted(set(keys).difference(map(tuple, rows)))
     if lost:
         for user, key, *known in (yield WRITES["known_keys"], [list(column) for column in zip(*lost, strict=True)]):
             index = claims[user, key]

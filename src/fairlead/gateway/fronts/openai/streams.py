@@ -25,7 +25,7 @@ from fairlead.domain.output import Chunk, End, Output, Restart
 from fairlead.engine.events import ShuttingDown, SlowConsumer
 from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
-from fairlead.gateway.fronts.openai.answers import disconnected, in_background, response_of
+from fairlead.gateway.fronts.openai.answers import disconnected, in_background, in_time, response_of
 from fairlead.gateway.fronts.openai.requests import FrontCall, QueueView
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ QUIET_S = 0.1
 """A job that starts within this time is not shown as queued, and its errors keep their status."""
 HEARTBEAT_S = 15.0
 STARTED = b": started\n\n"
+DONE = ("data: [DONE]", "data:[DONE]")
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
 
 
@@ -53,15 +54,18 @@ class Stream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send = in_time(send)
         following = asyncio.ensure_future(self._follow(scope, receive))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                await self._app.fronts.leave(self._reading)
                 raise ClientDisconnect
             following.result()
+        except ClientDisconnect:
+            if not self._sent.complete:
+                await self._app.fronts.leave(self._reading)
+            raise
         except asyncio.CancelledError:
             in_background(self._app.fronts.leave(self._reading))  # the key was revoked
             raise
@@ -247,10 +251,13 @@ class _Sent:
     def __init__(self) -> None:
         self.size = 0
         self.restarted = False
+        self.complete = False
+        """The client has `[DONE]`, and may close its connection: the job ends by itself."""
         self._hash = hashlib.sha1(usedforsecurity=False)
 
     def add(self, text: str) -> None:
         self.size += len(text)
+        self.complete = self.complete or text[-20:].rstrip().endswith(DONE)
         self._hash.update(text.encode())
 
     def rest_of(self, whole: str) -> str | None:

@@ -45,7 +45,8 @@ async def test_a_request_that_is_too_deep_to_change_is_an_error_at_once(tmp_path
     async with open_front(tmp_path, service={"aliases": {"gpt": "llama"}}) as front, front.http() as http:
         response = await http.post("/chat/completions", content=body, headers={"Content-Type": "application/json"})
         assert "nested too deeply" in response.json()["error"]["message"]
-        assert not (await front.app.get(response.headers["x-fairlead-job"])).attempts[1:]
+        job = await front.app.get(response.headers["x-fairlead-job"])
+        assert len(job.attempts or []) <= 1
 
 
 async def test_the_longest_rest_is_a_day(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +98,8 @@ async def test_a_client_that_stops_reading_is_disconnected_and_its_job_cancelled
 ) -> None:
     monkeypatch.setattr(answers, "STALLED_S", 0.2)
     large = event({"choices": [], "x": "y" * 60_000})
-    sections = {"worker": {"max_result": 1 << 30}}
-    async with open_front(tmp_path, service={"limit": 1}, **sections) as front, front.http() as http:
+    worker = {"max_result": 1 << 30}
+    async with open_front(tmp_path, service={"limit": 1}, worker=worker) as front, front.http() as http:
         front.upstream.gate.clear()
         front.upstream.script.append(streaming(*[large] * 400, None))
         client = socket.socket()

@@ -37,7 +37,6 @@ QUIET_S = 0.1
 """A job that starts within this time is not shown as queued, and its errors keep their status."""
 HEARTBEAT_S = 15.0
 STARTED = b": started\n\n"
-DONE = ("data: [DONE]", "data:[DONE]")
 _TIER = re.compile(r'(?<!\\)"service_tier"\s*:\s*(?:"[^"\\]*"|null)')
 
 
@@ -249,6 +248,9 @@ class Stream(Response):
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
 
+_DONE = ("data: [DONE]", "data:[DONE]")
+
+
 class _Sent:
     """What of the output was sent: its size, and a hash to recognise it as the beginning of the whole text."""
 
@@ -261,7 +263,7 @@ class _Sent:
 
     def add(self, text: str) -> None:
         self.size += len(text)
-        self.complete = self.complete or text[-20:].rstrip().endswith(DONE)
+        self.complete = self.complete or text[-20:].rstrip().endswith(_DONE)
         self._hash.update(text.encode())
 
     def rest_of(self, whole: str) -> str | None:

@@ -111,6 +111,22 @@ async def test_requests_with_one_idempotency_key_share_a_job(front: Front) -> No
     assert len(front.upstream.calls) == 1
 
 
+async def test_a_request_goes_on_if_another_one_that_joined_its_job_leaves(front: Front) -> None:
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+    await front.upstream.reaches(open=1)
+    before = await readers(front)
+    second = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+    await joined(front, before)
+    second.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        while await readers(front) != before and not first.done():
+            await asyncio.sleep(0.01)
+    front.upstream.gate.set()
+    assert (await first).status_code == 200
+    assert len(front.upstream.calls) == 1
+
+
 async def test_an_idempotency_key_with_another_body_is_refused(front: Front) -> None:
     await ask(front, Idempotency_Key="k1")
     other = await ask(front, {**ASK, "seed": 1}, Idempotency_Key="k1")

@@ -108,7 +108,7 @@ def test_tiers_are_priorities() -> None:
     assert [openai.tier_of(each) for each in Priority] == ["priority", "default", "flex"]
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"])
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_events_are_found_however_they_arrive(end: bytes, size: int) -> None:
     stream = b"data: a" + end + b": b" + end + b"data: c" + end + b"rest"
@@ -136,6 +136,12 @@ def test_only_what_the_client_can_read_passes() -> None:
     assert not stream.complete
     assert stream.text_of(b"data: [DONE]") == "data: [DONE]\n\n"
     assert stream.complete
+    assert stream.text_of(b"data: nonsense") == ""
+
+
+def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
+    stream = ChatStream(CHAT, hides_usage=False)
+    assert stream.text_of(b'\xef\xbb\xbfdata: {"choices": []}') == 'data: {"choices": []}\n\n'
 
 
 def test_an_error_in_a_stream_is_raised_with_its_message() -> None:

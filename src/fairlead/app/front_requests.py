@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from uuid_utils import uuid4, uuid7
@@ -47,6 +47,24 @@ class FrontRequests:
     def __init__(self, runtime: Runtime, jobs: Jobs) -> None:
         self._runtime = runtime
         self._jobs = jobs
+        self._open: dict[str, list[Reading]] = {}
+        """The requests of this process that read each job."""
+
+    @contextlib.contextmanager
+    def reads(self, reading: Reading) -> Iterator[None]:
+        """Count a request as a reader of its job while its client is connected."""
+        self._open.setdefault(reading.job_id, []).append(reading)
+        try:
+            yield
+        finally:
+            self._close(reading)
+
+    def _close(self, reading: Reading) -> None:
+        readings = self._open.get(reading.job_id, [])
+        if reading in readings:
+            readings.remove(reading)
+        if not readings:
+            self._open.pop(reading.job_id, None)
 
     async def join(self, identity: Identity) -> Reading | None:
         """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled or
@@ -88,11 +106,14 @@ class FrontRequests:
         return Reading(job_id, identity.user_id, key, reader, new=True)
 
     async def leave(self, reading: Reading) -> None:
-        """Cancel the job of a client that has disconnected, unless another request has joined it. It may have ended."""
-        left = replace(reading.reader, process=NONE)
+        """Cancel the job of a client that has disconnected, unless another request has joined it, or an earlier one
+        still reads it in this process. The job may have ended."""
+        self._close(reading)
+        others = self._open.get(reading.job_id)
+        reader = others[-1].reader if others else replace(reading.reader, process=NONE)
         with contextlib.suppress(FairleadError):
-            change = ChangeReader(reading.user_id, reading.key, str(reading.reader), str(left))
-            if isinstance(await self._runtime.group_commit.write(change), Done):
+            change = ChangeReader(reading.user_id, reading.key, str(reading.reader), str(reader))
+            if isinstance(await self._runtime.group_commit.write(change), Done) and not others:
                 await self._jobs.cancel(reading.job_id)
 
     async def _suffix(self, identity: Identity) -> str:

@@ -42,6 +42,7 @@ log = logging.getLogger("fairlead.openai")
 
 SHOWN_OF_AN_ERROR = 500
 FIRST_REST, LONGEST_REST = 1.0, 60.0
+LONGEST_NAMED_REST = 86400.0
 BUSY = frozenset({429, 503})
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0
@@ -131,7 +132,10 @@ class OpenAIExecutor:
         }
         value = openai.json_object(request.body) if request.stream or self._aliases else None
         adds_usage = _may_add_usage(request, value)
-        body = self._body(request, value, adds_usage)
+        try:
+            body = self._body(request, value, adds_usage)
+        except RecursionError:
+            return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
         session = self._upstream.session()
         try:
             async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
@@ -290,7 +294,7 @@ def _reset_of(headers: Mapping[str, str], *, refused: bool = False) -> float | N
         seconds = _seconds(headers.get(f"x-ratelimit-reset-{kind}"))
         if seconds is not None and (left == "0" or (refused and left is None)):
             resets.append(seconds)
-    return max(resets, default=None)
+    return min(LONGEST_NAMED_REST, max(resets)) if resets else None
 
 
 def _seconds(text: str | None) -> float | None:

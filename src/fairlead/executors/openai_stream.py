@@ -14,9 +14,10 @@ from fairlead.domain.openai import FrontRequest
 from fairlead.executors.call_outcome import storable
 from fairlead.executors.port import Call
 
-_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n|\r\r")
 _LINES = re.compile(rb"\r\n|\n|\r")
 _FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 END_WITHIN_S = 1.0
 """How long an upstream may keep the connection open after `[DONE]`."""
 
@@ -69,10 +70,13 @@ class ChatStream:
         self.usage: dict[str, int] | None = None
         self.complete = not self._has_done
         self.done = False
-        """The stream has sent `[DONE]`."""
+        """The stream has sent `[DONE]`. Whatever follows is not part of it."""
 
     def text_of(self, event: bytes) -> str:
         """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
+        if self.done:
+            return ""
+        event = event.removeprefix(_BYTE_ORDER_MARK)
         if event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event:  # nearly all events
             return self._decoded([event]) if self._passes(event[6:]) else ""
         data = b""
@@ -97,7 +101,7 @@ class ChatStream:
 
     def _passes(self, data: bytes) -> bool:
         """Take note of the data of an event. Returns whether the client receives it."""
-        if data == openai.DONE:
+        if data.strip() == openai.DONE:
             self.complete = self.done = True
             return True
         try:

@@ -4,13 +4,14 @@ cancels the job if the client disconnects."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fairlead.domain import openai
 from fairlead.domain.job import JobStatus
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from fairlead.domain.views import JobView
 
 SPACE_EVERY_S = 15.0
+STALLED_S = 60.0
+"""A client that does not take a message within this time is disconnected."""
 JOB_HEADER = "X-Fairlead-Job"
 _ending: set[asyncio.Task[None]] = set()
 """Cancellations that run after their request has ended."""
@@ -43,7 +46,11 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job_id, new = self._reading.job_id, self._reading.new
+        with self._app.fronts.reads(self._reading):
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job_id, new, send = self._reading.job_id, self._reading.new, in_time(send)
         wait = self._app.jobs.wait(job_id, new=new, attempts=False)
         waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)
         gone = asyncio.ensure_future(disconnected(receive))
@@ -102,13 +109,25 @@ def response_of(job: JobView, tier: str | None, headers: dict[str, str]) -> Resp
         return Response(orjson.dumps(body), 502, headers, "application/json")
     content = answer.body
     if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:
-        content = openai.replaced(content, "service_tier", tier)
+        with contextlib.suppress(RecursionError):  # nested too deeply; the client gets it as it is
+            content = openai.replaced(content, "service_tier", tier)
     return Response(content, answer.status, {**answer.headers, **headers})
 
 
 async def disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def in_time(send: Send) -> Send:
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await send(message)
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+    return send_in_time
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:

@@ -25,7 +25,7 @@ from fairlead.domain.output import Chunk, End, Output, Restart
 from fairlead.engine.events import ShuttingDown, SlowConsumer
 from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
-from fairlead.gateway.fronts.openai.answers import disconnected, in_background, response_of
+from fairlead.gateway.fronts.openai.answers import disconnected, in_background, in_time, response_of
 from fairlead.gateway.fronts.openai.requests import FrontCall, QueueView
 
 if TYPE_CHECKING:
@@ -55,15 +55,22 @@ class Stream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        with self._app.fronts.reads(self._reading):
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = in_time(send)
         following = asyncio.ensure_future(self._follow(scope, receive))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                await self._app.fronts.leave(self._reading)
                 raise ClientDisconnect
             following.result()
+        except ClientDisconnect:
+            if not self._sent.complete:
+                await self._app.fronts.leave(self._reading)
+            raise
         except asyncio.CancelledError:
             in_background(self._app.fronts.leave(self._reading))  # the key was revoked
             raise
@@ -245,16 +252,22 @@ class Stream(Response):
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
 
+_DONE = ("data: [DONE]", "data:[DONE]")
+
+
 class _Sent:
     """What of the output was sent: its size, and a hash to recognise it as the beginning of the whole text."""
 
     def __init__(self) -> None:
         self.size = 0
         self.restarted = False
+        self.complete = False
+        """The client has `[DONE]`, and may close its connection: the job ends by itself."""
         self._hash = hashlib.sha1(usedforsecurity=False)
 
     def add(self, text: str) -> None:
         self.size += len(text)
+        self.complete = self.complete or text[-20:].rstrip().endswith(_DONE)
         self._hash.update(text.encode())
 
     def rest_of(self, whole: str) -> str | None:

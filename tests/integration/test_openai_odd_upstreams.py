@@ -1,0 +1,118 @@
+"""Upstreams that bend the protocol, and clients that leave or stall while their stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from fairlead.domain.job import JobStatus
+from fairlead.gateway.fronts.openai import answers
+from tests.integration.openai_site import HELLO, Front, open_front
+from tests.openai_upstream import PATIENCE_S, chunks, event, refusing, sending, streaming
+
+ASK = {"model": "llama", "messages": HELLO}
+STREAM = {**ASK, "stream": True}
+CHUNKS = chunks({"model": "llama"})
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    async with open_front(tmp_path, service={"limit": 1}) as front:
+        yield front
+
+
+# ---------------------------------------------------------------- answers
+
+
+async def test_an_answer_that_is_too_deep_to_change_passes_as_it_is(front: Front) -> None:
+    body = b'{"service_tier": "default", "deep": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+    front.upstream.script.append(sending(body))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json={**ASK, "service_tier": "flex"})
+    assert response.content == body
+
+
+async def test_a_request_that_is_too_deep_to_change_is_an_error_at_once(tmp_path: Path) -> None:
+    body = b'{"model": "gpt", "messages": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+    async with open_front(tmp_path, service={"aliases": {"gpt": "llama"}}) as front, front.http() as http:
+        response = await http.post("/chat/completions", content=body, headers={"Content-Type": "application/json"})
+        assert "nested too deeply" in response.json()["error"]["message"]
+        job = await front.app.get(response.headers["x-fairlead-job"])
+        assert len(job.attempts or []) <= 1
+
+
+async def test_the_longest_rest_is_a_day(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(
+        "fairlead.executors.openai.OpenAIExecutor._rest_for", lambda executor, seconds: rests.append(seconds)
+    )
+    front.upstream.script.append(refusing(429, x_ratelimit_reset_requests="99999999h"))
+    async with front.http() as http:
+        assert (await http.post("/chat/completions", json=ASK)).status_code == 200
+    assert rests == [86400.0]
+
+
+# ---------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize(
+    "after", [None, ConnectionError(), b"data: {oops\n\n", event({"error": {"message": "too late"}})]
+)
+async def test_a_stream_ends_with_done_whatever_follows(front: Front, after: Any) -> None:
+    front.upstream.gate.clear()
+    front.upstream.script.append(streaming(*CHUNKS, DONE, after))
+    async with front.http() as http:
+        response = await http.post("/chat/completions", json=STREAM)
+    assert response.text.endswith(DONE.decode())
+    assert (await front.app.get(response.headers["x-fairlead-job"])).status is JobStatus.COMPLETED
+    await front.upstream.reaches(open=0)
+
+
+# ---------------------------------------------------------------- clients
+
+
+async def test_a_client_that_leaves_after_done_does_not_cancel_its_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    front.upstream.script.append(streaming(*CHUNKS, DONE, None))
+    async with front.http() as http:
+        async with http.stream("POST", "/chat/completions", json=STREAM) as response:
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    break
+        job_id = response.headers["x-fairlead-job"]
+    await front.upstream.reaches(open=0)
+    job = await front.app.jobs.wait(job_id)
+    assert job.status is JobStatus.COMPLETED
+
+
+async def test_a_client_that_stops_reading_is_disconnected_and_its_job_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "STALLED_S", 0.2)
+    large = event({"choices": [], "x": "y" * 60_000})
+    worker = {"max_result": 1 << 30}
+    async with open_front(tmp_path, service={"limit": 1}, worker=worker) as front, front.http() as http:
+        front.upstream.gate.clear()
+        front.upstream.script.append(streaming(*[large] * 400, None))
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        with contextlib.closing(client):
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", int(front.base.rpartition(":")[2])))
+            body = orjson.dumps(STREAM)
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            await loop.sock_sendall(client, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await front.upstream.reaches(calls=1)
+            await front.upstream.reaches(open=0)
+        front.upstream.gate.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await http.post("/chat/completions", json=ASK)).status_code == 200

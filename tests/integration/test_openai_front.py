@@ -16,6 +16,7 @@ from aiohttp import web
 from fairlead.app import models
 from fairlead.domain import events
 from fairlead.domain.job import JobStatus
+from fairlead.errors import InvalidInput
 from fairlead.executors import openai as executor
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, chat, closing, refusing, running_upstream, sending
@@ -42,6 +43,12 @@ async def test_a_chat_completion_is_a_job_with_the_upstreams_answer(front: Front
     job = await front.app.get(raw.headers["x-fairlead-job"])
     assert (job.status, job.user_id, job.feature_name) == (JobStatus.COMPLETED, "ada", "llama")
     assert raw.headers["x-request-id"]
+
+
+async def test_a_job_of_an_upstream_that_is_not_a_request_is_refused(front: Front) -> None:
+    with pytest.raises(InvalidInput, match="/v1"):
+        await front.app.submit("llama", {"messages": HELLO}, user_id="ada")
+    assert (await front.app.list_jobs()).data == []
 
 
 async def test_the_synchronous_client_works_too(front: Front) -> None:

@@ -110,7 +110,7 @@ class SubmissionChecker:
         if len(input_json) > server.max_body:
             raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
         service = self._config.services[job.service]
-        if not self._turn and (service.models or service.speaks_openai):
+        if not self._turn and service.speaks_openai:
             _check_request(submission)
         metadata_json = None if submission.metadata is None else _json(submission.metadata, "metadata")
         if metadata_json is not None and len(metadata_json) > MAX_METADATA:
@@ -212,10 +212,11 @@ def fingerprint(submission: Submission, input_json: str, metadata_json: str | No
 
 
 def _check_request(submission: Submission) -> None:
-    """Refuse a job of a model that the OpenAI front did not submit. The front's own jobs have all keys of a request."""
+    """Refuse a job of an OpenAI upstream that the front did not submit. The front's own jobs have all keys of a
+    request."""
     if not isinstance(submission.input_data, Mapping) or not {"path", "content_type"} <= submission.input_data.keys():
         raise InvalidInput(
-            f"{submission.feature_name} is a model: send requests with OpenAI's protocol to /v1 of the gateway",
+            f"{submission.feature_name} speaks OpenAI's protocol: send requests to /v1 of the gateway",
             pointer="/input_data",
         )
 

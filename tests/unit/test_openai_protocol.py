@@ -9,7 +9,8 @@ import pytest
 from fairlead.domain import openai
 from fairlead.domain.job import Priority
 from fairlead.domain.openai import FrontAnswer, FrontRequest
-from fairlead.executors.openai_stream import BrokenStream, ChatStream, Events, UpstreamError
+from fairlead.executors.http_stream import BrokenStream
+from fairlead.executors.openai_stream import ChatStream, Events, UpstreamError
 from fairlead.gateway.fronts.openai.errors import of_failed_job
 
 CHAT = FrontRequest("chat/completions", "application/json", b"{}", stream=True)

@@ -25,6 +25,7 @@ JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", "images/generations", "
 WITH_DONE = frozenset({CHAT, COMPLETIONS})
 """Paths whose streams end with `[DONE]`, and whose usage is sent only on request."""
 DONE = b"[DONE]"
+"""The data of the last event."""
 EVENT_STREAM = "text/event-stream"
 PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 """The paths below `/v1` that are passed on. No part of a path begins with a dot, so none leads out of the upstream's

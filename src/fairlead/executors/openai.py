@@ -34,13 +34,21 @@ from fairlead.domain.retry import (
     of_http_status,
 )
 from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
-from fairlead.executors.http import connection_problem, new_session, retry_after_of, secret_of, secrets_of
-from fairlead.executors.openai_stream import BrokenStream, ChatStream, UpstreamError, emit_events
+from fairlead.executors.http import (
+    connection_problem,
+    new_session,
+    read_body,
+    refusal,
+    retry_after_of,
+    secret_of,
+    secrets_of,
+)
+from fairlead.executors.http_stream import BrokenStream
+from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 log = logging.getLogger("fairlead.openai")
 
-SHOWN_OF_AN_ERROR = 500
 FIRST_REST, LONGEST_REST = 1.0, 60.0
 BUSY = frozenset({429, 503})
 MAX_LIST = 4 * 1024 * 1024
@@ -186,7 +194,7 @@ class OpenAIExecutor:
     async def _answer(self, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
         body = await read_body(response, self._max_result)
         if response.status in BUSY or response.status >= 500 or 300 <= response.status < 400:
-            return _refusal(response, body)
+            return refusal(response, body, _retry_after_of(response))
         self._rests = 0
         self._heed_limits(response.headers)
         if len(body) > self._max_result:
@@ -260,25 +268,11 @@ def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
     return Success(data, None if usage is None else {"usage": usage})
 
 
-async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read the body of an answer, but not beyond `most` bytes by more than one piece."""
-    pieces, size = [], 0
-    async for piece in response.content.iter_any():
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            response.close()
-            break
-    return b"".join(pieces)
-
-
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
-    text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
-    message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
+def _retry_after_of(response: aiohttp.ClientResponse) -> float | None:
     after = retry_after_of(response.headers)
     if after is None and response.status == 429:
         after = _reset_of(response.headers, refused=True)
-    return of_http_status(response.status, message, after)
+    return after
 
 
 def _reset_of(headers: Mapping[str, str], *, refused: bool = False) -> float | None:

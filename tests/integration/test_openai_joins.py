@@ -59,6 +59,19 @@ async def test_a_retry_gets_the_answer_of_the_job_that_has_ended(front: Front) -
     assert len(front.upstream.calls) == 1
 
 
+@pytest.mark.parametrize("status", [408, 409])
+@pytest.mark.parametrize("headers", [AGAIN, {"Idempotency_Key": "k"}])
+async def test_a_retry_after_an_answer_that_clients_retry_is_a_new_job(
+    front: Front, status: int, headers: dict[str, str]
+) -> None:
+    front.upstream.script.append(refusing(status))
+    first, again = await ask(front, **headers), await ask(front, **headers)
+    assert (first.status_code, again.status_code) == (status, 200)
+    assert job_of(again) != job_of(first)
+    assert job_of(await ask(front, **headers)) == job_of(again)
+    assert len(front.upstream.calls) == 2
+
+
 async def test_a_retry_with_another_body_or_user_is_a_new_job(front: Front) -> None:
     first = await ask(front)
     for body in ({**ASK, "seed": 1}, {**ASK, "user": "bob"}):

@@ -11,7 +11,8 @@ from uuid_utils import uuid4, uuid7
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.domain.front_readers import NONE, Reader, key_prefix
-from fairlead.domain.job import JobStatus
+from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
 from fairlead.errors import FairleadError, IdempotencyMismatch
 from fairlead.store.port import ChangeReader, Done
 
@@ -49,8 +50,9 @@ class FrontRequests:
         self._jobs = jobs
 
     async def join(self, identity: Identity) -> Reading | None:
-        """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled or
-        ended too long ago. Raises IdempotencyMismatch."""
+        """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled,
+        ended too long ago, or has an answer after which clients send the request again to get another one. Raises
+        IdempotencyMismatch."""
         for _ in range(TRIES):
             reading, again = await self._try_to_join(identity)
             if not again:
@@ -68,7 +70,7 @@ class FrontRequests:
         if former.body != identity.body:
             raise IdempotencyMismatch("this Idempotency-Key was used with another body", pointer="/Idempotency-Key")
         job = (await self._runtime.store.get_jobs([job_id])).get(job_id)
-        if job is None:
+        if job is None or await self._is_to_be_repeated(job):
             return None, False
         too_old = job.finished_at is not None and self._runtime.clock.now() - job.finished_at > JOINED_WITHIN_S
         if job.status is JobStatus.CANCELLED or (too_old and not identity.keyed):
@@ -78,6 +80,11 @@ class FrontRequests:
         if not isinstance(outcome, Done):
             return None, True
         return Reading(job_id, identity.user_id, key, reader), False
+
+    async def _is_to_be_repeated(self, job: Job) -> bool:
+        record = await self._runtime.store.get(job.id) if job.status is JobStatus.COMPLETED else None
+        answer = FrontAnswer.of_result(record.result) if record is not None else None
+        return answer is not None and answer.status in RETRIED_BY_CLIENTS
 
     async def submit(self, identity: Identity, accept: Callable[[str, str], Awaitable[str]]) -> Reading:
         """Submit a job for the request. `accept` gets the idempotency key and the text to store with it, and returns

@@ -27,6 +27,8 @@ WITH_DONE = frozenset({CHAT, COMPLETIONS})
 DONE = b"[DONE]"
 """The data of the last event."""
 EVENT_STREAM = "text/event-stream"
+RETRIED_BY_CLIENTS = frozenset({408, 409})
+"""The statuses of results after which OpenAI's clients send the request again."""
 PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 """The paths below `/v1` that are passed on. No part of a path begins with a dot, so none leads out of the upstream's
 base URL."""

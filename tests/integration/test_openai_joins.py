@@ -78,6 +78,18 @@ async def test_a_retry_with_another_body_or_user_is_a_new_job(front: Front) -> N
         assert job_of(await ask(front, body, **AGAIN)) != job_of(first)
 
 
+async def test_a_retry_with_another_query_is_a_new_job(front: Front) -> None:
+    async with front.http() as client:
+        answers = [
+            await client.post(f"/chat/completions{query}", json=ASK, headers=AGAIN)
+            for query in ("?api-version=1", "?api-version=2", "?api-version=1")
+        ]
+    jobs = [job_of(answer) for answer in answers]
+    assert jobs[0] != jobs[1]
+    assert jobs[2] == jobs[0]
+    assert [call.query for call in front.upstream.calls] == ["api-version=1", "api-version=2"]
+
+
 async def test_a_retry_joins_although_its_form_has_another_boundary(front: Front) -> None:
     jobs = []
     async with front.http() as client:

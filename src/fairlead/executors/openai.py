@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote_plus
 
 import aiohttp
 
@@ -73,12 +74,16 @@ class Upstream:
     def regions(self) -> list[str | None]:
         return list(self._urls)
 
-    def url(self, region: str | None, path: str) -> str | None:
+    def url(self, region: str | None, path: str, query: str = "") -> str | None:
+        """The URL for a path and the query of a client. The parameters of the configured URL cannot be overridden."""
         base = self._urls.get(region)
         if base is None:
             return None
-        base, mark, query = base.partition("?")
-        return f"{base.rstrip('/')}/{path}{mark}{query}"
+        base, _, configured = base.partition("?")
+        fixed = {_parameter(pair) for pair in configured.split("&")}
+        added = [pair for pair in query.split("&") if pair and _parameter(pair) not in fixed]
+        pairs = "&".join([configured, *added] if configured else added)
+        return f"{base.rstrip('/')}/{path}" + (f"?{pairs}" if pairs else "")
 
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -118,7 +123,7 @@ class OpenAIExecutor:
             request = FrontRequest.of_input(call.params)
         except ValueError as error:
             return Failure(PERMANENT, str(error), retryable=False)
-        url = self._upstream.url(call.region, request.path)
+        url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
@@ -249,6 +254,11 @@ def _lost(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | ConnectionError):
         return "the upstream closed the connection within the stream"
     return storable(f"the connection was lost within the stream: {connection_problem(error)}")
+
+
+def _parameter(pair: str) -> str:
+    """The name in `name=value`."""
+    return unquote_plus(pair.partition("=")[0])
 
 
 def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:

@@ -46,6 +46,16 @@ async def joined(front: Front, before: list[tuple[str, str]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def ask_twice(front: Front, body: Any = ASK) -> tuple[asyncio.Task[httpx2.Response], ...]:
+    """A request, and one that has joined its job."""
+    first = asyncio.create_task(ask(front, body))
+    await front.upstream.reaches(open=1)
+    before = await readers(front)
+    again = asyncio.create_task(ask(front, body, **AGAIN))
+    await joined(front, before)
+    return first, again
+
+
 async def test_equal_requests_are_separate_jobs(front: Front) -> None:
     first, second = await ask(front), await ask(front)
     assert job_of(first) != job_of(second)
@@ -116,6 +126,39 @@ async def test_a_retry_joins_a_running_job_which_survives_the_first_client(front
     assert job_of(answer) == job.job_id
     assert answer.status_code == 200
     assert len(front.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_joined_and_disconnects_leaves_the_job_to_the_first(front: Front, stream: bool) -> None:
+    body = {**ASK, "stream": stream}
+    front.upstream.gate.clear()
+    first, again = await ask_twice(front, body)
+    before = await readers(front)
+    again.cancel()
+    await joined(front, before)
+    front.upstream.gate.set()
+    answer = await first
+    assert answer.status_code == 200
+    assert "error" not in answer.text
+    assert len(front.upstream.calls) == 1
+
+
+async def test_the_last_request_that_disconnects_cancels_the_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    first, again = await ask_twice(front)
+    before = await readers(front)
+    again.cancel()
+    await joined(front, before)
+    assert front.upstream.open == 1
+    first.cancel()
+    await front.upstream.reaches(open=0)
+
+
+async def test_requests_that_disconnect_together_cancel_the_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    for task in await ask_twice(front):
+        task.cancel()
+    await front.upstream.reaches(open=0)
 
 
 async def test_a_retry_after_a_cancelled_job_is_a_new_job(front: Front) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from uuid_utils import uuid4, uuid7
@@ -48,6 +48,18 @@ class FrontRequests:
     def __init__(self, runtime: Runtime, jobs: Jobs) -> None:
         self._runtime = runtime
         self._jobs = jobs
+        self._followers: dict[str, list[Reader]] = {}
+        """The open requests of this process, by job."""
+
+    @contextlib.contextmanager
+    def following(self, reading: Reading) -> Iterator[None]:
+        """Count the request as open: it becomes the reader again if a request of this process that joined the job
+        leaves."""
+        self._followers.setdefault(reading.job_id, []).append(reading.reader)
+        try:
+            yield
+        finally:
+            self._unfollow(reading)
 
     async def join(self, identity: Identity) -> Reading | None:
         """Become the reader of the newest job of the same request. None if there is none, or if it was cancelled,
@@ -95,12 +107,34 @@ class FrontRequests:
         return Reading(job_id, identity.user_id, key, reader, new=True)
 
     async def leave(self, reading: Reading) -> None:
-        """Cancel the job of a client that has disconnected, unless another request has joined it. It may have ended."""
-        left = replace(reading.reader, process=NONE)
+        """Cancel the job of a client that has disconnected, unless another request has joined it, or another request
+        of this process still follows it. It may have ended."""
+        self._unfollow(reading)
         with contextlib.suppress(FairleadError):
-            change = ChangeReader(reading.user_id, reading.key, str(reading.reader), str(left))
-            if isinstance(await self._runtime.group_commit.write(change), Done):
-                await self._jobs.cancel(reading.job_id)
+            await self._hand_on(reading)
+
+    async def _hand_on(self, reading: Reading) -> None:
+        """Make another request of this process the reader. If there is none, cancel the job."""
+        reader = reading.reader
+        while followers := self._followers.get(reading.job_id):
+            heir = followers[-1]
+            if not await self._replace_reader(reading, reader, heir) or heir in self._followers.get(reading.job_id, ()):
+                return
+            reader = heir  # its client has disconnected meanwhile
+        if await self._replace_reader(reading, reader, replace(reader, process=NONE)):
+            await self._jobs.cancel(reading.job_id)
+
+    async def _replace_reader(self, reading: Reading, was: Reader, reader: Reader) -> bool:
+        """Returns False if `was` is not the reader."""
+        change = ChangeReader(reading.user_id, reading.key, str(was), str(reader))
+        return isinstance(await self._runtime.group_commit.write(change), Done)
+
+    def _unfollow(self, reading: Reading) -> None:
+        followers = self._followers.get(reading.job_id, [])
+        if reading.reader in followers:
+            followers.remove(reading.reader)
+        if not followers:
+            self._followers.pop(reading.job_id, None)
 
     async def _suffix(self, identity: Identity) -> str:
         """The end of the key of a new job. Keys sort by it. Two requests with the same key of a client get the same

@@ -43,6 +43,10 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._app.fronts.following(self._reading):
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         job_id, new = self._reading.job_id, self._reading.new
         wait = self._app.jobs.wait(job_id, new=new, attempts=False)
         waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)

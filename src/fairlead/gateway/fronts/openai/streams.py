@@ -56,6 +56,10 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        with self._app.fronts.following(self._reading):
+            await self._respond(scope, receive)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> None:
         following = asyncio.ensure_future(self._follow(scope, receive))
         gone = asyncio.ensure_future(disconnected(receive))
         try:

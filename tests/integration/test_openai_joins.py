@@ -12,6 +12,7 @@ import pytest
 
 from fairlead import Submission
 from fairlead.domain.job import JobStatus
+from fairlead.errors import Unavailable
 from tests.integration.openai_site import Front, open_front
 from tests.openai_upstream import PATIENCE_S, refusing
 
@@ -158,6 +159,24 @@ async def test_requests_that_disconnect_together_cancel_the_job(front: Front) ->
     front.upstream.gate.clear()
     for task in await ask_twice(front):
         task.cancel()
+    await front.upstream.reaches(open=0)
+
+
+async def test_a_cancellation_that_fails_is_tried_again(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel = front.app.jobs.cancel
+    failures = [Unavailable("the database is away")] * 2
+
+    async def failing(job_id: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return await cancel(job_id)
+
+    monkeypatch.setattr(front.app.jobs, "cancel", failing)
+    monkeypatch.setattr("fairlead.app.front_requests.PAUSES_S", (0.01, 0.01), raising=False)
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front))
+    await front.upstream.reaches(open=1)
+    first.cancel()
     await front.upstream.reaches(open=0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,10 +15,14 @@ from fairlead.app.runtime import Runtime
 from fairlead.domain.front_readers import NONE, Reader, key_prefix
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
-from fairlead.errors import FairleadError, IdempotencyMismatch
+from fairlead.errors import FairleadError, IdempotencyMismatch, Unavailable
 from fairlead.store.port import ChangeReader, Done
 
+log = logging.getLogger("fairlead.openai")
+
 TRIES = 20
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""The pauses before each further attempt to leave a job."""
 JOINED_WITHIN_S = 300.0
 """How long after its end a job can be joined, unless the client sends its own idempotency key."""
 
@@ -50,6 +56,8 @@ class FrontRequests:
         self._jobs = jobs
         self._followers: dict[str, list[Reader]] = {}
         """The open requests of this process, by job."""
+        self._late: set[asyncio.Task[None]] = set()
+        """Requests that could not leave at first."""
 
     @contextlib.contextmanager
     def following(self, reading: Reading) -> Iterator[None]:
@@ -108,10 +116,35 @@ class FrontRequests:
 
     async def leave(self, reading: Reading) -> None:
         """Cancel the job of a client that has disconnected, unless another request has joined it, or another request
-        of this process still follows it. It may have ended."""
+        of this process still follows it. It may have ended. While the database is not available, this is tried again in
+        the background."""
         self._unfollow(reading)
-        with contextlib.suppress(FairleadError):
+        if not await self._try_to_leave(reading):
+            task = asyncio.create_task(self._leave_late(reading), name="fairlead-leave")
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    async def close(self) -> None:
+        """The leader cancels the jobs whose requests could not leave: this process is gone."""
+        for task in self._late:
+            task.cancel()
+
+    async def _leave_late(self, reading: Reading) -> None:
+        for pause in PAUSES_S:
+            await asyncio.sleep(pause)
+            if await self._try_to_leave(reading):
+                return
+        log.warning("job %s could not be cancelled after its client disconnected", reading.job_id)
+
+    async def _try_to_leave(self, reading: Reading) -> bool:
+        """Returns False if the database is not available."""
+        try:
             await self._hand_on(reading)
+        except Unavailable:
+            return False
+        except FairleadError:
+            pass  # the job has ended
+        return True
 
     async def _hand_on(self, reading: Reading) -> None:
         """Make another request of this process the reader. If there is none, cancel the job."""
@@ -121,8 +154,11 @@ class FrontRequests:
             if not await self._replace_reader(reading, reader, heir) or heir in self._followers.get(reading.job_id, ()):
                 return
             reader = heir  # its client has disconnected meanwhile
-        if await self._replace_reader(reading, reader, replace(reader, process=NONE)):
-            await self._jobs.cancel(reading.job_id)
+        left = replace(reader, process=NONE)
+        for was in (reader, left):  # an attempt that failed may have written `left`
+            if await self._replace_reader(reading, was, left):
+                await self._jobs.cancel(reading.job_id)
+                return
 
     async def _replace_reader(self, reading: Reading, was: Reader, reader: Reader) -> bool:
         """Returns False if `was` is not the reader."""

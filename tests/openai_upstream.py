@@ -26,6 +26,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes
+    query: str = ""
 
     @property
     def json(self) -> Any:
@@ -55,7 +56,9 @@ class Upstream:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        self.calls.append(Received(request.path.removeprefix("/v1/"), dict(request.headers), body))
+        self.calls.append(
+            Received(request.path.removeprefix("/v1/"), dict(request.headers), body, request.query_string)
+        )
         await self._count(1)
         try:
             fields = json.loads(body) if request.content_type == "application/json" else {}

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import openai
 import pytest
@@ -49,6 +50,21 @@ async def test_a_job_of_an_upstream_that_is_not_a_request_is_refused(front: Fron
     with pytest.raises(InvalidInput, match="/v1"):
         await front.app.submit("llama", {"messages": HELLO}, user_id="ada")
     assert (await front.app.list_jobs()).data == []
+
+
+async def test_the_query_of_a_request_reaches_the_upstream(front: Front) -> None:
+    async with front.client(default_query={"api-version": "2026-01-01", "q": "a b&c"}) as client:
+        answer = await client.chat.completions.create(model="llama", messages=HELLO)
+        assert answer.choices[0].message.content == TEXT
+    [call] = front.upstream.calls
+    assert call.path == "chat/completions"
+    assert parse_qsl(call.query) == [("api-version", "2026-01-01"), ("q", "a b&c")]
+
+
+async def test_a_query_that_is_no_query_is_refused(front: Front) -> None:
+    async with front.http() as client:
+        response = await client.post("/chat/completions?q=" + "x" * 3000, json={"model": "llama", "messages": HELLO})
+    assert (response.status_code, front.upstream.calls) == (422, [])
 
 
 async def test_the_synchronous_client_works_too(front: Front) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fairlead import Submission
 from fairlead.domain.job import JobStatus
+from fairlead.errors import Unavailable
 from tests.integration.openai_site import Front, open_front
 from tests.openai_upstream import PATIENCE_S, refusing
 
@@ -46,6 +47,16 @@ async def joined(front: Front, before: list[tuple[str, str]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def ask_twice(front: Front, body: Any = ASK) -> tuple[asyncio.Task[httpx2.Response], ...]:
+    """A request, and one that has joined its job."""
+    first = asyncio.create_task(ask(front, body))
+    await front.upstream.reaches(open=1)
+    before = await readers(front)
+    again = asyncio.create_task(ask(front, body, **AGAIN))
+    await joined(front, before)
+    return first, again
+
+
 async def test_equal_requests_are_separate_jobs(front: Front) -> None:
     first, second = await ask(front), await ask(front)
     assert job_of(first) != job_of(second)
@@ -59,10 +70,35 @@ async def test_a_retry_gets_the_answer_of_the_job_that_has_ended(front: Front) -
     assert len(front.upstream.calls) == 1
 
 
+@pytest.mark.parametrize("status", [408, 409])
+@pytest.mark.parametrize("headers", [AGAIN, {"Idempotency_Key": "k"}])
+async def test_a_retry_after_an_answer_that_clients_retry_is_a_new_job(
+    front: Front, status: int, headers: dict[str, str]
+) -> None:
+    front.upstream.script.append(refusing(status))
+    first, again = await ask(front, **headers), await ask(front, **headers)
+    assert (first.status_code, again.status_code) == (status, 200)
+    assert job_of(again) != job_of(first)
+    assert job_of(await ask(front, **headers)) == job_of(again)
+    assert len(front.upstream.calls) == 2
+
+
 async def test_a_retry_with_another_body_or_user_is_a_new_job(front: Front) -> None:
     first = await ask(front)
     for body in ({**ASK, "seed": 1}, {**ASK, "user": "bob"}):
         assert job_of(await ask(front, body, **AGAIN)) != job_of(first)
+
+
+async def test_a_retry_with_another_query_is_a_new_job(front: Front) -> None:
+    async with front.http() as client:
+        answers = [
+            await client.post(f"/chat/completions{query}", json=ASK, headers=AGAIN)
+            for query in ("?api-version=1", "?api-version=2", "?api-version=1")
+        ]
+    jobs = [job_of(answer) for answer in answers]
+    assert jobs[0] != jobs[1]
+    assert jobs[2] == jobs[0]
+    assert [call.query for call in front.upstream.calls] == ["api-version=1", "api-version=2"]
 
 
 async def test_a_retry_joins_although_its_form_has_another_boundary(front: Front) -> None:
@@ -91,6 +127,57 @@ async def test_a_retry_joins_a_running_job_which_survives_the_first_client(front
     assert job_of(answer) == job.job_id
     assert answer.status_code == 200
     assert len(front.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_joined_and_disconnects_leaves_the_job_to_the_first(front: Front, stream: bool) -> None:
+    body = {**ASK, "stream": stream}
+    front.upstream.gate.clear()
+    first, again = await ask_twice(front, body)
+    before = await readers(front)
+    again.cancel()
+    await joined(front, before)
+    front.upstream.gate.set()
+    answer = await first
+    assert answer.status_code == 200
+    assert "error" not in answer.text
+    assert len(front.upstream.calls) == 1
+
+
+async def test_the_last_request_that_disconnects_cancels_the_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    first, again = await ask_twice(front)
+    before = await readers(front)
+    again.cancel()
+    await joined(front, before)
+    assert front.upstream.open == 1
+    first.cancel()
+    await front.upstream.reaches(open=0)
+
+
+async def test_requests_that_disconnect_together_cancel_the_job(front: Front) -> None:
+    front.upstream.gate.clear()
+    for task in await ask_twice(front):
+        task.cancel()
+    await front.upstream.reaches(open=0)
+
+
+async def test_a_cancellation_that_fails_is_tried_again(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel = front.app.jobs.cancel
+    failures = [Unavailable("the database is away")] * 2
+
+    async def failing(job_id: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return await cancel(job_id)
+
+    monkeypatch.setattr(front.app.jobs, "cancel", failing)
+    monkeypatch.setattr("fairlead.app.front_requests.PAUSES_S", (0.01, 0.01), raising=False)
+    front.upstream.gate.clear()
+    first = asyncio.create_task(ask(front))
+    await front.upstream.reaches(open=1)
+    first.cancel()
+    await front.upstream.reaches(open=0)
 
 
 async def test_a_retry_after_a_cancelled_job_is_a_new_job(front: Front) -> None:

@@ -7,9 +7,12 @@ import json
 import pytest
 
 from fairlead.domain import openai
+from fairlead.domain.config import ServiceConfig
 from fairlead.domain.job import Priority
 from fairlead.domain.openai import FrontAnswer, FrontRequest
-from fairlead.executors.openai_stream import BrokenStream, ChatStream, Events, UpstreamError
+from fairlead.executors.http_stream import BrokenStream
+from fairlead.executors.openai import Upstream
+from fairlead.executors.openai_stream import ChatStream, Events, UpstreamError
 from fairlead.gateway.fronts.openai.errors import of_failed_job
 
 CHAT = FrontRequest("chat/completions", "application/json", b"{}", stream=True)
@@ -149,3 +152,15 @@ def test_an_error_in_a_stream_is_raised_with_its_message() -> None:
     for data in (b'{"error": {"message": "no memory"}}', b'{"error": "no memory"}'):
         with pytest.raises(UpstreamError, match="no memory"):
             stream.text_of(b"data: " + data)
+
+
+def test_a_client_cannot_override_the_query_of_the_configured_url() -> None:
+    upstream = Upstream(ServiceConfig.model_validate({"limit": 1, "openai": "http://up/v1/?api-version=1&key=k"}))
+    assert upstream.url(None, "models") == "http://up/v1/models?api-version=1&key=k"
+    assert upstream.url(None, "x", "api%2Dversion=2&key&q=a") == "http://up/v1/x?api-version=1&key=k&q=a"
+
+
+@pytest.mark.parametrize("query", ["a#b", "a b", "é", "a\n", "x" * 3000, 7])
+def test_the_query_of_a_request_is_one_of_a_url(query: object) -> None:
+    with pytest.raises(ValueError, match="query"):
+        FrontRequest.of_input({"path": "x", "content_type": "application/json", "body": "{}", "query": query})

@@ -12,7 +12,7 @@ from fairlead.dispatch.output_log import Appended, OutputLog
 from fairlead.domain.output import Entry
 from fairlead.engine import output_writer
 from fairlead.engine.events import Hub
-from fairlead.engine.output_writer import OutputWriter, StepOutput
+from fairlead.engine.output_writer import OutputWriter, RunOutput
 from fairlead.executors.port import CallOutput
 
 PATIENCE_S = 20.0
@@ -37,9 +37,9 @@ async def test_the_first_chunk_of_a_step_does_not_wait_for_the_chunks_of_others(
     monkeypatch.setattr(output_writer, "FLUSH_EVERY", 3600.0)
     readers = _Readers()
     writer = OutputWriter(cast(OutputLog, readers), cast(Hub, readers))
-    one, other = (StepOutput(name, 1, 0, 1, CallOutput(None)) for name in ("one", "other"))
+    one, other = (RunOutput(name, 1, 0, 1, CallOutput(None)) for name in ("one", "other"))
 
-    def emit(output: StepOutput, word: str) -> None:
+    def emit(output: RunOutput, word: str) -> None:
         output.call.append(f'"{word}"')
         writer.emitted(output)
 

@@ -122,6 +122,7 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         await self._stop()
         await bounded("closing the dashboard", self.admin.close())
         await bounded("closing the connections to upstreams", self.models.close())
+        await bounded("leaving the jobs of fronts", self.fronts.close())
         await self._runtime.close()
 
     async def __aenter__(self) -> Fairlead:

@@ -165,7 +165,9 @@ class ModelCatalog:
         entries: list[dict[str, Any]] = [{"id": model} for model in (*service.models, *service.aliases)]
         if service.models or not service.speaks_openai:
             return entries
-        listed = self._listed.setdefault(name, _ListedModels(name, service))
+        listed = self._listed.get(name)
+        if listed is None:
+            listed = self._listed[name] = _ListedModels(name, service)
         return entries + (await listed.read(since=since) or [])
 
     async def _least_busy(self, services: Sequence[str]) -> str:

@@ -25,11 +25,16 @@ JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", "images/generations", "
 WITH_DONE = frozenset({CHAT, COMPLETIONS})
 """Paths whose streams end with `[DONE]`, and whose usage is sent only on request."""
 DONE = b"[DONE]"
+"""The data of the last event."""
 EVENT_STREAM = "text/event-stream"
+RETRIED_BY_CLIENTS = frozenset({408, 409})
+"""The statuses of results after which OpenAI's clients send the request again."""
 PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 """The paths below `/v1` that are passed on. No part of a path begins with a dot, so none leads out of the upstream's
 base URL."""
 MAX_PATH = 200
+_QUERY = re.compile(r"[A-Za-z0-9_.~!$&'()*+,;=:@/?%\[\]-]*")
+MAX_QUERY = 2000
 
 _TIER_PRIORITY = {"priority": Priority.HIGH, "fast": Priority.HIGH, "flex": Priority.LOW}
 _PRIORITY_TIER = {Priority.HIGH: "priority", Priority.MEDIUM: "default", Priority.LOW: "flex"}
@@ -56,33 +61,43 @@ def tier_of(priority: Priority | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FrontRequest:
-    """A request for the upstream. `path` is relative to the base URL; `stream` is whether the client wants a stream."""
+    """A request for the upstream. `path` is relative to the base URL; `stream` is whether the client wants a stream;
+    `query` is the part of the URL after the question mark."""
 
     path: str
     content_type: str
     body: bytes
     stream: bool = False
+    query: str = ""
 
     def as_input(self) -> dict[str, Any]:
-        return {"path": self.path, "content_type": self.content_type, "stream": self.stream, **_packed(self.body)}
+        query = {"query": self.query} if self.query else {}
+        head = {"path": self.path, **query, "content_type": self.content_type, "stream": self.stream}
+        return {**head, **_packed(self.body)}
 
     @classmethod
     def of_input(cls, value: Mapping[str, Any]) -> FrontRequest:
         """Decode the input of a job. Raises ValueError if the job was not submitted by the front."""
         try:
-            path, content_type = value["path"], value["content_type"]
-            request = cls(path, content_type, _unpacked(value), bool(value.get("stream")))
+            path, content_type, query = value["path"], value["content_type"], value.get("query", "")
+            request = cls(path, content_type, _unpacked(value), bool(value.get("stream")), query)
         except (KeyError, TypeError, ValueError):
             raise ValueError("the input is not a request of the OpenAI front: path, content_type, body") from None
         if not (isinstance(path, str) and isinstance(content_type, str) and is_path(path)):
             raise ValueError("path must be a path below /v1, for example chat/completions")
         if not is_header_value(content_type):
             raise ValueError("content_type has characters that no header may have")
+        if not (isinstance(query, str) and is_query(query)):
+            raise ValueError("query must be the query of a URL")
         return request
 
 
 def is_path(path: str) -> bool:
     return len(path) <= MAX_PATH and PATH.fullmatch(path) is not None
+
+
+def is_query(text: str) -> bool:
+    return len(text) <= MAX_QUERY and _QUERY.fullmatch(text) is not None
 
 
 def is_header_value(text: str) -> bool:

@@ -33,7 +33,7 @@ MOST_REPEATS = 3
 CLOSE_WITHIN = 1.0
 
 
-class StepOutput:
+class RunOutput:
     """The output of one run of a step, and how much of it was delivered."""
 
     __slots__ = ("_names", "appended", "call", "published", "repeats")
@@ -90,8 +90,8 @@ class OutputWriter:
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._unpublished: dict[StepOutput, None] = {}
-        self._unappended: dict[StepOutput, None] = {}
+        self._unpublished: dict[RunOutput, None] = {}
+        self._unappended: dict[RunOutput, None] = {}
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
         """When the timer flushes."""
@@ -99,7 +99,7 @@ class OutputWriter:
         self._appending: asyncio.Task[None] | None = None
         self._outage = Outage(log, "keeping the output of steps (their results are not affected)")
 
-    def emitted(self, output: StepOutput) -> None:
+    def emitted(self, output: RunOutput) -> None:
         """Deliver the new chunks of this output soon. May be called from any thread."""
         if threading.get_ident() == self._thread:
             self._deliver_soon(output)
@@ -120,7 +120,7 @@ class OutputWriter:
             for task in late:
                 task.cancel()
 
-    def _deliver_soon(self, output: StepOutput) -> None:
+    def _deliver_soon(self, output: RunOutput) -> None:
         self._unpublished[output] = None
         now = self._loop.time()
         due = max(now, self._flushed_at + FLUSH_EVERY) if output.published else now
@@ -155,7 +155,7 @@ class OutputWriter:
     async def _append_once(self) -> bool:
         """Append the outputs that are waiting, in one call. Returns False if the log cannot be reached."""
         outputs, self._unappended = self._unappended, {}
-        batch: list[tuple[StepOutput, Entry]] = []
+        batch: list[tuple[RunOutput, Entry]] = []
         for output in outputs:
             for entry in output.unappended():
                 if len(batch) == MOST_ENTRIES:

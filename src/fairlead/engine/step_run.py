@@ -19,7 +19,7 @@ from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
 from fairlead.engine.clock import Clock
-from fairlead.engine.output_writer import StepOutput
+from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.executors.port import Call, CallOutput, Success
 from fairlead.store.port import Started
@@ -133,7 +133,7 @@ class StepReporter:
     def __init__(self, reports: Reports, run: StepRun) -> None:
         self._reports = reports
         self._run = run
-        self._output: StepOutput | None = None
+        self._output: RunOutput | None = None
 
     @property
     def max_output(self) -> int:
@@ -147,7 +147,7 @@ class StepReporter:
         if writer is not None:
             if self._output is None:  # only the first chunk can find it unset: one thread at a time reports
                 job = self._run.job
-                self._output = StepOutput(job.id, job.run, job.step, job.attempt, output)
+                self._output = RunOutput(job.id, job.run, job.step, job.attempt, output)
             writer.emitted(self._output)
 
     def ended(self) -> None:

@@ -17,10 +17,11 @@ import orjson
 from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
+from fairlead.domain.openai import EVENT_STREAM
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
 from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large
-from fairlead.executors.http_stream import EVENT_STREAM, BrokenStream, emit_events, emit_text
+from fairlead.executors.http_stream import BrokenStream, emit_events, emit_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SHOWN_OF_AN_ERROR = 500
@@ -67,9 +68,9 @@ class HttpExecutor:
             async with self._open().post(url, data=content, headers=headers, allow_redirects=False) as response:
                 if response.status < 300 and (streamed := self._streamed(response)):
                     return await self._emit(streamed, response, call)
-                body = await self._read(response)
+                body = await read_body(response, self._max_result)
                 if response.status >= 300:
-                    return _refusal(response, body)
+                    return refusal(response, body, retry_after_of(response.headers))
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -86,8 +87,10 @@ class HttpExecutor:
         """Emit the parts of a response as they arrive."""
         call.open_output()
         try:
-            emit = emit_events if streamed == "sse" else emit_text
-            await emit(response, call, self._max_result)
+            if streamed == "sse":
+                await emit_events(response, call, self._max_result)
+            else:
+                await emit_text(response, call)
         except OutputTooLarge as error:
             response.close()  # it may never end
             return failure_of(error)
@@ -104,17 +107,6 @@ class HttpExecutor:
         # Params and context are JSON already; they are spliced in, not decoded and encoded again.
         payload = {"params": orjson.Fragment(call.params_json), "context": orjson.Fragment(call.context_json)}
         return orjson.dumps({"meta": call.meta, "payload": payload})
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read the body of a response, but not beyond the size limit: an endless response must not fill the memory."""
-        chunks, size = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._max_result:
-                response.close()
-                break
-        return b"".join(chunks)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -135,6 +127,19 @@ def new_session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         auto_decompress=True,
     )
+
+
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read the body of a response, but not beyond `most` bytes by more than one piece: an endless response must not
+    fill the memory."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            response.close()
+            break
+    return b"".join(pieces)
 
 
 def _enveloped_result(body: bytes) -> Success | Failure:
@@ -164,10 +169,11 @@ def _raw_result(body: bytes) -> Success | Failure:
         return bad("the service's response is neither JSON nor text")
 
 
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
+def refusal(response: aiohttp.ClientResponse, body: bytes, retry_after: float | None) -> Failure:
+    """The failure of a call that was answered with an error. `retry_after` is in seconds."""
     text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
-    message = f"{response.status} {response.reason}" + (f": {text}" if text else "")
-    return of_http_status(response.status, message, retry_after_of(response.headers))
+    message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
+    return of_http_status(response.status, message, retry_after)
 
 
 def retry_after_of(headers: Mapping[str, Any]) -> float | None:

@@ -9,18 +9,17 @@ import aiohttp
 import orjson
 
 from fairlead.domain.json_codec import from_json
+from fairlead.domain.openai import DONE
 from fairlead.executors.port import Call, OutputTooLarge
 
-EVENT_STREAM = "text/event-stream"
-DONE = "[DONE]"
-"""The data of the last event, as OpenAI and servers like it send it."""
+_DONE = DONE.decode()
 
 
 class BrokenStream(Exception):
-    """The response is not what it claims to be."""
+    """A streamed response is not what it claims to be, or does not end as it should."""
 
 
-async def emit_text(response: aiohttp.ClientResponse, call: Call, most: int) -> None:
+async def emit_text(response: aiohttp.ClientResponse, call: Call) -> None:
     """Emit a response as text, in the parts in which it arrives."""
     decode = codecs.getincrementaldecoder("utf-8")().decode
     try:
@@ -44,12 +43,12 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, most: int) -
             if size > most:
                 raise OutputTooLarge(size, most)
         elif not line and data:
-            if data == [DONE]:
+            if data == [_DONE]:
                 response.close()
                 return
             _emit_data(call, "\n".join(data))
             data, size = [], 0
-    if data and data != [DONE]:
+    if data and data != [_DONE]:
         _emit_data(call, "\n".join(data))
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote_plus
 
 import aiohttp
 
@@ -34,13 +35,21 @@ from fairlead.domain.retry import (
     of_http_status,
 )
 from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
-from fairlead.executors.http import connection_problem, new_session, retry_after_of, secret_of, secrets_of
-from fairlead.executors.openai_stream import BrokenStream, ChatStream, UpstreamError, emit_events
+from fairlead.executors.http import (
+    connection_problem,
+    new_session,
+    read_body,
+    refusal,
+    retry_after_of,
+    secret_of,
+    secrets_of,
+)
+from fairlead.executors.http_stream import BrokenStream
+from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 log = logging.getLogger("fairlead.openai")
 
-SHOWN_OF_AN_ERROR = 500
 FIRST_REST, LONGEST_REST = 1.0, 60.0
 LONGEST_NAMED_REST = 86400.0
 BUSY = frozenset({429, 503})
@@ -66,12 +75,16 @@ class Upstream:
     def regions(self) -> list[str | None]:
         return list(self._urls)
 
-    def url(self, region: str | None, path: str) -> str | None:
+    def url(self, region: str | None, path: str, query: str = "") -> str | None:
+        """The URL for a path and the query of a client. The parameters of the configured URL cannot be overridden."""
         base = self._urls.get(region)
         if base is None:
             return None
-        base, mark, query = base.partition("?")
-        return f"{base.rstrip('/')}/{path}{mark}{query}"
+        base, _, configured = base.partition("?")
+        fixed = {_parameter(pair) for pair in configured.split("&")}
+        added = [pair for pair in query.split("&") if pair and _parameter(pair) not in fixed]
+        pairs = "&".join([configured, *added] if configured else added)
+        return f"{base.rstrip('/')}/{path}" + (f"?{pairs}" if pairs else "")
 
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -111,7 +124,7 @@ class OpenAIExecutor:
             request = FrontRequest.of_input(call.params)
         except ValueError as error:
             return Failure(PERMANENT, str(error), retryable=False)
-        url = self._upstream.url(call.region, request.path)
+        url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
@@ -190,7 +203,7 @@ class OpenAIExecutor:
     async def _answer(self, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
         body = await read_body(response, self._max_result)
         if response.status in BUSY or response.status >= 500 or 300 <= response.status < 400:
-            return _refusal(response, body)
+            return refusal(response, body, _retry_after_of(response))
         self._rests = 0
         self._heed_limits(response.headers)
         if len(body) > self._max_result:
@@ -247,6 +260,11 @@ def _lost(error: Exception) -> str:
     return storable(f"the connection was lost within the stream: {connection_problem(error)}")
 
 
+def _parameter(pair: str) -> str:
+    """The name in `name=value`."""
+    return unquote_plus(pair.partition("=")[0])
+
+
 def _may_add_usage(request: FrontRequest, value: Mapping[str, Any] | None) -> bool:
     """Whether to request the usage of a stream for a client that has not asked for it."""
     if value is None or not request.stream or request.path not in openai.WITH_DONE:
@@ -264,25 +282,11 @@ def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
     return Success(data, None if usage is None else {"usage": usage})
 
 
-async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read the body of an answer, but not beyond `most` bytes by more than one piece."""
-    pieces, size = [], 0
-    async for piece in response.content.iter_any():
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            response.close()
-            break
-    return b"".join(pieces)
-
-
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> Failure:
-    text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
-    message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
+def _retry_after_of(response: aiohttp.ClientResponse) -> float | None:
     after = retry_after_of(response.headers)
     if after is None and response.status == 429:
         after = _reset_of(response.headers, refused=True)
-    return of_http_status(response.status, message, after)
+    return after
 
 
 def _reset_of(headers: Mapping[str, str], *, refused: bool = False) -> float | None:

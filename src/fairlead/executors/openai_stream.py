@@ -12,6 +12,7 @@ import orjson
 from fairlead.domain import openai
 from fairlead.domain.openai import FrontRequest
 from fairlead.executors.call_outcome import storable
+from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.port import Call
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\n\r\n|\r\r")
@@ -20,10 +21,6 @@ _FORBIDDEN = (b"id:", b"retry:", b"id ", b"retry ")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 END_WITHIN_S = 1.0
 """How long an upstream may keep the connection open after `[DONE]`."""
-
-
-class BrokenStream(Exception):
-    """The stream of the upstream cannot be passed on."""
 
 
 class UpstreamError(BrokenStream):

@@ -46,7 +46,7 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._app.fronts.reads(self._reading):
+        with self._app.fronts.following(self._reading):
             await self._respond(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:

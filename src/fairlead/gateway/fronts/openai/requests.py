@@ -61,6 +61,11 @@ async def read_call(request: Request) -> FrontCall:
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
     if path == "models" or path.startswith("models/"):
         raise MethodNotAllowed("models support GET, not POST", allow="GET")
+    query = request.scope["query_string"].decode("latin-1")
+    if not openai.is_query(query):
+        raise InvalidInput(
+            f"the query of the URL must be percent-encoded and at most {openai.MAX_QUERY} characters long"
+        )
     headers = headers_of(request.scope)
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     body = await request_parsing.read(request)
@@ -72,12 +77,12 @@ async def read_call(request: Request) -> FrontCall:
     caller = caller_of(request)
     user_id = _user(caller, fields, headers)
     key = request_parsing.idempotency_key(request)
-    body_hash = front_readers.digest(path, openai.without_boundary(content_type, body))
+    body_hash = front_readers.digest(f"{path}?{query}" if query else path, openai.without_boundary(content_type, body))
     # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
     named = ("key", key) if key is not None else ("body", body_hash)
     fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)
     return FrontCall(
-        FrontRequest(path, content_type, body, stream is True or stream == "true"),
+        FrontRequest(path, content_type, body, stream is True or stream == "true", query),
         _text(fields, "model"),
         user_id,
         tier,

@@ -55,7 +55,7 @@ class Stream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._app.fronts.reads(self._reading):
+        with self._app.fronts.following(self._reading):
             await self._respond(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -270,8 +270,8 @@ class DispatcherModel(RuleBasedStateMachine):
     def is_first(self, lease: Lease, claim: Claim, *, dry: bool) -> bool:
         """The best step that the pool's services could grant to this claim."""
         head = self.head(lease.service, claim, dry=dry)
-        if head is None or head.offer.job_id != lease.job_id:
-            return False
+        if head is None or (head.offer.job_id, head.region) != (lease.job_id, lease.region):
+            return False  # also if the step runs outside the pool, because a slot of the pool was reserved
         rivals = {other: self.head(other, claim, dry=dry) for other in claim.services & frozenset(POOLED)}
         turn = self.turn(lease.service, head)
         return all(rival is None or turn <= self.turn(other, rival) for other, rival in rivals.items())

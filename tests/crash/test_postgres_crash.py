@@ -91,7 +91,7 @@ async def test_a_commit_interrupted_by_a_crash_is_retried_and_counts_once(
 async def test_a_transaction_unknown_to_a_crashed_server_did_not_happen(database: str) -> None:
     """Its id was assigned but not written to disk: after the crash it is "in the future"."""
     doubts, batch = InDoubtCommits(), [job("lost")]
-    connection = await asyncpg.connect(database)
+    connection = await asyncpg.connect(servers.direct(database))
     try:
         newest = int(await connection.fetchval("SELECT pg_current_xact_id()::text"))
         doubts.remember(str(newest + 1000), batch, Committed([Accepted("lost", 1)], []))

@@ -1,4 +1,5 @@
-"""Which sessions of PostgreSQL are used, and which are dropped: read-only ones, reset ones, standbys."""
+"""Which sessions of PostgreSQL are used, and which are dropped: read-only ones, reset ones, standbys. Behind a pooler
+the sessions are the pooler's, so tests of what happens to a session connect directly."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ async def set_read_only(url: str, setting: str) -> None:
 
 async def test_ping_fails_after_a_failed_commit_until_one_succeeds(database: str) -> None:
     """As after a fail-over to a standby: it can be read, but not written."""
-    async with opened(database, pool_size=1) as store:
+    async with opened(servers.direct(database), pool_size=1) as store:
         await store.ping()
         await set_read_only(database, "on")
         with pytest.raises(Busy, match="read-only"):
@@ -44,7 +45,7 @@ async def test_ping_fails_after_a_failed_commit_until_one_succeeds(database: str
 
 
 async def test_a_session_that_began_read_only_is_not_reused(database: str) -> None:
-    async with opened(database, pool_size=1) as store:
+    async with opened(servers.direct(database), pool_size=1) as store:
         await set_read_only(database, "on")
         with pytest.raises(Busy, match="read-only"):
             await store.commit([job("j1")])
@@ -56,7 +57,7 @@ async def test_a_session_that_began_read_only_is_not_reused(database: str) -> No
 
 async def test_sessions_that_lost_their_prepared_statements_are_replaced(emptied_database: str) -> None:
     """As behind a pooler that resets a session with DISCARD ALL."""
-    async with opened(emptied_database, pool_size=1) as store:
+    async with opened(servers.direct(emptied_database), pool_size=1) as store:
         await store.commit([job("j1")])
         await store.get("j1")
         async with store._writers().connection() as connection:
@@ -72,7 +73,7 @@ async def test_sessions_that_lost_their_prepared_statements_are_replaced(emptied
 
 async def test_a_commit_is_retried_after_a_table_was_altered(database: str) -> None:
     """As by a migration while processes run: the cached plans of a session are no longer valid."""
-    async with opened(database, pool_size=1) as store:
+    async with opened(servers.direct(database), pool_size=1) as store:
         await store.commit([job("j1"), job("j2")])
         await store.commit([start("j1"), RaiseEpoch("service:other", "s")])
         async with raw(database) as connection:

@@ -178,3 +178,28 @@ def test_migrate_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
     assert done.code == Exit.REFUSED
     assert "999" in json.loads(done.err)["detail"]
     assert file.read_bytes() == bytes(newer)
+
+
+def test_init_writes_an_app_that_passes_its_check_and_overwrites_nothing(tmp_path: Path) -> None:
+    assert fairlead("init", "studio", cwd=tmp_path).code == Exit.OK
+    checked = fairlead("config", "check", "app:app", cwd=tmp_path / "studio")
+    assert (checked.code, checked.out.strip()) == (Exit.OK, "fairlead.toml: ok, 2 services, 1 pipeline")
+    (tmp_path / "studio" / "app.py").write_text("mine", encoding="utf-8")
+    (tmp_path / "studio" / "fairlead.toml").unlink()
+    refused = fairlead("init", "studio", cwd=tmp_path)
+    assert refused.code == Exit.REFUSED
+    assert "app.py already exists" in refused.err
+    assert [path.name for path in (tmp_path / "studio").glob("*.*")] == ["app.py"]
+
+
+def test_docs_lists_the_pages_and_prints_one(tmp_path: Path) -> None:
+    assert "openai               The OpenAI front" in fairlead("docs", cwd=tmp_path).out
+    assert fairlead("docs", "openai", cwd=tmp_path).out.startswith("# The OpenAI front")
+    unknown = fairlead("docs", "opnai", cwd=tmp_path)
+    assert (unknown.code, "similar pages: openai" in unknown.err) == (Exit.USAGE, True)
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fairlead", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"fairlead {package.__version__}"

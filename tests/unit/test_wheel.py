@@ -19,8 +19,11 @@ def test_the_wheel_has_the_dashboard_the_sql_and_the_scripts(tmp_path: Path) -> 
     read = [
         path
         for path in (source / "fairlead").rglob("*")
-        if path.suffix in (".sql", ".lua") or "static" in path.relative_to(source).parts
+        if path.suffix in (".sql", ".lua") or {"static", "templates"} & set(path.relative_to(source).parts)
         if path.is_file()
     ]
     assert any(path.name == "index.html" for path in read)
     assert {path.relative_to(source).as_posix() for path in read} - packed == set()
+    pages = {f"fairlead/docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert pages
+    assert pages - packed == set()

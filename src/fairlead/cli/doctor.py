@@ -13,7 +13,7 @@ import typer
 from fairlead.cli.client import Gateway, client_command, gateway
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import AppPath, ConfigFile, Json
-from fairlead.cli.output import clean, note, print_json, safe, say
+from fairlead.cli.output import clean, hint, note, print_json, safe, say
 from fairlead.errors import ConfigError, FairleadError
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def _show(report: dict[str, Any]) -> None:
         note(f"all is well{f'; {counts[2]}' if report['notes'] else ''}", style="green")
     else:
         note(", ".join(counts), style="red" if report["errors"] else "yellow")
+        hint(f"more about a finding: fairlead docs {report['findings'][0]['code']}")
 
 
 def _value(value: Any) -> str:

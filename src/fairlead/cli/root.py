@@ -15,8 +15,10 @@ from fairlead.cli.client import Url, choose
 from fairlead.cli.config import config
 from fairlead.cli.database import keys, migrate
 from fairlead.cli.dead import dead
+from fairlead.cli.docs import docs
 from fairlead.cli.doctor import doctor
 from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.init import init
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
@@ -31,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 JOBS, QUEUE, OPERATE, RUN, SET_UP = "Jobs", "Queue", "Operate", "Run", "Set up"
-WITHOUT_GATEWAY = frozenset({"up", "api", "worker", "manager", "migrate", "keys", "config", "celery"})
+WITHOUT_GATEWAY = frozenset({"up", "api", "worker", "manager", "migrate", "keys", "config", "celery", "init", "docs"})
 
 app.command(cls=submit.SubmitCommand, rich_help_panel=JOBS)(submit.submit)
 app.command("list", rich_help_panel=JOBS)(jobs.list_jobs)
@@ -58,6 +60,8 @@ app.command(rich_help_panel=RUN)(process.up)
 app.command(rich_help_panel=RUN)(process.api)
 app.command(rich_help_panel=RUN)(process.worker)
 app.command(rich_help_panel=RUN)(process.manager)
+app.command(rich_help_panel=SET_UP)(init)
+app.command(rich_help_panel=SET_UP)(docs)
 app.command(rich_help_panel=SET_UP)(migrate)
 app.add_typer(keys, name="keys", rich_help_panel=SET_UP)
 app.add_typer(config, name="config", rich_help_panel=SET_UP)

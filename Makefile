@@ -26,7 +26,7 @@ endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-latest coverage chaos fuzz screenshots check generate bench bench-full lock clean
+.PHONY: help install run test test-latest coverage chaos fuzz screenshots docs docs-serve check generate bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make run       set up $(VENV) with what running needs, then start the gateway with the sample project (PORT=$(PORT))"
@@ -37,6 +37,7 @@ help: ## say what there is
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
 	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
+	@echo "make docs      install, then build the documentation site in site/; make docs-serve serves it while you write"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
 	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
 	@echo "make bench-full  the same with more of everything, for hours"
@@ -96,6 +97,15 @@ fuzz: install
 screenshots: install
 	$(BIN)/python -m tests.browser.screenshots
 
+# Material for MkDocs prints an announcement of its successor unless this is set.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: install
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+docs-serve: install
+	$(BIN)/mkdocs serve
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -128,5 +138,5 @@ lock:
 	$(LOCK) --constraint requirements/dev.txt requirements/build.in -o requirements/build.txt
 
 clean:
-	rm -rf $(VENV) $(LOCK_VENV) $(LATEST_VENV) .coverage* data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOCK_VENV) $(LATEST_VENV) .coverage* data dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,7 +36,7 @@ class Offer:
     step: int
     run: int
     weight: float = 1.0
-    cost: float | None = None
+    cost: float | None = None  # the estimate in the service's own unit, if one is stated (ADR 27)
     region: str | None = None
     steps: tuple[str, ...] = ()
 
@@ -108,6 +108,7 @@ class Release:
     refund: bool = False
     scope: str = ""
     failed: bool | None = None
+    used: float | None = None  # the units that the endpoint reported, if any
 
 
 @fast_dataclass

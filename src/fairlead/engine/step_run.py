@@ -12,6 +12,7 @@ from fairlead.dispatch.port import Lease
 from fairlead.domain import events, transitions
 from fairlead.domain.auto_limit import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
+from fairlead.domain.costs import reported
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, StepResult
 from fairlead.domain.json_codec import to_json
@@ -103,6 +104,11 @@ class StepRun:
     @property
     def stopped(self) -> bool:
         return self.stop_reason is not None
+
+    @property
+    def used(self) -> float | None:
+        """The units that the endpoint reported for the call."""
+        return used_units(self.outcome)
 
     @property
     def keeps_slot(self) -> bool:
@@ -286,6 +292,16 @@ def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
     where = {} if region is None else {"region": region}
     output = {} if run.output is None else {CHUNKS: len(run.output.chunks), RUN: run.job.run}
     return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
+
+
+def used_units(outcome: Success | Failure | None) -> float | None:
+    """The units that the endpoint reported for the call: the tokens of an OpenAI service. None if it reported none."""
+    usage = outcome.metrics.get("usage") if isinstance(outcome, Success) and outcome.metrics else None
+    if not isinstance(usage, dict):
+        return None
+    total, *parts = (reported(usage.get(name)) for name in ("total_tokens", "prompt_tokens", "completion_tokens"))
+    known = [part for part in parts if part is not None]
+    return total if total is not None or not known else sum(known)
 
 
 def was_overloaded(outcome: Success | Failure | None) -> bool:

@@ -343,7 +343,7 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        self._leases.release(lease, failed=run.region_failed)
+        self._leases.release(lease, failed=run.region_failed, used=run.used)
 
     # ------------------------------------------------------------ leases
 

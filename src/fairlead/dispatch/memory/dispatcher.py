@@ -187,11 +187,7 @@ class MemoryDispatcher:
 
     def _release(self, release: Release, now: float) -> None:
         service = self._services.get(release.service)
-        lease = (
-            None
-            if service is None
-            else service.release(release.lease, now, refund=release.refund, failed=release.failed)
-        )
+        lease = None if service is None else service.release(release, now)
         if service is not None and lease is not None:
             self._leases.forget(lease)
             if release.failed:

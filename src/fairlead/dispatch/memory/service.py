@@ -20,7 +20,7 @@ from fairlead.dispatch.memory.fair_queue import (
     rekeyed,
 )
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
-from fairlead.dispatch.port import Lease, Unserved
+from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
@@ -369,23 +369,23 @@ class Service:
         band, lane, user_id, _ = pick
         return self.bands[band].lanes[lane].queues[user_id][0][JOB]
 
-    def release(self, name: str, now: float, *, refund: bool, failed: bool | None = None) -> Lease | None:
+    def release(self, release: Release, now: float) -> Lease | None:
         """End a lease and return it; returns None if it does not exist. The user's charge is corrected to the slot time
         actually used, or to nothing with `refund`."""
-        granted = self.leases.pop(name, None)
+        granted = self.leases.pop(release.lease, None)
         if granted is None:
             return None
         lease, estimate = granted
-        self._vacate(name, lease.region)
+        self._vacate(lease.name, lease.region)
         if lease.region is not None and self.rules.regions:
-            if failed is not None:
+            if release.failed is not None:
                 self.breakers.setdefault(lease.region, RegionBreaker())
             if (breaker := self.breakers.get(lease.region)) is not None:
-                verdict = None if refund else failed
-                breaker.ended(name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
+                verdict = None if release.refund else release.failed
+                breaker.ended(lease.name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
         user = self.users[lease.user_id]
         user.running -= 1
-        real = None if refund else micros(now - lease.granted_at)
+        real = None if release.refund else micros(now - lease.granted_at)
         used = 0
         if real is not None:
             used = charge(real, lease.weight)

@@ -50,7 +50,7 @@ def packed_text(text: str) -> bytes:
 NUL = "\0"
 Arg = str | bytes | int
 
-_service_and_outcome = attrgetter("service", "refund", "failed")
+_service_and_outcome = attrgetter("service", "refund", "failed", "used")
 _OUTCOMES = {None: "0", False: "2", True: "3"}
 
 
@@ -129,10 +129,12 @@ def _packed_rest(
 
 
 def release_args(releases: Iterable[Release]) -> list[Arg]:
-    """Encode the releases as arguments, in order. Consecutive releases that differ only in the lease are combined."""
+    """Encode the releases as arguments, in order. Consecutive releases that differ only in the lease are combined. The
+    outcome is a digit, followed by the units used, if known."""
     args: list[Arg] = []
-    for (service, refund, failed), some in itertools.groupby(releases, _service_and_outcome):
-        args += (service, "1" if refund else _OUTCOMES[failed], NUL.join([release.lease for release in some]))
+    for (service, refund, failed, used), some in itertools.groupby(releases, _service_and_outcome):
+        outcome = "1" if refund else _OUTCOMES[failed] if used is None else f"{_OUTCOMES[failed]}{micros(used)}"
+        args += (service, outcome, NUL.join([release.lease for release in some]))
     return args
 
 

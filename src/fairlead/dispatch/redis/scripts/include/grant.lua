@@ -140,8 +140,11 @@ local function pool_granted(band, service, region, estimate)
 end
 
 -- End a lease with these stored values: its charge is settled to the slot time actually used, or refunded. Returns its
--- job. `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed.
-local function release_one(service, name, mark, job, _, _, user_id, _, granted, region, charged, weight, band, estimate)
+-- job. `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed. `reported` are the
+-- units that the call used, in millionths, or nil.
+local function release_one(
+  service, name, mark, reported, job, _, _, user_id, _, granted, region, charged, weight, band, estimate
+)
   local user = user_of(service, user_id)
   service.leased = service.leased - 1
   if region then
@@ -173,14 +176,14 @@ local function release_one(service, name, mark, job, _, _, user_id, _, granted, 
 end
 
 -- Release leases of a service. Unknown names are ignored.
-local function release(service, mark, lease_names)
+local function release(service, mark, reported, lease_names)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local stored = read_many(service.keys.leases, lease_names)
   for i, name in ipairs(lease_names) do
     if stored[i] and not seen[name] then
       seen[name] = true
       count = count + 1
-      jobs[count], gone[count] = release_one(service, name, mark, unpack_of(stored[i])), name
+      jobs[count], gone[count] = release_one(service, name, mark, reported, unpack_of(stored[i])), name
     end
   end
   if count > 0 then
@@ -190,12 +193,13 @@ local function release(service, mark, lease_names)
   end
 end
 
--- Releases are the last arguments, three each: service, outcome, names of leases joined by NUL.
+-- Releases are the last arguments, three each: service, outcome as a digit and the units used, names of leases joined by
+-- NUL.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]
     if service then
-      release(service, ARGV[i + 1], split(ARGV[i + 2]))
+      release(service, sub(ARGV[i + 1], 1, 1), tonumber(sub(ARGV[i + 1], 2)), split(ARGV[i + 2]))
     end
   end
 end

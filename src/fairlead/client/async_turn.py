@@ -24,7 +24,8 @@ AsyncOnPosition = Callable[[int], Awaitable[None] | None]
 
 class AsyncTurn(OpenTurn):
     """A turn: waits in the queue, then holds the slot, which a task renews. `result` is stored like the result of a
-    job. `lost` is set when the slot has been lost."""
+    job, and `usage` is what the work has used, for example `{"tokens_out": 120}`. `lost` is set when the slot has
+    been lost."""
 
     def __init__(self, client: AsyncTurnCalls, wanted: Mapping[str, Any], on_position: AsyncOnPosition | None) -> None:
         super().__init__()
@@ -102,11 +103,11 @@ class AsyncTurn(OpenTurn):
         elif isinstance(error, asyncio.CancelledError):
             await self._leave(turn_calls.cancel_turn(self.id))
         else:
-            await self._leave(turn_calls.finish_turn(self.id, error=described(error)))
+            await self._leave(turn_calls.finish_turn(self.id, error=described(error), usage=self.usage))
 
     async def _finish(self) -> None:
         try:
-            await self._client._do(turn_calls.finish_turn(self.id, self.result))
+            await self._client._do(turn_calls.finish_turn(self.id, self.result, usage=self.usage))
         except (NotFound, WrongState) as error:
             self.lost.set()
             raise lost(self.id) from error

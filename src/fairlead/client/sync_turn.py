@@ -23,7 +23,8 @@ OnPosition = Callable[[int], object]
 
 class ClientTurn(OpenTurn):
     """A turn: waits in the queue, then holds the slot, which a thread renews. `result` is stored like the result of a
-    job. `lost` is set when the slot has been lost; the code in the block has to check it and stop by itself."""
+    job, and `usage` is what the work has used. `lost` is set when the slot has been lost; the code in the block has to
+    check it and stop by itself."""
 
     def __init__(self, client: TurnCalls, wanted: Mapping[str, Any], on_position: OnPosition | None) -> None:
         super().__init__()
@@ -97,13 +98,13 @@ class ClientTurn(OpenTurn):
         if error is None:
             self._finish()
         elif isinstance(error, Exception):
-            self._leave(turn_calls.finish_turn(self.id, error=described(error)))
+            self._leave(turn_calls.finish_turn(self.id, error=described(error), usage=self.usage))
         else:
             self._leave(turn_calls.cancel_turn(self.id))
 
     def _finish(self) -> None:
         try:
-            self._client._do(turn_calls.finish_turn(self.id, self.result))
+            self._client._do(turn_calls.finish_turn(self.id, self.result, usage=self.usage))
         except (NotFound, WrongState) as error:
             self.lost.set()
             raise lost(self.id) from error

@@ -81,9 +81,13 @@ def renew_turn(turn_id: str) -> ApiCall[TurnState]:
     return ApiCall("POST", f"{path_of(turn_id)}/renew", _turn)
 
 
-def finish_turn(turn_id: str, result: Any = None, error: str | None = None) -> ApiCall[TurnState]:
+def finish_turn(
+    turn_id: str, result: Any = None, error: str | None = None, usage: Mapping[str, Any] | None = None
+) -> ApiCall[TurnState]:
     """Build the request that ends a turn: as failed if `error` is given, otherwise with `result`."""
-    body = {"result": result} if error is None else {"error": error}
+    body: dict[str, Any] = {"result": result} if error is None else {"error": error}
+    if usage is not None:
+        body["usage"] = usage
     late = JobStatus.COMPLETED if error is None else JobStatus.FAILED
     return ApiCall(
         "POST",

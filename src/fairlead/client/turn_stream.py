@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fairlead.client.stream import Stream
@@ -71,6 +72,7 @@ class OpenTurn:
         self._state: TurnState | None = None
         self.position: int | None = None
         self.result: Any = None
+        self.usage: Mapping[str, Any] | None = None
 
     @property
     def id(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Priority
+from fairlead.domain.usage import Usage, reported
 
 CHAT, COMPLETIONS = "chat/completions", "completions"
 JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", "images/generations", "moderations", "responses"})
@@ -185,8 +186,7 @@ def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def usage_of(value: Any) -> dict[str, int] | None:
     """The tokens that a decoded answer, or an event of a stream, reports; None if it reports none."""
-    if isinstance(value, dict) and isinstance(value.get("response"), dict):  # an event of /responses
-        value = value["response"]
+    value = _answer_in(value)
     usage = value.get("usage") if isinstance(value, dict) else None
     if not isinstance(usage, dict):
         return None
@@ -194,6 +194,19 @@ def usage_of(value: Any) -> dict[str, int] | None:
     written = usage.get("completion_tokens", usage.get("output_tokens"))
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": usage.get("total_tokens")}
     return {name: count for name, count in counts.items() if type(count) is int and count >= 0} or None
+
+
+def reported_usage(value: Any) -> Usage | None:
+    """The usage that a decoded answer, or an event of a stream, reports, with the model that answered."""
+    value = _answer_in(value)
+    return reported(value.get("usage"), model=value.get("model")) if isinstance(value, dict) else None
+
+
+def _answer_in(value: Any) -> Any:
+    """The answer in an event of `/responses`; other values are returned as they are."""
+    if isinstance(value, dict) and isinstance(value.get("response"), dict):
+        return value["response"]
+    return value
 
 
 def json_object(body: bytes) -> dict[str, Any] | None:

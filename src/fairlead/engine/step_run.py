@@ -19,6 +19,7 @@ from fairlead.domain.json_codec import to_json
 from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
+from fairlead.domain.usage import Usage, merged
 from fairlead.engine.clock import Clock
 from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
@@ -99,6 +100,8 @@ class StepRun:
     progress_timer: asyncio.TimerHandle | None = None
     output: CallOutput | None = None
     """What the call has emitted; None if it has emitted nothing, or has not ended."""
+    usage: Usage | None = None
+    """What the call has used, as reported so far by the handler or by the endpoint's answer."""
     released: bool = False
 
     @property
@@ -126,6 +129,9 @@ class StepRun:
     def called(self, call: Call) -> None:
         """Take over what is left of a call that has ended."""
         self.lingering = call.lingering
+        self.usage = call.usage
+        if isinstance(self.outcome, Success) and self.outcome.usage is not None:
+            self.usage = merged(self.usage, self.outcome.usage)
         if call.output is not None:
             self.output = call.output
             self.output.close()
@@ -284,14 +290,15 @@ class OutcomeMapper:
 
 
 def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
-    """The metrics of a call as JSON: the metrics that the service reported, the execution time, the region, and the
-    size of the output with the run that it belongs to."""
+    """The metrics of a call as JSON: the metrics that the service reported, the execution time, the region, the
+    usage, and the size of the output with the run that it belongs to."""
     took, region = round(elapsed * 1000, 3), run.lease.region
-    if outcome.metrics is None and region is None and run.output is None:
+    if outcome.metrics is None and region is None and run.output is None and run.usage is None:
         return f'{{"execution_time_ms":{took}}}'
     where = {} if region is None else {"region": region}
     output = {} if run.output is None else {CHUNKS: len(run.output.chunks), RUN: run.job.run}
-    return to_json({**(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
+    usage = {} if run.usage is None else {"usage": run.usage.as_dict()}
+    return to_json({**usage, **(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
 
 
 def used_units(outcome: Success | Failure | None) -> float | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.redaction import redacted
 from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, Failure
+from fairlead.domain.usage import Usage, reported
 from fairlead.errors import Permanent, Retry
 from fairlead.executors.port import Call, CallOutput, OutputTooLarge, Success
 
@@ -88,7 +90,7 @@ def with_output(output: CallOutput, outcome: Success | Failure) -> Success | Fai
     if output.error is not None:
         return too_large(output.error.size, output.error.limit)
     if isinstance(outcome, Success) and outcome.data_json == "null":
-        return Success(output.result_json(), outcome.metrics)
+        return Success(output.result_json(), outcome.metrics, outcome.usage)
     return outcome
 
 
@@ -118,7 +120,18 @@ def enveloped(response: Any) -> Success | Failure:
         to_json(metrics)
     except NotJson as error:
         return bad(f"the service's metrics cannot be stored: {error}")
-    return Success(data, metrics)
+    return Success(data, metrics, _usage_in(response, metrics))
+
+
+def _usage_in(response: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> Usage | None:
+    """The usage that a service reports in its metrics or beside them."""
+    in_metrics = None if metrics is None else metrics.get("usage")
+    return reported(response.get("usage") if in_metrics is None else in_metrics, model=response.get("model"))
+
+
+def usage_in(answer: Any) -> Usage | None:
+    """The usage that an answer without an envelope reports: its field `usage`."""
+    return reported(answer.get("usage"), model=answer.get("model")) if isinstance(answer, dict) else None
 
 
 def bad(message: str) -> Failure:

@@ -20,7 +20,7 @@ from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long
 from fairlead.domain.openai import EVENT_STREAM
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
-from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large
+from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large, usage_in
 from fairlead.executors.http_stream import BrokenStream, emit_events, emit_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
@@ -158,7 +158,7 @@ def _raw_result(body: bytes) -> Success | Failure:
         check_depth(body)
         if has_long_number(body):
             to_json(value)
-        return Success(body.decode())
+        return Success(body.decode(), usage=usage_in(value))
     except orjson.JSONDecodeError:
         pass
     except NotJson as error:

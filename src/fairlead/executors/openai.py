@@ -195,7 +195,7 @@ class OpenAIExecutor:
             failure = Failure(CONNECTION, _lost(error), retryable=True)
         else:
             usage = None if stream.usage is None else {"usage": stream.usage}
-            return with_output(call.open_output(), Success("null", usage))
+            return with_output(call.open_output(), Success("null", usage, stream.reported))
         response.close()  # it may never end
         unseen = not call.open_output().chunks
         return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))
@@ -279,7 +279,7 @@ def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
     except NotJson as error:
         return bad(f"the upstream's answer cannot be stored: {error}")
     usage = openai.usage_of(value)
-    return Success(data, None if usage is None else {"usage": usage})
+    return Success(data, None if usage is None else {"usage": usage}, openai.reported_usage(value))
 
 
 def _retry_after_of(response: aiohttp.ClientResponse) -> float | None:

@@ -11,6 +11,7 @@ import orjson
 
 from fairlead.domain import openai
 from fairlead.domain.openai import FrontRequest
+from fairlead.domain.usage import Usage
 from fairlead.executors.call_outcome import storable
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.port import Call
@@ -65,6 +66,7 @@ class ChatStream:
         self._has_done = request.path in openai.WITH_DONE
         self._hides_usage = hides_usage
         self.usage: dict[str, int] | None = None
+        self.reported: Usage | None = None
         self.complete = not self._has_done
         self.done = False
         """The stream has sent `[DONE]`. Whatever follows is not part of it."""
@@ -110,7 +112,8 @@ class ChatStream:
         if value.get("error"):
             raise UpstreamError(_message(value["error"]))
         usage = openai.usage_of(value)
-        self.usage = usage or self.usage
+        if usage is not None:
+            self.usage, self.reported = usage, openai.reported_usage(value)
         choices = value.get("choices")
         if self._has_done and isinstance(choices, list) and any(_is_last(choice) for choice in choices):
             self.complete = True

@@ -13,6 +13,7 @@ import orjson
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.retry import Failure
+from fairlead.domain.usage import Usage, merged, reported
 
 TIMED_OUT, CANCELLED = "timed out", "cancelled"
 GIVEN_UP = frozenset({TIMED_OUT, CANCELLED})
@@ -152,6 +153,8 @@ class Call:
         self.lingering: asyncio.Future[Any] | None = None
         # None until the first chunk is emitted.
         self.output: CallOutput | None = None
+        # What the handler has reported so far.
+        self.usage: Usage | None = None
 
     # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
     # would take a lock.
@@ -202,6 +205,26 @@ class Call:
         if self._report is not None:
             self._report(fields)
 
+    def report_usage(
+        self,
+        *,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+        tokens_cached: int | None = None,
+        units: float | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Report what this call has used so far. A later report replaces the values that it names. A value that is
+        negative, absurd or not a number is ignored and counted. The report counts even if the call fails later."""
+        report = {
+            "tokens_in": tokens_in,
+            "tokens_out": tokens_out,
+            "tokens_cached": tokens_cached,
+            "units": units,
+            "model": model,
+        }
+        self.usage = merged(self.usage, reported(report))
+
     def emit(self, chunk: Any) -> None:
         """Append a chunk, text or any JSON value, to the output of this step, for readers of the job's output. If the
         handler returns None, the output becomes its result: the concatenated text, or the list of chunks if one of
@@ -224,10 +247,12 @@ class Call:
 
 @fast_dataclass
 class Success:
-    """The result of a successful call. `metrics` are measurements that the service reported, if any."""
+    """The result of a successful call. `metrics` are measurements that the service reported, if any, and `usage` is
+    what it reported to have used."""
 
     data_json: str
     metrics: Mapping[str, Any] | None = None
+    usage: Usage | None = None
 
 
 class Executor(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.retry import WORKER_DIED, Failure
+from fairlead.domain.usage import Usage
 from fairlead.executors.call_outcome import failure_of, with_output
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
@@ -45,6 +46,8 @@ class ProcessExecutor:
             self._kill(child)
             return Failure(WORKER_DIED, "the process that ran the call died", retryable=True)
         self._idle.append(child)
+        if "usage" in outcome:
+            call.usage = Usage(**outcome["usage"])
         result = Success(outcome["success"]) if "success" in outcome else Failure(**outcome["failure"])
         return result if call.output is None else with_output(call.output, result)
 
@@ -97,4 +100,8 @@ class ProcessExecutor:
 
 def _portable(call: Call) -> dict[str, Any]:
     """The fields of the call that are sent to the child, as plain values."""
-    return {name: value for name, value in vars(call).items() if name[0] != "_" and name not in ("lingering", "output")}
+    return {
+        name: value
+        for name, value in vars(call).items()
+        if name[0] != "_" and name not in ("lingering", "output", "usage")
+    }

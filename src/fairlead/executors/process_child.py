@@ -59,6 +59,8 @@ class _Reporter:
         else:
             shown = ("code", "message", "retryable", "retry_after", "traceback")
             message = {"failure": {name: getattr(outcome, name) for name in shown}}
+        if call.usage is not None:
+            message["usage"] = call.usage.as_dict()
         with self._lock:
             _write(self._channel, message)
             self._ended = True

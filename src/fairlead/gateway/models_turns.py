@@ -33,11 +33,14 @@ class TurnRequest(Shape):
 class FinishRequest(Shape):
     """The outcome of the work: a result to store, an error, or neither."""
 
-    model_config = example(result={"path": "cat.png"})
+    model_config = example(result={"path": "cat.png"}, usage={"units": 1})
 
     result: Any = Field(None, description="Stored like the result of a job.")
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
         None, description="Error message. It makes the turn FAILED."
+    )
+    usage: dict[str, Any] | None = Field(
+        None, description="What the work has used: tokens_in, tokens_out, tokens_cached, units, model."
     )
 
 

@@ -248,7 +248,7 @@ async def finish_turn(request: Request, turn_id: UUID) -> Response:
         raise InvalidInput("send a result or an error, not both", pointer="/error")
     try:
         if outcome.error is None:
-            turn = await app.turns.finish(str(turn_id), outcome.result)
+            turn = await app.turns.finish(str(turn_id), outcome.result, usage=outcome.usage)
         else:
             await app.turns.renew(str(turn_id))  # only a turn with a slot can fail; a waiting one is cancelled
             turn = await app.turns.fail(str(turn_id), outcome.error)

@@ -34,8 +34,9 @@ class TurnOptions:
 
 class Turn:
     """A slot that the caller holds until it leaves the block. The value assigned to `result` is stored like the result
-    of a step. `region` is the region of the slot, if the service has regions. `lost` is set when the caller no longer
-    holds the slot; the caller should then stop working."""
+    of a step, and the one assigned to `usage` is what the work has used, for example `{"tokens_out": 120}`. `region` is
+    the region of the slot, if the service has regions. `lost` is set when the caller no longer holds the slot; the
+    caller should then stop working."""
 
     def __init__(self, job: Job, lost: asyncio.Event, most: int) -> None:
         self.id = job.id
@@ -43,6 +44,7 @@ class Turn:
         self.user_id = job.user_id
         self.region = job.call_region
         self.lost = lost
+        self.usage: Mapping[str, Any] | None = None
         self._most = most
         self._result: Any = None
 
@@ -130,7 +132,7 @@ class TurnBlock:
                 ) from None
             return
         if error is None:
-            await _to_its_end(self._turns.finish(turn.id, turn.result))
+            await _to_its_end(self._turns.finish(turn.id, turn.result, usage=turn.usage))
         elif isinstance(error, Exception):
             await _to_its_end(self._fail(turn, error))
         else:

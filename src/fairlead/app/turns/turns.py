@@ -30,6 +30,7 @@ from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.submission import Submission, check
 from fairlead.domain.transitions import Adopt, Move
 from fairlead.domain.turns import TurnView
+from fairlead.domain.usage import reported
 from fairlead.domain.validation import check_id
 from fairlead.engine.node import Node
 from fairlead.engine.rebuild import lease_of
@@ -241,14 +242,17 @@ class Turns(TurnQueries):
 
     # ------------------------------------------------------------ end
 
-    async def finish(self, turn_id: str, result: Any = None) -> TurnView:
-        """Complete the turn and free the slot. `result` is stored like the result of a step. Raises TurnLost if the
-        caller no longer held the slot."""
+    async def finish(self, turn_id: str, result: Any = None, *, usage: Mapping[str, Any] | None = None) -> TurnView:
+        """Complete the turn and free the slot. `result` is stored like the result of a step, and `usage` is what the
+        work has used (`tokens_in`, `tokens_out`, `tokens_cached`, `units`, `model`). Raises TurnLost if the caller no
+        longer held the slot."""
         data_json = result_json(result, self.max_result)
         waiter = await self._holding(turn_id)
         job, now = waiter.job, self._runtime.clock.now()
-        times = {"execution_time_ms": round(waiter.elapsed * 1000, 3)}
-        step = StepResult(job.id, job.step, job.service, job.round, data_json, to_json(times), now, job.lease)
+        metrics: dict[str, Any] = {"execution_time_ms": round(waiter.elapsed * 1000, 3)}
+        if (used := reported(usage)) is not None:
+            metrics["usage"] = used.as_dict()
+        step = StepResult(job.id, job.step, job.service, job.round, data_json, to_json(metrics), now, job.lease)
         move = transitions.step_done(job, step, now=now, waits={})
         return await self._end(waiter, move, failed=False)
 

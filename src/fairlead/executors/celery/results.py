@@ -22,7 +22,7 @@ import orjson
 
 from fairlead.domain.json_codec import NotJson, from_json
 from fairlead.domain.retry import BAD_RESULT, EXCEPTION, PERMANENT, RETRY_ASKED, TIMEOUT, WORKER_DIED, Failure
-from fairlead.executors.call_outcome import encoded, enveloped, shortened, storable, too_large
+from fairlead.executors.call_outcome import encoded, enveloped, shortened, storable, too_large, usage_in
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 Meta = Mapping[str, Any]
@@ -54,7 +54,8 @@ def outcome_of(meta: Meta, *, raw: bool, max_result: int) -> Success | Failure:
         return replace(failure, traceback=shortened(trace)) if isinstance(trace, str) and trace else failure
     result = meta.get("result")
     if raw:
-        return encoded(result, max_result)
+        outcome = encoded(result, max_result)
+        return replace(outcome, usage=usage_in(result)) if isinstance(outcome, Success) else outcome
     outcome = enveloped(result)
     if isinstance(outcome, Success) and len(outcome.data_json) > max_result:
         return too_large(len(outcome.data_json), max_result)

@@ -26,9 +26,9 @@ POSTGRES = ("postgresql://", "postgres://")
 PREFIX = "fairlead"
 
 
-def store_of(database_url: str, clock: Callable[[], float]) -> Store:
-    """Create the store for a database URL. Raises ConfigError if the URL is not supported, or if the driver for its
-    database is not installed."""
+def store_of(database_url: str, clock: Callable[[], float], *, overwrites: bool = False) -> Store:
+    """Create the store for a database URL. With `overwrites`, a database file keeps nothing of what is erased. Raises
+    ConfigError if the URL is not supported, or if the driver for its database is not installed."""
     if database_url.startswith(POSTGRES):
         try:
             from fairlead.store.postgres import PostgresStore
@@ -39,7 +39,7 @@ def store_of(database_url: str, clock: Callable[[], float]) -> Store:
     options = sqlite_options(database_url)
     if options.short_switch_interval:
         gil.shorten_switch_interval()
-    return SqliteStore(options.path, clock=clock, synchronous=options.synchronous)
+    return SqliteStore(options.path, clock=clock, synchronous=options.synchronous, overwrites=overwrites)
 
 
 def has_clock(database_url: str) -> bool:

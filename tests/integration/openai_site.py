@@ -13,6 +13,7 @@ import openai
 
 from fairlead import Config, Fairlead
 from fairlead.config import Settings
+from fairlead.engine.roles import Roles
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import served
 from tests.openai_upstream import Upstream, running_upstream
@@ -49,15 +50,25 @@ async def open_front(
     *models: str,
     service: dict[str, Any] | None = None,
     admin_key: str | None = None,
+    engines: dict[str, str] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Front]:
-    """A gateway whose service `llama` is a fake upstream with these models."""
+    """A gateway whose service `llama` is a fake upstream with these models, on SQLite or these engines."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(running_upstream(*models))
         table = {"limit": 4, "openai": upstream.url, "backoff": [0.01], **(service or {})}
         services = {"llama": table, **sections.pop("services", {})}
         config = Config.model_validate({"services": services, **sections})
-        app = Fairlead(Settings(config, f"sqlite:///{folder}/fairlead.db", admin_key))
+        urls = engines or {"database_url": f"sqlite:///{folder}/fairlead.db"}
+        app = Fairlead(Settings(config, admin_key=admin_key, **urls))
         await stack.enter_async_context(app.running())
         port = await stack.enter_async_context(served(create_gateway(app)))
         yield Front(app, upstream, f"http://127.0.0.1:{port}")
+
+
+@asynccontextmanager
+async def second_gateway(front: Front) -> AsyncIterator[Front]:
+    """Another gateway process on the same engines, here in the same Python process."""
+    app = Fairlead(front.app._runtime.settings)
+    async with app.running(Roles(worker=False, manager=False)), served(create_gateway(app)) as port:
+        yield Front(app, front.upstream, f"http://127.0.0.1:{port}")

@@ -11,9 +11,11 @@ import httpx2
 import pytest
 
 from fairlead import Submission
+from fairlead.domain.front_readers import Reader, Readers
 from fairlead.domain.job import JobStatus
 from fairlead.errors import Unavailable
-from tests.integration.openai_site import Front, open_front
+from fairlead.store.port import ChangeReader
+from tests.integration.openai_site import Front, open_front, second_gateway
 from tests.openai_upstream import PATIENCE_S, refusing
 
 ASK = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "user": "ada"}
@@ -262,3 +264,67 @@ async def test_a_job_whose_gateway_is_gone_is_cancelled_after_the_grace_time(tmp
         job = await front.app.wait(receipt.job_id, 20)
         assert job.status is JobStatus.CANCELLED
         await front.upstream.reaches(open=0)
+
+
+async def test_a_job_with_readers_at_two_gateways_goes_on_until_the_last_one_leaves(
+    tmp_path: Path, distributed: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, engines=distributed) as first, second_gateway(first) as second:
+        first.upstream.gate.clear()
+        older = asyncio.create_task(ask(first, Idempotency_Key="k1"))
+        await first.upstream.reaches(open=1)
+        alone = await readers(first)
+        for newer in (second, first):
+            joining = asyncio.create_task(ask(newer, Idempotency_Key="k1"))
+            await joined(first, alone)
+            joining.cancel()
+            async with asyncio.timeout(PATIENCE_S):
+                while await readers(first) != alone:
+                    await asyncio.sleep(0.01)
+        newest = asyncio.create_task(ask(second, Idempotency_Key="k1"))
+        await joined(first, alone)
+        older.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(Readers.of((await readers(first))[0][1]).requests) == 2:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+        first.upstream.gate.set()
+        answer = await newest
+        assert answer.status_code == 200
+        assert len(first.upstream.calls) == 1
+        first.upstream.gate.clear()
+        last = [asyncio.create_task(ask(gateway, Idempotency_Key="k2")) for gateway in (first, second)]
+        await first.upstream.reaches(open=1)
+        for request in last:
+            request.cancel()
+        await first.upstream.reaches(open=0)
+
+
+async def test_readers_of_gateways_that_are_gone_do_not_keep_a_job_running(tmp_path: Path) -> None:
+    async with open_front(tmp_path) as front:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(ask(front, Idempotency_Key="k1"))
+        await front.upstream.reaches(open=1)
+        [(_, text)] = await readers(front)
+        known = Readers.of(text)
+        assert known is not None
+        dead = Readers(known.body, (Reader("dead:1:0", "r"), *known.requests))
+        key, *_ = await front.app._runtime.store.newest_submit("ada", "openai:") or ("",)
+        await front.app._runtime.group_commit.write(ChangeReader("ada", key, text, str(dead)))
+        first.cancel()
+        await front.upstream.reaches(open=0)
+
+
+async def test_dead_requests_are_requeued_only_if_they_are_named(tmp_path: Path) -> None:
+    async with open_front(tmp_path, service={"max_attempts": 1}) as front:
+        front.upstream.script.append(refusing(500))
+        job_id = job_of(await ask(front))
+        assert await front.app.requeue(all=True) == 0
+        assert (await front.app.preview_requeue(all=True)).skipped == 1
+        async with httpx2.AsyncClient(base_url=front.base, timeout=20) as client:
+            answer = await client.post("/admin/queue-dead/requeue", json={"all": True})
+        assert answer.json() == {"requeued": 0, "skipped": 1, "dry_run": False}
+        assert await front.app.requeue(user_id="ada") == 0
+        assert len(front.upstream.calls) == 1
+        assert await front.app.requeue(service="llama", dry_run=True) == 1
+        assert await front.app.requeue(job_ids=[job_id]) == 1
+        assert (await front.app.wait(job_id, 20)).status is JobStatus.COMPLETED

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.domain.front_readers import NONE, Reader
+from fairlead.domain.front_readers import MOST_READERS, NONE, Reader, Readers
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.processes import DEAD_AFTER, ProcessRecord
 from fairlead.domain.rules import Rules, ServiceRules
@@ -135,7 +135,35 @@ async def test_an_abandoned_job_is_found_behind_many_others(monkeypatch: pytest.
     assert await ticked(loop, store, GRACE) == ["j1"]
 
 
-def test_a_reader_survives_its_text() -> None:
-    reader = Reader("body", "host:1:ab/pool", "r1")
-    assert Reader.of(str(reader)) == reader
-    assert Reader.of("0123abcd") is None
+async def test_a_job_is_not_abandoned_as_long_as_one_of_its_readers_lives() -> None:
+    store = FakeStore("b@p0/r1+p1/r2", P1, P2)
+    loop = loop_of(store)
+    await ticked(loop, store, 0)
+    assert await ticked(loop, store, GRACE) == []
+    store.known = [P2]
+    await ticked(loop, store, 1)
+    assert await ticked(loop, store, GRACE) == ["j1"]
+
+
+def test_readers_survive_their_text() -> None:
+    readers = Readers("body", (Reader("host:1:ab/pool", "r1"),))
+    assert Readers.of(str(readers)) == readers
+    two = readers.joined_by(Reader("host:2:cd", "r2"))
+    assert Readers.of(str(two)) == two
+    assert Readers.of("0123abcd") is None
+
+
+def test_the_last_reader_that_leaves_is_still_known() -> None:
+    first, second = Reader("p1", "r1"), Reader("p2", "r2")
+    readers = Readers("body", (first, second))
+    assert readers.left_by(first).requests == (second,)
+    assert readers.left_by(second, gone={"p1"}).all_left
+    left = readers.left_by(first).left_by(second)
+    assert (left.all_left, left.left_by(second)) == (True, left)
+
+
+def test_the_number_of_stored_readers_is_bounded() -> None:
+    readers = Readers("body", (Reader("p", "0"),))
+    for number in range(1, 100):
+        readers = readers.joined_by(Reader("p", str(number)))
+    assert [reader.request for reader in readers.requests] == [str(n) for n in range(100 - MOST_READERS, 100)]

@@ -122,7 +122,8 @@ class AdminMethods:
         **where: Unpack[DeadFilters],
     ) -> int:
         """Put dead letters back in the queue, at the failed step or from the start. Returns how many jobs were put
-        back."""
+        back. Requests of the OpenAI front, whose clients are gone, are put back only if they are selected by `job_ids`,
+        `service` or `feature_name`."""
         if dry_run:
             return (await self.preview_requeue(job_ids=job_ids, all=all, from_start=from_start, **where)).count
         return await self.admin.dead_letters.requeue(select(job_ids, all, where), from_start=from_start, who=who)

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
-from fairlead.app.job_commands import Build, JobCommands
+from fairlead.app.job_commands import Build, JobCommands, require_kept
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions, views
 from fairlead.domain.events import iso
@@ -53,6 +53,11 @@ class Selection:
     job_ids: tuple[str, ...] | None = None
     like: str | None = None
 
+    @property
+    def names_jobs(self) -> bool:
+        """Whether the jobs are named by their ids, their service or their feature."""
+        return self.job_ids is not None or self.where.service is not None or self.where.feature_name is not None
+
     def shown(self) -> dict[str, Any]:
         """The selection as it appears in the audit log, with at most a hundred ids."""
         if self.job_ids is not None:
@@ -68,10 +73,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The number of selected jobs, and a few of these jobs as examples."""
+    """The number of selected jobs, and a few of these jobs as examples. `skipped` is the number of requests of the
+    OpenAI front that a requeue leaves alone, because their clients are gone."""
 
     count: int
     sample: list[Job]
+    skipped: int = 0
 
 
 def where_of(filters: Mapping[str, Any]) -> JobFilter:
@@ -118,7 +125,7 @@ class DeadLetters:
 
     async def preview_requeue(self, selection: Selection, *, from_start: bool = False) -> Preview:
         """The number of jobs that `requeue` would put back in the queue, and a few of these jobs."""
-        return await self._preview(selection, self._requeued(from_start))
+        return await self._preview(selection, self._requeued(selection, from_start))
 
     async def preview_purge(self, selection: Selection) -> Preview:
         """The number of jobs that `purge` would delete, and a few of these jobs."""
@@ -128,12 +135,14 @@ class DeadLetters:
         return await self._preview(selection, None)
 
     async def _preview(self, selection: Selection, build: Build | None) -> Preview:
-        count, sample = 0, list[Job]()
+        count, sample, skipped = 0, list[Job](), 0
         async for jobs in self._selected(selection):
             matching = jobs if build is None else [job for job, _ in _moves(jobs, build, self._runtime.clock.now())]
             count += len(matching)
             sample += matching[: SAMPLE - len(sample)]
-        return Preview(count, sample)
+            if build is not None and not selection.names_jobs:
+                skipped += sum(self._is_request(job) for job in jobs)
+        return Preview(count, sample, skipped)
 
     async def missing(self, job_ids: Sequence[str]) -> list[str]:
         """The ids in `job_ids` that are not dead letters: there is no such job, or it has not failed."""
@@ -144,8 +153,8 @@ class DeadLetters:
 
     async def requeue(self, selection: Selection, *, from_start: bool = False, who: str) -> int:
         """Put the selected jobs back in the queue, at the failed step or from the start. Returns how many jobs were put
-        back."""
-        build = self._requeued(from_start)
+        back. Requests of the OpenAI front are put back only if the selection names them: their clients are gone."""
+        build = self._requeued(selection, from_start)
         details = {**selection.shown(), "from_start": from_start}
         async with self._audit.many(Act(who, audit.REQUEUE, _target(selection), details)) as outcome:
             outcome["requeued"] = 0
@@ -168,9 +177,21 @@ class DeadLetters:
                     raise error
         return int(outcome["purged"])
 
-    def _requeued(self, from_start: bool) -> Build:
-        waits = self._runtime.config.wait_timeouts
-        return lambda job, now: transitions.requeue(job, now=now, waits=waits, from_start=from_start)
+    def _requeued(self, selection: Selection, from_start: bool) -> Build:
+        config = self._runtime.config
+
+        def build(job: Job, now: float) -> Move:
+            require_kept(job, config)
+            if not selection.names_jobs and self._is_request(job):
+                raise WrongState("the client of this request is gone; name the job to run it again")
+            return transitions.requeue(job, now=now, waits=config.wait_timeouts, from_start=from_start)
+
+        return build
+
+    def _is_request(self, job: Job) -> bool:
+        """Whether the job is a request of the OpenAI front."""
+        service = self._runtime.config.services.get(job.service)
+        return service is not None and service.behind_front
 
     async def _selected(self, selection: Selection) -> AsyncIterator[list[Job]]:
         """Iterate over the selected jobs, one page at a time."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fairlead.app.audit import Act, AuditLog
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions
+from fairlead.domain.config import Config
 from fairlead.domain.job import WAITING, Job, JobStatus
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.transitions import Delete, Move
@@ -69,6 +70,7 @@ class JobCommands:
         config, by_operator = self._runtime.config, who is not None
 
         def build(job: Job, now: float) -> Move:
+            require_kept(job, config)
             return transitions.retry(
                 job, now=now, waits=config.wait_timeouts, from_start=from_start, by_operator=by_operator
             )
@@ -132,6 +134,15 @@ class JobCommands:
         if job_id not in jobs:
             raise NotFound(f"there is no job {job_id}")
         return jobs[job_id]
+
+
+def require_kept(job: Job, config: Config) -> None:
+    """Raise WrongState if the input of the job is erased, or is about to be."""
+    if job.service in config.private_services:
+        raise WrongState(
+            "the request of this job is not kept (openai.keep), so it cannot run again; its client can send it again",
+            details={"status": job.status.value},
+        )
 
 
 def _keeps_changing(job_id: str) -> Unavailable:

@@ -13,7 +13,7 @@ from fairlead.app import audit
 from fairlead.app.audit import act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
-from fairlead.app.job_commands import JobCommands
+from fairlead.app.job_commands import JobCommands, require_kept
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
 from fairlead.backends import submit_on
@@ -266,6 +266,7 @@ class Jobs:
         config = self._runtime.config
 
         def build(job: Job, now: float) -> Move:
+            require_kept(job, config)
             return transitions.resume(job, now=now, waits=config.wait_timeouts)
 
         act = act_of(who, audit.RESUME_JOB, job_id)
@@ -297,6 +298,7 @@ class Jobs:
         def build(job: Job, now: float) -> Move:
             if not 0 <= step < len(job.steps):
                 raise InvalidInput(f"the job's steps are 0 to {len(job.steps) - 1}, not {step}", pointer="/index")
+            require_kept(job, config)
             return transitions.rerun(job, step, now=now, waits=config.wait_timeouts)
 
         act = act_of(who, audit.RETRY_STEP, job_id, step=step)

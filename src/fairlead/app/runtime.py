@@ -166,13 +166,13 @@ class Runtime:
         if problems := self.declarations.problems():
             raise ConfigError(problems)
         url = self.settings.database_url
-        store = store_of(url, self.clock.machine)
+        store = store_of(url, self.clock.machine, overwrites=self.config.openai.keep == "nothing")
         await run(partial(self._connect, store))
         self._store = store
         self._observer = Observer(store, lambda: self.node, self.clock)
         self._group_commit = GroupCommit(store, self.signals, writers=writers_of(url))
         self._group_commit.start()
-        self.writer = TransitionWriter(self._group_commit, self.hub, self.signals)
+        self.writer = TransitionWriter(self._group_commit, self.hub, self.signals, self.config.private_services)
         self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
         self.waiters = Waiters(self.signals)
         self.snapshots = asyncio.Semaphore(CONCURRENT_SNAPSHOTS)

@@ -199,6 +199,11 @@ def _act(verb: str, body: dict[str, Any], *, ask: bool, dry_run: bool, json: boo
         say(f"{count} job{'s' if count != 1 else ''} {'would be ' if dry_run else ''}{verb}d")
         if answer.get("sample"):
             print_table(("ID", "FEATURE", "USER", "SERVICE", "FAILED", "ERROR"), map(_sample_row, answer["sample"]))
+    if skipped := answer.get("skipped"):
+        note(
+            f"{skipped} request{'s' if skipped != 1 else ''} of the OpenAI front skipped: their clients are gone; "
+            "to run them anyway, select them by id, --service or --feature"
+        )
     if missing := answer.get("missing"):
         for job_id in missing:
             note(f"{job_id}: no such job, or it has not failed", style="red")

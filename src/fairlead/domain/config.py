@@ -188,6 +188,11 @@ class ServiceConfig(Section):
         return self.openai is not None or self.format == "openai"
 
     @property
+    def behind_front(self) -> bool:
+        """Whether the jobs of this service are requests of the OpenAI front."""
+        return self.speaks_openai or bool(self.models)
+
+    @property
     def raw(self) -> bool:
         """Whether calls send only the params and take the whole response as data, the default for Celery tasks."""
         return self.celery is not None if self.format is None else self.format == "raw"
@@ -311,10 +316,12 @@ class TurnsConfig(Section):
 
 class OpenAIConfig(Section):
     """The OpenAI front. A response that is not streamed is kept alive with white space after `keepalive_after` seconds.
-    The job of a request goes on for `grace` seconds after its gateway died."""
+    The job of a request goes on for `grace` seconds after its gateway died. With `keep = "nothing"`, requests and
+    answers are erased soon after the end of their jobs."""
 
     keepalive_after: Seconds = 45.0
     grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    keep: Literal["results", "nothing"] = "results"
 
 
 class PriorityConfig(Section):
@@ -392,6 +399,13 @@ class Config(Section):
     @cached_property  # read by every submit
     def turns_only(self) -> frozenset[str]:
         return frozenset(name for name, service in self.services.items() if service.turns_only)
+
+    @cached_property
+    def private_services(self) -> frozenset[str]:
+        """The services whose requests and answers are not kept."""
+        if self.openai.keep == "results":
+            return frozenset()
+        return frozenset(name for name, service in self.services.items() if service.behind_front)
 
     @cached_property
     def wait_timeouts(self) -> dict[str, float]:

@@ -86,7 +86,7 @@ class OutputWriter:
     """Must be created in the thread of the event loop."""
 
     def __init__(self, output_log: OutputLog, hub: Hub) -> None:
-        self._log = output_log
+        self.log = output_log
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -164,7 +164,7 @@ class OutputWriter:
                 batch.append((output, entry))
         if not batch:
             return True
-        replies = await self._log.append([entry for _, entry in batch])
+        replies = await self.log.append([entry for _, entry in batch])
         again = set()
         for (output, entry), reply in zip(batch, replies, strict=True):
             if output not in again and not output.took(entry, reply):

@@ -23,6 +23,7 @@ from fairlead.engine.loop_runner import Loop, LoopRunner
 from fairlead.engine.loops.abandoned import AbandonedLoop
 from fairlead.engine.loops.auto_limit import AutoLimitLoop
 from fairlead.engine.loops.cleanup import BatchesLoop, HoldsLoop, PruneLoop
+from fairlead.engine.loops.erase import EraseLoop
 from fairlead.engine.loops.orphaned_turns import OrphanedTurnsLoop
 from fairlead.engine.loops.reconcile import ReconcileLoop
 from fairlead.engine.loops.recover import RecoverLoop
@@ -114,6 +115,9 @@ class ShardRuntime:
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
             AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
         ]
+        if parts.config.openai.keep == "nothing" and parts.outputs is not None:
+            grace = parts.config.openai.grace
+            loops.append(EraseLoop(store, group_commit, parts.outputs.log, grace=grace))
         return Leader(
             self.name,
             self.leadership,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fairlead.domain import events
@@ -49,10 +50,12 @@ class TransitionWriter:
     """Writes every transition (`Move`) of this process. A transition that another part wrote together with other rows
     is only published here."""
 
-    def __init__(self, group_commit: GroupCommit, hub: Hub, signals: Signals) -> None:
+    def __init__(self, group_commit: GroupCommit, hub: Hub, signals: Signals, private: Collection[str] = ()) -> None:
+        """`private`: the services whose errors are logged without their messages, which may quote a request."""
         self._group_commit = group_commit
         self._hub = hub
         self._signals = signals
+        self._private = private
         self.counters = Counters()
 
     async def record(self, job: Job, move: Move, now: float) -> bool:
@@ -101,7 +104,7 @@ class TransitionWriter:
             self._hub.publish(_priority_event(job, move.priority, OPERATOR, now), job.user_id)
             return
         self.counters.moved(job, move)
-        _log(job, move, now)
+        _log(job, without_messages(move) if job.service in self._private else move, now)
         if move.timer_at is not None:
             self._signals.timer_set(move.timer_at)
         if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "give_up", "recover"):
@@ -111,6 +114,16 @@ class TransitionWriter:
         if self._hub.watched(job.id, job.user_id):
             for event in events_of(job, move, now):
                 self._hub.publish(event, job.user_id)
+
+
+def without_messages(move: Move) -> Move:
+    """The transition with nothing but the code in its errors."""
+    if move.error is not None:
+        move = replace(move, error={"code": move.error.get("code")})
+    if move.failed is not None:
+        kept = {name: move.failed.error[name] for name in ("code", RETRY_IN) if name in move.failed.error}
+        move = replace(move, failed=replace(move.failed, error=kept))
+    return move
 
 
 def _log(job: Job, move: Move, now: float) -> None:

@@ -160,7 +160,8 @@ async def requeue_dead(request: Request) -> Response:
         preview = await app.preview_requeue(**selection, from_start=command.from_start)
         return _previewed("requeued", preview, selection, missing)
     count = await app.requeue(**command.selection(), from_start=command.from_start, who=who_of(request))
-    return json_response({"requeued": count, "dry_run": False, **missing})
+    skipped = {} if missing else _skipped(await app.preview_requeue(**command.selection()))
+    return json_response({"requeued": count, "dry_run": False, **skipped, **missing})
 
 
 @dead_router.post(
@@ -205,7 +206,13 @@ def _so_far(app: Fairlead, selection: dict[str, Any]) -> dict[str, Any]:
 def _previewed(verb: str, preview: Preview, selection: Mapping[str, Any], missing: Mapping[str, list[str]]) -> Response:
     until = {} if selection["until"] is None else {"until": selection["until"]}
     sample = [_sampled(job) for job in preview.sample]
-    return json_response({verb: preview.count, "dry_run": True, "sample": sample, **until, **missing})
+    return json_response(
+        {verb: preview.count, "dry_run": True, "sample": sample, **_skipped(preview), **until, **missing}
+    )
+
+
+def _skipped(preview: Preview) -> dict[str, int]:
+    return {"skipped": preview.skipped} if preview.skipped else {}
 
 
 def _sampled(job: Job) -> dict[str, Any]:

@@ -278,6 +278,11 @@ class Requeued(_Selected):
     model_config = example(requeued=12, dry_run=True, sample=_SAMPLE, until=MOMENT)
 
     requeued: int
+    skipped: int | None = Field(
+        None,
+        description="Requests of the OpenAI front that were left alone, because their clients are gone. Select them by "
+        "`job_ids`, `service` or `feature_name` to requeue them.",
+    )
 
 
 class Purged(_Selected):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fairlead.domain.access import AuditRecord, Key
 from fairlead.domain.batch import BatchItem, BatchState
@@ -28,6 +28,7 @@ from fairlead.store.writes import CreateKey as CreateKey
 from fairlead.store.writes import DeclareServices as DeclareServices
 from fairlead.store.writes import DeregisterProcess as DeregisterProcess
 from fairlead.store.writes import EndHolds as EndHolds
+from fairlead.store.writes import Erase as Erase
 from fairlead.store.writes import FireTimers as FireTimers
 from fairlead.store.writes import IssueTicket as IssueTicket
 from fairlead.store.writes import Override as Override
@@ -159,6 +160,17 @@ class JobFilter:
             raise InvalidInput("a name must not contain the character NUL")
 
 
+Ended = tuple[float, int]
+"""When a job ended, and its seq: the order in which ended jobs are examined."""
+
+
+class EndedFronts(NamedTuple):
+    """Ended jobs of fronts. `last` is the last job that was examined; None if no jobs are left."""
+
+    job_ids: list[str]
+    last: Ended | None
+
+
 Facts = Mapping[str, float | int | str]
 """Every engine: `engine` (sqlite or postgresql), `server_version`, `clock` (database time in seconds since the epoch),
 `database_bytes`, `outbox_rows`, `outbox_age` (seconds since the oldest row was written; 0 without rows).
@@ -282,6 +294,11 @@ class Store(DashboardReads, Protocol):
     # Reads of the manager's loops
     async def front_readers(self, limit: int) -> list[tuple[str, str]]:
         """The ids of open jobs that fronts submitted, each with its reader (see `domain/front_readers.py`)."""
+        ...
+
+    async def ended_fronts(self, status: JobStatus, *, after: Ended, before: float, limit: int) -> EndedFronts:
+        """Examine at most `limit` jobs that ended with this status after the job `after` and before a time, oldest
+        first. Returns those that fronts submitted and that are not erased, and the last job that was examined."""
         ...
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:

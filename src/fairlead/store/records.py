@@ -23,6 +23,8 @@ from fairlead.store.port import (
     CreateBatch,
     CreateKey,
     DeregisterProcess,
+    EndedFronts,
+    Erase,
     IssueTicket,
     KeyTaken,
     PruneBatches,
@@ -46,12 +48,17 @@ ADMIN_KINDS: tuple[type, ...] = (
     Audit,
     AuditOutcome,
     ChangeReader,
+    Erase,
     RegisterProcess,
     DeregisterProcess,
     RequestDrain,
     PruneRecords,
 )
 """The writes of operators, in the order in which a commit applies them."""
+
+ERASED_INPUT = '{"kept":"nothing"}'
+"""The input of a job whose request was erased (`openai.keep`)."""
+ERASED_MESSAGE = "the message is not kept (openai.keep)"
 
 NEVER_BUILT = Refused("this scope was never built")
 KEY_TAKEN = Refused("a key with this id exists")
@@ -114,6 +121,11 @@ def process_of(row: Any) -> ProcessRecord:
         details=values["details"],
         **{field: values[field] for field in _FIELDS},
     )
+
+
+def ended_fronts_of(job_ids: list[str], more: bool, last: Sequence[int] | None) -> EndedFronts:
+    """Decode an answer of the query `ended_fronts`."""
+    return EndedFronts(job_ids, (last[0] / 1e6, last[1]) if more and last is not None else None)
 
 
 def _check(*texts: str | None) -> None:

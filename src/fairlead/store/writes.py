@@ -243,6 +243,14 @@ class ChangeReader:
 
 
 @dataclass(frozen=True, slots=True)
+class Erase:
+    """Erase what ended jobs of fronts hold of their requests and answers: input, results, messages of errors, and
+    idempotency key. Their metrics stay. Jobs that have not ended are left alone. Returns the number of erased jobs."""
+
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterProcess:
     """Register a process or renew its registration. `seen_at` is set by the database clock. `drain_asked` is not
     changed. Returns `drain_asked`, as stored."""
@@ -304,6 +312,7 @@ Transition = (
     | Audit
     | AuditOutcome
     | ChangeReader
+    | Erase
     | RegisterProcess
     | DeregisterProcess
     | RequestDrain

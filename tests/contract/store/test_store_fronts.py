@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fairlead.store.port import ChangeReader, Done, Refused
+from typing import Any
+
+from fairlead.domain import transitions
+from fairlead.domain.job import JobStatus
+from fairlead.domain.retry import Backoff, Failure, RetryPolicy
+from fairlead.store.port import ChangeReader, Done, Erase, Refused
 from tests.contract.stores import StoreHarness
 
 
@@ -34,3 +39,63 @@ async def test_only_open_jobs_of_fronts_have_readers(harness: StoreHarness) -> N
     found = await harness.store.front_readers(10)
     assert sorted(found) == sorted([(waiting.id, "b@p1/r1"), (running.id, "b@p1/r2")])
     assert len(await harness.store.front_readers(1)) == 1
+
+
+ALL: dict[str, Any] = {"after": (0.0, 0), "before": 1e12, "limit": 100}
+
+
+async def test_the_requests_and_answers_of_ended_jobs_are_erased(harness: StoreHarness) -> None:
+    job = await harness.running(idempotency_key="openai:aa:1", body_hash="b@p1/r1", input_json='{"body":"secret"}')
+    metrics = '{"usage":{"total_tokens":3},"output_chunks":2,"output_run":2}'
+    await harness.one(harness.done(job, '"secret"', metrics))
+    running = await harness.running(idempotency_key="openai:aa:2", body_hash="b@p1/r2", user_id="bob")
+    other = await harness.completed()
+    assert await harness.one(Erase((job.id, running.id))) == Done(1)
+    record = await harness.store.get(job.id)
+    assert record is not None
+    assert (record.input_data, record.result) == ({"kept": "nothing"}, None)
+    assert record.results[0].metrics == {"usage": {"total_tokens": 3}}
+    assert await harness.store.newest_submit("ann", "openai:aa:") is None
+    assert await harness.store.newest_submit("bob", "openai:aa:") is not None
+    untouched = await harness.store.get(other.id)
+    assert untouched is not None
+    assert untouched.result == {"url": "x"}
+
+
+async def test_erased_errors_keep_their_codes(harness: StoreHarness) -> None:
+    job = await harness.running(idempotency_key="openai:aa:1", body_hash="b@p1/r1")
+    failure = Failure("UPSTREAM_ERROR", "secret", retryable=True, http_status=500)
+    policy = RetryPolicy(1, Backoff(explicit=(1.0,)))
+    await harness.one(transitions.failed(job, failure, policy, now=harness.clock.now, randomness=0.5))
+    assert await harness.one(Erase((job.id,))) == Done(1)
+    record = await harness.store.get(job.id)
+    assert record is not None
+    assert "secret" not in repr(record)
+    assert record.job.error is not None
+    assert (record.job.error["code"], record.job.error["http_status"], record.job.error["attempts"]) == (
+        *("UPSTREAM_ERROR", 500),
+        1,
+    )
+    assert record.attempts[0].error["code"] == "UPSTREAM_ERROR"
+    assert record.job.retryable is False
+
+
+async def test_ended_jobs_of_fronts_are_found_once_page_by_page(harness: StoreHarness) -> None:
+    ended = [
+        await harness.completed(idempotency_key=f"openai:aa:{number}", body_hash=f"b@p/{number}") for number in range(5)
+    ]
+    await harness.completed(idempotency_key="mine")
+    cancelled = await harness.cancelled(idempotency_key="openai:ab:1", body_hash="b@p/c")
+    await harness.submitted(idempotency_key="openai:ab:2", body_hash="b@p/o")
+    found, after = list[str](), (0.0, 0)
+    for _ in range(4):
+        page = await harness.store.ended_fronts(JobStatus.COMPLETED, after=after, before=1e12, limit=2)
+        found += page.job_ids
+        if page.last is None:
+            break
+        after = page.last
+    assert found == [job.id for job in ended]
+    assert (await harness.store.ended_fronts(JobStatus.CANCELLED, **ALL)).job_ids == [cancelled.id]
+    assert (await harness.store.ended_fronts(JobStatus.COMPLETED, **{**ALL, "before": 0.0})).job_ids == []
+    await harness.one(Erase((ended[0].id,)))
+    assert (await harness.store.ended_fronts(JobStatus.COMPLETED, **ALL)).job_ids == found[1:]

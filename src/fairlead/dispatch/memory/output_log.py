@@ -45,6 +45,11 @@ class MemoryOutputLog:
             start -= 1
         return [kept.entries[i] for i in range(start, min(start + PAGE, len(kept.entries)))]
 
+    async def delete(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            if (kept := self._jobs.pop(job_id, None)) is not None:
+                self._size -= kept.size
+
     async def close(self) -> None:
         self._jobs.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import orjson
@@ -35,6 +36,9 @@ class RedisOutputLog:
         start = "-" if since is None else str(since)
         reply = await self._client.command("XRANGE", output_key(self._prefix, job_id), start, "+", "COUNT", PAGE)
         return [Entry.of_list(job_id, orjson.loads(fields[1])) for _, fields in reply]
+
+    async def delete(self, job_ids: Sequence[str]) -> None:
+        await asyncio.gather(*(self._client.command("UNLINK", output_key(self._prefix, job_id)) for job_id in job_ids))
 
     async def close(self) -> None:
         await self._client.close()

@@ -1,4 +1,4 @@
-"""Cancels the jobs of a front whose reader is gone (docs/adr/0026). A gateway cancels the job of a client that
+"""Cancels the jobs of a front whose readers are gone (docs/adr/0026). A gateway cancels the job of a client that
 disconnects. If the gateway itself dies, the client has `grace` seconds to send its request again and join the job."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from fairlead.domain import transitions
-from fairlead.domain.front_readers import Reader
+from fairlead.domain.front_readers import Reader, Readers
 from fairlead.engine.parts import RulesRef
 from fairlead.engine.transition_writer import TransitionWriter
 from fairlead.store.port import Store
@@ -22,7 +22,7 @@ BATCH = 10_000
 
 class AbandonedLoop:
     """Watches the registered processes. `grace` seconds after one of them disappeared, and after this loop started, it
-    looks for open jobs whose readers are in no living process. Nothing else reads the jobs, so a tick is cheap."""
+    looks for open jobs that no living process reads. Nothing else reads the jobs, so a tick is cheap."""
 
     name = "abandoned"
 
@@ -70,7 +70,7 @@ class AbandonedLoop:
         while len(found := await self._store.front_readers(limit)) == limit:
             limit *= 10  # the jobs that were not read may be the abandoned ones
         self.scanned += len(found)
-        abandoned = [job_id for job_id, text in found if self._is_gone(Reader.of(text), time)]
+        abandoned = [job_id for job_id, text in found if self._is_abandoned(Readers.of(text), time)]
         for begin in range(0, len(abandoned), BATCH):
             await self._cancel(abandoned[begin : begin + BATCH], now)
 
@@ -89,7 +89,10 @@ class AbandonedLoop:
         if error is not None:
             raise error
 
-    def _is_gone(self, reader: Reader | None, time: float) -> bool:
-        if reader is None or not reader.process or reader.process in self._alive:
+    def _is_abandoned(self, readers: Readers | None, time: float) -> bool:
+        return readers is not None and all(self._is_gone(reader, time) for reader in readers.requests)
+
+    def _is_gone(self, reader: Reader, time: float) -> bool:
+        if not reader.process or reader.process in self._alive:
             return False
         return time >= self._gone.get(reader.process, self._began or 0.0) + self._grace

@@ -67,3 +67,31 @@ DELETE FROM fairlead.process WHERE name = ANY (ARRAY(
 -- name: change_reader
 -- $1: user, $2: idempotency key, $3: the former reader, $4: the reader.
 UPDATE fairlead.idempotency SET body_hash = $4 WHERE user_id = $1 AND key = $2 AND body_hash = $3 RETURNING 1
+
+-- name: erase
+-- $1: jobs, $2: the input of an erased job, $3: the message of its errors. Of an error, only what Fairlead writes itself is
+-- kept. Skips jobs that another process is changing.
+WITH erased AS MATERIALIZED (
+    SELECT id, seq, user_id, idempotency_key FROM fairlead.job WHERE id = ANY ($1::text[]) AND ended IS NOT NULL
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), keys AS (
+    DELETE FROM fairlead.idempotency AS i USING erased AS e
+    WHERE i.user_id = e.user_id AND i.key = e.idempotency_key
+), results AS (
+    UPDATE fairlead.step_result AS r SET data = 'null', metrics = (metrics::jsonb - 'output_chunks' - 'output_run')::text
+    FROM erased AS e WHERE r.seq = e.seq
+), attempts AS (
+    UPDATE fairlead.attempt AS a SET error = jsonb_strip_nulls(jsonb_build_object(
+        'code', error::jsonb -> 'code', 'message', $3::text, 'http_status', error::jsonb -> 'http_status'
+    ))::text FROM erased AS e WHERE a.seq = e.seq
+)
+UPDATE fairlead.job AS j SET
+    idempotency_key = NULL, progress = NULL, goes_back = NULL, input = $2,
+    retryable = CASE WHEN j.status = 5 THEN false END,
+    result_data = CASE WHEN result_data IS NOT NULL THEN 'null' END,
+    result_metrics = (result_metrics::jsonb - 'output_chunks' - 'output_run')::text,
+    error = CASE WHEN error IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object(
+        'code', error::jsonb -> 'code', 'message', $3::text, 'http_status', error::jsonb -> 'http_status',
+        'attempts', error::jsonb -> 'attempts', 'reason', error::jsonb -> 'reason'
+    ))::text END
+FROM erased AS e WHERE j.id = e.id RETURNING 1

@@ -114,6 +114,20 @@ JOIN fairlead.idempotency AS i ON i.user_id = j.user_id AND i.key = j.idempotenc
 WHERE j.ended IS NULL AND j.idempotency_key >= 'openai:' AND j.idempotency_key < 'openai;' AND i.body_hash LIKE '%@%'
 LIMIT $1::bigint
 
+-- name: ended_fronts
+-- $1: status, $2, $3: the last job of the previous page, $4: ended before, $5: the number of jobs to examine. A job that is
+-- erased has no idempotency key.
+WITH examined AS MATERIALIZED (
+    SELECT finished_at, seq, id, idempotency_key FROM fairlead.job
+    WHERE ended = $1::smallint AND finished_at >= $2::bigint AND (finished_at, seq) > ($2::bigint, $3::bigint)
+        AND finished_at < $4::bigint
+    ORDER BY finished_at, seq LIMIT $5::bigint
+)
+SELECT
+    ARRAY(SELECT id FROM examined WHERE idempotency_key >= 'openai:' AND idempotency_key < 'openai;'),
+    (SELECT count(*) FROM examined),
+    (SELECT ARRAY[finished_at, seq] FROM examined ORDER BY finished_at DESC, seq DESC LIMIT 1)
+
 -- name: outbox
 -- $1: origin, $2: older than, $3: limit. The outbox is small and scanned whole: ids are not in commit order.
 WITH found AS (

@@ -14,12 +14,12 @@ from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, OutboxEntry
+from fairlead.store.port import RELAYING, DeclareServices, Ended, EndedFronts, Epoch, Facts, JobFilter, OutboxEntry
 from fairlead.store.postgres.connect import Server, spoils_session, translated
 from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.queries import READS, load
-from fairlead.store.records import audit_of, batch_state_of, item_number_of, key_of, process_of
+from fairlead.store.records import audit_of, batch_state_of, ended_fronts_of, item_number_of, key_of, process_of
 from fairlead.store.rows import STATUS_CODES, after_prefix, job_of, micros, record_of, seconds
 from fairlead.store.rules import declared_of, rules_of
 
@@ -172,6 +172,12 @@ class Reads(PostgresDashboardReads):
 
     async def front_readers(self, limit: int) -> list[tuple[str, str]]:
         return [(job_id, reader) for job_id, reader in await self._ask(READS["front_readers"], limit)]
+
+    async def ended_fronts(self, status: JobStatus, *, after: Ended, before: float, limit: int) -> EndedFronts:
+        code = STATUS_CODES[status]
+        parameters = code, micros(after[0]), after[1], micros(before), limit
+        ((job_ids, count, last),) = await self._ask(READS["ended_fronts"], *parameters)
+        return ended_fronts_of(job_ids, count == limit, last)
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         arguments = RELAYING, micros(older_than), limit

@@ -13,6 +13,7 @@ from fairlead.store.port import (
     CreateKey,
     DeregisterProcess,
     Done,
+    Erase,
     IssueTicket,
     Outcome,
     PruneBatches,
@@ -27,6 +28,8 @@ from fairlead.store.port import (
 )
 from fairlead.store.postgres.moves import Ask
 from fairlead.store.records import (
+    ERASED_INPUT,
+    ERASED_MESSAGE,
     KEY_TAKEN,
     NEVER_BUILT,
     NO_AUDIT,
@@ -66,6 +69,8 @@ async def apply_operator(transition: Any, ask: Ask, now: int) -> Outcome:
             return _done(await ask("audit_outcome", audit_id, json_text(outcome)), NO_AUDIT)
         case ChangeReader(user_id, key, was, reader):
             return _done(await ask("change_reader", user_id, key, was, reader), OTHER_READER)
+        case Erase(job_ids):
+            return Done(len(await ask("erase", list(job_ids), ERASED_INPUT, ERASED_MESSAGE)))
         case RegisterProcess(record):
             ((drain_asked,),) = await ask("register", *process_row(record), now)
             return Done(drain_asked)

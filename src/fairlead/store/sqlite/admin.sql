@@ -96,3 +96,29 @@ BEGIN
         WHERE user_id = NEW.body ->> 0 AND key = NEW.body ->> 1 AND body_hash = NEW.body ->> 2;
     INSERT INTO answer VALUES ('reader', changes());
 END;
+
+-- body: [[job_id, …], the input of an erased job, the message of its errors]. Of an error, only what Fairlead writes itself
+-- is kept.
+CREATE TEMP TRIGGER on_erase INSTEAD OF INSERT ON batch WHEN NEW.kind = 'erase'
+BEGIN
+    DELETE FROM pruning;
+    INSERT INTO pruning (seq)
+        SELECT job.seq FROM json_each(NEW.body, '$[0]') AS e CROSS JOIN job ON job.id = e.value WHERE job.status > 3;
+    DELETE FROM idempotency WHERE (user_id, key) IN (
+        SELECT job.user_id, note.idempotency_key FROM pruning AS p
+        CROSS JOIN job_note AS note ON note.seq = p.seq CROSS JOIN job ON job.seq = p.seq
+    );
+    UPDATE job_note SET idempotency_key = NULL WHERE seq IN (SELECT seq FROM pruning);
+    UPDATE job_input SET input = NEW.body ->> 1 WHERE seq IN (SELECT seq FROM pruning);
+    UPDATE step_result SET data = 'null', metrics = json_remove(metrics, '$.output_chunks', '$.output_run')
+        WHERE seq IN (SELECT seq FROM pruning);
+    UPDATE attempt SET error = json_patch('{}', json_object(
+            'code', error ->> '$.code', 'message', NEW.body ->> 2, 'http_status', error ->> '$.http_status'
+        )) WHERE seq IN (SELECT seq FROM pruning);
+    UPDATE job SET progress = NULL, goes_back = NULL, retryable = CASE WHEN status = 5 THEN 0 END,
+        error = CASE WHEN error IS NOT NULL THEN json_patch('{}', json_object(
+            'code', error ->> '$.code', 'message', NEW.body ->> 2, 'http_status', error ->> '$.http_status',
+            'attempts', error ->> '$.attempts', 'reason', error ->> '$.reason'
+        )) END WHERE seq IN (SELECT seq FROM pruning);
+    INSERT INTO answer SELECT 'erased', count(*) FROM pruning;
+END;

@@ -252,11 +252,27 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def writer(path: str, synchronous: str) -> sqlite3.Connection:
+def writer(path: str, synchronous: str, *, overwrites: bool) -> sqlite3.Connection:
+    """The connection that writes. With `overwrites`, it overwrites what it deletes with zeros."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
+    if overwrites:
+        connection.execute("PRAGMA secure_delete = ON")
     return connection
+
+
+def empty_log(connection: sqlite3.Connection) -> bool:
+    """Copy the write-ahead log into the database and truncate it, unless a reader or another process is in the way.
+    Returns whether it is empty."""
+    connection.execute("PRAGMA busy_timeout = 100")
+    try:
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000:.0f}")
 
 
 def try_to_write(connection: sqlite3.Connection, path: str) -> None:

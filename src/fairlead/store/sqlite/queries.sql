@@ -107,6 +107,23 @@ SELECT json_group_array(json_array(id, body_hash)) FROM (
     LIMIT ?
 )
 
+-- name: ended_fronts
+-- ?1: status, ?2, ?3: the last job of the previous page, ?4: ended before, ?5: the number of jobs to examine. A job that
+-- is erased has no idempotency key.
+WITH examined AS (
+    SELECT finished_at, seq, id FROM job
+    WHERE status = ?1 AND status > 3 AND (finished_at, seq) > (?2, ?3) AND finished_at < ?4
+    ORDER BY finished_at, seq LIMIT ?5
+)
+SELECT json_array(
+    json((
+        SELECT json_group_array(e.id) FROM examined AS e CROSS JOIN job_note AS n ON n.seq = e.seq
+        WHERE n.idempotency_key >= 'openai:' AND n.idempotency_key < 'openai;'
+    )),
+    (SELECT count(*) FROM examined),
+    json((SELECT json_array(finished_at, seq) FROM examined ORDER BY finished_at DESC, seq DESC LIMIT 1))
+)
+
 -- name: outbox
 -- ?1: origin, ?2: older than, then the lanes. The outbox is small and scanned whole: ids are not in commit order. A row
 -- belongs to the current lane of its job; rows of deleted jobs belong to every lane.

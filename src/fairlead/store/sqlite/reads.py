@@ -19,8 +19,8 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
 from fairlead.store import rows
-from fairlead.store.port import RELAYING, DeclareServices, Epoch, Facts, JobFilter, OutboxEntry
-from fairlead.store.records import audit_of, batch_state_of, item_number_of, key_of, process_of
+from fairlead.store.port import RELAYING, DeclareServices, Ended, EndedFronts, Epoch, Facts, JobFilter, OutboxEntry
+from fairlead.store.records import audit_of, batch_state_of, ended_fronts_of, item_number_of, key_of, process_of
 from fairlead.store.rules import declared_of, rules_of
 from fairlead.store.sql_files import load, without_comments
 from fairlead.store.sqlite import connect
@@ -194,6 +194,12 @@ class Reads(SqliteDashboardReads):
 
     async def front_readers(self, limit: int) -> list[tuple[str, str]]:
         return [(job_id, reader) for job_id, reader in orjson.loads(await self._ask(self._sql["front_readers"], limit))]
+
+    async def ended_fronts(self, status: JobStatus, *, after: Ended, before: float, limit: int) -> EndedFronts:
+        code = rows.STATUS_CODES[status]
+        parameters = code, rows.micros(after[0]), after[1], rows.micros(before), limit
+        job_ids, count, last = orjson.loads(await self._ask(self._sql["ended_fronts"], *parameters))
+        return ended_fronts_of(job_ids, count == limit, last)
 
     async def outbox(self, *, older_than: float, limit: int, lanes: Lanes = EVERYTHING) -> list[OutboxEntry]:
         sql, parameters = self._of_lanes("outbox", lanes)

@@ -16,6 +16,7 @@ from fairlead.store.port import (
     CreateKey,
     DeregisterProcess,
     Done,
+    Erase,
     IssueTicket,
     Outcome,
     PruneBatches,
@@ -29,6 +30,8 @@ from fairlead.store.port import (
     UseTicket,
 )
 from fairlead.store.records import (
+    ERASED_INPUT,
+    ERASED_MESSAGE,
     KEY_TAKEN,
     NEVER_BUILT,
     NO_AUDIT,
@@ -70,6 +73,8 @@ def _operator_row(transition: Any) -> Row:
             return "audit_outcome", json_body((audit_id, json_text(outcome)))
         case ChangeReader(user_id, key, was, reader):
             return "reader", json_body((user_id, key, was, reader))
+        case Erase(job_ids):
+            return "erase", json_body((job_ids, ERASED_INPUT, ERASED_MESSAGE))
         case RegisterProcess(record):
             return "register", json_body(process_row(record))
         case DeregisterProcess(name):
@@ -110,6 +115,7 @@ OUTCOMES: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
     UseTicket: ("use_ticket", lambda key_id: NO_TICKET if key_id is None else Done(key_id)),
     AuditOutcome: ("audit_outcome", _done_or(NO_AUDIT)),
     ChangeReader: ("reader", _done_or(OTHER_READER)),
+    Erase: ("erased", Done),
     RegisterProcess: ("register", lambda drain_asked: Done(bool(drain_asked))),
     RequestDrain: ("ask_drain", _done_or(NO_PROCESS)),
     PruneRecords: ("prune_records", Done),

@@ -21,7 +21,7 @@ from fairlead.domain.job import Job
 from fairlead.errors import Unavailable
 from fairlead.store import rows
 from fairlead.store.commits import Sweep, promoted_bands
-from fairlead.store.port import RELAYING, Busy, Committed, FireTimers, Transition
+from fairlead.store.port import RELAYING, Busy, Committed, Erase, FireTimers, Transition
 from fairlead.store.records import key_taken
 from fairlead.store.sql_files import script
 from fairlead.store.sqlite import connect
@@ -33,7 +33,8 @@ from fairlead.store.sqlite.writer_thread import WriterThread
 
 
 class SqliteStore(Reads):
-    """The store in SQLite. `clock` gives the times that are stored."""
+    """The store in SQLite. `clock` gives the times that are stored. With `overwrites`, nothing of what is deleted or
+    erased stays in its files."""
 
     def __init__(
         self,
@@ -41,12 +42,16 @@ class SqliteStore(Reads):
         *,
         clock: Callable[[], float] = time.time,
         synchronous: str = "FULL",
+        overwrites: bool = False,
     ) -> None:
         super().__init__(path, clock, synchronous)
         self._dispatch_lock = DispatchLock(self._path)
         self._writer: sqlite3.Connection | None = None
         self._writer_thread: WriterThread | None = None
         self._cannot_write = False
+        self._overwrites = overwrites
+        self._log_holds_erased = overwrites
+        """The write-ahead log may hold what was erased since."""
 
     async def open(self) -> None:
         self._writer_thread = WriterThread("fairlead-write")
@@ -86,6 +91,9 @@ class SqliteStore(Reads):
                 answer = await self._in_writer(self._sweep_and_apply, ordered, now)
             else:
                 answer = await self._in_writer(self._apply, self._parameters(ordered, now))
+        if self._overwrites and any(isinstance(each, Erase) for each in batch):
+            self._log_holds_erased = True
+            await self._in_writer(self._empty_log)
         return ordered.committed(answer)
 
     def _parameters(self, batch: CommitBatch, now: int | None) -> list[Any]:
@@ -97,11 +105,13 @@ class SqliteStore(Reads):
         await super().ping()
         if self._cannot_write:
             await self._in_writer(self._try_to_write)
+        if self._log_holds_erased:
+            await self._in_writer(self._empty_log)
 
     def _open_writer(self) -> None:
         connect.prepare(self._path)
         with connect.translated(self._path):
-            self._writer = connect.writer(self._path, self._synchronous)
+            self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
             self._writer.executescript(script(__package__, "apply.sql"))
             self._writer.executescript(script(__package__, "admin.sql"))
             self._writer.executescript(script(__package__, "batches.sql"))
@@ -115,6 +125,10 @@ class SqliteStore(Reads):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _empty_log(self) -> None:
+        assert self._writer is not None
+        self._log_holds_erased = not connect.empty_log(self._writer)
 
     def _apply(self, parameters: list[Any]) -> str:
         """Run the statement of a commit. The statement is a transaction of its own, so an error changes nothing."""

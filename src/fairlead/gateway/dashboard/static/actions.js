@@ -83,7 +83,9 @@ const refusals = ({ refused, message }) => (refused ? ` ${plural(refused, "was",
 
 export const retryJobs = (jobs) => ({
   title: `Retry ${plural(jobs.length, "failed job")}?`,
-  text: (_, { from }) => html`<p>${plural(jobs.length, "job is", "jobs are")} queued again with fresh attempts, ${from === "start" ? "from the first step" : "each at the step that failed"}.</p>
+  text: (_, { from }) => html`<p>${plural(jobs.length, "job is", "jobs are")} queued again with fresh attempts, ${from === "start" ? "from the first step" : "each at the step that failed"}.${
+      preview.skipped ? ` ${plural(preview.skipped, "request")} of the OpenAI front ${preview.skipped === 1 ? "is" : "are"} left alone, because the clients are gone.` : ""
+    }</p>
     ${jobs.some(isPermanent) && html`<p class="caution">${plural(jobs.filter(isPermanent).length, "job")} failed with a permanent error and will probably fail again.</p>`}`,
   fields: [FROM],
   confirm: `Retry ${plural(jobs.length, "job")}`,

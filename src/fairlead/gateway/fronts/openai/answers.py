@@ -46,10 +46,6 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._app.fronts.following(self._reading):
-            await self._respond(scope, receive, send)
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         job_id, new, send = self._reading.job_id, self._reading.new, in_time(send)
         wait = self._app.jobs.wait(job_id, new=new, attempts=False)
         waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)
@@ -105,7 +101,10 @@ def response_of(job: JobView, tier: str | None, headers: dict[str, str]) -> Resp
         return Response(orjson.dumps(body), status, {**headers, errors.SHOULD_RETRY: "false"}, "application/json")
     answer = FrontAnswer.of_result(job.result)
     if answer is None:
-        body = errors.error_of("the result of the job is not an answer of an upstream", 502, "bad_result")
+        text = "the result of the job is not an answer of an upstream"
+        if job.result is None:
+            text = "the answer of this job is no longer kept (openai.keep); send the request again"
+        body = errors.error_of(text, 502, "bad_result")
         return Response(orjson.dumps(body), 502, headers, "application/json")
     content = answer.body
     if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:

@@ -55,10 +55,6 @@ class Stream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._app.fronts.following(self._reading):
-            await self._respond(scope, receive, send)
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = in_time(send)
         following = asyncio.ensure_future(self._follow(scope, receive))
         gone = asyncio.ensure_future(disconnected(receive))

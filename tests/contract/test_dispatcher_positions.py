@@ -219,8 +219,27 @@ async def test_a_bound_steps_slots_are_its_regions(queue: QueueHarness) -> None:
     await queue.offer_all(["u1"], region="us")
     await queue.offer("any")
     positions = await queue.dispatcher.positions(["e1", "u1", "any"])
-    assert [(positions[job].slots, positions[job].free) for job in ("e1", "u1", "any")] == [(2, 0), (3, 3), (5, 3)]
+    assert [(positions[job].slots, positions[job].free) for job in ("e1", "u1", "any")] == [(1, 0), (3, 3), (4, 3)]
     assert [positions[job].work_ahead for job in ("e1", "u1")] == [4.0, 0.0], "what runs elsewhere is not ahead of it"
+
+
+async def test_held_slots_count_in_the_estimated_wait(queue: QueueHarness) -> None:
+    async def wait(job: str) -> tuple[float, float] | None:
+        return (await queue.dispatcher.positions([job]))[job].estimated_wait()
+
+    await queue.open(ServiceRules("s", limit=2, cost=4.0))
+    await queue.offer("a")
+    await queue.hold("first", 60.0)
+    await queue.hold("second", 90.0)
+    assert await wait("a") == (60.0, 64.0), "a slot is free when the first hold ends"
+    queue.clock.advance(60.0)
+    assert await wait("a") == (0.0, 0.0)
+    await queue.take()
+    await queue.offer_all("bc")
+    assert await wait("c") == (8.0, 12.0), "one slot serves them all until the second hold ends"
+    queue.clock.advance(30.0)
+    position = (await queue.dispatcher.positions(["c"]))["c"]
+    assert (position.slots, position.rests) == (2, 0.0)
 
 
 async def test_a_services_mean_covers_all_calls_and_then_a_moving_window(queue: QueueHarness) -> None:

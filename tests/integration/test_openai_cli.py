@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 from pathlib import Path
 
+import httpx2
 import openai
 import pytest
 
@@ -75,3 +78,24 @@ def test_the_password_of_an_upstream_is_not_shown(tmp_path: Path) -> None:
     assert done.code == Exit.OK, done.err
     assert "127.0.0.1:1/v1" in done.out
     assert "s3cret" not in done.out
+
+
+async def test_a_crash_holds_the_slots_of_an_openai_service_for_a_short_time_only(tmp_path: Path) -> None:
+    async with running_upstream("llama") as upstream:
+        config = f'[services.llama]\nopenai = "{upstream.url}"\nlimit = 1\nhold_after_crash = 2\n'
+        (tmp_path / "fairlead.toml").write_text(config)
+        body = {"model": "llama", "messages": HELLO, "stream": True}
+        upstream.gate.clear()
+        async with httpx2.AsyncClient(timeout=60, trust_env=False) as client:
+            with running("up", tmp_path, "--config", "fairlead.toml") as crashed:
+                lost = asyncio.create_task(client.post(f"{crashed.url}/v1/chat/completions", json=body))
+                await upstream.reaches(open=1)
+                crashed.signal(signal.SIGKILL)
+                await asyncio.wait([lost])
+            await upstream.reaches(open=0)
+            upstream.gate.set()
+            with running("up", tmp_path, "--config", "fairlead.toml") as restarted:
+                answer = await client.post(f"{restarted.url}/v1/chat/completions", json={**body, "user": "bob"})
+        assert answer.text.endswith("data: [DONE]\n\n")
+        first, _, _ = answer.text.partition("\n")
+        assert re.fullmatch(r": queued, position \d, about [12](-\d+)? s", first), "the estimate knows the hold"

@@ -41,3 +41,16 @@ def test_a_service_speaks_openai(fields: dict[str, Any]) -> None:
     assert service.remote
     assert not service.turns_only
     assert list(Config.model_validate({"services": {"llama": service}}).contradictions()) == []
+
+
+def test_slots_of_openai_services_are_held_for_a_short_time_after_a_crash() -> None:
+    def hold(**table: object) -> float | None:
+        return ServiceConfig.model_validate({"limit": 1, **table}).rules("s").hold
+
+    assert hold(openai="http://vllm/v1") == 5.0
+    assert hold(url="http://vllm/v1", format="openai") == 5.0
+    assert hold(openai="http://vllm/v1", hold_after_crash=0) == 0.0
+    assert hold(url="http://vllm/v1") is None, "until the timeout"
+    assert hold(url="http://vllm/v1", hold_after_crash=60) == 60.0
+    with pytest.raises(ValueError, match="hold_after_crash: the calls of a function end with their worker"):
+        hold(function="app:handle", hold_after_crash=60)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairlead.domain import transitions
-from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult, hold_of
 from fairlead.domain.reruns import MOST_ROUNDS
 from fairlead.domain.retry import MOST_SPARED, Backoff, Failure, RetryPolicy
 from fairlead.domain.transitions import Move, Prioritise
@@ -89,6 +89,16 @@ def test_a_final_failure_is_a_dead_letter_with_its_attempt() -> None:
 def test_a_released_job_keeps_its_attempts() -> None:
     move = transitions.hand_back(RUNNING, now=NOW, waits=NO_WAITS)
     assert (move.status, move.attempt, move.step) == (JobStatus.PENDING, 0, 0)
+
+
+def test_a_hold_ends_at_the_deadline_of_the_call_or_earlier() -> None:
+    job = replace(RUNNING, call_deadline=NOW + 60)
+
+    def until(seconds: float | None) -> float | None:
+        hold = hold_of(job, NOW, seconds)
+        return None if hold is None else hold.until - NOW
+
+    assert [until(seconds) for seconds in (None, 100.0, 5.0, 0.0)] == [60.0, 60.0, 5.0, None]
 
 
 def test_recovery_counts_the_call_and_holds_the_slot() -> None:

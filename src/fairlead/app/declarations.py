@@ -51,6 +51,7 @@ class ServiceOptions(TypedDict, total=False):
     retry_streams: bool
     timeout: float
     lease_ttl: float
+    hold_after_crash: float | None
     max_attempts: int
     backoff: BackoffConfig | Mapping[str, float] | Sequence[float]
     retry: Literal["auto", "manual"]

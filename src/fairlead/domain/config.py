@@ -6,19 +6,26 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, field_validator, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from fairlead.domain.config_checks import (
-    USER_ID,
     WAYS,
     contradictions,
     front_problem,
-    priority_url_problem,
     too_many_ways,
     total_limit,
     unknown_in_worker_pools,
     unknown_plans,
 )
+from fairlead.domain.config_sections import CeleryConfig as CeleryConfig
+from fairlead.domain.config_sections import ManagerConfig as ManagerConfig
+from fairlead.domain.config_sections import OpenAIConfig as OpenAIConfig
+from fairlead.domain.config_sections import PriorityConfig as PriorityConfig
+from fairlead.domain.config_sections import Section as Section
+from fairlead.domain.config_sections import ServerConfig as ServerConfig
+from fairlead.domain.config_sections import TurnsConfig as TurnsConfig
+from fairlead.domain.config_sections import WorkerConfig as WorkerConfig
+from fairlead.domain.config_sections import WorkerPoolConfig as WorkerPoolConfig
 from fairlead.domain.config_types import AUTO as AUTO
 from fairlead.domain.config_types import AUTO_KEYS as AUTO_KEYS
 from fairlead.domain.config_types import BRANCHES as BRANCHES
@@ -42,11 +49,7 @@ from fairlead.domain.retry import Backoff, RetryPolicy
 from fairlead.domain.rules import MAIN_SHARD, Auto, Order, ServiceRules, Share
 from fairlead.domain.user_priority import UNKNOWN, UserPriority
 
-
-class Section(BaseModel):
-    """Base class of all sections. Rejects unknown keys: a misspelt setting would otherwise be ignored silently."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+OPENAI_HOLD_S = 5.0
 
 
 class BackoffConfig(Section):
@@ -99,6 +102,7 @@ class ServiceConfig(Section):
     retry_streams: bool = False
     timeout: Seconds = 600.0
     lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    hold_after_crash: Annotated[float, Field(ge=0, le=86400)] | None = None
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     backoff: BackoffConfig | list[Annotated[float, Field(ge=0, le=604800)]] = BackoffConfig()
     retry: Literal["auto", "manual"] = "auto"
@@ -145,6 +149,12 @@ class ServiceConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _only_remote_calls_are_held(self) -> ServiceConfig:
+        if self.hold_after_crash is not None and not self.remote:
+            raise ValueError("hold_after_crash: the calls of a function end with their worker; no slot is held")
+        return self
+
+    @model_validator(mode="after")
     def _only_waits_that_end_are_resumed(self) -> ServiceConfig:
         if self.resume == "auto" and self.wait_timeout is None:
             raise ValueError('resume = "auto" needs a wait_timeout: without one, no job stops waiting')
@@ -178,9 +188,17 @@ class ServiceConfig(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether a call may keep running after its worker has died. The slot of such a call is then held until the
-        deadline of the call."""
+        """Whether a call may keep running after its worker has died. The slot of such a call is then held for a
+        while."""
         return bool(self.url or self.regions or self.celery or self.openai)
+
+    @property
+    def hold(self) -> float | None:
+        """Seconds for which the slot of a call whose worker is gone is held; None: until the deadline of the call. A
+        server with OpenAI's protocol ends a call when its connection closes."""
+        if self.hold_after_crash is None and self.speaks_openai:
+            return OPENAI_HOLD_S
+        return self.hold_after_crash
 
     @property
     def speaks_openai(self) -> bool:
@@ -241,6 +259,7 @@ class ServiceConfig(Section):
             region_weights=self._region_weights(),
             pooled_regions=pooled_regions,
             remote=self.remote,
+            hold=self.hold,
             max_attempts=self.max_attempts,
             wait_timeout=self.wait_timeout,
             resume_after=self.retry_policy.backoff.delay(1, 0.5) if self.resume == "auto" else None,
@@ -265,98 +284,6 @@ class RetentionConfig(Section):
     keep_finished: Seconds = 604800.0
     keep_failed: Seconds = 2592000.0
     keep_audit: Seconds = 7776000.0
-
-
-class ServerConfig(Section):
-    host: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
-    max_batch_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 33554432
-    max_waiting_per_user: Annotated[int, Field(ge=0)] = 0
-    submits_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_bulk: Annotated[int, Field(ge=1, le=100_000)] = 10_000
-    allowed_origins: list[str] = []
-    max_head: Annotated[int, Field(ge=4096, le=1 << 20)] = 65536
-    max_headers: Annotated[int, Field(ge=20, le=10_000)] = 100
-    max_url: Annotated[int, Field(ge=1024, le=1 << 20)] = 16384
-    head_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 20.0
-    idle_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
-    send_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-
-
-class WorkerConfig(Section):
-    """The worker of this process. When it stops, its running calls get `drain_timeout` seconds to finish."""
-
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    drain_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
-
-
-class WorkerPoolConfig(Section):
-    """One of several named workers in a process. By default it takes steps of all bands, services and regions."""
-
-    bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)] | None = None
-    services: Annotated[list[Name], Field(min_length=1)] | None = None
-    regions: Annotated[list[RegionName], Field(min_length=1)] | None = None
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-
-
-class ManagerConfig(Section):
-    """The manager. If the leader stops renewing its lease, another manager takes over after `leader_ttl` seconds."""
-
-    leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
-
-
-class TurnsConfig(Section):
-    """Turns. A waiting turn whose caller is absent keeps its place in the queue for `grace` seconds."""
-
-    grace: Annotated[float, Field(ge=0, le=86400)] = 60.0
-
-
-class OpenAIConfig(Section):
-    """The OpenAI front. A response that is not streamed is kept alive with white space after `keepalive_after` seconds.
-    The job of a request goes on for `grace` seconds after its gateway died. With `keep = "nothing"`, requests and
-    answers are erased soon after the end of their jobs."""
-
-    keepalive_after: Seconds = 45.0
-    grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    keep: Literal["results", "nothing"] = "results"
-
-
-class PriorityConfig(Section):
-    """The HTTP service that returns the priority of users. `url` is its base URL, to which `/users/{user_id}/priority`
-    is added, or a whole URL that contains `{user_id}`."""
-
-    url: Url | None = None
-    headers: Headers = {}
-    timeout: Annotated[float, Field(gt=0, le=30)] = 0.5
-    cache: Annotated[float, Field(ge=0, le=86400)] = 60.0
-    breaker_after: Annotated[int, Field(ge=1, le=1000)] = 5
-    breaker_rest: Annotated[float, Field(gt=0, le=3600)] = 10.0
-
-    @field_validator("url")
-    @classmethod
-    def _only_path_or_query_name_the_user(cls, value: str | None) -> str | None:
-        if value is not None and (problem := priority_url_problem(value)):
-            raise ValueError(problem)
-        return value
-
-    @property
-    def template(self) -> str | None:
-        """The whole URL of a request, with `{user_id}` as placeholder."""
-        if self.url is None or USER_ID in self.url:
-            return self.url
-        return f"{self.url.rstrip('/')}/users/{USER_ID}/priority"
-
-
-class CeleryConfig(Section):
-    """How to reach Celery for services that are Celery tasks: the app, or its broker and result backend."""
-
-    app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
-    broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
-    result_backend: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
-    lost_after: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
 
 
 class PlanConfig(Section):

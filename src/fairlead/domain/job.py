@@ -279,6 +279,17 @@ class Hold:
     band: int = 2
 
 
+def hold_of(job: Job, now: float, seconds: float | None = None) -> Hold | None:
+    """The hold of a call whose worker is gone, for `seconds` or until the deadline of the call, whichever comes first.
+    None if that time has passed."""
+    until = job.call_deadline
+    if until is not None and seconds is not None:
+        until = min(until, now + seconds)
+    if until is None or until <= now:
+        return None
+    return Hold(job.id, job.service, job.call_region, until, f"{job.id}:{job.run}", job.priority.band)
+
+
 def step_key(step: int, service: str) -> str:
     return f"step_{step}_{service}"
 

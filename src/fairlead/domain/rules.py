@@ -132,6 +132,8 @@ class ServiceRules:
     part_on: str | None = None
     # Stored for managers, whose own config may lack the service:
     remote: bool = False
+    # Seconds for which the slot of a remote call is held when its worker is gone; None: until the call's deadline.
+    hold: float | None = None
     max_attempts: int = 3
     wait_timeout: float | None = None
     # With `resume = "auto"`: a job that waited too long is queued again after this many seconds.

@@ -298,13 +298,6 @@ def spill(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
     )
 
 
-def hold_of(job: Job, now: float) -> Hold | None:
-    """The hold of a call whose worker is gone, until the deadline of the call. None if the deadline has passed."""
-    if job.call_deadline is None or job.call_deadline <= now:
-        return None
-    return Hold(job.id, job.service, job.call_region, job.call_deadline, f"{job.id}:{job.run}", job.priority.band)
-
-
 def _enter(
     job: Job,
     verb: str,

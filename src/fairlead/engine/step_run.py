@@ -14,7 +14,7 @@ from fairlead.domain.auto_limit import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
 from fairlead.domain.costs import reported
 from fairlead.domain.events import Event
-from fairlead.domain.job import Job, StepResult
+from fairlead.domain.job import Job, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
 from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import TIMEOUT, Failure
@@ -268,8 +268,8 @@ class OutcomeMapper:
                 spare=self._is_over_limit(job, outcome),
             )
         if run.stop_reason == DRAINED:
-            remote = self._config.services[job.service].remote
-            hold = transitions.hold_of(job, now) if remote else None
+            service = self._config.services[job.service]
+            hold = hold_of(job, now, service.hold) if service.remote else None
             return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
         return None
 

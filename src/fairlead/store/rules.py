@@ -19,6 +19,7 @@ _LATER: dict[str, Any] = {
     "shares": {},
     "part_on": None,
     "remote": False,
+    "hold": None,
     "max_attempts": 3,
     "wait_timeout": None,
     "resume_after": None,

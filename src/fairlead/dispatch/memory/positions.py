@@ -55,6 +55,8 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         running = _running_work(service, region, now, unserved)
         slots, free = _slots(service, region, unserved), _free(service, region, now, unserved)
         mean, rests = _mean(service) / SECOND, _rests(service, region, now, unserved)
+        if service.holds:
+            slots, rests = _without_held(service, region, now, unserved, slots, rests)
         users = {entry[JOB]: entry[USER] for entry in group}
         retries, retry_work = _retries_ahead(service, band, region, unserved)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
@@ -120,6 +122,21 @@ def _rests(service: Service, lane: str | None, now: float, unserved: Unserved) -
     regions = [region for region in service.rules.regions if _is_open(service, region, lane, unserved)]
     ends = [0 if (breaker := service.breakers.get(region)) is None else breaker.until for region in regions]
     return max(0, min(ends, default=0) - micros(now)) / SECOND
+
+
+def _without_held(
+    service: Service, lane: str | None, now: float, unserved: Unserved, slots: int, rests: float
+) -> tuple[int, float]:
+    """The slots of a lane that are not held, because only these serve steps until the holds end. If all of them are
+    held, the slots and the seconds until the first hold ends."""
+    ends = [
+        ends_at
+        for hold, ends_at in service.holds.values()
+        if ends_at > now and _serves(service, hold.region, lane, unserved)
+    ]
+    if not ends or slots > len(ends):
+        return slots - len(ends), rests
+    return slots, max(rests, (micros(min(ends)) - micros(now)) / SECOND)
 
 
 def _in_use(service: Service, now: float) -> int:

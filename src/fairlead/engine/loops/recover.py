@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
 from fairlead.domain import transitions
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import Job, JobStatus, hold_of
 from fairlead.domain.processes import process_of
 from fairlead.domain.transitions import Move
 from fairlead.domain.turns import is_turn
@@ -157,13 +157,13 @@ class RecoverLoop:
         service = rules.services.get(job.service)
         # The job of an undeclared service waits until the service is declared again.
         max_attempts = service.max_attempts if service is not None else job.attempt + 1
-        remote = service is not None and service.remote
+        hold = hold_of(job, now, service.hold) if service is not None and service.remote else None
         return transitions.recover(
             job,
             now=now,
             waits=rules.wait_timeouts,
             max_attempts=max_attempts,
-            hold=transitions.hold_of(job, now) if remote else None,
+            hold=hold,
         )
 
 

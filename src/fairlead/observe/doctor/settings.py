@@ -111,7 +111,8 @@ def _durations(facts: Facts) -> Iterator[Finding]:
                 mean_duration=round(mean, 1),
                 drain_timeout=patience,
             )
-        if service.remote and service.timeout > LONG_TIMEOUT and service.timeout > FAR_ABOVE * mean:
+        held = service.timeout if service.hold is None else min(service.hold, service.timeout)
+        if service.remote and held > LONG_TIMEOUT and held > FAR_ABOVE * mean:
             yield TIMEOUT_LONG.found(
                 f"calls of {name} take {shown(mean)}, its timeout is {shown(service.timeout)}: if a worker dies, its "
                 "slot is held that long, since the endpoint may still be computing",

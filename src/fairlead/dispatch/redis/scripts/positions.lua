@@ -304,6 +304,23 @@ local function rest_of(service, lane)
   return first or 0
 end
 
+-- The slots of the lane that are not held, because only these serve steps until the holds end. If all of them are held,
+-- the slots and the µs until the first hold ends.
+local function without_held(service, lane, slots, rests)
+  local held, first = 0, nil
+  local ends = call('ZRANGEBYSCORE', service.keys.ends, format('(%d', now), '+inf', 'WITHSCORES')
+  for i = 1, #ends, 2 do
+    local region = unpack_of(call('HGET', service.keys.holds, ends[i]))[2]
+    if allowed_regions(service, lane, unserved) == '' or (region and serves(service, region, lane, unserved)) then
+      held, first = held + 1, first or tonumber(ends[i + 1])
+    end
+  end
+  if held == 0 or slots > held then
+    return slots - held, rests
+  end
+  return slots, math.max(rests, first - now)
+end
+
 local function all_users(service)
   local users = {}
   each_stored_user(service, function(user_id, stored)
@@ -336,6 +353,9 @@ for service, lanes in pairs(requested) do
     local running, of_users = running_work(service, lane)
     local slots, free = slots_of(service, lane)
     local rests = rest_of(service, lane)
+    if service.held > 0 then
+      slots, rests = without_held(service, lane, slots, rests)
+    end
     local user_of, limit = {}, service.user_limit
     for _, entry in ipairs(entries) do
       user_of[entry.job] = entry.user

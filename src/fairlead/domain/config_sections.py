@@ -1,0 +1,109 @@
+"""The sections of the configuration that describe processes and protocols, not services. `domain/config.py` has all
+sections together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from fairlead.domain.config_checks import USER_ID, priority_url_problem
+from fairlead.domain.config_types import FUNCTION, Headers, Name, RegionName, Seconds, Url
+
+
+class Section(BaseModel):
+    """Base class of all sections. Rejects unknown keys: a misspelt setting would otherwise be ignored silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerConfig(Section):
+    host: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
+    max_batch_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 33554432
+    max_waiting_per_user: Annotated[int, Field(ge=0)] = 0
+    submits_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_bulk: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    allowed_origins: list[str] = []
+    max_head: Annotated[int, Field(ge=4096, le=1 << 20)] = 65536
+    max_headers: Annotated[int, Field(ge=20, le=10_000)] = 100
+    max_url: Annotated[int, Field(ge=1024, le=1 << 20)] = 16384
+    head_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 20.0
+    idle_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
+    send_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+
+
+class WorkerConfig(Section):
+    """The worker of this process. When it stops, its running calls get `drain_timeout` seconds to finish."""
+
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    drain_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
+
+
+class WorkerPoolConfig(Section):
+    """One of several named workers in a process. By default it takes steps of all bands, services and regions."""
+
+    bands: Annotated[list[Literal["high", "medium", "low"]], Field(min_length=1)] | None = None
+    services: Annotated[list[Name], Field(min_length=1)] | None = None
+    regions: Annotated[list[RegionName], Field(min_length=1)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+
+
+class ManagerConfig(Section):
+    """The manager. If the leader stops renewing its lease, another manager takes over after `leader_ttl` seconds."""
+
+    leader_ttl: Annotated[float, Field(ge=2, le=300)] = 10.0
+
+
+class TurnsConfig(Section):
+    """Turns. A waiting turn whose caller is absent keeps its place in the queue for `grace` seconds."""
+
+    grace: Annotated[float, Field(ge=0, le=86400)] = 60.0
+
+
+class OpenAIConfig(Section):
+    """The OpenAI front. A response that is not streamed is kept alive with white space after `keepalive_after` seconds.
+    The job of a request goes on for `grace` seconds after its gateway died. With `keep = "nothing"`, requests and
+    answers are erased soon after the end of their jobs."""
+
+    keepalive_after: Seconds = 45.0
+    grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    keep: Literal["results", "nothing"] = "results"
+
+
+class PriorityConfig(Section):
+    """The HTTP service that returns the priority of users. `url` is its base URL, to which `/users/{user_id}/priority`
+    is added, or a whole URL that contains `{user_id}`."""
+
+    url: Url | None = None
+    headers: Headers = {}
+    timeout: Annotated[float, Field(gt=0, le=30)] = 0.5
+    cache: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    breaker_after: Annotated[int, Field(ge=1, le=1000)] = 5
+    breaker_rest: Annotated[float, Field(gt=0, le=3600)] = 10.0
+
+    @field_validator("url")
+    @classmethod
+    def _only_path_or_query_name_the_user(cls, value: str | None) -> str | None:
+        if value is not None and (problem := priority_url_problem(value)):
+            raise ValueError(problem)
+        return value
+
+    @property
+    def template(self) -> str | None:
+        """The whole URL of a request, with `{user_id}` as placeholder."""
+        if self.url is None or USER_ID in self.url:
+            return self.url
+        return f"{self.url.rstrip('/')}/users/{USER_ID}/priority"
+
+
+class CeleryConfig(Section):
+    """How to reach Celery for services that are Celery tasks: the app, or its broker and result backend."""
+
+    app: Annotated[str, StringConstraints(pattern=FUNCTION)] | None = None
+    broker_url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    result_backend: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    lost_after: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0

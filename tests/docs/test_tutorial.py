@@ -11,6 +11,7 @@ from tests.docs.walkthrough import ROOT, Walkthrough, environment_of
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_step_of_the_tutorial_works(tmp_path: Path, database: str) -> None:
     redis_url = redis_servers.server_url()
     redis_servers.empty(redis_url)

@@ -17,12 +17,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import tomllib
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Self
+
+from tests.integration.cli_fork import Forked
+from tests.integration.cli_process import COMMAND, Up, environment, started
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
@@ -30,43 +34,6 @@ PROCESSES = ("up", "api", "worker", "manager")
 PATIENCE_S = 60.0
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 _VALUE = re.compile(r"\b([A-Z]+_(?:JOB|KEY|BATCH))\b(?!=)")
-
-
-class Started:
-    """A process that stays, and what it has printed so far."""
-
-    def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
-        self.output = ""
-        self._printed = threading.Condition()
-        self._process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._printed:
-                self.output += line
-                self._printed.notify_all()
-
-    def wait_for(self, expected: re.Pattern[str]) -> None:
-        with self._printed:
-            found = self._printed.wait_for(lambda: expected.search(self.output), PATIENCE_S)
-        assert found, f"expected {expected.pattern}\nprinted {self.output}"
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 @dataclass
@@ -77,14 +44,14 @@ class Walkthrough:
     environment: dict[str, str]
     replaced: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
-    running: list[tuple[str, Started]] = field(default_factory=list)
+    running: list[tuple[str, Up, ExitStack]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for _, process in reversed(self.running):
-            process.stop()
+        for _, process, end in reversed(self.running):
+            _stop(process, end)
 
     def follow(self, page: Path) -> int:
         """Follow the page and return the number of commands that were run."""
@@ -106,33 +73,39 @@ class Walkthrough:
         elif words[0] == "export":
             self.environment.update(word.split("=", 1) for word in words[1:])
         elif words[0] == "fairlead" and words[1] in PROCESSES:
-            self._start(command, words[1], expected)
+            self._start(words[1:], expected)
         else:
-            self._check(command, expected)
+            self._check(command, words, expected)
 
-    def _start(self, command: str, kind: str, expected: str) -> None:
-        if kind in ("up", "api"):  # the page starts it again: one gateway per port
-            for name, process in self.running:
-                if name in ("up", "api"):
-                    process.stop()
+    def _start(self, words: list[str], expected: str) -> None:
+        if words[0] in ("up", "api"):  # the page starts it again: one gateway per port
+            for kind, process, end in self.running:
+                if kind in ("up", "api"):
+                    _stop(process, end)
             self.running = [each for each in self.running if each[0] not in ("up", "api")]
-        started = Started(command, self.folder, self.environment)
-        self.running.append((kind, started))
-        started.wait_for(re.compile(expected, re.S))
+        end = ExitStack()
+        process = end.enter_context(started((*COMMAND, *words), cwd=self.folder, env=self.environment))
+        self.running.append((words[0], process, end))
+        printed = ""
+        while not re.search(expected, printed, re.S):
+            printed += process.wait_for("")
 
-    def _check(self, command: str, expected: str) -> None:
-        ended = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        found = re.fullmatch(expected + r"\s*", ended.stdout, re.S)
-        assert found, f"$ {command}\nexpected {expected}\nprinted {ended.stdout}"
+    def _check(self, command: str, words: list[str], expected: str) -> None:
+        with TemporaryFile("w+") as output:
+            if words[0] == "fairlead":
+                process = Forked(
+                    words[1:], cwd=self.folder, env=environment(self.environment), stdout=output, stderr=output
+                )
+                process.wait(PATIENCE_S)
+            else:
+                subprocess.run(
+                    ["bash", "-c", command], cwd=self.folder, env=environment(self.environment), stdout=output,
+                    stderr=output, timeout=PATIENCE_S, check=False,
+                )  # fmt: skip
+            output.seek(0)
+            printed = output.read()
+        found = re.fullmatch(expected + r"\s*", printed, re.S)
+        assert found, f"$ {command}\nexpected {expected}\nprinted {printed}"
         self.values.update(found.groupdict())
 
     def _filled(self, text: str, *, escape: bool = False) -> str:
@@ -153,11 +126,14 @@ def _commands(block: str) -> list[tuple[str, str]]:
     return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
 
 
-def environment_of(port: int, **more: str) -> dict[str, str]:
-    """The environment of a reader: the commands of this installation, a free port, and the default settings else."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRLEAD_", "PROMOTE_"))}
-    for name in ("DATABASE_URL", "REDIS_URL", "PRIORITY_API_URL"):
-        kept.pop(name, None)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+def _stop(process: Up, end: ExitStack) -> None:
+    with end:
+        process.signal(signal.SIGINT)
+        process.ended()
+
+
+def environment_of(port: int) -> dict[str, str]:
+    """What differs from a reader's environment: the commands of this installation, and a free port."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     address = {"FAIRLEAD_SERVER__PORT": str(port), "FAIRLEAD_URL": f"http://127.0.0.1:{port}"}
-    return {**kept, **address, "PATH": path, "COLUMNS": "200", **more}
+    return {**address, "PATH": path, "COLUMNS": "200"}

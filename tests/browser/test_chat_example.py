@@ -1,4 +1,4 @@
-"""`examples/chat` in a real browser: one user reads an answer while the other sees the position."""
+"""`examples/chat-app` in a real browser: one user reads an answer while the other sees the position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.integration.cli_process import started
 
-RUN = Path(__file__).parents[2] / "examples" / "chat" / "run.py"
+RUN = Path(__file__).parents[2] / "examples" / "chat-app" / "run.py"
 
 
 def free_ports(count: int) -> list[int]:

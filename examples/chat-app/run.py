@@ -1,6 +1,6 @@
 """Starts the model behind `fairlead up`, and the chat application. Ctrl-C stops both.
 
-PORT=8080 GATEWAY_PORT=8000 python examples/chat/run.py
+PORT=8080 GATEWAY_PORT=8000 python examples/chat-app/run.py
 """
 
 from __future__ import annotations

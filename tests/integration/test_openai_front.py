@@ -19,6 +19,7 @@ from fairlead.domain import events
 from fairlead.domain.job import JobStatus
 from fairlead.errors import InvalidInput
 from fairlead.executors import openai as executor
+from fairlead.gateway.fronts.openai import answers
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, chat, closing, refusing, running_upstream, sending
 
@@ -44,6 +45,17 @@ async def test_a_chat_completion_is_a_job_with_the_upstreams_answer(front: Front
     job = await front.app.get(raw.headers["x-fairlead-job"])
     assert (job.status, job.user_id, job.feature_name) == (JobStatus.COMPLETED, "ada", "llama")
     assert raw.headers["x-request-id"]
+
+
+async def test_the_answer_of_a_call_in_this_process_is_passed_on_without_a_read(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front.client() as client:
+        await client.chat.completions.create(model="llama", messages=HELLO)
+        monkeypatch.setattr(front.app.jobs, "get_without_attempts", None)
+        monkeypatch.setattr(answers, "SOON_S", PATIENCE_S)
+        answer = await client.chat.completions.create(model="llama", messages=HELLO)
+    assert answer.choices[0].message.content == TEXT
 
 
 async def test_a_job_of_an_upstream_that_is_not_a_request_is_refused(front: Front) -> None:

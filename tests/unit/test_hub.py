@@ -10,6 +10,8 @@ import pytest
 from fairlead.domain import events
 from fairlead.domain.events import Event
 from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.job import JobStatus, Priority
+from fairlead.domain.views import EndedJob
 from fairlead.engine.events import BUFFER, MOST_FOLLOWED, Hub, ShuttingDown, SlowConsumer, Subscription, topic_of
 from fairlead.engine.positions import MOST_A_SECOND, PositionsLoop
 
@@ -214,3 +216,50 @@ async def test_positions_are_sent_less_often_to_more_watchers() -> None:
         hub.follow(job_id, Subscription())
     assert await loop.tick(100.0) >= 103.0
     assert await loop.tick(200.0) < 202.0, "nothing has changed"
+
+
+# ---------------------------------------------------------------- callers that await the end of a job
+
+
+class Carried:
+    """Records the topics of which other processes are notified."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    def send(self, topic: str, event: Event) -> None: ...
+
+    def watch(self, topic: str) -> None:
+        self.topics.append(topic)
+
+    def unwatch(self, topic: str) -> None: ...
+
+
+async def test_a_caller_that_awaits_an_end_gets_it_as_it_was_written() -> None:
+    hub = Hub()
+    end = hub.await_end("j1")
+    ended = EndedJob("j1", JobStatus.COMPLETED, Priority.MEDIUM, {"a": 1})
+    hub.end_written("j2", ended)
+    assert not end.done()
+    hub.end_written("j1", ended)
+    assert await end is ended
+    hub.forget_end("j1", end)
+    assert not hub.awaits_end("j1")
+
+
+async def test_an_end_in_another_process_must_be_read_and_costs_no_subscription() -> None:
+    hub, carrier = Hub(), Carried()
+    hub.connect(carrier)
+    first, second = hub.await_end("j1"), hub.await_end("j1")
+    assert carrier.topics == []
+    assert hub.is_watched_here("j1")
+    hub.ended("j1", 0.0)
+    assert (await first, await second) == (None, None)
+
+
+async def test_callers_that_await_an_end_are_dismissed_when_the_process_stops() -> None:
+    hub = Hub()
+    end = hub.await_end("j1")
+    hub.dismiss()
+    with pytest.raises(ShuttingDown):
+        await end

@@ -27,7 +27,7 @@ from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, Submi
 from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
-from fairlead.domain.views import JobView, RetriedJob, Why
+from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
 from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.observe.explain import Explainer
@@ -212,6 +212,32 @@ class Jobs:
                     await _until_terminal(subscription, rest)
                 except ShuttingDown:
                     return await get(job_id)
+
+    async def end_soon(self, job_id: str, within: float) -> EndedJob | None:
+        """The end of a job that was submitted just now, or None if it does not end within `within` seconds. The end of
+        a job that runs in this process is passed on once it is committed, without reading it. If this process stops,
+        the job is returned as it is."""
+        hub, loop = self._runtime.hub, asyncio.get_running_loop()
+        end, heard = hub.await_end(job_id), True
+
+        def stop_waiting() -> None:
+            nonlocal heard
+            heard = False
+            if not end.done():
+                end.set_result(None)
+
+        timer = loop.call_later(within, stop_waiting)
+        try:
+            ended = await end
+        except ShuttingDown:
+            return EndedJob.of_view(await self.get(job_id))
+        finally:
+            timer.cancel()
+            hub.forget_end(job_id, end)
+        if ended is None and heard:
+            job = await self.get_without_attempts(job_id)
+            ended = EndedJob.of_view(job) if job.status.finished else None
+        return ended
 
     async def watch(self, job_id: str, *, heartbeat: float = 15.0) -> AsyncIterator[dict[str, Any] | None]:
         """Yield a snapshot of the job, then its events until it ends. Yields None after `heartbeat` seconds without an

@@ -13,6 +13,7 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.retry import TRACEBACK, without_traceback
+from fairlead.domain.transition_types import Move
 from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
 
 
@@ -25,6 +26,30 @@ class EstimatedWait:
     def of(cls, position: QueuePosition) -> EstimatedWait | None:
         wait = position.estimated_wait()
         return None if wait is None else cls(*wait)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """What the caller of a job needs to know once the job has ended."""
+
+    job_id: str
+    status: JobStatus
+    priority: Priority
+    result: Any = None
+    error: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_move(cls, job: Job, move: Move) -> EndedJob | None:
+        """The end that this move of the job writes. None if the end depends on what the database has: the results of
+        earlier steps and rounds."""
+        if not move.status.finished or len(job.steps) > 1 or job.round or move.round:
+            return None
+        result = None if move.result is None else move.result.data
+        return cls(job.id, move.status, job.priority, result, move.error)
+
+    @classmethod
+    def of_view(cls, job: JobView) -> EndedJob:
+        return cls(job.job_id, job.status, job.priority, job.result, job.error)
 
 
 @dataclass(frozen=True, slots=True)

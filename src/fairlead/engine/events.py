@@ -12,6 +12,7 @@ from typing import Protocol
 
 from fairlead.domain.events import ENDED, MISSED, OUTPUT, POSITION, PROGRESS, TERMINAL, Event
 from fairlead.domain.output import Entry
+from fairlead.domain.views import EndedJob
 
 BUFFER = 256
 MOST_FOLLOWED = 200
@@ -117,6 +118,8 @@ class Hub:
         self._user_of: dict[str, str] = {}
         """For each open job of a followed user, the user."""
         self._present: set[Subscription] = set()
+        self._awaited: dict[str, list[asyncio.Future[EndedJob | None]]] = {}
+        """For each job, the callers here that await only its end."""
         self.elsewhere: set[str] = set()
         """Topics that are watched in other processes."""
         self._carrier: Carrier | None = None
@@ -161,6 +164,9 @@ class Hub:
         return [*self._user_of, *(job_id for job_id in self._placed if job_id not in self._user_of)]
 
     def is_watched_here(self, job_id: str) -> bool:
+        return job_id in self._awaited or self._is_followed(job_id)
+
+    def _is_followed(self, job_id: str) -> bool:
         return job_id in self._readers or job_id in self._user_of
 
     def follow(self, topic: str, reader: Subscription) -> None:
@@ -209,6 +215,31 @@ class Hub:
         finally:
             self._present.discard(reader)
 
+    # ------------------------------------------------------------ callers that await the end of a job
+
+    def await_end(self, job_id: str) -> asyncio.Future[EndedJob | None]:
+        """A future for the end of a job, for a caller that waits a moment and calls `forget_end` then. Its result is
+        None if the caller must read the end. Unlike a reader, it costs no subscription: ends are broadcast to every
+        process. Raises ShuttingDown when this process stops."""
+        end: asyncio.Future[EndedJob | None] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(job_id, []).append(end)
+        return end
+
+    def forget_end(self, job_id: str, end: asyncio.Future[EndedJob | None]) -> None:
+        ends = self._awaited[job_id]
+        ends.remove(end)
+        if not ends:
+            del self._awaited[job_id]
+
+    def awaits_end(self, job_id: str) -> bool:
+        return job_id in self._awaited
+
+    def end_written(self, job_id: str, ended: EndedJob | None) -> None:
+        """Resolve the futures of `await_end` for this job. `ended` is None if only the database has the end."""
+        for end in self._awaited.get(job_id, ()):
+            if not end.done():
+                end.set_result(ended)
+
     # ------------------------------------------------------------ delivery
 
     def publish(self, event: Event, user_id: str) -> None:
@@ -248,6 +279,9 @@ class Hub:
     def ended(self, job_id: str, now: float) -> None:
         """Notify the readers in this process that the job has ended, in case its last event was not delivered here.
         Readers that have received the end already are not notified twice."""
+        self.end_written(job_id, None)
+        if not self._is_followed(job_id):
+            return
         event = Event(ENDED, job_id, now, "the job has ended")
         self.tell_on(job_id, event)
         if job_id in self._user_of:
@@ -262,6 +296,10 @@ class Hub:
         for readers in (*self._readers.values(), self._present):
             for reader in readers:
                 reader.end(ShuttingDown())
+        for ends in self._awaited.values():
+            for end in ends:
+                if not end.done():
+                    end.set_exception(ShuttingDown())
 
     # ------------------------------------------------------------ open jobs of followed users
 

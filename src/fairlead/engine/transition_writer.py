@@ -13,6 +13,7 @@ from fairlead.domain.events import Event
 from fairlead.domain.job import Attempt, Job, JobStatus, Priority
 from fairlead.domain.retry import RETRY_IN, TRACEBACK
 from fairlead.domain.transitions import Move, Prioritise
+from fairlead.domain.views import EndedJob
 from fairlead.engine.counters import Counters
 from fairlead.engine.events import Hub
 from fairlead.engine.parts import Signals
@@ -111,6 +112,8 @@ class TransitionWriter:
             self._signals.step_stopped(job.id, job.run)
         if move.status.finished:
             self._signals.job_ended(job.id)
+            if self._hub.awaits_end(job.id):
+                self._hub.end_written(job.id, EndedJob.of_move(job, move))
         if self._hub.watched(job.id, job.user_id):
             for event in events_of(job, move, now):
                 self._hub.publish(event, job.user_id)

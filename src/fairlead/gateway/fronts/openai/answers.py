@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fairlead.domain import openai
 from fairlead.domain.job import JobStatus
 from fairlead.domain.openai import FrontAnswer
+from fairlead.domain.views import EndedJob
 from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.requests import FrontCall
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fairlead.domain.views import JobView
 
 SPACE_EVERY_S = 15.0
+SOON_S = 0.05
 STALLED_S = 60.0
 """A client that does not take a message within this time is disconnected."""
 JOB_HEADER = "X-Fairlead-Job"
@@ -46,7 +48,24 @@ class Answer(Response):
         self._fields = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job_id, new, send = self._reading.job_id, self._reading.new, in_time(send)
+        send = in_time(send)
+        ended = await self._end_soon() if self._reading.new else None
+        if ended is not None:
+            await self._finish(ended, False, scope, receive, send)
+        else:
+            await self._wait(scope, receive, send)
+
+    async def _end_soon(self) -> EndedJob | None:
+        """The end of a job that takes no longer than `SOON_S`. Until then nothing watches the connection: the task for
+        that would cost as much as the rest of the request."""
+        try:
+            return await self._app.jobs.end_soon(self._reading.job_id, SOON_S)
+        except asyncio.CancelledError:
+            in_background(self._app.fronts.leave(self._reading))  # the key was revoked
+            raise
+
+    async def _wait(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job_id, new = self._reading.job_id, self._reading.new
         wait = self._app.jobs.wait(job_id, new=new, attempts=False)
         waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)
         gone = asyncio.ensure_future(disconnected(receive))
@@ -55,7 +74,7 @@ class Answer(Response):
             if not waiting.done():
                 await self._app.fronts.leave(self._reading)
                 raise ClientDisconnect
-            await self._finish(waiting.result(), started, scope, receive, send)
+            await self._finish(EndedJob.of_view(waiting.result()), started, scope, receive, send)
         except asyncio.CancelledError:
             in_background(self._app.fronts.leave(self._reading))  # the key was revoked
             raise
@@ -78,7 +97,7 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": b" ", "more_body": True})
         return started
 
-    async def _finish(self, job: JobView, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _finish(self, job: EndedJob, started: bool, scope: Scope, receive: Receive, send: Send) -> None:
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
@@ -92,7 +111,7 @@ class Answer(Response):
             raise ClientDisconnect  # the server closes the connection of an incomplete response
 
 
-def response_of(job: JobView, tier: str | None, headers: dict[str, str]) -> Response:
+def response_of(job: EndedJob | JobView, tier: str | None, headers: dict[str, str]) -> Response:
     """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one."""
     if job.status is not JobStatus.COMPLETED:
         cancelled = job.status is JobStatus.CANCELLED

@@ -143,6 +143,23 @@ WITH inserted AS (
 )
 SELECT seq, outbox_id, {late} FROM inserted
 
+-- name: submit_keyed
+-- Like `submit`, for jobs that all have idempotency keys. Stores nothing if one of the keys is known. If another process
+-- claims one of them at the same moment, waits for it and fails.
+WITH keys AS (
+    {new_keys}
+), inserted AS (
+    {new_jobs} WHERE EXISTS (SELECT FROM keys)
+    RETURNING j.seq, j.id, j.step, j.spec, j.priority,
+              CASE j.status WHEN 1 THEN nextval('fairlead.outbox_id') END AS outbox_id
+), outbox_rows AS (
+    INSERT INTO fairlead.outbox (id, job_id, origin, written_at, service, band)
+        SELECT j.outbox_id, j.id, $33::text, coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint),
+               {service}, j.priority
+        FROM inserted AS j WHERE j.outbox_id IS NOT NULL
+)
+SELECT seq, outbox_id, {late} FROM inserted
+
 -- name: submit_together
 -- Like `submit`, for jobs that enter the same lane: up to $37 jobs share an outbox row.
 WITH inserted AS (

@@ -30,6 +30,17 @@ INSERT INTO fairlead.job AS j (
         spec, input, metadata, idempotency_key, turn
     )
 
+-- name: new_keys
+-- $37: users, $38: idempotency keys, $39: body hashes, $40: job ids. Claims either all keys or, if one of them is known,
+-- none.
+INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
+    SELECT * FROM unnest($37::text[], $38::text[], $39::text[], $40::text[])
+    WHERE NOT EXISTS (
+        SELECT FROM unnest($37::text[], $38::text[]) AS g (user_id, key)
+        JOIN fairlead.idempotency AS i ON i.user_id = g.user_id AND i.key = g.key
+    )
+    RETURNING job_id
+
 -- name: late
 -- Whether the outbox has rows of the services $35 (NULL: not checked) that no process relays or that are older than $36 µs.
 $35::text[] IS NOT NULL AND EXISTS (

@@ -20,13 +20,14 @@ from fairlead.store.commits import DONE, MOVED_ON, NOT_STARTED
 from fairlead.store.port import Accepted, Committed, OutboxEntry, Outcome, Relayed, Started, Transition
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.postgres.submit import needs_admission, submitting
+from fairlead.store.postgres.submit import accepted, needs_admission, new_keys, submitting
 from fairlead.store.rows import job_of
 from fairlead.store.write_units import job_id_of
 
-Read = Callable[[list[Any]], Committed]
+Read = Callable[[list[Any]], Committed | None]
 Plan = tuple[str, Sequence[Any], Read]
-"""A statement, its parameters, and the function that reads its rows."""
+"""A statement, its parameters, and the function that reads its rows. It returns None if the statement changed nothing
+and the batch needs a transaction."""
 
 
 def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes: set[str]) -> Plan | None:
@@ -49,7 +50,7 @@ def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes
 
 def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | None:
     if needs_admission(submits):
-        return None
+        return _keyed_submits(submits, origin, now)
     statements = submitting(submits, origin=origin, now=now)
     sql, parameters = next(statements)
 
@@ -61,6 +62,17 @@ def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | 
         raise AssertionError("without admission there is one statement")
 
     return sql, parameters, read
+
+
+def _keyed_submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | None:
+    jobs = new_keys(submits, origin=origin, now=now)
+    if jobs is None:
+        return None
+
+    def read(rows: list[Any]) -> Committed | None:
+        return Committed(*accepted(submits, jobs.numbers(rows))) if rows else None
+
+    return jobs.sql, jobs.parameters, read
 
 
 def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan | None:

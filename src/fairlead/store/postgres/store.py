@@ -98,12 +98,12 @@ class PostgresStore(Reads):
                 await self._doubts.settle(connection)
                 answers = self._doubts.answers(batch)
                 now = None if self._clock is None else micros(self._clock())
-                plan, backend = None, connection.backend
+                plan, backend, committed = None, connection.backend, None
                 if not answers and backend is not None:
                     plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
                 if plan is not None and backend is not None:
                     committed = await self._run_statement(connection, backend, batch, plan)
-                else:
+                if committed is None:
                     committed = await self._transact(connection, batch, all_or_nothing, answers)
         outcomes = list(committed.outcomes)
         for index, outcome in answers.items():
@@ -170,12 +170,17 @@ class PostgresStore(Reads):
 
     async def _run_statement(
         self, connection: Any, backend: Backend, batch: Sequence[Transition], plan: Plan
-    ) -> Committed:
+    ) -> Committed | None:
         """Run the single statement of a batch, which is its own transaction. If its reply is lost, the commit is in
-        doubt (see `in_doubt_commits`)."""
+        doubt (see `in_doubt_commits`). Returns None if it changed nothing, because an idempotency key was used
+        before."""
         sql, parameters, read = plan
         try:
             rows = await connection.fetch(sql, *parameters)
+        except asyncpg.UniqueViolationError as error:
+            if error.table_name != "idempotency":
+                raise
+            return None
         except BaseException as error:
             if is_ending(error):
                 self._doubts.remember_statement(backend, batch)

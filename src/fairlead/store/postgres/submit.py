@@ -11,7 +11,7 @@ string with a separator, because asyncpg inspects every element of a list severa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -53,9 +53,9 @@ class Insertion:
         return [(seq, outbox_ids[n // JOBS_PER_ROW], late) for n, seq in enumerate(seqs)]
 
 
-def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion:
+def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, keyed: bool = False) -> Insertion:
     """Build the statement that inserts these jobs. `now` is the time stored with the outbox rows; None means the time
-    of the server."""
+    of the server. With `keyed`, the statement also claims their idempotency keys."""
     jobs = [submit.job for submit in submits]
     ids = [job.id for job in jobs]
     users = [job.user_id for job in jobs]
@@ -86,9 +86,17 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None) -> Ins
     )
     ordered = sorted({submit.job.service for submit in submits if submit.ordered}) or None
     parameters = [separator, _joined(ids, separator), *values, *shared, origin, now, ordered, micros(LATE_AFTER)]
+    if keyed:
+        return Insertion(WRITES["submit_keyed"], [*parameters, *_claimed(submits)], together=False)
     if len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
         return Insertion(WRITES["submit_together"], [*parameters, JOBS_PER_ROW], together=True)
     return Insertion(WRITES["submit"], parameters, together=False)
+
+
+def _claimed(submits: Sequence[Submit]) -> Iterable[list[str | None]]:
+    """The columns of `new_keys`. The keys are sorted, because other processes may wait for them."""
+    keys = sorted((s.job.user_id, s.idempotency_key or "", s.body_hash, s.job.id) for s in submits)
+    return map(list, zip(*keys, strict=True))
 
 
 def check_names(submits: Sequence[Submit]) -> None:
@@ -150,6 +158,29 @@ def needs_admission(submits: Sequence[Submit]) -> bool:
     return any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits)
 
 
+def new_keys(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion | None:
+    """The statement that stores these jobs and claims their idempotency keys, if nothing else decides whether they are
+    accepted. It returns no rows if a key is known."""
+    names = {(submit.job.user_id, submit.idempotency_key) for submit in submits if submit.idempotency_key is not None}
+    if len(names) < len(submits) or any(submit.max_waiting > 0 for submit in submits):
+        return None
+    check_names(submits)
+    return insertion(submits, origin=origin, now=now, keyed=True)
+
+
+def accepted(
+    submits: Sequence[Submit], numbers: Sequence[tuple[int, int | None, bool]]
+) -> tuple[list[Outcome], list[OutboxEntry]]:
+    """The outcomes of jobs that were inserted, and their outbox rows. `numbers` are those of `Insertion.numbers`."""
+    outcomes: list[Outcome] = []
+    changes: list[OutboxEntry] = []
+    for submit, (seq, outbox_id, late) in zip(submits, numbers, strict=True):
+        outcomes.append(Accepted(submit.job.id, seq))
+        if outbox_id is not None:
+            changes.append(OutboxEntry(outbox_id, submit.job.id, numbered(submit.job, seq), late))
+    return outcomes, changes
+
+
 def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_or_nothing: bool = False) -> Statements:
     """Yield the statements that store these jobs, and receive their rows. `now` is the time stored with the outbox
     rows; None means the time of the server."""
@@ -160,16 +191,15 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
         yield from _admitting(submits, outcomes)
         if all_or_nothing and any(isinstance(outcome, Exception) for outcome in outcomes):
             return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], [], undone=True)
-    accepted = [index for index, outcome in enumerate(outcomes) if outcome is None]
+    new = [index for index, outcome in enumerate(outcomes) if outcome is None]
     changes: list[OutboxEntry] = []
-    if accepted:
-        jobs = insertion([submits[index] for index in accepted], origin=origin, now=now)
+    if new:
+        stored = [submits[index] for index in new]
+        jobs = insertion(stored, origin=origin, now=now)
         rows = yield jobs.sql, jobs.parameters
-        for index, (seq, outbox_id, late) in zip(accepted, jobs.numbers(rows), strict=True):
-            job = submits[index].job
-            outcomes[index] = Accepted(job.id, seq)
-            if outbox_id is not None:
-                changes.append(OutboxEntry(outbox_id, job.id, numbered(job, seq), late))
+        inserted, changes = accepted(stored, jobs.numbers(rows))
+        for index, outcome in zip(new, inserted, strict=True):
+            outcomes[index] = outcome
     if admission:
         _answer_repeats(submits, outcomes)
     return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], changes)

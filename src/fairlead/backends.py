@@ -15,6 +15,7 @@ from fairlead.dispatch.memory.output_log import MemoryOutputLog
 from fairlead.dispatch.output_log import OutputLog
 from fairlead.dispatch.port import Leadership, PubSub, Shard
 from fairlead.domain.config import Config
+from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.rules import MAIN_SHARD
 from fairlead.domain.transitions import Submit
 from fairlead.engine.clock import Clock
@@ -26,7 +27,9 @@ POSTGRES = ("postgresql://", "postgres://")
 PREFIX = "fairlead"
 
 
-def store_of(database_url: str, clock: Callable[[], float], *, overwrites: bool = False) -> Store:
+def store_of(
+    database_url: str, clock: Callable[[], float], *, overwrites: bool = False, prices: Prices = NO_PRICES
+) -> Store:
     """Create the store for a database URL. With `overwrites`, a database file keeps nothing of what is erased. Raises
     ConfigError if the URL is not supported, or if the driver for its database is not installed."""
     if database_url.startswith(POSTGRES):
@@ -35,11 +38,11 @@ def store_of(database_url: str, clock: Callable[[], float], *, overwrites: bool 
         except ImportError:
             raise ConfigError(["DATABASE_URL: PostgreSQL needs its driver: pip install 'fairlead[postgres]'"]) from None
         # PostgreSQL uses its own clock for stored times.
-        return PostgresStore(database_url)
+        return PostgresStore(database_url, prices=prices)
     options = sqlite_options(database_url)
     if options.short_switch_interval:
         gil.shorten_switch_interval()
-    return SqliteStore(options.path, clock=clock, synchronous=options.synchronous, overwrites=overwrites)
+    return SqliteStore(options.path, clock=clock, synchronous=options.synchronous, overwrites=overwrites, prices=prices)
 
 
 def has_clock(database_url: str) -> bool:

@@ -22,6 +22,7 @@ from fairlead.domain.config import (
     UserConfig,
     WorkerPoolConfig,
 )
+from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.job import Priority
 from fairlead.domain.user_priority import UserPriority
 from fairlead.urls import REDIS_SCHEMES
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "users", "worker_pools"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "prices", "users", "worker_pools"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -76,9 +77,14 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
 
 @pytest.mark.parametrize(
     ("section", "model"),
-    [("plans.NAME", PlanConfig), ("users.ID", UserConfig), ("worker_pools.NAME", WorkerPoolConfig)],
+    [
+        ("plans.NAME", PlanConfig),
+        ("prices.NAME", PriceConfig),
+        ("users.ID", UserConfig),
+        ("worker_pools.NAME", WorkerPoolConfig),
+    ],
 )
-def test_every_key_of_plans_users_and_worker_pools_is_documented_with_its_default(
+def test_every_key_of_plans_prices_users_and_worker_pools_is_documented_with_its_default(
     section: str, model: type[BaseModel]
 ) -> None:
     assert {key: cells[0] for key, cells in rows(section).items()} == defaults_of(model)

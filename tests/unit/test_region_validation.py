@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.domain import transitions
 from fairlead.domain.config import Config
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import Job, JobStatus, hold_of
 from fairlead.domain.rules import ServiceRules
 from fairlead.domain.submission import Submission, check
 from fairlead.domain.transitions import Move
@@ -150,6 +150,6 @@ def test_a_job_without_a_region_has_no_spill_timer() -> None:
 
 def test_a_hold_takes_a_slot_in_the_region_of_the_call() -> None:
     job = replace(job_of("draw", region="us"), status=JobStatus.RUNNING, call_region="eu", call_deadline=1100.0)
-    hold = transitions.hold_of(job, 1050.0)
+    hold = hold_of(job, 1050.0)
     assert hold is not None
     assert (hold.region, hold.until) == ("eu", 1100.0)

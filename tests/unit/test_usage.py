@@ -22,7 +22,7 @@ from fairlead.executors.process import ProcessExecutor
         ({"tokens_in": 3, "tokens_out": 4, "units": 1.5}, Usage(3, 4, None, 1.5)),
         ({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}, Usage(3, 4)),
         ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}}, Usage(9, None, 8)),
-        ({"input_tokens": 2, "cache_read_input_tokens": 80, "output_tokens": 1}, Usage(2, 1, 80)),
+        ({"input_tokens": 2, "cache_read_input_tokens": 80, "output_tokens": 1}, Usage(82, 1, 80)),
         ({"tokens_in": 3.0, "model": "m"}, Usage(3, model="m")),
         ({"tokens_out": 0}, Usage(tokens_out=0)),
     ],

@@ -16,6 +16,7 @@ from fairlead.backends import bus_of, has_clock, output_log_of, shards_of, store
 from fairlead.config import Settings
 from fairlead.dispatch.output_log import OutputLog
 from fairlead.domain.config import Config
+from fairlead.domain.config_prices import prices_of
 from fairlead.domain.job import Job
 from fairlead.domain.submission import ANONYMOUS
 from fairlead.domain.transitions import Submit
@@ -166,7 +167,8 @@ class Runtime:
         if problems := self.declarations.problems():
             raise ConfigError(problems)
         url = self.settings.database_url
-        store = store_of(url, self.clock.machine, overwrites=self.config.openai.keep == "nothing")
+        overwrites = self.config.openai.keep == "nothing"
+        store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices_of(self.config.prices))
         await run(partial(self._connect, store))
         self._store = store
         self._observer = Observer(store, lambda: self.node, self.clock)

@@ -16,7 +16,9 @@ from fairlead.domain.config_checks import (
     total_limit,
     unknown_in_worker_pools,
     unknown_plans,
+    unknown_services,
 )
+from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.config_sections import CeleryConfig as CeleryConfig
 from fairlead.domain.config_sections import ManagerConfig as ManagerConfig
 from fairlead.domain.config_sections import OpenAIConfig as OpenAIConfig
@@ -284,6 +286,9 @@ class RetentionConfig(Section):
     keep_finished: Seconds = 604800.0
     keep_failed: Seconds = 2592000.0
     keep_audit: Seconds = 7776000.0
+    keep_usage: Seconds = 2592000.0
+    keep_usage_hours: Seconds = 7776000.0
+    keep_usage_days: Seconds = 157680000.0
 
 
 class PlanConfig(Section):
@@ -306,6 +311,7 @@ class Config(Section):
     shards: dict[Name, Annotated[str, StringConstraints(min_length=1, max_length=2000)]] = {}
     priority: PriorityConfig = PriorityConfig()
     plans: dict[Name, PlanConfig] = {}
+    prices: dict[Name, PriceConfig] = {}
     users: dict[UserId, UserConfig] = {}
     promotion: PromotionConfig = PromotionConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -357,5 +363,6 @@ class Config(Section):
         users = {user_id: user.model_dump() for user_id, user in self.users.items()}
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
+        yield from unknown_services(self.prices, services)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

@@ -95,6 +95,12 @@ def unknown_plans(users: Mapping[str, Any], plans: Mapping[str, Any]) -> Iterato
             yield f"users.{user_id}.plan", f"no plan is called {plan!r}; {known(plans)}"
 
 
+def unknown_services(prices: Iterable[str], services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in prices:
+        if name not in services:
+            yield f"prices.{name}", f"no service is called {name!r}; {known(services)}"
+
+
 def unknown_in_worker_pools(worker_pools: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     regions = regions_of(services)
     for name, table in worker_pools.items():

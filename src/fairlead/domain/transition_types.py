@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fairlead.domain.calls import CallEnd
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
 
@@ -48,8 +49,9 @@ class Move:
 
     All fields are written to the job's row, except that a None in `queued_at`, `priority`, `promoted_at`,
     `last_progress_at` or `spilled_at` leaves the stored value unchanged. The lease, worker, call times, call region and
-    progress of the job are cleared. With `tells_line` the same transaction writes an outbox row, because the job enters
-    the queue, leaves it or moves within it.
+    progress of the job are cleared. `call` is the call that the move ends; it becomes a row of the usage ledger. With
+    `tells_line` the same transaction writes an outbox row, because the job enters the queue, leaves it or moves within
+    it.
     """
 
     job_id: str
@@ -74,6 +76,7 @@ class Move:
     failed: Attempt | None = None
     hold: Hold | None = None
     spilled_at: float | None = None
+    call: CallEnd | None = None
 
 
 @fast_dataclass

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fairlead.domain import reruns, turns
+from fairlead.domain import calls, reruns, turns
 from fairlead.domain import retry as retries
-from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.calls import ended, failed_attempt
+from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.retry import Fail, Failure, RetryPolicy
 from fairlead.domain.transition_types import Adopt as Adopt
 from fairlead.domain.transition_types import Delete as Delete
@@ -33,6 +34,7 @@ from fairlead.domain.transition_types import Prioritise as Prioritise
 from fairlead.domain.transition_types import Progress as Progress
 from fairlead.domain.transition_types import Start as Start
 from fairlead.domain.transition_types import Submit as Submit
+from fairlead.domain.usage import Usage
 from fairlead.domain.waiting_timers import NO_RESUMES, due_after, first_state, resumed_queued_at, spills, waiting_timer
 from fairlead.domain.waiting_timers import AutoResumes as AutoResumes
 from fairlead.domain.waiting_timers import WaitTimeouts as WaitTimeouts
@@ -63,14 +65,17 @@ def submit(
     return Submit(placed, input_json, **extra)
 
 
-def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) -> Move:
+def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts, usage: Usage | None = None) -> Move:
     """Continue with the next step after a success, complete the job, or end the re-run of one step."""
+    call = ended(job, calls.SUCCESS, now, usage)
     if not reruns.goes_on(job):
         assert job.goes_back is not None
-        return _finish_as(job, "rerun_done", reruns.ended(job.goes_back), now, result=result, last_progress_at=now)
+        return _finish_as(
+            job, "rerun_done", reruns.ended(job.goes_back), now, result=result, last_progress_at=now, call=call
+        )
     following = job.step + 1
     if following < len(job.steps):
-        return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now)
+        return _enter(job, "step_done", now, waits, step=following, result=result, last_progress_at=now, call=call)
     if job.goes_back is None:  # nearly every job ends here
         return Move(
             job.id,
@@ -84,8 +89,9 @@ def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts) 
             finished_at=now,
             last_progress_at=now,
             result=result,
+            call=call,
         )
-    return _finish_as(job, "complete", reruns.completed(job), now, result=result, last_progress_at=now)
+    return _finish_as(job, "complete", reruns.completed(job), now, result=result, last_progress_at=now, call=call)
 
 
 def failed(
@@ -96,33 +102,48 @@ def failed(
     now: float,
     randomness: float,
     spare: bool = False,
+    usage: Usage | None = None,
 ) -> Move:
     """Retry a failed call after a backoff, or fail the job. The error of the attempt is kept in both cases. With
     `spare`, the service refused the call because the limit was too high: the call costs the job no attempt."""
     refusals = int((job.error or {}).get(retries.REFUSALS, 0))
     spared = policy.spared(failure, refusals, randomness) if spare else None
     then = spared or policy.after(failure, job.attempt, randomness)
+    call = ended(job, calls.outcome_of({"code": failure.code}), now, usage)
     if isinstance(then, Fail):
-        attempt = _attempt(job, failure.of_attempt(then.error), now)
-        return _end(job, JobStatus.FAILED, "fail", now, error=then.error, retryable=then.retryable, failed=attempt)
+        attempt = failed_attempt(job, failure.of_attempt(then.error), now)
+        return _end(
+            job, JobStatus.FAILED, "fail", now, error=then.error, retryable=then.retryable, failed=attempt, call=call
+        )
     due = due_after(job, now, then.delay)
     error = failure.of_attempt({**then.error, retries.RETRY_IN: round(max(0.0, due - now), 3)})
     counted = job.attempt if then.counts else job.attempt - 1
-    return _back_off(job, "retry", due, then.error, attempt=counted, failed=_attempt(job, error, now))
+    return _back_off(job, "retry", due, then.error, attempt=counted, failed=failed_attempt(job, error, now), call=call)
 
 
-def hand_back(job: Job, *, now: float, waits: WaitTimeouts, hold: Hold | None = None) -> Move:
-    """Requeue the step of a worker that is stopping. The call costs no attempt, but its slot may be held."""
-    return _enter(job, "hand_back", now, waits, step=job.step, attempt=max(0, job.attempt - 1), hold=hold)
+def hand_back(
+    job: Job,
+    *,
+    now: float,
+    waits: WaitTimeouts,
+    hold: Hold | None = None,
+    called: bool = True,
+    usage: Usage | None = None,
+) -> Move:
+    """Requeue the step of a worker that is stopping. The call costs no attempt, but its slot may be held. `called`: the
+    handler was called."""
+    call = ended(job, calls.HANDED_BACK, now, usage) if called else None
+    return _enter(job, "hand_back", now, waits, step=job.step, attempt=max(0, job.attempt - 1), hold=hold, call=call)
 
 
-def end_turn(job: Job, verb: str, error: Mapping[str, Any], *, now: float) -> Move:
+def end_turn(job: Job, verb: str, error: Mapping[str, Any], *, now: float, usage: Usage | None = None) -> Move:
     """Fail a turn that waits or has its slot. A turn is not retried, because only its caller can do the work."""
     if job.status.finished:
         raise WrongState(f"the turn is {job.status} already", details={"status": job.status.value})
     held = job.status is JobStatus.RUNNING
-    failed = _attempt(job, error, now) if held else None
-    return _end(job, JobStatus.FAILED, verb, now, error=error, retryable=False, failed=failed)
+    failed = failed_attempt(job, error, now) if held else None
+    call = ended(job, calls.outcome_of(error), now, usage)
+    return _end(job, JobStatus.FAILED, verb, now, error=error, retryable=False, failed=failed, call=call)
 
 
 def recover(job: Job, *, now: float, waits: WaitTimeouts, max_attempts: int, hold: Hold | None) -> Move:
@@ -135,13 +156,15 @@ def recover(job: Job, *, now: float, waits: WaitTimeouts, max_attempts: int, hol
         return end_turn(job, "recover", turns.holder_died(job), now=now)
     text = f"the worker {job.worker} died or lost its lease"
     error: dict[str, Any] = {"code": retries.WORKER_DIED, "message": text}
-    attempt = _attempt(job, error, now)
+    changes: dict[str, Any] = {
+        "failed": failed_attempt(job, error, now),
+        "hold": hold,
+        "call": ended(job, calls.LOST, now),
+    }
     if job.attempt >= max_attempts:
         error = {**error, "attempts": job.attempt, "reason": retries.ATTEMPTS_USED_UP}
-        return _end(job, JobStatus.FAILED, "recover", now, error=error, retryable=False, failed=attempt, hold=hold)
-    return _enter(
-        job, "recover", now, waits, step=job.step, attempt=job.attempt, error=error, failed=attempt, hold=hold
-    )
+        return _end(job, JobStatus.FAILED, "recover", now, error=error, retryable=False, **changes)
+    return _enter(job, "recover", now, waits, step=job.step, attempt=job.attempt, error=error, **changes)
 
 
 def withdraw_claim(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
@@ -206,15 +229,16 @@ def cancel(job: Job, *, now: float) -> Move:
     if job.status.finished:
         raise WrongState(f"the job is {job.status} already", details={"status": job.status.value})
     queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
+    call = ended(job, calls.CANCELLED, now)
     if not reruns.goes_on(job):
-        return _give_up(job, now)
-    return replace(_end(job, JobStatus.CANCELLED, "cancel", now, tells_line=queued), goes_back=None)
+        return _give_up(job, now, call=call)
+    return replace(_end(job, JobStatus.CANCELLED, "cancel", now, tells_line=queued, call=call), goes_back=None)
 
 
 def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
     """Requeue a failed job that is marked retryable, at the failed step, for its user. The calls made so far count
     towards `max_attempts`."""
-    _require_no_turn(job, "resume")
+    turns.require_no_turn(job, "resume")
     if job.status is not JobStatus.FAILED or not job.retryable:
         raise WrongState(
             f"only a FAILED job marked retryable can be resumed; this one is {job.status}"
@@ -227,7 +251,7 @@ def resume(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 
 def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False) -> Move:
     """Requeue a failed job, retryable or not, for an operator."""
-    _require_no_turn(job, "requeue")
+    turns.require_no_turn(job, "requeue")
     _require(job, "requeue", JobStatus.FAILED)
     if from_start:
         return _revive(job, "requeue", now, waits, step=0, goes_back=None)
@@ -237,7 +261,7 @@ def requeue(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = Fal
 def retry(job: Job, *, now: float, waits: WaitTimeouts, from_start: bool = False, by_operator: bool = False) -> Move:
     """Requeue a failed job, retryable or not, for a user or an operator. The number of rounds that users can begin is
     limited."""
-    _require_no_turn(job, "retry")
+    turns.require_no_turn(job, "retry")
     _require(job, "retry", JobStatus.FAILED)
     if not by_operator:
         reruns.require_rounds_left(job)
@@ -249,7 +273,7 @@ def rerun(job: Job, step: int, *, now: float, waits: WaitTimeouts) -> Move:
     its earlier state, with a new result. A job that had failed at this very step continues with its later steps
     instead. If the re-run fails, the job is FAILED at this step until the step succeeds; resuming the job repeats the
     re-run."""
-    _require_no_turn(job, "re-run")
+    turns.require_no_turn(job, "re-run")
     _require(job, "re-run a step of", JobStatus.COMPLETED, JobStatus.FAILED)
     reruns.require_rounds_left(job)
     return _revive(job, "rerun", now, waits, step=step, goes_back=reruns.begun(job, step))
@@ -261,10 +285,12 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts, resumes: AutoResume
         return None
     if job.deadline_at is not None and job.deadline_at <= now:
         error = {"code": retries.DEADLINE_PASSED, "message": "the job's deadline passed before it was done"}
+        call = ended(job, calls.EXPIRED, now)
         if not reruns.goes_on(job):
-            return _give_up(job, now, failed=_attempt(job, error, now) if job.status is JobStatus.RUNNING else None)
+            failed = None if call is None else failed_attempt(job, error, now)
+            return _give_up(job, now, failed=failed, call=call)
         queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
-        return _end(job, JobStatus.FAILED, "expire", now, error=error, retryable=False, tells_line=queued)
+        return _end(job, JobStatus.FAILED, "expire", now, error=error, retryable=False, tells_line=queued, call=call)
     if job.is_set_aside:
         return end_turn(job, "fail", turns.grace_over(job, now), now=now)
     if job.status in (JobStatus.SCHEDULED, JobStatus.RETRYING):
@@ -404,29 +430,6 @@ def _give_up(job: Job, now: float, **changes: Any) -> Move:
     assert job.goes_back is not None
     queued = job.status in (JobStatus.PENDING, JobStatus.RUNNING)
     return _finish_as(job, "give_up", reruns.ended(job.goes_back), now, tells_line=queued, **changes)
-
-
-def _attempt(job: Job, error: Mapping[str, Any], now: float) -> Attempt:
-    return Attempt(
-        job.id,
-        job.step,
-        job.service,
-        job.round,
-        job.attempt,
-        error,
-        job.call_started_at,
-        now,
-        worker=job.worker,
-        region=job.call_region,
-    )
-
-
-def _require_no_turn(job: Job, verb: str) -> None:
-    if job.turn is not None:
-        raise WrongState(
-            f"cannot {verb} a turn: its caller, who does the work, is gone; take a new turn",
-            details={"status": job.status.value, "turn": True},
-        )
 
 
 def _require(job: Job, verb: str, *allowed: JobStatus) -> None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from fairlead.domain import retry
+from fairlead.domain.calls import HOLDER_DIED as HOLDER_DIED
 from fairlead.domain.events import iso, utc
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job, JobRecord, JobStatus, Priority
@@ -25,7 +26,6 @@ VERSION, AT, LENGTH = "8", 14, 36
 
 NOT_TAKEN = "NOT_TAKEN"
 WAITER_GONE = "WAITER_GONE"
-HOLDER_DIED = "HOLDER_DIED"
 
 ACCEPT_WITHIN = 2.0
 """Seconds that a caller has to accept an offered slot before the next caller gets it."""
@@ -147,6 +147,15 @@ def overran(job: Job, timeout: float) -> dict[str, Any]:
 def failed_by_caller(message: str) -> dict[str, Any]:
     """The failure that the caller of the turn reported."""
     return retry.Failure(retry.EXCEPTION, message, retryable=False).as_error()
+
+
+def require_no_turn(job: Job, verb: str) -> None:
+    """Raise WrongState if the job is a turn."""
+    if job.turn is not None:
+        raise WrongState(
+            f"cannot {verb} a turn: its caller, who does the work, is gone; take a new turn",
+            details={"status": job.status.value, "turn": True},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,11 @@ def reported(report: Any, *, model: Any = None) -> Usage | None:
     if not isinstance(report, Mapping):
         return Usage(ignored=1)
     reader = _Reader(report)
+    tokens_in, tokens_cached = reader.tokens_in()
     usage = Usage(
-        tokens_in=(tokens_in := reader.tokens(_TOKENS_IN)),
+        tokens_in=tokens_in,
         tokens_out=reader.tokens(_TOKENS_OUT),
-        tokens_cached=reader.cached(tokens_in),
+        tokens_cached=tokens_cached,
         units=reader.units(),
         model=reader.model(model),
         ignored=reader.ignored,
@@ -106,19 +107,25 @@ class _Reader:
         self.ignored += 1
         return None
 
-    def cached(self, tokens_in: int | None) -> int | None:
+    def tokens_in(self) -> tuple[int | None, int | None]:
+        """The tokens in, and those of them that came from a cache."""
+        count, cached = self.tokens(_TOKENS_IN), self._cached()
+        if cached is not None and "cache_read_input_tokens" in self._report:
+            return (count or 0) + cached, cached  # Anthropic counts them apart
+        if cached is not None and count is not None and cached > count:
+            self.ignored += 1
+            cached = None
+        return count, cached
+
+    def _cached(self) -> int | None:
         count = self.tokens(_TOKENS_CACHED)
-        if count is None:
-            for name in _DETAILS:
-                details = self._report.get(name)
-                if isinstance(details, Mapping) and details.get("cached_tokens") is not None:
-                    nested = _Reader(details)
-                    count = nested.tokens(_TOKENS_CACHED)
-                    self.ignored += nested.ignored
-        if count is None or tokens_in is None or count <= tokens_in or "cache_read_input_tokens" in self._report:
-            return count  # Anthropic does not count the cached tokens as input tokens
-        self.ignored += 1
-        return None
+        for name in _DETAILS if count is None else ():
+            details = self._report.get(name)
+            if isinstance(details, Mapping) and details.get("cached_tokens") is not None:
+                nested = _Reader(details)
+                count = nested.tokens(_TOKENS_CACHED)
+                self.ignored += nested.ignored
+        return count
 
     def units(self) -> float | None:
         value = self._report.get("units")

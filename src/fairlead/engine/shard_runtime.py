@@ -28,6 +28,7 @@ from fairlead.engine.loops.orphaned_turns import OrphanedTurnsLoop
 from fairlead.engine.loops.reconcile import ReconcileLoop
 from fairlead.engine.loops.recover import RecoverLoop
 from fairlead.engine.loops.timers import PromoteLoop, TimersLoop
+from fairlead.engine.loops.usage import UsageLoop
 from fairlead.engine.outbox_relay import OutboxLoop, OutboxRelay
 from fairlead.engine.parts import EngineParts, NodeSignals, RulesRef
 from fairlead.engine.positions import PositionBatcher
@@ -110,6 +111,7 @@ class ShardRuntime:
             HoldsLoop(store, group_commit, dispatcher),
             BatchesLoop(store, group_commit),
             PruneLoop(group_commit, parts.config.retention),
+            UsageLoop(group_commit, parts.config.retention),
             self._reconcile,
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),

@@ -256,7 +256,7 @@ class OutcomeMapper:
                 now,
                 run.lease.name,
             )
-            return transitions.step_done(job, result, now=now, waits=self._waits)
+            return transitions.step_done(job, result, now=now, waits=self._waits, usage=run.usage)
         if isinstance(outcome, Failure):
             policy = self._policies[job.service]
             return transitions.failed(
@@ -266,16 +266,17 @@ class OutcomeMapper:
                 now=now,
                 randomness=self._clock.randomness(),
                 spare=self._is_over_limit(job, outcome),
+                usage=run.usage,
             )
         if run.stop_reason == DRAINED:
             service = self._config.services[job.service]
             hold = hold_of(job, now, service.hold) if service.remote else None
-            return transitions.hand_back(job, now=now, waits=self._waits, hold=hold)
+            return transitions.hand_back(job, now=now, waits=self._waits, hold=hold, usage=run.usage)
         return None
 
     def not_run(self, job: Job) -> Move:
         """The transition that returns a step to the queue, if its start was written but its handler was not called."""
-        return transitions.hand_back(job, now=self._clock.now(), waits=self._waits)
+        return transitions.hand_back(job, now=self._clock.now(), waits=self._waits, called=False)
 
     def _is_over_limit(self, job: Job, failure: Failure) -> bool:
         """Whether the service refused the call as overloaded while Fairlead is still discovering its limit. The limit

@@ -251,7 +251,7 @@ async def finish_turn(request: Request, turn_id: UUID) -> Response:
             turn = await app.turns.finish(str(turn_id), outcome.result, usage=outcome.usage)
         else:
             await app.turns.renew(str(turn_id))  # only a turn with a slot can fail; a waiting one is cancelled
-            turn = await app.turns.fail(str(turn_id), outcome.error)
+            turn = await app.turns.fail(str(turn_id), outcome.error, usage=outcome.usage)
     except TurnLost:
         raise _ended(await app.turns.get(str(turn_id))) from None
     liveness_of(request).seen(turn)

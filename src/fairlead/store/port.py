@@ -19,6 +19,9 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import InvalidInput, Unavailable
 from fairlead.store.dashboard import DashboardReads
+from fairlead.store.usage import PruneUsage as PruneUsage
+from fairlead.store.usage import RollUpUsage as RollUpUsage
+from fairlead.store.usage import UsageReads
 from fairlead.store.writes import Adapt as Adapt
 from fairlead.store.writes import Audit as Audit
 from fairlead.store.writes import AuditOutcome as AuditOutcome
@@ -183,7 +186,7 @@ since the oldest open transaction of this database began; 0 if there is none) an
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(DashboardReads, Protocol):
+class Store(DashboardReads, UsageReads, Protocol):
     """The interface of the database. `tests/contract/store/` tests it. Methods raise `Unavailable` if the database
     cannot be reached or the disk is full, and `StoreError` if the database cannot be used at all."""
 

@@ -28,6 +28,7 @@ from fairlead.domain.transitions import (
     WaitTimeouts,
 )
 from fairlead.store.dashboard import CloseSession, OpenSession, RecordMinuteStats
+from fairlead.store.usage import PruneUsage, RollUpUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,4 +321,6 @@ Transition = (
     | OpenSession
     | CloseSession
     | RecordMinuteStats
+    | RollUpUsage
+    | PruneUsage
 )

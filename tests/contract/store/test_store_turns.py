@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlead.domain import transitions, turns
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.job import Job, JobStatus, hold_of
 from fairlead.domain.transitions import Adopt
 from fairlead.errors import WrongState
 from fairlead.store.port import Done, FireTimers, Refused
@@ -86,9 +86,7 @@ async def test_a_job_cannot_be_adopted(harness: StoreHarness) -> None:
 
 async def test_the_turn_of_a_dead_holder_ends_without_a_retry(harness: StoreHarness) -> None:
     turn = await harness.running(turn="p1")
-    move = transitions.recover(
-        turn, now=harness.clock.now, waits={}, max_attempts=3, hold=transitions.hold_of(turn, 0.0)
-    )
+    move = transitions.recover(turn, now=harness.clock.now, waits={}, max_attempts=3, hold=hold_of(turn, 0.0))
     assert isinstance(await harness.one(move), Done)
     record = await harness.store.get(turn.id)
     assert record is not None

@@ -143,7 +143,7 @@ class TurnBlock:
         to the caller, with a note."""
         text = f"{type(error).__name__}: {error}"
         try:
-            await self._turns.fail(turn.id, text)
+            await self._turns.fail(turn.id, text, usage=turn.usage)
         except TurnError as lost:
             error.add_note(f"the turn {turn.id} was lost as well: {lost}")
         except Unavailable as unavailable:

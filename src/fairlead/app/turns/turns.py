@@ -253,11 +253,11 @@ class Turns(TurnQueries):
         if (used := reported(usage)) is not None:
             metrics["usage"] = used.as_dict()
         step = StepResult(job.id, job.step, job.service, job.round, data_json, to_json(metrics), now, job.lease)
-        move = transitions.step_done(job, step, now=now, waits={})
+        move = transitions.step_done(job, step, now=now, waits={}, usage=used)
         return await self._end(waiter, move, failed=False)
 
-    async def fail(self, turn_id: str, message: str) -> TurnView:
-        """Fail the turn with this message, and free its slot or its place in the queue."""
+    async def fail(self, turn_id: str, message: str, *, usage: Mapping[str, Any] | None = None) -> TurnView:
+        """Fail the turn with this message, and free its slot or its place in the queue. `usage` as for `finish`."""
         error = turns.failed_by_caller(str(message))
         waiter = self._runtime.waiters.get(check_id(turn_id, "turn"))
         if waiter is None or waiter.lease is None:
@@ -266,7 +266,8 @@ class Turns(TurnQueries):
                 return await self._move(turn_id, lambda job, now: transitions.end_turn(job, "fail", error, now=now))
             waiter = await self._holding(turn_id)
         now = self._runtime.clock.now()
-        return await self._end(waiter, transitions.end_turn(waiter.job, "fail", error, now=now), failed=True)
+        move = transitions.end_turn(waiter.job, "fail", error, now=now, usage=reported(usage))
+        return await self._end(waiter, move, failed=True)
 
     async def cancel(self, turn_id: str, *, who: str | None = None) -> TurnView:
         """Cancel the turn: remove it from the queue, or take its slot away and notify the caller. If an operator is

@@ -9,8 +9,10 @@ import asyncpg
 import orjson
 
 from fairlead.domain.job import Job
+from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store import usage as usage_kinds
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -43,7 +45,7 @@ from fairlead.store.port import (
     SweepResult,
     Transition,
 )
-from fairlead.store.postgres import dashboard, encode, records
+from fairlead.store.postgres import dashboard, encode, records, usage
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -73,6 +75,7 @@ class Commit:
         origin: str,
         now: int,
         scopes: set[str],
+        prices: Prices,
         all_or_nothing: bool,
     ) -> None:
         self._connection = connection
@@ -83,7 +86,7 @@ class Commit:
         self._all_or_nothing = all_or_nothing
         self._outcomes: list[Outcome | Exception] = [DONE] * len(batch)
         self._changes: list[OutboxEntry] = []
-        self._moves = Moves(self._ask, origin=origin, now=now)
+        self._moves = Moves(self._ask, origin=origin, now=now, prices=prices)
         self._swept: set[str] = set()
 
     async def apply(self, skip: Iterable[int] = ()) -> Committed:
@@ -116,6 +119,7 @@ class Commit:
             *((kind, self._job_batches) for kind in BATCH_KINDS),
             *((kind, self._operate) for kind in ADMIN_KINDS),
             *((kind, self._dashboard) for kind in dashboard_kinds.KINDS),
+            *((kind, self._usage) for kind in usage_kinds.KINDS),
         )
         for kind, step in steps:
             if indexes := kinds.get(kind):
@@ -321,3 +325,7 @@ class Commit:
     async def _dashboard(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await dashboard.apply(self._batch[index], self._ask, self._now)
+
+    async def _usage(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await usage.apply(self._batch[index], self._ask)

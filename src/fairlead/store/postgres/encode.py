@@ -7,12 +7,17 @@ from typing import Any
 
 import orjson
 
+from fairlead.domain.calls import CallEnd
 from fairlead.domain.job import Attempt, Hold, JobStatus, StepResult
+from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Move, Prioritise, Progress, Start
 from fairlead.store.rows import STATUS_CODES, json_text, micros
+from fairlead.store.usage import NOT_REPORTED, OUTCOME_CODES, reported_row
 
 Array = list[Any] | str | None
 Columns = list[Array]
+
+_NO_CALL = (None,) * 15
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> Columns:
@@ -26,9 +31,13 @@ def array(values: Sequence[Any]) -> Array:
     text, `{1,NULL,3}`, which the statement casts, because for a list asyncpg inspects every element several times and
     asks the server for the type of the elements.
     """
-    kind = next((type(value) for value in values if value is not None), None)
-    if kind is None:
+    if not values:
         return None
+    kind = type(values[0])
+    if values[0] is None:
+        if values.count(None) == len(values):
+            return None
+        kind = next(type(value) for value in values if value is not None)
     if kind is str:
         return list(values)
     return f"{{{','.join(map(str, values)).replace('None', 'NULL')}}}"
@@ -67,7 +76,7 @@ def completes(move: Move) -> bool:
     )
 
 
-def complete_columns(moves: Iterable[Move]) -> Columns:
+def complete_columns(moves: Iterable[Move], prices: Prices) -> Columns:
     return columns(
         (
             move.job_id,
@@ -78,9 +87,47 @@ def complete_columns(moves: Iterable[Move]) -> Columns:
             about_of(move),
             result.data_json,
             result.metrics_json,
+            *call_values(move.call, prices),
         )
         for move in moves
         if (result := move.result) is not None
+    )
+
+
+def call_values(call: CallEnd | None, prices: Prices) -> tuple[Any, ...]:
+    """The columns of a ledger row that both statements pass: waited, slot, outcome, step, attempt, service, region, and
+    those of `reported_row`."""
+    if call is None:
+        return _NO_CALL
+    job = call.job
+    began, ended = micros(job.call_started_at) or 0, micros(call.ended_at) or 0
+    return (
+        max(0, began - (micros(job.waiting_since) or began)),
+        max(0, ended - began),
+        OUTCOME_CODES[call.outcome],
+        job.step,
+        job.attempt,
+        job.service,
+        job.call_region,
+        *(reported_row(call, prices) or NOT_REPORTED),
+    )
+
+
+def ledger_columns(moves: Iterable[Move], prices: Prices) -> Columns | None:
+    """The parameters of the statement `ledger`; None if no move ends a call."""
+    calls = [(move, move.call) for move in moves if move.call is not None]
+    if not calls:
+        return None
+    return columns(
+        (
+            micros(call.ended_at),
+            move.job_id,
+            move.run,
+            call.job.user_id,
+            call.job.feature_name,
+            *call_values(call, prices),
+        )
+        for move, call in calls
     )
 
 

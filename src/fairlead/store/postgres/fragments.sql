@@ -156,3 +156,10 @@ coalesce(
 status = 3, run = j.run + 1, attempt = j.attempt + 1, lease = g.lease, worker = g.worker,
 call_started_at = t.now, call_deadline = t.now + g.timeout, call_region = g.region,
 started_at = coalesce(j.started_at, t.now), timer_at = j.deadline_at
+
+-- name: usage_sums
+-- The sums over ledger rows, aliased u, in the order of the columns of `usage_total`.
+count(*), sum(u.waited)::bigint, sum(u.slot)::bigint, coalesce(sum(u.tokens_in), 0)::bigint,
+coalesce(sum(u.tokens_out), 0)::bigint, coalesce(sum(u.tokens_cached), 0)::bigint, coalesce(sum(u.units), 0),
+coalesce(sum(u.ignored), 0)::bigint, count(coalesce(u.units, u.tokens_in, u.tokens_out)),
+coalesce(sum(u.price), 0)::bigint

@@ -1,30 +1,29 @@
 """Applies moves, from a batch or from a sweep.
 
 There is one statement for moves that complete their job, one for moves with an outbox row, one for all other moves, and
-one for each kind of record that moves insert: results, attempts and holds.
+one for each kind of record that moves insert: results, attempts, holds and ledger rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move
 from fairlead.store.port import OutboxEntry
 from fairlead.store.postgres import encode
+from fairlead.store.postgres.queries import Ask as Ask
 from fairlead.store.rows import begins_round, job_of
-
-Ask = Callable[..., Awaitable[list[Any]]]
-"""Runs a named statement with these parameters."""
 
 
 class Moves:
     """Applies moves within an open transaction. `changes` holds the outbox rows written so far."""
 
-    def __init__(self, ask: Ask, *, origin: str, now: int) -> None:
+    def __init__(self, ask: Ask, *, origin: str, now: int, prices: Prices) -> None:
         self._ask = ask
         self._origin = origin
         self._now = now
+        self._prices = prices
         self.changes: list[OutboxEntry] = []
 
     async def apply(self, moves: Sequence[Move]) -> set[int]:
@@ -42,7 +41,8 @@ class Moves:
                 quiet.append(index)
         applied: set[int] = set()
         if completing:
-            rows = await self._ask("complete", *encode.complete_columns(moves[index] for index in completing))
+            ended = encode.complete_columns([moves[index] for index in completing], self._prices)
+            rows = await self._ask("complete", *ended)
             applied.update(completing[n - 1] for (n,) in rows)
         if quiet:
             rows = await self._ask("move", *encode.move_columns(moves[index] for index in quiet))
@@ -68,7 +68,7 @@ class Moves:
         return [n - 1 for n, *_ in rows]
 
     async def _insert(self, moved: Sequence[tuple[Move, int]]) -> None:
-        """Insert the results, attempts and holds of the applied moves, given as (move, seq)."""
+        """Insert the results, attempts, holds and ledger rows of the applied moves, given as (move, seq)."""
         results, failed, holds = [], [], []
         for move, seq in moved:
             if move.result is not None:
@@ -83,3 +83,5 @@ class Moves:
             await self._ask("failed", *encode.attempt_columns(failed))
         if holds:
             await self._ask("hold", *encode.hold_columns(holds))
+        if (calls := encode.ledger_columns([move for move, _ in moved], self._prices)) is not None:
+            await self._ask("ledger", *calls)

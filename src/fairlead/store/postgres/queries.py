@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import cache
+from typing import Any
 
 from fairlead.store import sql_files
 
@@ -15,4 +17,7 @@ def load(file: str) -> dict[str, str]:
 
 
 READS = load("queries.sql")
-WRITES = load("apply.sql") | load("admin.sql") | load("batches.sql") | load("dashboard.sql")
+WRITES = load("apply.sql") | load("admin.sql") | load("batches.sql") | load("dashboard.sql") | load("usage.sql")
+
+Ask = Callable[..., Awaitable[list[Any]]]
+"""Runs a named statement with these parameters."""

@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 
 from fairlead.domain.job import JobStatus
+from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start, Submit
 from fairlead.store.commits import DONE, MOVED_ON, NOT_STARTED
 from fairlead.store.port import Accepted, Committed, OutboxEntry, Outcome, Relayed, Started, Transition
@@ -30,7 +31,9 @@ Plan = tuple[str, Sequence[Any], Read]
 and the batch needs a transaction."""
 
 
-def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes: set[str]) -> Plan | None:
+def plan_of(
+    batch: Sequence[Transition], *, origin: str, now: int | None, scopes: set[str], prices: Prices
+) -> Plan | None:
     """The statement that commits this batch, or None if the batch needs a transaction. `scopes` are the scopes known to
     have a row in the epoch table; starts in other scopes need a transaction."""
     kinds = set(map(type, batch))
@@ -42,7 +45,7 @@ def plan_of(batch: Sequence[Transition], *, origin: str, now: int | None, scopes
     if kind is Start:
         return _starts(batch, now, scopes)  # type: ignore[arg-type]
     if kind is Move:
-        return _completions(batch)  # type: ignore[arg-type]
+        return _completions(batch, prices)  # type: ignore[arg-type]
     if kind is Relayed:
         return _relayed(batch)  # type: ignore[arg-type]
     return None
@@ -93,7 +96,7 @@ def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan 
     return WRITES["start_single"], [*columns, now, lease_scopes, epochs], read
 
 
-def _completions(moves: Sequence[Move]) -> Plan | None:
+def _completions(moves: Sequence[Move], prices: Prices) -> Plan | None:
     if not all(map(encode.completes, moves)):
         return None
     order = _by_job([move.job_id for move in moves])
@@ -104,7 +107,7 @@ def _completions(moves: Sequence[Move]) -> Plan | None:
             outcomes[order[n - 1]] = DONE
         return Committed(outcomes, [])
 
-    return WRITES["complete"], encode.complete_columns(moves[index] for index in order), read
+    return WRITES["complete"], encode.complete_columns([moves[index] for index in order], prices), read
 
 
 def _relayed(relayed: Sequence[Relayed]) -> Plan:

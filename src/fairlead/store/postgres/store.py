@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 
+from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Start
 from fairlead.errors import Unavailable
 from fairlead.store.port import RELAYING, Committed, RaiseEpoch, Transition
@@ -49,8 +50,10 @@ class PostgresStore(Reads):
         *,
         pool_size: int = POOL_SIZE,
         clock: Callable[[], float] | None = None,
+        prices: Prices = NO_PRICES,
     ) -> None:
         super().__init__(Server.of(url, pool_size), clock)
+        self._prices = prices
         self._dispatch_lock = DispatchLock(self._server)
         self._doubts = InDoubtCommits()
         self._scopes: set[str] = set()
@@ -100,7 +103,7 @@ class PostgresStore(Reads):
                 now = None if self._clock is None else micros(self._clock())
                 plan, backend, committed = None, connection.backend, None
                 if not answers and backend is not None:
-                    plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes)
+                    plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes, prices=self._prices)
                 if plan is not None and backend is not None:
                     committed = await self._run_statement(connection, backend, batch, plan)
                 if committed is None:
@@ -155,6 +158,7 @@ class PostgresStore(Reads):
                 origin=self._origin,
                 now=now if self._clock is None else micros(self._clock()),  # type: ignore[arg-type]
                 scopes=self._scopes,
+                prices=self._prices,
                 all_or_nothing=all_or_nothing,
             )
             committed = await commit.apply(answers)

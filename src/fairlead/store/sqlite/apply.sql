@@ -15,7 +15,7 @@ CREATE TEMP TABLE moving (
     n INTEGER PRIMARY KEY, seq INTEGER, job_id TEXT, run INTEGER, status INTEGER, step INTEGER, attempt INTEGER,
     round INTEGER, tells_line INTEGER, timer_at INTEGER, waiting_since INTEGER, finished_at INTEGER, retryable INTEGER,
     error TEXT, queued_at INTEGER, priority INTEGER, promoted_at INTEGER, last_progress_at INTEGER, spilled_at INTEGER,
-    goes_back TEXT
+    goes_back TEXT, outcome INTEGER, ended_at INTEGER, service TEXT, reported TEXT
 );
 CREATE TEMP TABLE pruning (seq INTEGER PRIMARY KEY);
 CREATE TEMP TABLE piece (k INTEGER PRIMARY KEY, value TEXT);
@@ -225,14 +225,26 @@ END;
 -- ---------------------------------------------------------------- move
 
 -- body: [[job_id, run, status, step, attempt, round, tells_line, timer_at, waiting_since, finished_at, retryable, error,
---         queued_at, priority, promoted_at, last_progress_at, spilled_at, goes_back], …]
+--         queued_at, priority, promoted_at, last_progress_at, spilled_at, goes_back, outcome, ended_at, service,
+--         [plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price]], …]. The last four concern the
+-- call that the move ends, and are null if it ends none.
 CREATE TEMP TRIGGER on_move INSTEAD OF INSERT ON batch WHEN NEW.kind = 'move'
 BEGIN
     INSERT INTO moving
         SELECT key, job.seq, job.id, job.run, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
                value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11, value ->> 12, value ->> 13,
-               value ->> 14, value ->> 15, value ->> 16, value ->> 17
+               value ->> 14, value ->> 15, value ->> 16, value ->> 17, value ->> 18, value ->> 19, value ->> 20,
+               value ->> 21
         FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
+    -- The usage ledger. Reads the jobs' rows before they change.
+    INSERT INTO usage (ended_at, job_id, run, step, attempt, user_id, feature_name, service, region, outcome, waited,
+                       slot, plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price)
+        SELECT m.ended_at, j.id, j.run, j.step, j.attempt, j.user_id, j.feature_name, m.service, j.call_region,
+               m.outcome, max(0, coalesce(j.call_started_at - j.waiting_since, 0)),
+               max(0, coalesce(m.ended_at - j.call_started_at, 0)),
+               m.reported ->> 0, m.reported ->> 1, m.reported ->> 2, m.reported ->> 3, m.reported ->> 4,
+               m.reported ->> 5, m.reported ->> 6, m.reported ->> 7
+        FROM moving AS m CROSS JOIN job AS j ON j.seq = m.seq WHERE m.outcome IS NOT NULL ORDER BY m.n;
     UPDATE job SET
         status = m.status, run = job.run + 1, step = m.step, attempt = m.attempt, round = m.round,
         timer_at = m.timer_at, waiting_since = m.waiting_since, finished_at = m.finished_at,

@@ -13,9 +13,11 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store import usage as usage_kinds
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -52,7 +54,7 @@ from fairlead.store.port import (
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.rules import rules_of
-from fairlead.store.sqlite import dashboard, encode
+from fairlead.store.sqlite import dashboard, encode, usage
 from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
 
 # The order in which kinds are applied: rules first; jobs are inserted before they move or are deleted.
@@ -74,14 +76,18 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     *((kind, batch_rows) for kind in BATCH_KINDS),
     *((kind, operator_rows) for kind in ADMIN_KINDS),
     *((kind, dashboard.board_rows) for kind in dashboard_kinds.KINDS),
+    *((kind, usage.usage_rows) for kind in usage_kinds.KINDS),
 )
 
 
 class CommitBatch:
     """A batch of transitions, grouped by kind. An *index* is the position of a transition in the original batch."""
 
-    def __init__(self, transitions: Sequence[Transition], *, all_or_nothing: bool = False) -> None:
+    def __init__(
+        self, transitions: Sequence[Transition], *, all_or_nothing: bool = False, prices: Prices = NO_PRICES
+    ) -> None:
         self._transitions = transitions
+        self._prices = prices
         self._all_or_nothing = all_or_nothing
         self._indexes: dict[type, list[int]] = {}
         for index, transition in enumerate(transitions):
@@ -112,7 +118,9 @@ class CommitBatch:
                 transitions += [move for _, _, move in self._swept]
             if not transitions:
                 continue
-            if kind is Submit and self._all_or_nothing:
+            if kind is Move:
+                rows += encode.move_rows(transitions, self._prices)  # type: ignore[arg-type]
+            elif kind is Submit and self._all_or_nothing:
                 rows += encode.submit_rows(transitions, all_or_nothing=True)  # type: ignore[arg-type]
             else:
                 rows += encoder(transitions)

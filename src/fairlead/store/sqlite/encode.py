@@ -8,14 +8,18 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Attempt, Hold
+from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
 from fairlead.store.port import LATE_AFTER, Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
 from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, micros_by, spec_of
 from fairlead.store.rules import adapted_row, declaration_of
+from fairlead.store.usage import OUTCOME_CODES, reported_row
 
 Row = tuple[str, str | int | None]
 """A row of the view `batch`: (kind, body)."""
+
+_NO_CALL = (None, None, None, None)
 
 
 # Rules and epochs have one row each: they are rare, and each must see the effect of the previous one.
@@ -115,9 +119,10 @@ def _epoch_of(lease: str) -> int:
     return int(epoch) if epoch.isdecimal() else -1
 
 
-def move_rows(moves: Sequence[Move]) -> list[Row]:
-    """The rows that apply moves: first the changes of the jobs, then the new results, attempts and holds."""
-    rows: list[Row] = [("move", json_body([_moved_row(move) for move in moves]))]
+def move_rows(moves: Sequence[Move], prices: Prices = NO_PRICES) -> list[Row]:
+    """The rows that apply moves: first the changes of the jobs with their rows of the usage ledger, then the new
+    results, attempts and holds."""
+    rows: list[Row] = [("move", json_body([_moved_row(move, prices) for move in moves]))]
     results = [(n, move.result) for n, move in enumerate(moves) if move.result is not None]
     failed = [(n, move.failed) for n, move in enumerate(moves) if move.failed is not None]
     holds = [(n, move.hold) for n, move in enumerate(moves) if move.hold is not None]
@@ -157,7 +162,14 @@ def _attempt_row(n: int, attempt: Attempt) -> tuple[Any, ...]:
     )
 
 
-def _moved_row(move: Move) -> tuple[Any, ...]:
+def _call_values(move: Move, prices: Prices) -> tuple[Any, ...]:
+    """The last elements of a move: outcome, time, service and reported values of the call that it ends."""
+    if (call := move.call) is None:
+        return _NO_CALL
+    return OUTCOME_CODES[call.outcome], micros(call.ended_at), call.job.service, reported_row(call, prices)
+
+
+def _moved_row(move: Move, prices: Prices) -> tuple[Any, ...]:
     return (
         move.job_id,
         move.run,
@@ -177,6 +189,7 @@ def _moved_row(move: Move) -> tuple[Any, ...]:
         micros(move.last_progress_at),
         micros(move.spilled_at),
         json_text(move.goes_back),
+        *_call_values(move, prices),
     )
 
 

@@ -69,3 +69,9 @@ CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
 -- name: service
 -- The service of the current step of the job j, or of the last step when all are done, like `domain.job.Job.service`.
 coalesce(j.spec ->> ('$[0][' || j.step || ']'), j.spec ->> '$[0][#-1]')
+
+-- name: usage_sums
+-- The sums over ledger rows, aliased u, in the order of the columns of `usage_total`.
+count(*), sum(u.waited), sum(u.slot), coalesce(sum(u.tokens_in), 0), coalesce(sum(u.tokens_out), 0),
+coalesce(sum(u.tokens_cached), 0), coalesce(sum(u.units), 0.0), coalesce(sum(u.ignored), 0),
+count(coalesce(u.units, u.tokens_in, u.tokens_out)), coalesce(sum(u.price), 0)

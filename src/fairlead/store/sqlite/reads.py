@@ -27,11 +27,12 @@ from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.dashboard import SqliteDashboardReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
+from fairlead.store.sqlite.usage import SqliteUsageReads
 
 READERS = 2  # so that the manager can query timers while a long count runs
 
 
-class Reads(SqliteDashboardReads):
+class Reads(SqliteDashboardReads, SqliteUsageReads):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

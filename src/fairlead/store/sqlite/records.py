@@ -49,6 +49,7 @@ from fairlead.store.records import (
 )
 from fairlead.store.rows import json_text, micros
 from fairlead.store.sqlite.encode import Row, json_body
+from fairlead.store.usage import PruneUsage, RollUpUsage
 
 
 def operator_rows(transitions: Sequence[Any]) -> list[Row]:
@@ -121,6 +122,8 @@ OUTCOMES: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
     PruneRecords: ("prune_records", Done),
     SettleBatch: ("settle", _done_or(NOT_SETTLED)),
     PruneBatches: ("prune_batches", Done),
+    RollUpUsage: ("rolled_up", Done),
+    PruneUsage: ("pruned_usage", Done),
 }
 """For each kind of write, the name of its answer and the function that decodes the outcome. Kinds that are absent are
 never refused."""

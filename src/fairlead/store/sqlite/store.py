@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.job import Job
+from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.errors import Unavailable
 from fairlead.store import rows
 from fairlead.store.commits import Sweep, promoted_bands
@@ -43,8 +44,10 @@ class SqliteStore(Reads):
         clock: Callable[[], float] = time.time,
         synchronous: str = "FULL",
         overwrites: bool = False,
+        prices: Prices = NO_PRICES,
     ) -> None:
         super().__init__(path, clock, synchronous)
+        self._prices = prices
         self._dispatch_lock = DispatchLock(self._path)
         self._writer: sqlite3.Connection | None = None
         self._writer_thread: WriterThread | None = None
@@ -84,7 +87,7 @@ class SqliteStore(Reads):
         self._dispatch_lock.acquire()
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
-        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing)
+        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing, prices=self._prices)
         now = rows.micros(self._clock())
         with prompt_handover():
             if ordered.sweeps:
@@ -112,10 +115,8 @@ class SqliteStore(Reads):
         connect.prepare(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
-            self._writer.executescript(script(__package__, "apply.sql"))
-            self._writer.executescript(script(__package__, "admin.sql"))
-            self._writer.executescript(script(__package__, "batches.sql"))
-            self._writer.executescript(script(__package__, "dashboard.sql"))
+            for file in ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql"):
+                self._writer.executescript(script(__package__, file))
         for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             with suppress(OSError):
                 self._files[path] = file_identity(path)

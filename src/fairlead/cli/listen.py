@@ -94,18 +94,18 @@ def _explain(error: OSError, host: str, port: int, option: str) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """Return the URL at which clients on this machine reach a listening socket."""
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
-    return _url(host, port)
+    return _url(scheme, host, port)
 
 
-def bound_to(listening: socket.socket) -> str:
+def bound_to(listening: socket.socket, scheme: str) -> str:
     """Return a URL with the address that a socket is bound to. This may be 0.0.0.0, which clients cannot use."""
-    return _url(*listening.getsockname()[:2])
+    return _url(scheme, *listening.getsockname()[:2])
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -217,6 +217,16 @@ MetricsPort = Annotated[
 MetricsHost = Annotated[
     str | None, typer.Option("--metrics-host", metavar="HOST", help="Address of --metrics-port; no key is required.")
 ]
+Certfile = Annotated[
+    str | None,
+    typer.Option(
+        "--certfile", metavar="FILE", help="Serve HTTPS with this certificate chain; default: server.certfile."
+    ),
+]
+Keyfile = Annotated[
+    str | None,
+    typer.Option("--keyfile", metavar="FILE", help="The key of --certfile, if it is in a file of its own."),
+]
 Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on; default: server.host.")]
 Port = Annotated[
     int | None,

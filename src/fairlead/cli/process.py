@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,20 @@ import typer
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.logs import log_to_stderr
-from fairlead.cli.options import AppPath, ConfigFile, Host, Json, LogLevel, MetricsHost, MetricsPort, Port, command
+from fairlead.cli.options import (
+    AppPath,
+    Certfile,
+    ConfigFile,
+    Host,
+    Json,
+    Keyfile,
+    LogLevel,
+    MetricsHost,
+    MetricsPort,
+    Port,
+    command,
+)
+from fairlead.cli.tls import Certificate
 from fairlead.domain.config_checks import spelled
 from fairlead.domain.job import Priority
 from fairlead.errors import ConfigError, Unavailable
@@ -69,6 +83,8 @@ def up(
     limit: Limit = None,
     host: Host = None,
     port: Port = None,
+    certfile: Certfile = None,
+    keyfile: Keyfile = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     log_level: LogLevel = None,
@@ -84,8 +100,8 @@ def up(
         raise Failure("--limit needs --openai; the limits of other services are in fairlead.toml", Exit.USAGE)
     upstream = None if openai is None else (openai, limit)
     app = prepare("up", context, app_path, config, log_level, upstream=upstream)
-    sockets = bind(app, host, port)
-    run("up", app, Roles(), sockets, bind_metrics(metrics_host, metrics_port), json=json)
+    listening = bind(app, host, port, certfile, keyfile)
+    run("up", app, Roles(), listening, bind_metrics(metrics_host, metrics_port), json=json)
 
 
 @command
@@ -95,6 +111,8 @@ def api(
     config: ConfigFile = None,
     host: Host = None,
     port: Port = None,
+    certfile: Certfile = None,
+    keyfile: Keyfile = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -105,7 +123,7 @@ def api(
     from fairlead.engine.roles import Roles
 
     app = prepare("api", context, app_path, config, log_level)
-    run("api", app, Roles(worker=False, manager=False), bind(app, host, port), json=json)
+    run("api", app, Roles(worker=False, manager=False), bind(app, host, port, certfile, keyfile), json=json)
 
 
 @command
@@ -147,7 +165,7 @@ def worker(
         concurrency=concurrency,
         pool=pool,
     )
-    run("worker", app, roles, [], bind_metrics(metrics_host, metrics_port), json=json)
+    run("worker", app, roles, Listening([]), bind_metrics(metrics_host, metrics_port), json=json)
 
 
 @command
@@ -168,7 +186,7 @@ def manager(
 
     app = prepare("manager", context, app_path, config, log_level, needs_redis=True)
     roles = Roles(api=False, worker=False)
-    run("manager", app, roles, [], bind_metrics(metrics_host, metrics_port), json=json)
+    run("manager", app, roles, Listening([]), bind_metrics(metrics_host, metrics_port), json=json)
 
 
 def prepare(
@@ -199,7 +217,21 @@ def prepare(
     return app
 
 
-def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socket]:
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The sockets of the gateway, and its certificate if it serves HTTPS."""
+
+    sockets: list[socket.socket]
+    certificate: Certificate | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.certificate is None else "https"
+
+
+def bind(
+    app: Fairlead, host: str | None, port: int | None, certfile: str | None = None, keyfile: str | None = None
+) -> Listening:
     from fairlead.cli.loading import has_admin_key
     from fairlead.config import admin_key_too_short
 
@@ -210,9 +242,10 @@ def bind(app: Fairlead, host: str | None, port: int | None) -> list[socket.socke
         if not local:
             raise ConfigError([problem])
         log.warning("%s", problem)
-    sockets = listen.bind(host, port, has_key=not local and has_admin_key(app.settings))
-    app.listens_on = [listen.bound_to(each) for each in sockets]
-    return sockets
+    certificate = Certificate.of(certfile or server.certfile, keyfile or (None if certfile else server.keyfile))
+    listening = Listening(listen.bind(host, port, has_key=not local and has_admin_key(app.settings)), certificate)
+    app.listens_on = [listen.bound_to(each, listening.scheme) for each in listening.sockets]
+    return listening
 
 
 def bind_metrics(host: str | None, port: int | None) -> list[socket.socket]:
@@ -229,7 +262,7 @@ def run(
     command: str,
     app: Fairlead,
     roles: Roles,
-    sockets: list[socket.socket],
+    listening: Listening,
     metrics: list[socket.socket] | None = None,
     *,
     json: bool,
@@ -237,8 +270,9 @@ def run(
     """Print the banner, run the process until it stops, and exit."""
     from fairlead.cli import banner, serve
 
-    metrics = metrics or []
-    fields = banner.facts(command, app, roles, [listen.url_of(each) for each in sockets])
+    metrics, sockets = metrics or [], listening.sockets
+    urls = [listen.url_of(each, listening.scheme) for each in sockets]
+    fields = banner.facts(command, app, roles, urls)
     if metrics:
         fields["metrics"] = f"{listen.url_of(metrics[0])}/metrics"
 
@@ -249,7 +283,7 @@ def run(
         banner.show(fields, json=json)
 
     try:
-        code = serve.run(app, roles, sockets, metrics, on_up=show)
+        code = serve.run(app, roles, serve.Endpoints(sockets, metrics, listening.certificate), on_up=show)
     finally:
         for each in (*sockets, *metrics):
             each.close()

@@ -11,6 +11,7 @@ import typer
 from fairlead.cli import follow, jobs, operators, process, status, submit, turn
 from fairlead.cli.batch import batch
 from fairlead.cli.celery import celery
+from fairlead.cli.certs import certs
 from fairlead.cli.client import Url, choose
 from fairlead.cli.config import config
 from fairlead.cli.database import keys, migrate
@@ -33,7 +34,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 JOBS, QUEUE, OPERATE, RUN, SET_UP = "Jobs", "Queue", "Operate", "Run", "Set up"
-WITHOUT_GATEWAY = frozenset({"up", "api", "worker", "manager", "migrate", "keys", "config", "celery", "init", "docs"})
+WITHOUT_GATEWAY = frozenset(
+    {"up", "api", "worker", "manager", "migrate", "keys", "config", "celery", "init", "docs", "certs"}
+)
 
 app.command(cls=submit.SubmitCommand, rich_help_panel=JOBS)(submit.submit)
 app.command("list", rich_help_panel=JOBS)(jobs.list_jobs)
@@ -63,6 +66,7 @@ app.command(rich_help_panel=RUN)(process.manager)
 app.command(rich_help_panel=SET_UP)(init)
 app.command(rich_help_panel=SET_UP)(docs)
 app.command(rich_help_panel=SET_UP)(migrate)
+app.add_typer(certs, name="certs", rich_help_panel=SET_UP)
 app.add_typer(keys, name="keys", rich_help_panel=SET_UP)
 app.add_typer(config, name="config", rich_help_panel=SET_UP)
 

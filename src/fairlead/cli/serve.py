@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ from starlette.types import ASGIApp
 
 from fairlead.app.fairlead import Fairlead
 from fairlead.cli.failure import Exit
+from fairlead.cli.tls import Certificate, reload_when_changed, server_context
 from fairlead.domain.config import ServerConfig
 from fairlead.engine.roles import Roles
 from fairlead.gateway.app import create_gateway
@@ -51,18 +53,21 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(
-    app: Fairlead,
-    roles: Roles,
-    sockets: list[socket.socket],
-    metrics: list[socket.socket],
-    on_up: Callable[[], Awaitable[None]],
-) -> Exit:
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """What a process listens on: the gateway, with a certificate for HTTPS, and metrics. Each may be empty."""
+
+    gateway: list[socket.socket]
+    metrics: list[socket.socket]
+    certificate: Certificate | None = None
+
+
+def run(app: Fairlead, roles: Roles, endpoints: Endpoints, on_up: Callable[[], Awaitable[None]]) -> Exit:
     """Run the roles of a process until a signal arrives. `on_up` is awaited when everything runs, just before the first
     request is served."""
     shorten_switch_interval()  # nothing else runs in this process
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(_serve(app, roles, sockets, metrics, on_up))
+        code = runner.run(_serve(app, roles, endpoints, on_up))
         # The runner waits for every task, and the task of a handler that ignores its cancellation never ends.
         last_resort = threading.Timer(LEAVE_AFTER_S, os._exit, (code,))
         last_resort.daemon = True
@@ -87,21 +92,15 @@ def _collect_less_often() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def _serve(
-    app: Fairlead,
-    roles: Roles,
-    sockets: list[socket.socket],
-    metrics: list[socket.socket],
-    on_up: Callable[[], Awaitable[None]],
-) -> Exit:
+async def _serve(app: Fairlead, roles: Roles, endpoints: Endpoints, on_up: Callable[[], Awaitable[None]]) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
-    async with app.running(roles), _serving_metrics(app, metrics):
+    async with app.running(roles), _serving_metrics(app, endpoints.metrics):
         _collect_less_often()
         await on_up()
-        if not sockets:
+        if not endpoints.gateway:
             await _work(app, stop)
         else:
-            await _answer(app, sockets, stop)
+            await _answer(app, endpoints, stop)
         return Exit.OK if app.broken is None else Exit.REFUSED
 
 
@@ -120,9 +119,13 @@ async def _serving_metrics(app: Fairlead, sockets: list[socket.socket]) -> Async
         await serving
 
 
-async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Event) -> None:
-    server = _Server(_uvicorn_config(create_gateway(app), app.config.server))
-    serving = asyncio.create_task(server.serve(sockets=sockets))
+async def _answer(app: Fairlead, endpoints: Endpoints, stop: asyncio.Event) -> None:
+    config = _uvicorn_config(create_gateway(app), app.config.server, endpoints.certificate)
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=endpoints.gateway))
+    reloading = None
+    if endpoints.certificate is not None and config.ssl is not None:
+        reloading = asyncio.create_task(reload_when_changed(endpoints.certificate, config.ssl))
     stopping = asyncio.create_task(_until_signal_or_failure(app, stop))
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -131,6 +134,8 @@ async def _answer(app: Fairlead, sockets: list[socket.socket], stop: asyncio.Eve
     # Close streams, which do not end by themselves; clients reconnect elsewhere.
     app.hub.dismiss()
     server.should_exit = True
+    if reloading is not None:
+        reloading.cancel()
     await serving
 
 
@@ -156,8 +161,10 @@ async def _drain(app: Fairlead) -> None:
     log.info("drained; closing")
 
 
-def _uvicorn_config(application: ASGIApp, server: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
+def _uvicorn_config(
+    application: ASGIApp, server: ServerConfig, certificate: Certificate | None = None
+) -> uvicorn.Config:
+    config = uvicorn.Config(
         application,
         # The server must not start and stop the app, which lives longer than the server.
         lifespan="off",
@@ -168,6 +175,11 @@ def _uvicorn_config(application: ASGIApp, server: ServerConfig) -> uvicorn.Confi
         timeout_graceful_shutdown=CLOSE_STREAMS_AFTER_S,
         **uvicorn_options(server),
     )
+    config.load()
+    if certificate is not None:
+        config.ssl = server_context()
+        certificate.load_into(config.ssl)
+    return config
 
 
 def _on_signals(drain_timeout: float | None) -> asyncio.Event:

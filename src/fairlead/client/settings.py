@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,12 +56,15 @@ class GatewayAddress:
         headers = {"User-Agent": f"fairlead/{version}", "Accept": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
+        parts = urlsplit(self.url)
+        local = is_loopback(parts.hostname or "")
         return {
             "base_url": self.url,
             "headers": headers,
             "timeout": httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
-            # Connections to this machine do not use the proxies of the environment.
-            "trust_env": not is_loopback(urlsplit(self.url).hostname or ""),
+            # Connections to this machine do not use the proxies of the environment, but its SSL_CERT_FILE.
+            "trust_env": not local,
+            **({"verify": ssl.create_default_context()} if local and parts.scheme == "https" else {}),
         }
 
 

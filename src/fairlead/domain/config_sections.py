@@ -20,6 +20,8 @@ class Section(BaseModel):
 class ServerConfig(Section):
     host: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    certfile: str | None = None
+    keyfile: str | None = None
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
     max_batch_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 33554432
     max_waiting_per_user: Annotated[int, Field(ge=0)] = 0

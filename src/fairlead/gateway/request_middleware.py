@@ -40,10 +40,18 @@ SAFE_HEADERS = [
     (POLICY, b"default-src 'none'; frame-ancestors 'none'"),
 ]
 CLOSE = (b"connection", b"close")
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PATIENCE_S = 30.0
 MIN_BYTES_PER_S = 1024
 """Minimum speed of a body, after the first `PATIENCE_S` seconds."""
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the client uses the name localhost. A browser would apply a strict transport policy of localhost to the
+    servers on all other ports of the machine too."""
+    host = headers_of(scope).get(b"host", b"").rpartition(b":")[0] or headers_of(scope).get(b"host", b"")
+    return host == b"localhost" or host.endswith(b".localhost")
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -76,6 +84,8 @@ class RequestMiddleware:
                 headers = message["headers"]
                 safe = () if POLICY in dict(headers) else SAFE_HEADERS
                 message["headers"] = [*headers, *safe, (b"x-request-id", request_id.encode())]
+                if scope["scheme"] == "https" and not _is_local(scope):
+                    message["headers"].append(STRICT_TRANSPORT)
                 if not body_requested and CLOSE not in headers:
                     message["headers"].append(CLOSE)
             await send(message)

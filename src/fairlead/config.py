@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from fairlead.domain.config import BRANCHES, MEANING, Config
 from fairlead.domain.config_checks import contradictions, too_many_ways, unknown_in_worker_pools, unknown_plans
+from fairlead.domain.rate_config import POOL_BRANCHES
 from fairlead.domain.redaction import redacted
 from fairlead.errors import ConfigError
 from fairlead.urls import engine_problems, resolved
@@ -284,7 +285,7 @@ def sqlite_options(url: str) -> SqliteOptions:
 
 def _key(location: tuple[int | str, ...]) -> str:
     # Drop the branch names of unions that pydantic adds to the location.
-    branches = {"BackoffConfig", "list[constrained-float]", "[key]", *BRANCHES}
+    branches = {"BackoffConfig", "list[constrained-float]", "[key]", *BRANCHES, *POOL_BRANCHES}
     return ".".join(str(part) for part in location if part not in branches and not str(part).startswith("list["))
 
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, UserQueue, Withdrawal
+from fairlead.dispatch.rates import Rest, Sent, Spent
 from fairlead.domain.job import Hold
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
 
@@ -27,6 +29,20 @@ SERVICES = {
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
     "pool-part": ServiceRules("pool-part", limit=4, pool="gpu", regions={"eu": 2, "us": 2}, pooled_regions=("us",)),
+    "rated": ServiceRules(
+        "rated", limit=4, rate=Rate(3, 12.0, 4.0), user_rate=Rate(2, 8.0, 8.0), user_limit=3, cost=2.0
+    ),
+    "rated-fifo": ServiceRules("rated-fifo", limit=4, order=Order.FIFO, user_rate=Rate(2, None, 4.0)),
+    "rated-regions": ServiceRules(
+        "rated-regions",
+        limit=4,
+        regions={"eu": 2, "us": 2},
+        retries_first=True,
+        pool="rated",
+        region_rates={"us": Rate(1, 5.0, 2.0)},
+        user_rate=Rate(3, None, 4.0),
+    ),
+    "rated-pool": ServiceRules("rated-pool", limit=4, pool="rated", rate=Rate(3, None, 4.0)),
     "regions": ServiceRules(
         "regions",
         limit=4,
@@ -63,6 +79,9 @@ OFFER = st.builds(
     region=REGION,
 )
 ENDS = st.sampled_from([None, False, True, True])
+SENT = st.sampled_from([None, 0.0, 0.5, 3.0])
+USED = st.sampled_from([None, None, 0.0, 1.5, 9.0])
+RATE = st.sampled_from([None, Rate(2, None, 4.0), Rate(None, 6.0, 8.0), Rate(1, 3.0, 2.0)])
 CLAIM = st.builds(
     Claim,
     worker=st.sampled_from(["v", "w"]),
@@ -85,6 +104,7 @@ class BothEngines(RuleBasedStateMachine):
         self.engines = [self.run(ENGINES[name](self.clock)) for name in ("memory", "redis")]
         self.rules = dict(SERVICES)
         self.pool_limit = 3
+        self.pool_rate = Rate(4, 20.0, 4.0)
         self.version = 0
         self.epoch = 1
         self.pairs: list[tuple[Lease, Lease]] = []
@@ -124,7 +144,9 @@ class BothEngines(RuleBasedStateMachine):
 
     def configure(self) -> None:
         self.version += 1
-        rules = Rules(dict(self.rules), {"gpu": self.pool_limit}, self.version)
+        rules = Rules(
+            dict(self.rules), {"gpu": self.pool_limit, "rated": 5}, self.version, pool_rates={"rated": self.pool_rate}
+        )
         self.both(lambda engine, _: engine.configure(rules))
 
     # -- the queue
@@ -149,13 +171,23 @@ class BothEngines(RuleBasedStateMachine):
 
     # -- slots
 
-    @rule(claim=CLAIM, picks=PICKS, ticks=TICKS, refund=st.booleans(), failed=ENDS)
-    def exchange(self, claim: Claim, picks: list[int], ticks: int, refund: bool, failed: bool | None) -> None:
+    @rule(claim=CLAIM, picks=PICKS, ticks=TICKS, refund=st.booleans(), failed=ENDS, sent=SENT, used=USED)
+    def exchange(
+        self,
+        claim: Claim,
+        picks: list[int],
+        ticks: int,
+        refund: bool,
+        failed: bool | None,
+        **settled: float | None,
+    ) -> None:
         self.clock.advance(ticks / 64)
         chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
 
         async def ask(engine: Dispatcher, number: int) -> list[Lease]:
-            releases = [Release(pair[number].name, pair[number].service, refund, failed=failed) for pair in chosen]
+            releases = [
+                Release(pair[number].name, pair[number].service, refund, failed=failed, **settled) for pair in chosen
+            ]
             # Copies, because the memory engine renews its leases in place.
             return [replace(lease) for lease in await engine.exchange(claim, releases)]
 
@@ -170,6 +202,21 @@ class BothEngines(RuleBasedStateMachine):
         self.both(
             lambda engine, i: engine.release([Release(pair[i].name, pair[i].service, failed=failed) for pair in chosen])
         )
+
+    @rule(picks=PICKS, sent=st.integers(0, 200))
+    def sent(self, picks: list[int], sent: int) -> None:
+        chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
+        self.both(lambda engine, i: engine.sent([Sent(pair[i].name, pair[i].service, sent / 64) for pair in chosen]))
+
+    @rule(
+        service=SERVICE,
+        region=st.sampled_from([None, "eu", "us"]),
+        ticks=TICKS,
+        left=st.sampled_from([(None, None), (None, None), (1, None), (0, 3.0)]),
+    )
+    def rest(self, service: str, region: str | None, ticks: int, left: tuple[int | None, float | None]) -> None:
+        region = region if self.rules[service].regions else None
+        self.both(lambda engine, _: engine.rest([Rest(service, region, ticks / 256, *left)]))
 
     @rule(picks=PICKS, worker=st.sampled_from(["v", "w"]))
     def renew(self, picks: list[int], worker: str) -> None:
@@ -215,6 +262,8 @@ class BothEngines(RuleBasedStateMachine):
                 "order": st.sampled_from(Order),
                 "retries_first": st.booleans(),
                 "breaker_failures": st.integers(0, 3),
+                "rate": RATE,
+                "user_rate": RATE,
                 "region_weights": st.dictionaries(st.sampled_from(["ap", "eu", "us"]), st.sampled_from([0.3, 1.0, 7])),
             },
         ),
@@ -241,6 +290,8 @@ class BothEngines(RuleBasedStateMachine):
         within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
         hold = Hold("restored", self.service_in(scope), None, self.clock.now + 5, band=3)
         self.agree(lambda engine, number: engine.restore(scope, epoch, [pair[number] for pair in within], [hold]))
+        spent = [Spent(self.service_in(scope), "us", "bob", self.clock.now - 1.0, 1.5)]
+        self.agree(lambda engine, _: engine.restore_spent(scope, epoch, spent))
 
     def service_in(self, scope: str) -> str:
         return min(name for name, rules in self.rules.items() if rules.scope == scope)

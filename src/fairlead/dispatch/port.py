@@ -8,9 +8,10 @@ newer run of the job, queued or leased.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from fairlead.dispatch.rates import RateUse, Rest, Sent, Spent
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Hold
@@ -59,6 +60,7 @@ class Lease:
     weight: float = 1.0
     band: int = 2
     scope: str = ""
+    cost: float | None = None  # of a lease to restore: the estimate of its step, in the service's unit
 
 
 Unserved: TypeAlias = frozenset[tuple[str, str]]
@@ -100,7 +102,9 @@ class Release:
 
     `refund` means that nothing ran (the start was refused), so the user's charge is returned too. `scope` is the scope
     that granted the lease; the service may have moved to another pool since. `failed` tells the region's circuit
-    breaker how the call ended; None means that the call had no region or that its outcome is unknown.
+    breaker how the call ended; None means that the call had no region or that its outcome is unknown. For rates, `sent`
+    is the number of seconds, at most, after which the call was sent, and `used` are the units that it really took; None
+    means unknown.
     """
 
     lease: str
@@ -109,6 +113,7 @@ class Release:
     scope: str = ""
     failed: bool | None = None
     used: float | None = None  # the units that the endpoint reported, if any
+    sent: float | None = None
 
 
 @fast_dataclass
@@ -198,6 +203,7 @@ class ServiceSnapshot:
     users: Sequence[UserQueue] = field(default_factory=tuple)
     regions: Sequence[RegionSnapshot] = field(default_factory=tuple)
     unbound: tuple[int, int] = (0, 0)
+    rates: Sequence[RateUse] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +288,16 @@ class Dispatcher(Protocol):
 
     async def release(self, releases: Sequence[Release]) -> None: ...
 
+    async def sent(self, reports: Sequence[Sent]) -> None:
+        """Record when running calls were sent, so that the rates stop counting them in time. Leases that have ended are
+        ignored."""
+        ...
+
+    async def rest(self, rests: Sequence[Rest]) -> None:
+        """Obey what the upstreams said about their limits: grant nothing for a while, or count more than was granted.
+        A rebuild forgets this."""
+        ...
+
     def renew(self, worker: str, leases: Sequence[str]) -> Renewal:
         """Send a heartbeat, which extends the leases of a worker. Synchronous and thread-safe, so that a worker keeps
         its leases while a handler blocks the event loop."""
@@ -304,8 +320,9 @@ class Dispatcher(Protocol):
         ...
 
     async def end_holds(self, now: float | None = None) -> int:
-        """End the holds whose time is over and return their number. `now` is a time by the database's clock; by default
-        it is computed from the dispatcher's clock."""
+        """End the holds whose time is over and return their number; and wake workers for services whose rate allows
+        further calls. `now` is a time by the database's clock; by default it is computed from the dispatcher's
+        clock."""
         ...
 
     async def positions(self, job_ids: Sequence[str], unserved: Unserved = frozenset()) -> dict[str, QueuePosition]:
@@ -335,6 +352,10 @@ class Dispatcher(Protocol):
     async def restore(self, scope: str, epoch: int, leases: Sequence[Lease], holds: Sequence[Hold]) -> bool:
         """Add leases and holds to a scope that is being rebuilt. The leases keep their names and get a full TTL.
         `Lease.granted_at` and `Hold.until` are times by the database's clock."""
+        ...
+
+    async def restore_spent(self, scope: str, epoch: int, calls: Sequence[Spent]) -> bool:
+        """Let the rates of a scope that is being rebuilt count calls that ended before."""
         ...
 
     async def open_scope(self, scope: str, epoch: int) -> bool: ...
@@ -417,29 +438,3 @@ class Shard:
     builder: Dispatcher
     new_dispatcher: Callable[[], Dispatcher]
     leadership: Leadership | None = None
-
-
-NOTABLE = 1.0
-"""The smallest difference between clocks, in seconds, that is corrected. Smaller ones may be due to the latency of a
-reply."""
-
-
-def by_database(snapshots: Iterable[ServiceSnapshot], ahead: float) -> list[ServiceSnapshot]:
-    """Convert the times of leases and breakers to the database's clock. The dispatcher's clock is `ahead` seconds ahead
-    of the database's clock."""
-    if abs(ahead) < NOTABLE:
-        return list(snapshots)
-    return [
-        replace(
-            each,
-            leases=tuple(
-                replace(lease, granted_at=lease.granted_at - ahead, expires_at=lease.expires_at - ahead)
-                for lease in each.leases
-            ),
-            regions=tuple(
-                region if region.resting_until is None else replace(region, resting_until=region.resting_until - ahead)
-                for region in each.regions
-            ),
-        )
-        for each in snapshots
-    ]

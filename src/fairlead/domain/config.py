@@ -47,6 +47,8 @@ from fairlead.domain.config_types import (
     Weight,
 )
 from fairlead.domain.job import Priority
+from fairlead.domain.rate_config import Pool, PoolConfig, RateConfig, rate_of, rate_problem
+from fairlead.domain.rates import Rate
 from fairlead.domain.retry import Backoff, RetryPolicy
 from fairlead.domain.rules import MAIN_SHARD, Auto, Order, ServiceRules, Share
 from fairlead.domain.user_priority import UNKNOWN, UserPriority
@@ -69,6 +71,7 @@ class RegionConfig(Section):
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
     weight: Weight = 1.0
     pool: Name | None = None
+    rate: RateConfig | None = None
 
 
 class BreakerConfig(Section):
@@ -114,6 +117,8 @@ class ServiceConfig(Section):
     spill_after: Seconds | None = None
     breaker: BreakerConfig = BreakerConfig()
     user_limit: Annotated[int, Field(ge=1)] | None = None
+    rate: RateConfig | None = None
+    user_rate: RateConfig | None = None
     pool: Name | None = None
     shard: Name | None = None
     shards: dict[Name, ShareConfig] = {}
@@ -146,7 +151,7 @@ class ServiceConfig(Section):
     @model_validator(mode="after")
     def _one_way_to_execute(self) -> ServiceConfig:
         table = {way: getattr(self, way) for way in WAYS}
-        if problem := too_many_ways(table) or front_problem(self.model_dump(exclude_unset=True)):
+        if problem := too_many_ways(table) or front_problem(self.model_dump(exclude_unset=True)) or rate_problem(self):
             raise ValueError(problem)
         return self
 
@@ -274,6 +279,9 @@ class ServiceConfig(Section):
             },
             auto=self.auto,
             turns_only=self.turns_only,
+            rate=rate_of(self.rate),
+            user_rate=rate_of(self.user_rate),
+            region_rates={name: region.rate.rate for name, region in self.regions.items() if region.rate is not None},
         )
 
 
@@ -307,7 +315,7 @@ class UserConfig(PlanConfig):
 class Config(Section):
     services: dict[Name, ServiceConfig] = {}
     pipelines: dict[Name, list[Name]] = {}
-    pools: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = {}
+    pools: dict[Name, Pool] = {}
     shards: dict[Name, Annotated[str, StringConstraints(min_length=1, max_length=2000)]] = {}
     priority: PriorityConfig = PriorityConfig()
     plans: dict[Name, PlanConfig] = {}
@@ -328,6 +336,15 @@ class Config(Section):
         if feature in self.pipelines:
             return tuple(self.pipelines[feature])
         return (feature,) if feature in self.services else None
+
+    @property
+    def pool_limits(self) -> dict[str, int]:
+        return {name: pool.limit if isinstance(pool, PoolConfig) else pool for name, pool in self.pools.items()}
+
+    @property
+    def pool_rates(self) -> dict[str, Rate]:
+        tables = {name: pool.rate for name, pool in self.pools.items() if isinstance(pool, PoolConfig)}
+        return {name: rate.rate for name, rate in tables.items() if rate is not None}
 
     @cached_property  # read by every submit
     def turns_only(self) -> frozenset[str]:

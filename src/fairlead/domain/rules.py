@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from fairlead.domain.rates import Rate
+
 MAIN_SHARD = "main"
 """The shard of every service that names none: the in-memory dispatcher, or the Redis of REDIS_URL."""
 
@@ -107,7 +109,8 @@ EVERYTHING = Lanes(others=True)
 @dataclass(frozen=True, slots=True)
 class ServiceRules:
     """The rules of one service. A call needs a slot of its region, of the service and of the pool, within the limit per
-    user. With `auto`, `limit` is the initial limit in a declaration, and the current limit in the rules that apply.
+    user, and the rates of all of these. With `auto`, `limit` is the initial limit in a declaration, and the current
+    limit in the rules that apply.
 
     A service lives on one `shard`, or is split by band over several shards. `shares` then gives each of these shards
     its bands and its own limit. In the rules for the dispatcher of one of these shards, `part_on` names that shard.
@@ -144,6 +147,9 @@ class ServiceRules:
     auto: Auto | None = None
     # No executor: callers take its slots and do the work themselves.
     turns_only: bool = False
+    rate: Rate | None = None
+    user_rate: Rate | None = None
+    region_rates: Mapping[str, Rate] = field(default_factory=dict)
 
     @property
     def scope(self) -> str:
@@ -174,6 +180,8 @@ class Overridden:
 
     limit: int | None = None
     paused: bool | None = None
+    rate: Rate | None = None
+    user_rate: Rate | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,7 @@ class Rules:
     """Set in the rules of one shard: the declared services that use other shards only."""
     has_undeclared: bool = True
     """Whether the steps of services that are not declared wait on this shard. True for the main shard only."""
+    pool_rates: Mapping[str, Rate] = field(default_factory=dict)
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -224,7 +233,10 @@ class Rules:
         """The rules for the dispatcher of one shard."""
         parts = {name: part for name, rules in self.services.items() if (part := rules.on(shard)) is not None}
         elsewhere = frozenset(self.services.keys() - parts.keys())
-        return Rules(parts, self.pools, self.version, elsewhere=elsewhere, has_undeclared=shard == MAIN_SHARD)
+        main = shard == MAIN_SHARD
+        return Rules(
+            parts, self.pools, self.version, elsewhere=elsewhere, has_undeclared=main, pool_rates=self.pool_rates
+        )
 
     def shard_of(self, service: str, band: int) -> str:
         rules = self.services.get(service)

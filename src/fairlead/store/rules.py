@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from fairlead.domain.auto_limit import bounded
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import MAIN_SHARD, Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
-from fairlead.store.port import Adapt, DeclareServices
+from fairlead.store.port import Adapt, DeclareServices, Override
 
 _FIELDS = frozenset(field.name for field in fields(ServiceRules))
 # Fields that the first release does not know and fails on. They are written only if they differ from the default, so
@@ -29,6 +30,9 @@ _LATER: dict[str, Any] = {
     "region_weights": {},
     "pooled_regions": None,
     "turns_only": False,
+    "rate": None,
+    "user_rate": None,
+    "region_rates": {},
 }
 
 
@@ -36,7 +40,9 @@ def declaration_of(declare: DeclareServices) -> str:
     """Encode declared services and pools as JSON with sorted keys. Equal declarations give the same text, so declaring
     the same services again changes nothing."""
     services = sorted((_written(rules) for rules in declare.services), key=lambda rules: str(rules["service"]))
-    whole = {"services": services, "pools": dict(declare.pools)}
+    whole: dict[str, Any] = {"services": services, "pools": dict(declare.pools)}
+    if declare.pool_rates:  # the first releases fail on other keys
+        whole["pool_rates"] = {name: asdict(rate) for name, rate in declare.pool_rates.items()}
     return orjson.dumps(whole, default=sorted, option=orjson.OPT_SORT_KEYS).decode()  # bands are a set
 
 
@@ -52,9 +58,33 @@ def _read(service: dict[str, Any]) -> ServiceRules:
     }
     auto = None if known.get("auto") is None else Auto(**known["auto"])
     pooled = None if known.get("pooled_regions") is None else tuple(known["pooled_regions"])
-    return ServiceRules(
-        **{**known, "order": Order(known["order"]), "shares": shares, "auto": auto, "pooled_regions": pooled}
-    )
+    rates = {name: rate_read(known.get(name)) for name in ("rate", "user_rate")}
+    regions = _rates(known.get("region_rates", {}))
+    decoded = {"order": Order(known["order"]), "shares": shares, "auto": auto, "pooled_regions": pooled}
+    return ServiceRules(**{**known, **decoded, **rates, "region_rates": regions})
+
+
+def rate_read(rate: dict[str, Any] | None) -> Rate | None:
+    return None if rate is None else Rate(rate.get("requests"), rate.get("units"), rate["per"])
+
+
+def rate_json(rate: Rate | None) -> str | None:
+    return None if rate is None else orjson.dumps(asdict(rate)).decode()
+
+
+def overridden(before: tuple[Any, ...], override: Override) -> tuple[Any, ...]:
+    """The row of an override after a change: limit, pause, and both rates as JSON."""
+    limit, paused, *rates = before
+    limit = None if override.lift_limit else limit if override.limit is None else override.limit
+    new = (rate_json(override.rate), rate_json(override.user_rate))
+    kept = [
+        None if override.lift_rates else old if each is None else each for old, each in zip(rates, new, strict=True)
+    ]
+    return (limit, paused if override.paused is None else override.paused, *kept)
+
+
+def _rates(rates: dict[str, Any]) -> dict[str, Rate]:
+    return {name: rate for name, each in rates.items() if (rate := rate_read(each)) is not None}
 
 
 def adapted_row(adapt: Adapt) -> tuple[str, int | None, int, float | None, str]:
@@ -80,7 +110,8 @@ def _with_limit(rules: ServiceRules, adapted: Adapted | None) -> ServiceRules:
 
 
 def declared_of(declared: dict[str, Any]) -> DeclareServices:
-    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"])
+    rates = _rates(declared.get("pool_rates", {}))
+    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"], pool_rates=rates)
 
 
 def rules_of(answer: list[Any]) -> Rules:
@@ -91,14 +122,19 @@ def rules_of(answer: list[Any]) -> Rules:
     adapted = _adapted(adaptive, services)
     services = {name: _with_limit(rules, adapted.get(name)) for name, rules in services.items()}
     in_force: dict[str, Overridden] = {}
-    for name, limit, paused in overrides:
+    for name, limit, paused, *rates in overrides:
         if (rules := services.get(name)) is not None:
+            rate, user_rate = (rate_read(orjson.loads(each) if each else None) for each in rates)
             services[name] = replace(
                 rules,
                 limit=rules.limit if limit is None else limit,
                 paused=rules.paused if paused is None else bool(paused),
+                rate=rate or rules.rate,
+                user_rate=user_rate or rules.user_rate,
             )
             # The config cannot pause a service, so an override with paused = false changes nothing.
-            if limit is not None or paused:
-                in_force[name] = Overridden(limit, True if paused else None)
-    return Rules(services, declared["pools"], version, in_force, adapted)
+            if limit is not None or paused or rate or user_rate:
+                in_force[name] = Overridden(limit, True if paused else None, rate, user_rate)
+    return Rules(
+        services, declared["pools"], version, in_force, adapted, pool_rates=_rates(declared.get("pool_rates", {}))
+    )

@@ -15,6 +15,7 @@ from fairlead.domain.access import AuditRecord, Key
 from fairlead.domain.batch import Batch, BatchItem
 from fairlead.domain.job import Job
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Adapted, ServiceRules
 from fairlead.domain.transitions import (
     Adopt,
@@ -120,17 +121,21 @@ class DeclareServices:
     pools: Mapping[str, int]
     based_on: int | None = None
     moved: frozenset[str] = frozenset()
+    pool_rates: Mapping[str, Rate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Set the limit of one service, or pause or unpause it, until the override is lifted. A value of None leaves the
-    limit or the pause unchanged. Returns the resulting `Rules`."""
+    """Set the limit or a rate of one service, or pause or unpause it, until the override is lifted. A value of None
+    leaves the limit, the rate or the pause unchanged. Returns the resulting `Rules`."""
 
     service: str
     limit: int | None = None
     paused: bool | None = None
     lift_limit: bool = False
+    rate: Rate | None = None
+    user_rate: Rate | None = None
+    lift_rates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

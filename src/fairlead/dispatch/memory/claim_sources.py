@@ -19,18 +19,21 @@ from typing import NamedTuple
 from fairlead.dispatch.memory.service import ALL_BANDS, RETRIES, Pick, Service
 from fairlead.dispatch.port import Claim
 from fairlead.domain.fair_share import charge
+from fairlead.domain.rates import Window
 
 WORKER_MEMORY_S = 30.0
 """How long after its last claim a worker with unused budget is considered alive and waiting."""
 
 
 class Pool:
-    __slots__ = ("limit", "name", "outside", "passed_over", "services", "tags", "virtual_times")
+    __slots__ = ("limit", "name", "outside", "passed_over", "services", "tags", "virtual_times", "window")
 
     def __init__(self, scope: str) -> None:
         self.name = scope
         self.limit = 0
         self.services: list[Service] = []
+        self.window: Window | None = None
+        """What the pool's rate counts; None if it has no rate."""
         self.passed_over: set[str] = set()
         """Services whose worker got no slot because the slot was reserved for another worker. Their workers are woken
         at the next change."""
@@ -42,7 +45,9 @@ class Pool:
 
     @property
     def free(self) -> int:
-        return self.limit - sum(service.in_pool for service in self.services)
+        """How many more steps may be granted by the pool's limit and rate."""
+        free = self.limit - sum(service.in_pool for service in self.services)
+        return free if self.window is None else min(free, self.window.room())
 
     def granted(self, band: int, service: Service, region: str | None, estimate: int) -> None:
         if service.rules.in_pool(region):

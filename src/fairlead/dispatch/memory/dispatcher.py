@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 
+from fairlead.dispatch.database_clock import by_database
 from fairlead.dispatch.memory.claim_sources import PoolSource, ServiceSource, WaitingWorkers
-from fairlead.dispatch.memory.fair_queue import BAND, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
+from fairlead.dispatch.memory.fair_queue import BAND, COST, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
 from fairlead.dispatch.memory.leases import Leases
 from fairlead.dispatch.memory.positions import positions
+from fairlead.dispatch.memory.rate_operations import RateOperations
 from fairlead.dispatch.memory.service import Pick, Service
 from fairlead.dispatch.memory.snapshot import snapshot
 from fairlead.dispatch.memory.topology import Topology, Wakeups
@@ -31,14 +33,13 @@ from fairlead.dispatch.port import (
     Unserved,
     Wake,
     Withdrawal,
-    by_database,
 )
 from fairlead.domain.fair_share import SECOND, QueuePosition, micros
 from fairlead.domain.job import Hold
 from fairlead.domain.rules import Rules
 
 
-class MemoryDispatcher:
+class MemoryDispatcher(RateOperations):
     """Implements `Dispatcher` in memory. `clock` decides when leases, rests and holds end. `database` is the clock of
     the database, by which the times of holds and restored leases are given; by default it is `clock`. Both return
     seconds.
@@ -70,11 +71,10 @@ class MemoryDispatcher:
         self._workers = WaitingWorkers()
         self._wakeups = Wakeups(self._services)
 
-    async def start(self) -> None:
-        """Nothing to start."""
+    async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Nothing to close."""
+        self._disarm()
 
     async def reconnect(self) -> None: ...
 
@@ -195,7 +195,8 @@ class MemoryDispatcher:
             self._wakeups.touch(service)
 
     def _end_due(self, now: float) -> None:
-        """End the holds and rests whose time is over."""
+        """End the holds and rests whose time is over, and drop what rates no longer count."""
+        self._advance_rates(now)
         if now >= self._next_hold_end:
             self._end_holds(now)
         if now >= self._next_rest_end:
@@ -255,6 +256,8 @@ class MemoryDispatcher:
         if service.pool is not None:
             service.pool.granted(band, service, region, estimate)
         service.keep(lease, estimate)
+        if service.rates is not None:
+            service.rates.granted(lease, entry[COST], pooled=service.rules.in_pool(region))
         self._leases.keep(lease)
         self._wakeups.touch(service)
         return lease
@@ -305,6 +308,7 @@ class MemoryDispatcher:
 
     async def end_holds(self, now: float | None = None) -> int:
         ended = self._end_holds(self._clock() if now is None else now + self._ahead())
+        self._advance_rates(self._clock())
         self._announce()
         return ended
 
@@ -407,6 +411,8 @@ class MemoryDispatcher:
         expires_at = now + service.rules.lease_ttl
         kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope)
         service.resume(kept)
+        if service.rates is not None:
+            service.rates.restored(kept)
         self._leases.keep_restored(kept)
         self._wakeups.touch(service)
 
@@ -433,5 +439,7 @@ class MemoryDispatcher:
         """End an operation: wake workers for the services that the operation made runnable, and for the services in
         `again` that are still runnable."""
         runnable = self._wakeups.turned_runnable(again)
+        if self._topology.has_rates:
+            self._arm()
         if runnable and self._wake is not None:
             self._wake(frozenset(runnable))

@@ -19,6 +19,7 @@ from fairlead.dispatch.memory.fair_queue import (
     User,
     rekeyed,
 )
+from fairlead.dispatch.memory.rates import ServiceRates, fitting_regions, if_it_fits, rated_head
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
@@ -58,24 +59,8 @@ class Service:
     """One service with its lanes and regions. Slots in use are counted from the leases and holds, not stored."""
 
     __slots__ = (
-        "bands",
-        "breakers",
-        "default_cost",
-        "fifo",
-        "holds",
-        "leases",
-        "mean",
-        "measured",
-        "name",
-        "parked",
-        "pool",
-        "ready",
-        "region_slots",
-        "rules",
-        "runnable",
-        "scope",
-        "users",
-        "waiting",
+        "bands", "breakers", "default_cost", "fifo", "holds", "leases", "mean", "measured", "name", "parked", "pool",
+        "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, scope: Scope) -> None:
@@ -83,6 +68,7 @@ class Service:
         self.rules = rules
         self.scope = scope
         self.pool: Pool | None = None
+        self.rates: ServiceRates | None = None
         self.ready = False
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
@@ -106,6 +92,8 @@ class Service:
         """The number of waiting steps by priority. Retries that go first, and FIFO services, use other bands."""
         self.bands: list[FairBand] | list[FifoBand] = []
         """The bands with their queues. Empty until `take_rules` creates them."""
+        if self.rates is not None:
+            self.rates.clear()
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
@@ -122,10 +110,12 @@ class Service:
             for breaker in self.breakers.values():
                 breaker.reset()
         moved = [] if same else self._requeue_all()
+        if self.rates is not None:
+            self.rates.take_rules(rules)
         for user_id in sorted(self.parked):  # sorted, because the order in which users re-enter a band matters
-            self._park_or_unpark(self.users[user_id])
+            self.park_or_unpark(self.users[user_id])
         for user in self.users.values():
-            self._park_or_unpark(user)
+            self.park_or_unpark(user)
         return moved
 
     def _requeue_all(self) -> list[Entry]:
@@ -153,7 +143,9 @@ class Service:
 
     @property
     def free(self) -> int:
-        return self.rules.limit - len(self.leases) - len(self.holds)
+        """How many more steps may be granted by the limit and the rate."""
+        free = self.rules.limit - len(self.leases) - len(self.holds)
+        return free if self.rates is None else min(free, self.rates.own.room())
 
     @property
     def in_pool(self) -> int:
@@ -166,6 +158,8 @@ class Service:
     def region_free(self, region: str, more: int = 0) -> int:
         """How many slots of a region could be granted if `more` of its used slots became free."""
         free = self.rules.regions[region] - len(self.region_slots.get(region, ())) + more
+        if self.rates is not None:
+            free = min(free, self.rates.region_room(region))
         breaker = self.breakers.get(region)
         return free if breaker is None else breaker.grantable(free)
 
@@ -187,7 +181,7 @@ class Service:
     def _best_region(self, lane: str | None, regions: list[str], unserved: Unserved) -> str | None:
         """The first of `regions`, which are in order of preference, in which steps of the lane may run; or None."""
         within = self.allowed_regions(lane, unserved)
-        return regions[0] if within is None else next((region for region in regions if region in within), None)
+        return next((region for region in regions if within is None or region in within), None)
 
     def end_rests(self, now: int) -> float:
         """End the rests that are over, and the times for which a region is avoided. Returns the time at which the next
@@ -274,9 +268,9 @@ class Service:
         for number in bands:
             band = self.bands[number]
             if band.waiting:
-                head = band.head(None, self.parked)
+                head = band.head(None, self.parked) if self.rates is None else rated_head(self, band, None)
                 if head is not None:
-                    return (number, None, head[1], None)
+                    return if_it_fits(self, (number, None, head[1], None))
         return None
 
     def _pick_of_regions(
@@ -308,13 +302,14 @@ class Service:
                 (head, lane.queues[head[1]][0], name, region)
                 for name, lane in band.lanes.items()
                 if lane.queues
-                and (region := self._best_region(name, regions_in_turn, unserved)) is not None
-                and (head := band.head(name, self.parked)) is not None
+                and (head := rated_head(self, band, name)) is not None
+                and (fitting := fitting_regions(self, lane, head, regions_in_turn))
+                and (region := self._best_region(name, fitting, unserved)) is not None
             ]
             if heads:
                 is_global = number == RETRIES and heads[0][2] is None
                 first = heads[0] if is_global else min(heads)
-                return (number, first[2], first[0][1], first[3])
+                return if_it_fits(self, (number, first[2], first[0][1], first[3]))
         return None
 
     def _preference(self, region: str) -> tuple[bool, float, int]:
@@ -346,7 +341,7 @@ class Service:
         user.waiting -= 1
         user.running += 1
         if self.rules.user_limit is not None:
-            self._park_or_unpark(user)
+            self.park_or_unpark(user)
         for idle in band.overtaken():
             self.forget_if_idle(idle)
         return entry, user, estimate, charged
@@ -376,6 +371,8 @@ class Service:
         if granted is None:
             return None
         lease, estimate = granted
+        if self.rates is not None:
+            self.rates.ended(lease, release, micros(now))
         self._vacate(lease.name, lease.region)
         if lease.region is not None and self.rules.regions:
             if release.failed is not None:
@@ -395,16 +392,17 @@ class Service:
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         if self.parked:
-            self._park_or_unpark(user)
+            self.park_or_unpark(user)
         self.forget_if_idle(lease.user_id)
         return lease
 
     # -- users ---------------------------------------------------------------------------------------------------
 
-    def _park_or_unpark(self, user: User) -> None:
-        """Park the user if the user's limit is reached, and unpark the user otherwise."""
+    def park_or_unpark(self, user: User) -> None:
+        """Park the user if the user's limit or rate is reached, and unpark the user otherwise."""
         limit = self.rules.user_limit
-        if limit is not None and user.running >= limit:
+        at_rate = self.rates is not None and user.user_id in self.rates.parked
+        if at_rate or (limit is not None and user.running >= limit):
             self.parked.add(user.user_id)
         elif user.user_id in self.parked:
             self.parked.discard(user.user_id)
@@ -415,7 +413,7 @@ class Service:
         """Add a lease during a rebuild, and count it as a running step of its user."""
         user = self.user(lease.user_id, lease.weight)
         user.running += 1
-        self._park_or_unpark(user)
+        self.park_or_unpark(user)
         self.keep(lease, estimate=0)
 
     def forget_if_idle(self, user_id: str) -> None:

@@ -32,6 +32,7 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         else (),
         regions=tuple(_region(service, region) for region in sorted(rules.regions)),
         unbound=_waiting(service, lambda lane: service.allowed_regions(lane) is None) if rules.regions else (0, 0),
+        rates=() if service.rates is None else service.rates.uses(),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fairlead.dispatch.memory.claim_sources import Pool
 from fairlead.dispatch.memory.fair_queue import Entry
+from fairlead.dispatch.memory.rates import ServiceRates, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
 from fairlead.domain.rules import Rules, ServiceRules
 
@@ -33,6 +34,7 @@ class Topology:
         self.scopes: dict[str, Scope] = {}
         self._pools: dict[str, Pool] = {}
         self._version = -1
+        self.has_rates = False
 
     def service(self, name: str) -> Service:
         """The service of this name. Steps of a service unknown to the rules are queued with a limit of 0."""
@@ -78,6 +80,20 @@ class Topology:
                 service.pool = self._pools.setdefault(scope, Pool(scope))
                 service.pool.limit = rules.pools.get(service.rules.pool, 0)
                 service.pool.services.append(service)
+        self._assign_rates(rules)
+
+    def _assign_rates(self, rules: Rules) -> None:
+        windows = pool_windows(rules, {name: pool.window for name, pool in self._pools.items() if pool.window})
+        for name, pool in self._pools.items():
+            pool.window = windows.get(name)
+        for service in self.services.values():
+            window = None if service.pool is None else service.pool.window
+            if service.rates is None and needs_rates(service.rules, window):
+                service.rates = ServiceRates(service.rules)
+            if service.rates is not None:
+                service.rates.pool = window
+                service.rates.pool_rate = rules.pool_rates.get(service.rules.pool or "")
+                self.has_rates = True
 
     def clear_pool(self, scope: str) -> None:
         """Reset the virtual times by which services share the pool, if this scope is a pool."""

@@ -35,7 +35,9 @@ SLOTS_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 64
 """The maximum number of connections of a process. Further calls wait for a connection."""
 
-WRITING = frozenset({"exchange", "offer", "withdraw", "promote", "release", "hold", "end_holds", "expired", "snapshot"})
+WRITING = frozenset(
+    {"exchange", "offer", "withdraw", "promote", "release", "hold", "end_holds", "expired", "snapshot", "sent", "rest"}
+)
 """Scripts that always write: a server that executes them is not a replica."""
 
 Command = tuple[str | bytes | int, ...]

@@ -15,9 +15,11 @@ from typing import Any
 import orjson
 
 from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeState, ServiceSnapshot, UserQueue
+from fairlead.dispatch.redis.rates import named, rate_use, rates_fields
 from fairlead.dispatch.redis.servers import identity_of
 from fairlead.domain.fair_share import DEFAULT_COST, SECOND, QueuePosition, micros
 from fairlead.domain.job import Hold
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
 
 _SMALL = [bytes([number]) for number in range(128)]
@@ -67,7 +69,7 @@ def texts(values: Sequence[bytes]) -> list[str]:
     return [value.decode() for value in values]
 
 
-def rules_json(rules: ServiceRules) -> bytes:
+def rules_json(rules: ServiceRules, pool_rate: Rate | None = None) -> bytes:
     fields: dict[str, object] = {
         "limit": rules.limit,
         "fifo": rules.order is Order.FIFO,
@@ -87,6 +89,8 @@ def rules_json(rules: ServiceRules) -> bytes:
         fields["partial"] = rules.pooled_regions is not None
     if rules.user_limit is not None:
         fields["user_limit"] = rules.user_limit
+    if rates := rates_fields(rules, pool_rate):
+        fields["rates"] = rates
     return orjson.dumps(fields)
 
 
@@ -130,11 +134,12 @@ def _packed_rest(
 
 def release_args(releases: Iterable[Release]) -> list[Arg]:
     """Encode the releases as arguments, in order. Consecutive releases that differ only in the lease are combined. The
-    outcome is a digit, followed by the units used, if known."""
+    outcome is a digit, followed by the units used, if known. A lease is followed by a byte 1 and the time after which
+    its call was sent, if known."""
     args: list[Arg] = []
     for (service, refund, failed, used), some in itertools.groupby(releases, _service_and_outcome):
         outcome = "1" if refund else _OUTCOMES[failed] if used is None else f"{_OUTCOMES[failed]}{micros(used)}"
-        args += (service, outcome, NUL.join([release.lease for release in some]))
+        args += (service, outcome, NUL.join([named(release) for release in some]))
     return args
 
 
@@ -152,6 +157,7 @@ def lease_args(leases: Iterable[Lease]) -> list[Arg]:
         args += (
             lease.name, lease.job_id, lease.step, lease.run, lease.service, lease.user_id, lease.worker,
             micros(lease.granted_at), lease.region or "", _weight(lease.weight), lease.band,
+            "" if lease.cost is None else micros(lease.cost),
         )  # fmt: skip
     return args
 
@@ -178,7 +184,7 @@ def grants(reply: Sequence[Any], worker: str, scope: str) -> list[Lease]:
             name.decode(), job_id.decode(), step, run, services[number][0], user_id.decode(), worker, granted,
             services[number][1], None if region is None else region.decode(), charged, float(weight), band, scope,
         )
-        for name, job_id, step, run, number, user_id, region, charged, weight, band in _rows(reply[11:], 10)
+        for name, job_id, step, run, number, user_id, region, charged, weight, band in _rows(reply[12:], 10)
     ]  # fmt: skip
 
 
@@ -228,6 +234,7 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         users,
         regions,
         unbound,
+        rates,
     ) = row
     service = name.decode()
     bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
@@ -245,6 +252,7 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         users=tuple(sorted(map(_user_queue, users), key=lambda queue: (queue.band, queue.tag, queue.user_id))),
         regions=tuple(map(_region, regions)),
         unbound=tuple(unbound) if unbound else (0, 0),
+        rates=tuple(rate_use(rate, scope.removeprefix("pool:")) for rate in rates),
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
+from fairlead.dispatch.database_clock import by_database
 from fairlead.dispatch.port import (
     Claim,
     Lease,
@@ -21,7 +22,6 @@ from fairlead.dispatch.port import (
     Unserved,
     Wake,
     Withdrawal,
-    by_database,
 )
 from fairlead.dispatch.redis import codec
 from fairlead.dispatch.redis.claims import Claims, RemoteWakeups
@@ -29,6 +29,7 @@ from fairlead.dispatch.redis.client import ScriptCall
 from fairlead.dispatch.redis.codec import Arg, joined, names, texts
 from fairlead.dispatch.redis.connection import CLOSE_S
 from fairlead.dispatch.redis.keys import scope_mark
+from fairlead.dispatch.redis.rate_operations import RateOperations
 from fairlead.dispatch.redis.script_runner import ScriptRunner
 from fairlead.dispatch.redis.servers import Admit
 from fairlead.domain.fair_share import SECOND, QueuePosition, micros
@@ -42,7 +43,7 @@ OUTDATED = -2
 _OfService = TypeVar("_OfService", Offer, Withdrawal, Promotion, Hold)
 
 
-class RedisDispatcher:
+class RedisDispatcher(RateOperations):
     """Implements `Dispatcher` on Redis. Its clock is the server's; tests may pass `clock`, in seconds. `database` is
     the clock of the database, by which the times of holds and restored leases are given; by default it is `clock` or
     the clock of this machine.
@@ -60,11 +61,12 @@ class RedisDispatcher:
         database: Callable[[], float] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        self._database = database or clock or time.time
+        self._database: Callable[[], float] = database or clock or time.time
         self._scopes = ScriptRunner(url, prefix, clock, admit)
         self._claims = Claims(self._scopes)
         self._wakeups = RemoteWakeups(self._scopes, self._claims, wake=self._wake_for)
         self._wake: Wake | None = None
+        self._set_timers()
 
     async def start(self) -> None:
         """Subscribe to wakeups from other processes, in the background."""
@@ -72,6 +74,7 @@ class RedisDispatcher:
 
     async def close(self) -> None:
         await self._wakeups.close()
+        await self._close_timers()
         with contextlib.suppress(Unavailable, TimeoutError):  # the registration then expires by itself
             async with asyncio.timeout(CLOSE_S):
                 await self._claims.stop_waiting()
@@ -399,7 +402,7 @@ def _rules_args(rules: Rules, names: Sequence[str]) -> list[Arg]:
         service = rules.services[name]
         if service.pool is not None:
             args[1] = rules.pools.get(service.pool, 0)
-        args += (name, codec.rules_json(service))
+        args += (name, codec.rules_json(service, rules.pool_rates.get(service.pool or "")))
     return args
 
 

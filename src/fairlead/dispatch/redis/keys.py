@@ -12,11 +12,13 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
 
     meta       epoch, open (1; 0: being rebuilt; lost: a key has vanished and a rebuild is due), version, services,
                pool_limit, counter (of lease names), and rules:<service>, state:<service>, kept:<service> (in the
-               formats of include/scope.lua), pool (the fair share of its services)
+               formats of include/scope.lua), pool (the fair share of its services), rates (include/rates.lua)
     waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget
     entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
     onlease    job -> its leases: name and run of each
+    rates      of services with a rate for each user: service NUL user -> the user's window
+    rated      the same users by the time at which their window has to be looked at
 
 One of each per service, `...:s:<service>:...`. `lane` is a band followed by `-` (unbound), `=<region>`, several regions
 as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+us`. Numbers have a fixed width:
@@ -26,7 +28,8 @@ as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+
     line       the queues: lane NUL user order job, likewise; members sort by user and then by order
     seqs       of FIFO lanes: lane NUL seq job, for exact positions
     idle       users with nothing waiting or running but a debt: band virtual-time user
-    leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate, expires
+    leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate, expires; if a
+               rate counts it: its windows, units, when it was sent
     holds      key -> job, region, until, band
     ends       holds by their end
     slots      leases and holds bound to a region: region NUL name
@@ -42,6 +45,7 @@ from collections.abc import Iterable
 
 _OF_SCOPE = ("meta", "waiters", "workers", "entries", "onlease")
 _OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "holds", "ends", "slots")
+_OF_RATES = ("rates", "rated")
 _MARK_DIGITS = 10
 
 
@@ -69,6 +73,7 @@ def keys_of(prefix: str, scope: str, services: Iterable[str]) -> list[str]:
     """All keys of a scope, in the order expected by `scripts/include/scope.lua`."""
     keys = [scope_key(prefix, scope, name) for name in _OF_SCOPE]
     keys += [scope_key(prefix, scope, f"s:{service}:{name}") for service in services for name in _OF_SERVICE]
+    keys += [scope_key(prefix, scope, name) for name in _OF_RATES]
     return keys
 
 

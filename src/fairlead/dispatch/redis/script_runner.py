@@ -16,6 +16,7 @@ from fairlead.dispatch.redis.client import ScriptCall, ScriptClient, SyncScriptC
 from fairlead.dispatch.redis.codec import NUL, Arg, joined, names
 from fairlead.dispatch.redis.errors import is_script_failure
 from fairlead.dispatch.redis.keys import keys_of, scope_key, scopes_key
+from fairlead.dispatch.redis.rates import DUE, RateTimers
 from fairlead.dispatch.redis.servers import Admit
 from fairlead.domain.fair_share import micros
 from fairlead.domain.rules import Rules, ServiceRules
@@ -46,6 +47,7 @@ class ScriptRunner:
         self._sync_is_stale = False
         self._sync_lock = threading.Lock()
         self._keys: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.timers: RateTimers | None = None
         self._current: list[str] | None = None
 
     @property
@@ -161,6 +163,10 @@ class ScriptRunner:
             await self._mark_lost(broken)
         if failures and (failed is None or not done):
             raise next(iter(failures.values()))
+        if self.timers is not None and (at := DUE.get(script)):
+            for scope, reply in done.items():
+                if len(reply) > at and reply[at]:
+                    self.timers.set(scope, reply[at])
         if failed is not None:
             failed |= failures
         return done

@@ -45,7 +45,7 @@ class SyncRulesLoop:
         self._stalled_queues = stalled_queues
         self._leader_checks = Interval(CHECK_LEADERS_EVERY)
         services = tuple(service.rules(name) for name, service in parts.config.services.items())
-        self._declaration = DeclareServices(services, parts.config.pools)
+        self._declaration = DeclareServices(services, parts.config.pool_limits, pool_rates=parts.config.pool_rates)
 
     async def declare(self) -> None:
         """Write the services of the configuration to the database. The configuration of a process that accepts jobs has
@@ -89,7 +89,9 @@ class SyncRulesLoop:
             return rules
         declared = await self._store.declared()
         pools = {**self._declaration.pools, **declared.pools}
-        return await self._write(DeclareServices((*declared.services, *missing), pools), rules) or rules
+        pool_rates = {**self._declaration.pool_rates, **declared.pool_rates}
+        added = DeclareServices((*declared.services, *missing), pools, pool_rates=pool_rates)
+        return await self._write(added, rules) or rules
 
     async def _write(self, declaration: DeclareServices, rules: Rules) -> Rules | None:
         """Write the declaration. Returns the new rules, or None if `rules` are outdated. The same commit raises the

@@ -72,12 +72,13 @@ UPDATE fairlead.rules SET version = version + 1, declared = $1 WHERE declared <>
 
 -- name: override_of
 -- $1: service. Its current override.
-SELECT slots, paused FROM fairlead.service_override WHERE service = $1
+SELECT slots, paused, rate, user_rate FROM fairlead.service_override WHERE service = $1
 
 -- name: override
--- $1: service, $2: limit, $3: paused.
-INSERT INTO fairlead.service_override VALUES ($1, $2, $3)
-    ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused
+-- $1: service, $2: limit, $3: paused, $4: rate, $5: user rate, both as JSON.
+INSERT INTO fairlead.service_override (service, slots, paused, rate, user_rate) VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused, rate = excluded.rate,
+        user_rate = excluded.user_rate
 
 -- name: adapted_of
 -- $1: service. Its automatic limit.

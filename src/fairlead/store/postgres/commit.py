@@ -51,7 +51,7 @@ from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, micros, micros_by
-from fairlead.store.rules import adapted_row, declaration_of, rules_of
+from fairlead.store.rules import adapted_row, declaration_of, overridden, rules_of
 
 
 class Undone(Exception):
@@ -165,14 +165,14 @@ class Commit:
 
     async def _override(self, indexes: list[int]) -> None:
         for index in indexes:
-            override: Any = self._batch[index]
+            override = self._batch[index]
+            assert isinstance(override, Override)
             if not await self._lock_rules_of(override.service):
                 self._outcomes[index] = UNDECLARED
                 continue
             rows = await self._ask("override_of", override.service)
-            before = tuple(rows[0]) if rows else (None, None)
-            limit = None if override.lift_limit else before[0] if override.limit is None else override.limit
-            after = (limit, before[1] if override.paused is None else override.paused)
+            before = tuple(rows[0]) if rows else (None, None, None, None)
+            after = overridden(before, override)
             if before != after:
                 await self._ask("override", override.service, *after)
                 await self._ask("raise_version")

@@ -97,10 +97,11 @@ CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
 ) END
 
 -- name: rules
--- The version, the declaration, [[service, limit, paused], …], and [[service, limit, best latency, history], …];
+-- The version, the declaration, [[service, limit, paused, rate, user rate], …], and [[service, limit, best latency, history], …];
 -- Read by `rules.rules_of`.
 SELECT version, declared, (
-    SELECT coalesce(json_agg(json_build_array(service, slots, paused)), '[]')::text FROM fairlead.service_override
+    SELECT coalesce(json_agg(json_build_array(service, slots, paused, rate, user_rate)), '[]')::text
+    FROM fairlead.service_override
 ), (
     SELECT coalesce(json_agg(json_build_array(service, slots, best, history::json)), '[]')::text
     FROM fairlead.adaptive_limit

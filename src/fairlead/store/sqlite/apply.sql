@@ -68,7 +68,8 @@ BEGIN
     END FROM rules;
 END;
 
--- body: [service, limit, paused, lift_limit]. Writes nothing for an undeclared service.
+-- body: [service, limit, paused, lift_limit, rate, user_rate, lift_rates], the rates as JSON texts. Writes nothing for an
+-- undeclared service.
 CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON batch WHEN NEW.kind = 'override'
 BEGIN
     INSERT INTO service_override (service, slots, paused)
@@ -82,10 +83,14 @@ BEGIN
         AND (
             slots IS NOT iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots))
             OR paused IS NOT coalesce(NEW.body ->> 2, paused)
+            OR rate IS NOT iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 4, rate))
+            OR user_rate IS NOT iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 5, user_rate))
         )
     );
     UPDATE service_override SET
-        slots = iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots)), paused = coalesce(NEW.body ->> 2, paused)
+        slots = iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots)), paused = coalesce(NEW.body ->> 2, paused),
+        rate = iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 4, rate)),
+        user_rate = iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 5, user_rate))
         WHERE service = NEW.body ->> 0;
     INSERT INTO answer SELECT 'override', CASE
         WHEN EXISTS (

@@ -45,10 +45,10 @@ json_array(
 )
 
 -- name: rules
--- [version, declaration, [[service, limit, paused], …], [[service, limit, best latency, history], …]];
+-- [version, declaration, [[service, limit, paused, rate, user rate], …], [[service, limit, best latency, history], …]];
 -- Read by `rules.rules_of`.
 (SELECT json_array(version, json(declared), (
-    SELECT json_group_array(json_array(service, slots, paused)) FROM service_override
+    SELECT json_group_array(json_array(service, slots, paused, rate, user_rate)) FROM service_override
 ), (
     SELECT json_group_array(json_array(service, slots, best, json(history))) FROM adaptive_limit
 )) FROM rules)

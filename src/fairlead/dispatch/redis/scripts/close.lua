@@ -26,5 +26,28 @@ if scope.pool then
   fields[#fields + 1] = 'pool'
   fields[#fields + 1] = pack(pool)
 end
+if scope.rates then
+  -- What the windows count is restored from the database; rests are learned again.
+  call('UNLINK', KEYS[#KEYS - 1], KEYS[#KEYS])
+  local windows = scope.rates.p and { scope.rates.p } or {}
+  for _, of in pairs(scope.rates.s) do
+    of.m = false
+    windows[#windows + 1] = of.o
+    for _, window in pairs(of.r) do
+      windows[#windows + 1] = window
+    end
+  end
+  for _, window in ipairs(windows) do
+    for at = #window, 9, -1 do
+      window[at] = nil
+    end
+    for at = 4, 8 do
+      window[at] = 0
+    end
+  end
+  scope.rates.n = 0
+  fields[#fields + 1] = 'rates'
+  fields[#fields + 1] = pack(scope.rates)
+end
 call_many('HSET', META, fields, 2)
 return { 1 }

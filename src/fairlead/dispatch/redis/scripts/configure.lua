@@ -8,20 +8,28 @@
 --   ARGV[8..] per service: name, and rules as JSON {limit, fifo, paused, retries_first, ttl and cost in µs,
 --             user_limit or absent, regions as a list of [name, limit] by name, breaker and breaker_rest in µs};
 --             optionally `more`, a list of [weight or false, whether in the pool] per region, and `partial` if some
---             regions are outside the pool
+--             regions are outside the pool; `rates`: {own, user, pool, regions by name}, each a list of requests,
+--             units in millionths (2^52: unlimited) and per in µs, or absent
 --
--- Returns {0, services for which to wake this process, joined by NUL}.
+-- Returns {0, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
---- @include queues
---- @include regions
---- @include moves
---- @include pick
---- @include save
-
-local version = tonumber(ARGV[5])
+local version, rules_by_name = tonumber(ARGV[5]), {}
 if scope.version and version < scope.version then
   return { 0, '' }
 end
+for i = 8, #ARGV, 2 do
+  local rules = cjson.decode(ARGV[i + 1])
+  rules_by_name[ARGV[i]] = rules
+  if rules.rates and not scope.rates then
+    scope.rates = { s = {}, n = 0, p = false }
+  end
+end
+--- @include queues
+--- @include regions
+--- @include rates
+--- @include moves
+--- @include pick
+--- @include save
 
 local function each_user(service, visit)
   each_stored_user(service, function(user_id) visit(user_of(service, user_id)) end)
@@ -89,7 +97,31 @@ local function shape(service)
 end
 
 local fields = { 'version', ARGV[5], 'services', ARGV[7] }
-local function change(service, rules, breaker, breaker_rest)
+-- Apply the rates of a service. Returns whether the rate of each user has changed: then all users are looked at again.
+local function change_rates(service, new)
+  if not rates or (new == NONE and not rates.state.s[service.name]) then
+    return false
+  end
+  local of = rates.rates_of(service.name)
+  local function text(rate)
+    return rate and table.concat(rate, ' ') or ''
+  end
+  rates.take_rate(of.o, new.own)
+  for region, window in pairs(of.r) do
+    rates.take_rate(window, new.regions and new.regions[region])
+  end
+  for region, rate in pairs(new.regions or NONE) do
+    of.r[region] = of.r[region] or rates.new_window(rate)
+  end
+  if text(of.u) == text(new.user) then
+    return false
+  end
+  of.u = new.user or false
+  rates.reset_users(service, of.u)
+  return true
+end
+
+local function change(service, rules, breaker, breaker_rest, new_rates)
   local old_shape, old_limit = shape(service), service.user_limit
   take_rules(service, unpack(rules))
   service.breaker, service.breaker_rest = breaker, breaker_rest
@@ -106,7 +138,13 @@ local function change(service, rules, breaker, breaker_rest)
   if shape(service) ~= old_shape then
     requeue_all(service)
   end
-  if service.user_limit ~= old_limit then
+  local new_user_rate = new_rates and change_rates(service, new_rates)
+  if new_user_rate then
+    each_user(service, function(user)
+      user[PARKED] = type(user[PARKED]) == 'number' and 0 or user[PARKED]
+    end)
+  end
+  if service.user_limit ~= old_limit or new_user_rate then
     park_or_unpark_all(service)
   end
   fields[#fields + 1] = 'rules:' .. service.name
@@ -137,17 +175,12 @@ local function without_slots(service)
   return rules
 end
 
-local rules_by_name = {}
-for i = 8, #ARGV, 2 do
-  rules_by_name[ARGV[i]] = ARGV[i + 1]
-end
 for _, service in ipairs(services) do
-  local json = rules_by_name[service.name]
-  if json then
-    local r = cjson.decode(json)
-    change(service, rules_from(r), r.breaker, r.breaker_rest)
+  local r = rules_by_name[service.name]
+  if r then
+    change(service, rules_from(r), r.breaker, r.breaker_rest, r.rates or NONE)
   elseif service.limit ~= 0 then
-    change(service, without_slots(service), service.breaker, service.breaker_rest)
+    change(service, without_slots(service), service.breaker, service.breaker_rest, false)
   end
 end
 
@@ -162,5 +195,14 @@ if scope.pool_limit then
 else
   call('HDEL', META, 'pool_limit')
 end
+if rates then
+  local rate = false
+  for _, r in pairs(rules_by_name) do
+    rate = rate or r.rates and r.rates.pool or false
+  end
+  local window = rates.state.p
+  rates.state.p = rate and (window and rates.take_rate(window, rate) or rates.new_window(rate))
+  rates.changed()
+end
 call('HSET', META, unpack(fields))
-return { 0, wake(save()) }
+return { 0, wake(save()), rates_due() }

@@ -14,19 +14,22 @@
 --   ARGV[14]  what to grant: empty: anything; `turns`: steps while the next one is a turn; else this job only
 --   ARGV[15..]  the releases, as release_all in include/grant.lua
 --
--- Returns {0, turned, runnable, reserved, state, more, wakeups, waits, others wait, now, services}, then the leases:
+-- Returns {0, turned, runnable, reserved, state, more, wakeups, waits, others wait, now, services, rates}, then the
+-- leases:
 --   turned    services that became runnable;  runnable: those that are
 --   reserved  services for whose workers slots were reserved;  state: for the claim's next call
 --   more      1 if the claim could take another step
 --   wakeups   services for which to wake this process, if this is the whole claim
 --   waits     1 if this process is now registered as waiting;  others wait: 1 if other processes are
 --   services  of the leases: name, and when they expire
+--   rates     µs until a rate may allow further steps, as text, or empty
 --   leases    ten values each: name, job, step, run, index of the service, user, region, charge, weight, band
 -- Services are joined by NUL.
---- @const HEADER 11
+--- @const HEADER 12
 --- @include scope
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include pick
 --- @include grant
 --- @include holds
@@ -54,12 +57,15 @@ end
 if not scope.lost then
   release_all(15)
   end_holds(now)
+  if rates then
+    rates.advance()
+  end
 end
 for _, service in ipairs(services) do
   refresh(service)
 end
 
-local reply, count, taken, granted = { 0, '', '', '', '', 0, '', 0, 0, now, '' }, 0, {}, {}
+local reply, count, taken, granted = { 0, '', '', '', '', 0, '', 0, 0, now, '', '' }, 0, {}, {}
 local jobs, lease_names, runs, of_services, number_of = {}, {}, {}, {}, {}
 
 -- The values that the leases of a service share are returned once.
@@ -73,12 +79,18 @@ local function first_lease(service)
 end
 
 local first_of_name = format('%d:', scope.epoch or 0)
-local function issue(service, job, step, run, user, estimate, charged, band, region)
+local function issue(service, job, step, run, user, estimate, charged, band, region, cost)
+  local mask, units
+  if rates then
+    mask, units = rates.granted(service, user[ID], region, cost)
+  end
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
   local name = first_of_name .. scope.counter .. ARGV[13]
   keep_lease(service, name, region,
-    pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires))
+    mask and pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires, mask,
+      units, false)
+      or pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires))
   jobs[count], lease_names[count], runs[count] = job, name, run
   reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, job, step, run
   reply[n + 5], reply[n + 6], reply[n + 7] = number_of[service] or first_lease(service), user_id, region
@@ -88,7 +100,7 @@ end
 -- Functions that only some scopes need are created only in those branches: creating a function costs 0.3 µs per call of
 -- the script.
 local single, passed_over, reserved = by_name[claimed[1]], {}, {}
-local only, admits = ARGV[14], nil
+local only, admits, more = ARGV[14], nil, 0
 if only ~= '' then
   admits = function(service, chosen)
     local job = sub(first_queued(service, chosen.lane, chosen.user), 18)
@@ -110,7 +122,8 @@ if scope.pool_limit then
   while chosen and (not admits or admits(service, chosen)) do
     local entry, user, estimate, charged = take(service, chosen, taken)
     pool_granted(chosen.band, service, chosen.region, estimate)
-    issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
+    issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false,
+      entry.cost)
     chosen = nil
     if count < room then
       service, chosen = next_of_pool(state)
@@ -126,7 +139,10 @@ if scope.pool_limit then
   end
   call('HSET', WORKERS, 's:' .. worker_name, ARGV[11] == '-' and 0 or math.max(0, room - count))
   reply[5] = pack({ state.reserved, state.reserved_for })
-elseif single and (single.regional or admits) then
+elseif single and rates and not (single.ready or single.touched) then
+  -- Its first step does not fit; another band's must not go before it.
+  more = 0
+elseif single and (single.regional or admits or rates and rates.one_by_one(single)) then
   -- Step by step, because each grant may change which step is next.
   while count < room do
     local chosen = pick(single, worker.bands, worker.regions, nil, worker.unserved)
@@ -134,13 +150,16 @@ elseif single and (single.regional or admits) then
       break
     end
     local entry, user, estimate, charged = take(single, chosen, taken)
-    issue(single, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false)
+    issue(single, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false,
+      entry.cost)
   end
 elseif single then
   --- @include many
   take_many(single, worker.bands, room, issue)
 end
-local more = 0
+if rates then
+  rates.peek(true) -- a look ahead parks no user
+end
 if not whole and count >= room then
   local pool_full = scope.pool_limit and pool_free() <= 0
   for _, name in ipairs(claimed) do
@@ -152,6 +171,9 @@ if not whole and count >= room then
       end
     end
   end
+end
+if rates then
+  rates.peek(false)
 end
 call_many('HDEL', ENTRIES, taken)
 record_granted(jobs, lease_names, runs)
@@ -165,6 +187,7 @@ for _, service in ipairs(services) do
     runnable[#runnable + 1] = service.name
   end
 end
+reply[12] = rates_due()
 reply[2], reply[3] = table.concat(turned_list, '\0'), table.concat(runnable, '\0')
 reply[4], reply[6], reply[11] = table.concat(reserved, '\0'), more, table.concat(of_services, '\0')
 if not whole then

@@ -13,7 +13,13 @@ for i = 5, #ARGV do
 end
 
 -- The packed lease, expiring now.
-local function expiring(job, step, run, user, worker, granted, region, charged, weight, band, estimate)
+local function expiring(
+  job, step, run, user, worker, granted, region, charged, weight, band, estimate, _, mask, units, sent_at
+)
+  if mask then
+    return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now, mask, units,
+      sent_at)
+  end
   return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now)
 end
 

@@ -5,8 +5,8 @@
 --   ARGV[6]            the database's clock in µs
 --   ARGV[7..]          per hold: key, job, service, region or empty, until in µs, band
 --
--- Returns {0, services for which to wake this process, joined by NUL}; or {-2, ''}, without any change, if newer rules
--- than the caller's have moved a service out of this scope.
+-- Returns {0, services for which to wake this process, joined by NUL, rates_due()}; or {-2, ''}, without any change, if
+-- newer rules than the caller's have moved a service out of this scope.
 --- @include scope
 --- @include outdated
 for i = 9, outdated and #ARGV or 0, 6 do
@@ -19,6 +19,7 @@ if scope.lost then
 end
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include pick
 --- @include grant
 --- @include holds
@@ -27,4 +28,4 @@ end
 for i = 7, #ARGV, 6 do
   keep_hold(i, now - tonumber(ARGV[6]))
 end
-return { 0, wake(save()) }
+return { 0, wake(save()), rates_due() }

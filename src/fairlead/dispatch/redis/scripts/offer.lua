@@ -5,8 +5,8 @@
 --   ARGV[5]            the version of the caller's rules, or empty
 --   ARGV[6..]          per offer: job, and its other values as they are stored (entries in keys.py)
 --
--- Returns {number of offers not ignored, services for which to wake this process, joined by NUL}; or {-2, ''}, without
--- any change, if newer rules than the caller's have moved a service out of this scope.
+-- Returns {number of offers not ignored, services for which to wake this process, joined by NUL, rates_due()}; or
+-- {-2, ''}, without any change, if newer rules than the caller's have moved a service out of this scope.
 --- @include scope
 local function service_of(packed)
   local _, _, name = unpack_of(packed)
@@ -25,6 +25,7 @@ if scope.lost then
 end
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include moves
 --- @include pick
 --- @include save
@@ -85,4 +86,4 @@ for i = 1, count do
   end
 end
 write_many(ENTRIES, written, true)
-return { newer, wake(save()) }
+return { newer, wake(save()), rates_due() }

@@ -3,10 +3,12 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5]            the rebuild's epoch
 --
--- Returns {1 if the scope is open at this epoch else 0, services for which to wake this process, joined by NUL}.
+-- Returns {1 if the scope is open at this epoch else 0, services for which to wake this process, joined by NUL,
+-- rates_due()}.
 --- @include scope
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include pick
 --- @include save
 
@@ -21,4 +23,4 @@ call('HSET', META, 'open', '1')
 for _, service in ipairs(services) do
   touch(service)
 end
-return { 1, wake(save()) }
+return { 1, wake(save()), rates_due() }

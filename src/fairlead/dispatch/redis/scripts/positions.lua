@@ -20,6 +20,7 @@
 --- @include scope
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include lanes
 --- @include moves
 

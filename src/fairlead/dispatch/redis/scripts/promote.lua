@@ -4,13 +4,14 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per promotion: job, run, band
 --
--- Returns {number of steps moved, services for which to wake this process, joined by NUL}.
+-- Returns {number of steps moved, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
 if scope.lost then
   return { 0, '' } -- the rebuild loads the state from the database
 end
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include moves
 --- @include pick
 --- @include save
@@ -31,4 +32,4 @@ for i = 5, #ARGV, 3 do
     moved = moved + 1
   end
 end
-return { moved, wake(save()) }
+return { moved, wake(save()), rates_due() }

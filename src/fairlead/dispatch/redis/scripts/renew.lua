@@ -20,7 +20,11 @@ end
 -- The packed lease with a new expiry; nil if another worker holds it.
 local function renewed(expires, job, step, run, user, worker, ...)
   if worker == ARGV[5] then
-    local granted, region, charged, weight, band, estimate = ...
+    local granted, region, charged, weight, band, estimate, _, mask, units, sent_at = ...
+    if mask then
+      return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires, mask, units,
+        sent_at)
+    end
     return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires)
   end
 end

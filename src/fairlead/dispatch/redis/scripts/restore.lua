@@ -5,13 +5,14 @@
 --   ARGV[6]            the last digits of the scope's lease names
 --   ARGV[7]            the database's clock in µs, by which the times below are given
 --   ARGV[8]            the number of leases; then per lease: name, job, step, run, service, user, worker, granted in
---                      µs, region or empty, weight, band
+--                      µs, region or empty, weight, band, cost in millionths or empty
 --   then per hold:     key, job, service, region or empty, until in µs, band
 --
 -- Returns {1 if the scope is closed by this rebuild else 0, ''}. Nothing is runnable in a closed scope.
 --- @include scope
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include pick
 --- @include grant
 --- @include holds
@@ -45,8 +46,14 @@ for _ = 1, tonumber(ARGV[8]) do
     local charged, estimate, expires = 0, 0, now + service.ttl
     expires_by(service, expires)
     touch(service)
+    local mask, units
+    if rates then
+      mask, units = rates.granted(service, user[ID], region, tonumber(ARGV[at + 11]))
+    end
     keep_lease(service, name, region,
-      pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires))
+      mask and pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires, mask,
+        units, false)
+        or pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires))
     advance_counter(name)
     if recorded[job] then
       record_granted({ job }, { name }, { run })
@@ -55,10 +62,10 @@ for _ = 1, tonumber(ARGV[8]) do
       jobs[#jobs + 1], lease_names[#lease_names + 1], runs[#runs + 1] = job, name, run
     end
   end
-  at = at + 11
+  at = at + 12
 end
 record_granted(jobs, lease_names, runs)
 for i = at, #ARGV, 6 do
   keep_hold(i, ahead)
 end
-return { 1, wake(save()) }
+return { 1, wake(save()), rates_due() }

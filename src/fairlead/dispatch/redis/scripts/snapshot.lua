@@ -7,10 +7,12 @@
 -- service is {name, limit, leased, held, paused, {waiting in bands 1 to 3}, leases, holds {job, region, until, key,
 -- band}, {virtual times of bands 0 to 3}, mean or -1, fifo, retries first, users {user, band, waiting, running, tag,
 -- weight, parked, arrival}, regions {name, limit, taken, waiting, retries, failures, until or 0, 1 if it is to be
--- probed, latency or -1}, {waiting, retries} of the unbound lane}.
+-- probed, latency or -1}, {waiting, retries} of the unbound lane, rates {kind, name, requests,
+-- units, per, used requests, used units, due or -1, end of the rest or 0}}.
 --- @include scope
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include lanes
 --- @include pick
 --- @include grant
@@ -92,6 +94,9 @@ end
 
 if not scope.lost then
   end_holds(now)
+  if rates then
+    rates.advance()
+  end
 end
 local wakeups = wake(save())
 local rows = {}
@@ -103,6 +108,7 @@ for _, service in ipairs(services) do
     service.fifo and 1 or 0, service.retries_first and 1 or 0, ARGV[5] == '1' and user_rows(service) or {},
     service.regional and region_rows(service) or NONE,
     service.regional and { waiting_in(service, function(lane) return allowed_regions(service, lane) == '' end) } or NONE,
+    rates and rates.uses(service) or NONE,
   }
 end
 return { 0, wakeups, rows, now }

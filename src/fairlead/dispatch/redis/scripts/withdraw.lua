@@ -3,13 +3,14 @@
 --   KEYS, ARGV[1..4]   as include/scope.lua
 --   ARGV[5..]          per withdrawal: job, run
 --
--- Returns {number of jobs removed, services for which to wake this process, joined by NUL}.
+-- Returns {number of jobs removed, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
 if scope.lost then
   return { 0, '' } -- the rebuild loads the state from the database
 end
 --- @include queues
 --- @include regions
+--- @include rates
 --- @include moves
 --- @include pick
 --- @include save
@@ -28,4 +29,4 @@ for i = 5, #ARGV, 2 do
     gone = gone + 1
   end
 end
-return { gone, wake(save()) }
+return { gone, wake(save()), rates_due() }

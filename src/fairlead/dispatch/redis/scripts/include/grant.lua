@@ -49,7 +49,7 @@ local function vacate(service, slot, region)
 end
 
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
--- estimate, expires.
+-- estimate, expires; and if rates count the call: the mask of its windows, its units, and when it was sent or false.
 local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
@@ -141,11 +141,15 @@ end
 
 -- End a lease with these stored values: its charge is settled to the slot time actually used, or refunded. Returns its
 -- job. `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed. `reported` are the
--- units that the call used, in millionths, or nil.
+-- units that the call used, in millionths, or nil; `sent` the µs, at most, from its grant until it was sent, or nil.
 local function release_one(
-  service, name, mark, reported, job, _, _, user_id, _, granted, region, charged, weight, band, estimate
+  service, name, mark, reported, sent, job, _, _, user_id, _, granted, region, charged, weight, band, estimate, _,
+  mask, units, sent_at
 )
   local user = user_of(service, user_id)
+  if rates then
+    rates.ended(service, user_id, region, mark == '1', reported, mask, units, sent_at, granted, sent)
+  end
   service.leased = service.leased - 1
   if region then
     vacate(service, name, region)
@@ -176,14 +180,14 @@ local function release_one(
 end
 
 -- Release leases of a service. Unknown names are ignored.
-local function release(service, mark, reported, lease_names)
+local function release(service, mark, reported, lease_names, sent)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local stored = read_many(service.keys.leases, lease_names)
   for i, name in ipairs(lease_names) do
     if stored[i] and not seen[name] then
       seen[name] = true
       count = count + 1
-      jobs[count], gone[count] = release_one(service, name, mark, reported, unpack_of(stored[i])), name
+      jobs[count], gone[count] = release_one(service, name, mark, reported, sent[i], unpack_of(stored[i])), name
     end
   end
   if count > 0 then
@@ -193,13 +197,27 @@ local function release(service, mark, reported, lease_names)
   end
 end
 
--- Releases are the last arguments, three each: service, outcome as a digit and the units used, names of leases joined by
--- NUL.
+-- The names of leases, joined by NUL, and when their calls were sent: a byte 1 and µs follow the name, if that is known.
+local function names_and_sent(text)
+  local lease_names, sent = split(text), {}
+  if string.find(text, '\1', 1, true) then
+    for i, name in ipairs(lease_names) do
+      local only, after = string.match(name, '^([^\1]*)\1(%d+)$')
+      if only then
+        lease_names[i], sent[i] = only, tonumber(after)
+      end
+    end
+  end
+  return lease_names, sent
+end
+
+-- Releases are the last arguments, three each: service, outcome as a digit and the units used, leases as in
+-- names_and_sent.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]
     if service then
-      release(service, sub(ARGV[i + 1], 1, 1), tonumber(sub(ARGV[i + 1], 2)), split(ARGV[i + 2]))
+      release(service, sub(ARGV[i + 1], 1, 1), tonumber(sub(ARGV[i + 1], 2)), names_and_sent(ARGV[i + 2]))
     end
   end
 end

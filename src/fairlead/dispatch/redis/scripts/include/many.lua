@@ -108,13 +108,13 @@ local function take_in_band(service, band, heads, room, issue)
   end
   local seqs, entries = {}, read_many(ENTRIES, jobs)
   for i = 1, count do
-    local user, seq, _, _, offered, _, step, run = takers[i], unpack_of(entries[i])
+    local user, seq, _, _, offered, _, step, run, cost = takers[i], unpack_of(entries[i])
     user[TAKEN] = 0
     service.waiting[offered] = service.waiting[offered] - 1
     if service.fifo then
       seqs[i] = lane .. '\0' .. sortable(seq) .. jobs[i]
     end
-    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false)
+    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost)
   end
   call_many('ZREM', service.keys.line, members)
   call_many('HDEL', ENTRIES, jobs)

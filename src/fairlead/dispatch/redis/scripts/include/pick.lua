@@ -2,7 +2,8 @@
 --- @nest
 
 local function free_slots(service)
-  return service.limit - service.leased - service.held
+  local free = service.limit - service.leased - service.held
+  return rates and rates.room(service, free) or free
 end
 
 -- The sort key and id of the user that is next in a lane.
@@ -104,21 +105,27 @@ local function pick_of_regions(service, bands, regions, pool_full, unserved)
         break
       end
       local lane = string.match(first, '^[^%z]+')
-      local region = best_region(service, lane, band == 0 and free or probes_first, unserved)
-      if region then
-        local sort_key, user = sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
-        local candidate = { band = band, lane = lane, sort_key = sort_key, user = user, region = region }
-        if not best or earlier(service, candidate, best) then
-          best = candidate
+      local user, in_turn = sub(first, #lane + 18), band == 0 and free or probes_first
+      if rates and rates.parks(service, lane, user) then
+        from = '[' .. lane
+      else
+        in_turn = rates and rates.fitting(service, lane, user, in_turn) or in_turn
+        local region = best_region(service, lane, in_turn, unserved)
+        if region and not (best and band == 0 and best.lane == UNBOUND[0]) then
+          local sort_key = sub(first, #lane + 2, #lane + 17)
+          local candidate = { band = band, lane = lane, sort_key = sort_key, user = user, region = region }
+          if not best or earlier(service, candidate, best) then
+            best = candidate
+          end
+          if band == 0 and lane == UNBOUND[0] and not rates then
+            return best
+          end
         end
-        if band == 0 and lane == UNBOUND[0] then
-          return best
-        end
+        from = '[' .. lane .. '\1'
       end
-      from = '[' .. lane .. '\1'
     end
     if best then
-      return best
+      return (not rates or rates.fits(service, best.lane, best.user, best.region)) and best or nil
     end
   end
 end
@@ -137,5 +144,14 @@ local function pick(service, bands, regions, pool_full, unserved)
   if service.regional then
     return pick_of_regions(service, bands, regions, pool_full, unserved)
   end
-  return pick_unbound(service, bands)
+  local chosen = pick_unbound(service, bands)
+  if rates then
+    while chosen and rates.parks(service, chosen.lane, chosen.user) do
+      chosen = pick_unbound(service, bands)
+    end
+    if chosen and not rates.fits(service, chosen.lane, chosen.user) then
+      return nil
+    end
+  end
+  return chosen
 end

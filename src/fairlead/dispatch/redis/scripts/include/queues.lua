@@ -311,10 +311,11 @@ local function forget_if_idle(service, user)
   end
 end
 
--- Park a user at its limit, and unpark it when it is below.
+-- Park a user at its limit or rate, and unpark it when it is below.
 local function park_or_unpark(service, user)
-  local limit = service.user_limit
-  local parked = limit and user[RUNNING] >= limit
+  local limit, parked = service.user_limit, user[PARKED]
+  -- A number is the time until which the user is parked because of its rate.
+  parked = type(parked) == 'number' and parked > now and parked or limit and user[RUNNING] >= limit
   if parked == user[PARKED] then
     return
   end

@@ -60,6 +60,9 @@ end
 -- How many slots of a region may be granted if `more` of its taken slots became free.
 local function region_free(service, name, limit, more)
   local free, health = limit - service.taken[name] + (more or 0), service.health[name]
+  if rates then
+    free = rates.region_room(service, name, free)
+  end
   if not health or health[UNTIL] == 0 then
     return free
   end

@@ -28,6 +28,7 @@ local function pool_free()
   for _, service in ipairs(pooled) do
     free = free - taken_of_pool(service)
   end
+  free = rates and rates.pool_room(free) or free
   return free
 end
 
@@ -75,6 +76,9 @@ local function save(passed_over)
   for name in pairs(passed_over) do
     scope.pool[3][name] = true
   end
+  if rates then
+    rates.save(fields)
+  end
   for _, service in ipairs(services) do
     if service.touched then
       add_state(fields, service)
@@ -93,6 +97,11 @@ local function save(passed_over)
   end
   call_many('HSET', META, fields, 2)
   return turned
+end
+
+-- µs until a rate may allow further steps, as text; empty if no step waits for one.
+local function rates_due()
+  return rates and rates.due() or ''
 end
 
 local PROCESS, CLUSTER = ARGV[3], ARGV[4] == '1'

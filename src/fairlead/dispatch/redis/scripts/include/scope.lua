@@ -1,7 +1,7 @@
 -- The preamble of every script: the clock, the keys by name, and the scope's services as tables.
 --
 --   KEYS[1..5]   meta, waiters, workers, entries, onlease                    (documented in keys.py)
---   KEYS[6..]    nine per service, in the order of ARGV[2]
+--   KEYS[6..]    nine per service, in the order of ARGV[2]; then rates, rated
 --   ARGV[1]      now in microseconds; empty: the server's clock
 --   ARGV[2]      the scope's services as known to the caller, joined by NUL
 --   ARGV[3]      this process; ARGV[4] `1` on a Cluster, where PUBLISH does not count all receivers
@@ -299,13 +299,15 @@ local function load_scope()
     fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
   end
   local of_services = read_many(META, fields)
-  local read = call('HMGET', META, 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version')
+  local read = call('HMGET', META, 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version',
+    'rates')
   local pool_limit, counter = tonumber(read[4]), tonumber(read[6]) or 0
   scope = {
     epoch = tonumber(read[1]), open = read[2] == '1', closed = read[2] == '0', lost = read[2] == 'lost',
     members = read[3] == ARGV[2] and names or split(read[3] or ''), pool_limit = pool_limit,
     pool = read[5] and unpack_of(read[5]) or pool_limit and new_pool() or false,
     counter = counter, counter_read = counter, version = tonumber(read[7]),
+    rates = read[8] and unpack_of(read[8]) or false,
   }
   if scope.pool then
     scope.pool[4] = scope.pool[4] or {}
@@ -331,6 +333,9 @@ local function load_scope()
     end
     lost = lost or lost_data(service, state, of_services[3 * i])
   end
+  if scope.rates and scope.rates.n > 0 then
+    lost = lost or call('HLEN', KEYS[#KEYS - 1]) ~= scope.rates.n or call('ZCARD', KEYS[#KEYS]) ~= scope.rates.n
+  end
   if not scope.lost and (lost or lost_rules(read[3], with_rules) or lost_shared_key()) then
     -- Slots may wrongly be counted as free: grant and change nothing until the rebuild.
     scope.open, scope.closed, scope.lost = false, false, true
@@ -348,6 +353,8 @@ end
 if #undeclared > 0 then
   return { -1, table.concat(undeclared, '\0') }
 end
+
+local rates = false -- the functions of include/rates.lua, in a scope with rates
 
 local function touch(service)
   service.touched = true

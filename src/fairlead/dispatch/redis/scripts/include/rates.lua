@@ -1,0 +1,599 @@
+-- Rates: what their windows count, which users are parked because of their own rate, and the rests that upstreams asked
+-- for. Same behaviour as domain/rates.py and dispatch/memory/rates.py. Nothing here is created for a scope without rates.
+--
+-- `scope.rates` is the field `rates` of META: `p`, the pool's window; `n`, the number of users' windows; and for each
+-- service `s[name]`: `o`, its window; `r`, the windows of its regions by name; `u`, the rate of each user, or false; and
+-- `m`, the mean units of a call, or false. The windows of users are in RATES, and the times at which they have to be
+-- looked at in RATED, both by service NUL user.
+--
+-- A window is a list of these, followed by its entries, three values each: end, requests, units.
+--- @const W_PER 1
+--- @const W_REQUESTS 2
+--- @const W_UNITS 3
+--- @const W_REST 4
+--- @const W_OPEN 5
+--- @const W_OPEN_UNITS 6
+--- @const W_USED 7
+--- @const W_USED_UNITS 8
+--- @const W_FIRST 9
+if scope.rates then
+  local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
+  local state, users = scope.rates, {}
+  local late, pack_now, may_park = {}, false, true
+
+  local function take_rate(window, rate)
+    local per = rate and rate[3] or 1000000
+    local shift = window[W_PER] > 0 and per - window[W_PER] or 0
+    window[W_PER], window[W_REQUESTS], window[W_UNITS] = per, rate and rate[1] or MIDDLE, rate and rate[2] or MIDDLE
+    for at = W_FIRST, #window, 3 do
+      window[at] = window[at] + shift
+    end
+    return window
+  end
+
+  local function new_window(rate)
+    return take_rate({ 0, 0, 0, 0, 0, 0, 0, 0 }, rate)
+  end
+
+  local function margin(window)
+    return math.min(1000000, floor(window[W_PER] / 40))
+  end
+
+  local function rounded(window, time)
+    return time + -time % floor(window[W_PER] / 100)
+  end
+
+  -- How many requests may be granted now, as far as this can be known without their units.
+  local function room(window)
+    if window[W_REST] > 0 or (window[W_UNITS] < MIDDLE and window[W_USED_UNITS] >= window[W_UNITS]) then
+      return 0
+    end
+    return window[W_REQUESTS] < MIDDLE and math.max(0, window[W_REQUESTS] - window[W_USED]) or MIDDLE
+  end
+
+  -- One with more units than the rate allows goes alone, when the window has none.
+  local function window_fits(window, units)
+    return room(window) > 0
+      and (window[W_UNITS] == MIDDLE or window[W_USED_UNITS] + units <= window[W_UNITS] or window[W_USED_UNITS] == 0)
+  end
+
+  -- The time at which such a request fits: 0 if it does now, nil if that depends on calls that have not been sent.
+  local function window_due(window, units)
+    if window_fits(window, units) then
+      return 0
+    end
+    local requests, over = window[W_USED] + 1 - window[W_REQUESTS], 0
+    if window[W_UNITS] < MIDDLE then
+      over = window[W_USED_UNITS] + math.min(units, window[W_UNITS]) - window[W_UNITS]
+    end
+    if window[W_REQUESTS] == MIDDLE then
+      requests = 0
+    end
+    local due = window[W_REST]
+    for at = W_FIRST, #window, 3 do
+      if requests <= 0 and over <= 0 then
+        break
+      end
+      due = math.max(due, window[at])
+      requests, over = requests - window[at + 1], over - window[at + 2]
+    end
+    return requests <= 0 and over <= 0 and due or nil
+  end
+
+  -- Count requests and units that the provider has counted by this time.
+  local function add(window, counted_at, requests, units)
+    local ends, at = rounded(window, counted_at + window[W_PER]), #window + 1
+    window[W_USED], window[W_USED_UNITS] = window[W_USED] + requests, window[W_USED_UNITS] + units
+    while at > W_FIRST and window[at - 3] > ends do
+      at = at - 3
+    end
+    if at > W_FIRST and window[at - 3] == ends then
+      window[at - 2], window[at - 1] = window[at - 2] + requests, window[at - 1] + units
+      return
+    end
+    for i = #window, at, -1 do
+      window[i + 3] = window[i]
+    end
+    window[at], window[at + 1], window[at + 2] = ends, requests, units
+  end
+
+  local function subtract_units(window, ends, units)
+    for at = #window - 2, W_FIRST, -3 do
+      if window[at] == ends then
+        units = math.min(units, window[at + 2])
+        window[at + 2], window[W_USED_UNITS] = window[at + 2] - units, window[W_USED_UNITS] - units
+      end
+      if window[at] <= ends then
+        return
+      end
+    end
+  end
+
+  -- Remove an open grant. The numbers may be smaller than expected if the rate was removed in between.
+  local function close(window, units)
+    local requests = math.min(1, window[W_OPEN])
+    units = math.min(units, window[W_OPEN_UNITS])
+    window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] - requests, window[W_OPEN_UNITS] - units
+    window[W_USED], window[W_USED_UNITS] = window[W_USED] - requests, window[W_USED_UNITS] - units
+  end
+
+  local function window_ended(window, units, used, sent_at, reported)
+    local less = used and math.max(0, units - used) or 0
+    if reported then
+      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), less)
+    else
+      close(window, units)
+      add(window, sent_at and math.min(now, sent_at + margin(window)) or now, 1, units - less)
+    end
+    if used and used > units then
+      add(window, now, 0, used - units)
+    end
+  end
+
+  -- Drop what is over. Returns whether anything was.
+  local function window_advance(window)
+    local over = 0
+    while window[W_FIRST + over] and window[W_FIRST + over] <= now do
+      local at = W_FIRST + over
+      window[W_USED], window[W_USED_UNITS] = window[W_USED] - window[at + 1], window[W_USED_UNITS] - window[at + 2]
+      over = over + 3
+    end
+    if over > 0 then
+      local last = #window
+      for at = W_FIRST, last do
+        window[at] = window[at + over]
+      end
+      for at = last - over + 1, last do
+        window[at] = nil
+      end
+    end
+    local rested = window[W_REST] > 0 and window[W_REST] <= now
+    if rested then
+      window[W_REST] = 0
+    end
+    return over > 0 or rested
+  end
+
+  -- µs until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and is free again
+  -- after `per`.
+  local function freed(window, missing, most, at)
+    local whole = floor((missing - 1) / most)
+    local rest = missing - 1 - whole * most
+    for entry = W_FIRST, #window, 3 do
+      rest = rest - window[entry + at]
+      if rest < 0 then
+        return whole * window[W_PER] + math.max(0, window[entry] - now)
+      end
+    end
+    return (whole + 1) * window[W_PER]
+  end
+
+  local function window_wait(window, count, units)
+    local waits = window[W_REST] > 0 and window[W_REST] - now or 0
+    local missing = window[W_USED] + count - window[W_REQUESTS]
+    if window[W_REQUESTS] < MIDDLE and missing > 0 then
+      waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
+    end
+    missing = window[W_USED_UNITS] + count * math.max(1, math.min(units, window[W_UNITS])) - window[W_UNITS]
+    if window[W_UNITS] < MIDDLE and missing > 0 then
+      waits = math.max(waits, freed(window, missing, window[W_UNITS], 2))
+    end
+    return math.max(0, waits)
+  end
+
+  local function counts(window)
+    return window and (window[W_REQUESTS] < MIDDLE or window[W_UNITS] < MIDDLE)
+  end
+
+  -- The rates of a service, made if they are missing.
+  local function rates_of(name)
+    local of = state.s[name]
+    if not of then
+      of = { o = new_window(), r = {}, u = false, m = false }
+      state.s[name] = of
+    end
+    return of
+  end
+
+  local function key_of(service, user_id)
+    return service.name .. '\0' .. user_id
+  end
+
+  -- A user's window: {window, score, key, changed}; nil if the user has none.
+  local function user_window(service, user_id, create)
+    local key = key_of(service, user_id)
+    local found = users[key]
+    if found == nil then
+      local stored = state.n > 0 and call('HGET', RATES, key)
+      found = stored and { unpack_of(stored), false, key, false }
+      users[key] = found
+    end
+    if not found and create then
+      found = { new_window(state.s[service.name].u), false, key, true }
+      users[key], state.n = found, state.n + 1
+    end
+    return found or nil
+  end
+
+  -- When the window of a user has to be looked at: when the user gets another chance, or at the end of its last entry.
+  local function score(service, found, user_id)
+    local user, window = read_user(service, user_id), found[1]
+    found[4] = true
+    if user and type(user[PARKED]) == 'number' and user[PARKED] > 0 then
+      found[2] = user[PARKED]
+    else
+      found[2] = #window >= W_FIRST and window[W_OPEN] == 0 and window[#window - 2] or MIDDLE
+    end
+  end
+
+  local function cost_at(service, lane, user_id)
+    local suffix = first_queued(service, lane, user_id)
+    local job = sub(suffix, 18)
+    return read_entry(job, call('HGET', ENTRIES, job)).cost
+  end
+
+  local function counts_units(of)
+    if of.o[W_UNITS] < MIDDLE or (of.u and of.u[2] < MIDDLE) or (state.p and state.p[W_UNITS] < MIDDLE) then
+      return true
+    end
+    for _, window in pairs(of.r) do
+      if window[W_UNITS] < MIDDLE then
+        return true
+      end
+    end
+    return false
+  end
+
+  -- The units that the first step of a user reserves. Read only if a rate limits units.
+  local function units_at(service, lane, user_id)
+    local of = state.s[service.name]
+    return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
+  end
+
+  -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's.
+  local function each_window(service, user_id, region, mask, visit)
+    local of = rates_of(service.name)
+    if mask % 2 >= 1 then
+      visit(of.o)
+    end
+    if mask % 4 >= 2 and of.r[region] then
+      visit(of.r[region])
+    end
+    if mask % 8 >= 4 and state.p then
+      visit(state.p)
+    end
+    if mask >= 8 and of.u then
+      visit(user_window(service, user_id, true)[1])
+    end
+    pack_now = true
+  end
+
+  local function mask_of(service, region)
+    local of, mask = state.s[service.name], 0
+    if not of then
+      return 0
+    end
+    mask = (counts(of.o) and 1 or 0) + (region and counts(of.r[region]) and 2 or 0)
+    if scope.pool_limit and state.p and in_pool(service, region) then
+      mask = mask + 4
+    end
+    return mask + (of.u and 8 or 0)
+  end
+
+  local function changed(service, user_id)
+    local found = user_window(service, user_id)
+    if found then
+      local user = read_user(service, user_id)
+      if user and type(user[PARKED]) == 'number' then
+        user[PARKED] = 0 -- the user gets another chance, from the next park_or_unpark on
+        user[CHANGED] = true
+      end
+      score(service, found, user_id)
+    end
+  end
+
+  local function advance_users()
+    local due = state.n > 0 and call('ZRANGEBYSCORE', RATED, '-inf', format('%d', now)) or NONE
+    for _, key in ipairs(due) do
+      local name, user_id = string.match(key, '^(%Z*)%z(.*)$')
+      local service = by_name[name]
+      local found = service and user_window(service, user_id)
+      if found then
+        local user = read_user(service, user_id)
+        window_advance(found[1])
+        if user and type(user[PARKED]) == 'number' and user[PARKED] <= now then
+          user[CHANGED] = true
+          park_or_unpark(service, user)
+          touch(service)
+        end
+        score(service, found, user_id)
+      end
+    end
+  end
+
+  local function first_end(window)
+    local ends = window[W_FIRST] or MIDDLE
+    return window[W_REST] > 0 and math.min(window[W_REST], ends) or ends
+  end
+
+  local function row_of(rows, kind, name, window)
+    if counts(window) or window[W_REST] > 0 then
+      rows[#rows + 1] = { kind, name, window[W_REQUESTS], window[W_UNITS], window[W_PER], window[W_USED],
+        window[W_USED_UNITS], window_due(window, 0) or -1, window[W_REST] }
+    end
+  end
+
+  rates = {
+    take_rate = take_rate, new_window = new_window, rates_of = rates_of, window_wait = window_wait, add = add,
+    user_window = user_window, each_window = each_window, mask_of = mask_of, state = state,
+
+    changed = function()
+      pack_now = true
+    end,
+
+    -- No user is parked by what is called between `peek(true)` and `peek(false)`.
+    peek = function(on)
+      may_park = not on
+    end,
+
+    -- Whether the next step depends on what the one before it counted, so that steps are taken one by one.
+    one_by_one = function(service)
+      local of = state.s[service.name]
+      return of and (of.u or counts_units(of))
+    end,
+
+    room = function(service, free)
+      local of = state.s[service.name]
+      return of and math.min(free, room(of.o)) or free
+    end,
+
+    region_room = function(service, region, free)
+      local of = state.s[service.name]
+      return of and of.r[region] and math.min(free, room(of.r[region])) or free
+    end,
+
+    pool_room = function(free)
+      return state.p and math.min(free, room(state.p)) or free
+    end,
+
+    -- Whether the user's own rate keeps the user's first step from being granted. If so, the user is parked.
+    parks = function(service, lane, user_id)
+      local of = state.s[service.name]
+      local found = may_park and of and of.u and user_window(service, user_id)
+      if not found then
+        return false
+      end
+      local units = units_at(service, lane, user_id)
+      if window_fits(found[1], units) then
+        return false
+      end
+      local user = user_of(service, user_id)
+      local due = window_due(found[1], units)
+      user[PARKED] = due and due > 0 and due or MIDDLE
+      score(service, found, user_id)
+      refresh_user(service, user)
+      late[#late + 1] = { service, user }
+      return true
+    end,
+
+    -- Whether the rates of the service and its pool allow the first step of a user.
+    fits = function(service, lane, user_id, region)
+      local of = state.s[service.name]
+      if not of then
+        return true
+      end
+      local units = units_at(service, lane, user_id)
+      return window_fits(of.o, units)
+        and not (state.p and scope.pool_limit and in_pool(service, region) and not window_fits(state.p, units))
+    end,
+
+    -- Those of the regions whose rate allows the first step of a user.
+    fitting = function(service, lane, user_id, regions)
+      local of = state.s[service.name]
+      if not of or not next(of.r) then
+        return regions
+      end
+      local units, found = units_at(service, lane, user_id), {}
+      for _, region in ipairs(regions) do
+        if not of.r[region] or window_fits(of.r[region], units) then
+          found[#found + 1] = region
+        end
+      end
+      return found
+    end,
+
+    -- Count a grant. Returns the mask of its windows and its units, or nothing.
+    granted = function(service, user_id, region, cost)
+      local mask = mask_of(service, region)
+      if mask == 0 then
+        return nil
+      end
+      local units = cost or state.s[service.name].m or 0
+      each_window(service, user_id, region, mask, function(window)
+        window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] + 1, window[W_OPEN_UNITS] + units
+        window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + units
+      end)
+      if mask >= 8 then
+        score(service, user_window(service, user_id), user_id)
+      end
+      return mask, units
+    end,
+
+    -- The call of a grant was sent. Returns when.
+    sent = function(service, user_id, region, mask, units, granted, after)
+      local sent_at = math.min(now, granted + after)
+      each_window(service, user_id, region, mask, function(window)
+        close(window, units)
+        add(window, sent_at + margin(window), 1, units)
+      end)
+      changed(service, user_id)
+      local user = read_user(service, user_id)
+      if user and user[PARKED] == 0 then
+        park_or_unpark(service, user)
+      end
+      touch(service)
+      return sent_at
+    end,
+
+    -- The call of a grant has ended, or was never made.
+    ended = function(service, user_id, region, refund, used, mask, units, sent_at, granted, after)
+      local of = state.s[service.name]
+      if used and not refund and of then
+        of.m, pack_now = smoothed(of.m, used), true
+      end
+      if not mask then
+        return
+      end
+      local reported = sent_at and true or false
+      sent_at = sent_at or (after and math.min(now, granted + after))
+      each_window(service, user_id, region, mask, function(window)
+        if refund and not reported then
+          close(window, units)
+        else
+          window_ended(window, units, used, sent_at, reported)
+        end
+      end)
+      changed(service, user_id)
+    end,
+
+    -- Count a call that ended before the queue was rebuilt.
+    spent = function(service, user_id, region, ended_at, units)
+      local mask = mask_of(service, region)
+      each_window(service, user_id, region, mask, function(window)
+        add(window, ended_at, 1, units)
+      end)
+      if mask >= 8 then
+        score(service, user_window(service, user_id), user_id)
+      end
+    end,
+
+    -- What the upstream said about its limits.
+    rest = function(service, region, seconds, requests, units)
+      local of = rates_of(service.name)
+      local window, until_then = of.o, now + seconds
+      if region then
+        window = of.r[region] or new_window()
+        of.r[region] = window
+      end
+      pack_now = true
+      touch(service)
+      if not requests and not units then
+        window[W_REST] = math.max(window[W_REST], until_then)
+        return
+      end
+      local more = requests and window[W_REQUESTS] < MIDDLE and math.max(0, room(window) - requests) or 0
+      local left = math.max(0, window[W_UNITS] - window[W_USED_UNITS])
+      local more_units = units and window[W_UNITS] < MIDDLE and math.max(0, left - units) or 0
+      if more > 0 or more_units > 0 then
+        add(window, until_then - window[W_PER], more, more_units)
+      end
+    end,
+
+    advance = function()
+      for _, service in ipairs(services) do
+        local of = state.s[service.name]
+        if of then
+          local over = window_advance(of.o)
+          for _, window in pairs(of.r) do
+            over = window_advance(window) or over
+          end
+          if over then
+            pack_now = true
+            touch(service)
+          end
+        end
+      end
+      if state.p and window_advance(state.p) then
+        pack_now = true
+        for _, service in ipairs(pooled) do
+          touch(service)
+        end
+      end
+      advance_users()
+    end,
+
+    -- µs until a rate that keeps steps waiting may allow the next one, as text; empty if there is none.
+    due = function()
+      local due, blocked = MIDDLE, false
+      for _, service in ipairs(services) do
+        local of = state.s[service.name]
+        if of and not service.runnable and service.waiting[1] + service.waiting[2] + service.waiting[3] > 0 then
+          blocked = true
+          due = math.min(due, first_end(of.o))
+          for _, window in pairs(of.r) do
+            due = math.min(due, first_end(window))
+          end
+        end
+      end
+      if not blocked then
+        return ''
+      end
+      due = state.p and math.min(due, first_end(state.p)) or due
+      if state.n > 0 then
+        due = math.min(due, tonumber(call('ZRANGE', RATED, '0', '0', 'WITHSCORES')[2]) or MIDDLE)
+      end
+      return due < MIDDLE and format('%d', math.max(0, due - now)) or ''
+    end,
+
+    uses = function(service)
+      local rows, of = {}, state.s[service.name]
+      if of then
+        row_of(rows, 'service', service.name, of.o)
+        for i = 1, #service.regions, 2 do
+          local region = service.regions[i]
+          if of.r[region] then
+            row_of(rows, 'region', region, of.r[region])
+          end
+        end
+        if state.p and scope.pool_limit then
+          row_of(rows, 'pool', '', state.p)
+        end
+      end
+      return rows
+    end,
+
+    -- Give all users of a service another chance, because their rate has changed.
+    reset_users = function(service, rate)
+      local prefix = service.name .. '\0'
+      for _, key in ipairs(state.n > 0 and call('HKEYS', RATES) or NONE) do
+        if sub(key, 1, #prefix) == prefix then
+          local user_id = sub(key, #prefix + 1)
+          local found = user_window(service, user_id)
+          if rate then
+            take_rate(found[1], rate)
+            score(service, found, user_id)
+          else
+            found[1], found[4] = { 0, 0, 0, 0, 0, 0, 0, 0 }, true
+          end
+        end
+      end
+    end,
+
+    save = function(fields)
+      local written, gone, scores = {}, {}, {}
+      for _, parked in ipairs(late) do -- by a pick after the users were written
+        call('HSET', parked[1].keys.users, parked[2][ID], stored_user(parked[2]))
+      end
+      for key, found in pairs(users) do
+        if found and found[4] then
+          local window = found[1]
+          if window[W_USED] == 0 and window[W_USED_UNITS] == 0 and window[W_REST] == 0 and #window < W_FIRST then
+            gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
+            users[key] = false
+          else
+            found[4] = false
+            written[#written + 1], written[#written + 2] = key, pack(window)
+            scores[#scores + 1], scores[#scores + 2] = format('%d', found[2]), key
+          end
+        end
+      end
+      call_many('HDEL', RATES, gone)
+      call_many('ZREM', RATED, gone)
+      call_many('HSET', RATES, written, 2)
+      call_many('ZADD', RATED, scores, 2)
+      if pack_now then
+        fields[#fields + 1], fields[#fields + 2] = 'rates', pack(state)
+      end
+    end,
+  }
+end

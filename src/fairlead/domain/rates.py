@@ -1,0 +1,228 @@
+"""Rates: how many requests and units a provider takes in any window of `per` seconds, and the window that holds a rate.
+
+A provider counts a request when it arrives, which is some time after the slot was granted. A grant therefore occupies
+the window from its claim until `per` seconds after the provider must have counted it: after the call was sent (plus a
+margin for the way) or after it ended, whichever is earlier. While neither is known, the grant stays in the window. So
+every window of the provider lies within a window of ours, however long a grant takes to arrive (docs/adr/0029).
+
+Times are whole microseconds, and units whole millionths, so that the Redis scripts compute the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairlead.domain.fair_share import SECOND, micros
+
+UNLIMITED = 1 << 52
+PARTS = 100
+"""The ends of a window's entries are rounded up to a hundredth of `per`, so that a window has about a hundred
+entries, however high its rate is."""
+MARGIN_PARTS, LONGEST_MARGIN = 40, SECOND
+"""A sent request is taken to arrive within a fortieth of `per`, at most a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `requests` requests and `units` units, for example tokens, in any window of `per` seconds. None means
+    that the number is not limited."""
+
+    requests: int | None = None
+    units: float | None = None
+    per: float = 60.0
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.requests} requests" if self.requests is not None else "",
+            f"{self.units:g} units" if self.units is not None else "",
+        ]
+        return f"{' and '.join(filter(None, parts))} per {self.per:g} s"
+
+
+class Window:
+    """What a rate counts now. `open` requests and units belong to grants that have not been sent, as far as is known;
+    the others are in `entries`, as [end, requests, units], sorted by their end.
+
+    `rest` is the time until which the provider takes nothing, because it said so; 0 if it takes requests.
+    """
+
+    __slots__ = (
+        "entries", "margin", "most_requests", "most_units", "open_requests", "open_units", "per", "requests", "rest",
+        "units", "width",
+    )  # fmt: skip
+
+    def __init__(self, rate: Rate | None = None) -> None:
+        self.entries: list[list[int]] = []
+        self.open_requests = self.open_units = 0
+        self.requests = self.units = 0
+        """The totals, those of open grants included."""
+        self.rest = 0
+        self.per = 0
+        self.take_rate(rate)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rest or self.requests or self.units)
+
+    def take_rate(self, rate: Rate | None) -> None:
+        """Apply a rate. If its `per` differs from before, the entries end that much later or earlier."""
+        per = SECOND if rate is None else micros(rate.per)
+        shift, self.per = per - self.per if self.per else 0, per
+        self.width, self.margin = per // PARTS, min(LONGEST_MARGIN, per // MARGIN_PARTS)
+        self.most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
+        self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
+        if shift:
+            for entry in self.entries:
+                entry[0] += shift
+
+    # -- what fits ------------------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """How many requests may be granted now, as far as this can be known without their units."""
+        if self.rest or (self.most_units < UNLIMITED and self.units >= self.most_units):
+            return 0
+        return max(0, self.most_requests - self.requests) if self.most_requests < UNLIMITED else UNLIMITED
+
+    def fits(self, units: int) -> bool:
+        """Whether a request of this many units may be granted now. One with more units than the rate allows goes
+        alone, when the window has none."""
+        return self.room() > 0 and (
+            self.most_units == UNLIMITED or self.units + units <= self.most_units or not self.units
+        )
+
+    def due(self, units: int) -> int | None:
+        """The time at which such a request fits, if nothing else is granted before: 0 if it fits now, and None if that
+        depends on calls that have not been sent."""
+        if self.fits(units):
+            return 0
+        requests = self.requests + 1 - self.most_requests
+        over = self.units + min(units, self.most_units) - self.most_units
+        if self.most_units == UNLIMITED:
+            over = 0
+        if self.most_requests == UNLIMITED:
+            requests = 0
+        due = self.rest
+        for end, freed_requests, freed_units in self.entries:
+            if requests <= 0 and over <= 0:
+                break
+            due = max(due, end)
+            requests, over = requests - freed_requests, over - freed_units
+        return due if requests <= 0 and over <= 0 else None
+
+    def wait(self, count: int, units: int, now: int) -> int:
+        """Microseconds until the `count`-th request from now fits, if each takes this many units. Calls that have not
+        been sent count as sent now."""
+        waits = self.rest - now if self.rest else 0
+        for most, used, each, at in (
+            (self.most_requests, self.requests, 1, 1),
+            (self.most_units, self.units, max(1, min(units, self.most_units)), 2),
+        ):
+            missing = used + count * each - most
+            if most < UNLIMITED and missing > 0:
+                waits = max(waits, self._freed(missing, most, at, now))
+        return max(0, waits)
+
+    def _freed(self, missing: int, most: int, at: int, now: int) -> int:
+        """Microseconds until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and
+        is free again `per` later."""
+        whole, rest = divmod(missing - 1, most)
+        for end, *freed in self.entries:
+            rest -= freed[at - 1]
+            if rest < 0:
+                return whole * self.per + max(0, end - now)
+        return (whole + 1) * self.per
+
+    # -- what is counted ------------------------------------------------------------------------------------------
+
+    def advance(self, now: int) -> bool:
+        """Drop what is over. Returns whether anything was."""
+        entries, over = self.entries, 0
+        while over < len(entries) and entries[over][0] <= now:
+            self.requests -= entries[over][1]
+            self.units -= entries[over][2]
+            over += 1
+        del entries[:over]
+        rested = 0 < self.rest <= now
+        if rested:
+            self.rest = 0
+        return over > 0 or rested
+
+    def clear(self) -> None:
+        """Forget everything but the rate."""
+        self.entries = []
+        self.open_requests = self.open_units = self.requests = self.units = self.rest = 0
+
+    def take(self, units: int) -> None:
+        """Count a grant."""
+        self.requests += 1
+        self.units += units
+        self.open_requests += 1
+        self.open_units += units
+
+    def sent(self, units: int, sent_at: int) -> None:
+        """The grant was sent at this time: it stays in the window for `per` and the margin."""
+        self._close(units)
+        self.add(sent_at + self.margin, 1, units)
+
+    def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool) -> None:
+        """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
+        that the estimate stays. `reported`: `sent` was called before, with the same time."""
+        less = max(0, units - used) if used is not None else 0
+        if reported:
+            assert sent_at is not None
+            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, less)
+        else:
+            self._close(units)
+            bound = now if sent_at is None else min(now, sent_at + self.margin)
+            self.add(bound, 1, units - less)
+        if used is not None and used > units:
+            self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
+
+    def refund(self, units: int) -> None:
+        """The call of a grant was never made."""
+        self._close(units)
+
+    def correct(self, requests: int | None, units: int | None, until: int) -> None:
+        """The provider says that it takes only this many more requests and units until a time. What we counted less is
+        added; what we counted more is left, since the provider has not seen the calls on their way."""
+        more = 0 if requests is None else max(0, self.room() - requests) if self.most_requests < UNLIMITED else 0
+        left = max(0, self.most_units - self.units)
+        more_units = 0 if units is None or self.most_units == UNLIMITED else max(0, left - units)
+        if more or more_units:
+            self.add(until - self.per, more, more_units)
+
+    def add(self, counted_at: int, requests: int, units: int) -> None:
+        """Count requests and units that the provider has counted by this time."""
+        end, entries = self._rounded(counted_at + self.per), self.entries
+        self.requests += requests
+        self.units += units
+        at = len(entries)
+        while at and entries[at - 1][0] > end:
+            at -= 1
+        if at and entries[at - 1][0] == end:
+            entries[at - 1][1] += requests
+            entries[at - 1][2] += units
+        else:
+            entries.insert(at, [end, requests, units])
+
+    def _rounded(self, end: int) -> int:
+        return end + -end % self.width
+
+    def _close(self, units: int) -> None:
+        """Remove an open grant. The numbers may be smaller than expected if the rate was removed in between."""
+        requests, units = min(1, self.open_requests), min(units, self.open_units)
+        self.open_requests -= requests
+        self.open_units -= units
+        self.requests -= requests
+        self.units -= units
+
+    def _subtract(self, end: int, requests: int, units: int) -> None:
+        for entry in reversed(self.entries):
+            if entry[0] == end:
+                units, requests = min(units, entry[2]), min(requests, entry[1])
+                entry[1] -= requests
+                entry[2] -= units
+                self.requests -= requests
+                self.units -= units
+            if entry[0] <= end:
+                return

@@ -1,0 +1,325 @@
+"""The contract of every dispatcher: rates, what they count, and the rests that upstreams ask for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fairlead.dispatch.port import Claim, Lease, Release
+from fairlead.dispatch.rates import Rest, Sent, Spent
+from fairlead.domain.rates import Rate
+from fairlead.domain.rules import Order, Rules, ServiceRules
+from tests.contract.dispatchers import QueueHarness
+
+TWO = Rate(requests=2, per=64.0)
+WIDTH = 0.64
+"""A hundredth of `per`: the end of a grant is rounded up to a multiple of it."""
+MARGIN = 1.0
+
+
+async def release(queue: QueueHarness, lease: Lease, **values: object) -> None:
+    await queue.dispatcher.release([Release(lease.name, lease.service, **values)])  # type: ignore[arg-type]
+
+
+async def end_all(queue: QueueHarness, leases: list[Lease]) -> None:
+    for lease in leases:
+        await release(queue, lease)
+
+
+async def used(queue: QueueHarness, kind: str = "service") -> tuple[int, float]:
+    (use,) = [use for use in (await queue.see()).rates if use.kind == kind]
+    return use.requests, use.units
+
+
+async def test_a_rate_allows_its_requests_at_once_and_the_next_after_the_window(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=TWO))
+    await queue.offer_all("abcde")
+    leases = await queue.claim(9)
+    assert [lease.job_id for lease in leases] == ["a", "b"]
+    await end_all(queue, leases)
+    queue.clock.advance(63.9)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(0.1 + WIDTH)
+    assert await queue.claimed(9) == ["c", "d"]
+
+
+async def test_a_grant_counts_until_it_was_sent_and_the_window_is_over(queue: QueueHarness) -> None:
+    """Both were granted at 0; the second is sent 30 s later, which only its release says."""
+    await queue.open(ServiceRules("s", limit=9, rate=TWO))
+    await queue.offer_all("abcd")
+    first, second = await queue.claim(9)
+    await queue.dispatcher.sent([Sent(first.name, "s", 0.5)])
+    queue.clock.advance(30.0)
+    await release(queue, second)
+    queue.clock.advance(34.0 + 0.5 + MARGIN + WIDTH)
+    assert await queue.claimed(9) == ["c"]
+    queue.clock.advance(28.0)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(2.0)
+    assert await queue.claimed(9) == ["d"]
+
+
+async def test_a_call_that_runs_longer_than_the_window_counts_until_it_is_known_when_it_was_sent(
+    queue: QueueHarness,
+) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(requests=1, per=64.0)))
+    await queue.offer_all("abc")
+    lease = await queue.take()
+    queue.clock.advance(200.0)
+    assert await queue.claimed() == []
+    await queue.dispatcher.sent([Sent(lease.name, "s", 1.0)])
+    assert await queue.claimed() == ["b"], "it was sent 199 s ago"
+    await release(queue, lease)
+    assert await queue.claimed() == []
+
+
+async def test_a_release_that_says_when_the_call_was_sent_frees_the_rate_earlier(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(requests=1, per=64.0)))
+    await queue.offer_all("ab")
+    lease = await queue.take()
+    queue.clock.advance(40.0)
+    await release(queue, lease, sent=1.0)
+    queue.clock.advance(24.0 + 1.0 + MARGIN + WIDTH)
+    assert await queue.claimed() == ["b"]
+
+
+async def test_what_was_never_called_does_not_count(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(requests=1, per=64.0)))
+    await queue.offer_all("ab")
+    await release(queue, await queue.take(), refund=True)
+    assert await queue.claimed() == ["b"]
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_units_are_reserved_at_the_claim_and_settled_at_the_end(queue: QueueHarness, order: Order) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0), order=order))
+    await queue.offer_all("abcd", cost=40.0)
+    first, second = await queue.claim(9)
+    assert await used(queue) == (2, 80.0)
+    await release(queue, first, used=15.0)
+    assert await used(queue) == (2, 55.0)
+    (third,) = await queue.claim(9)
+    await release(queue, second, used=50.0, failed=False)
+    await release(queue, third)
+    assert await used(queue) == (3, 105.0), "the estimate stays where nothing was reported"
+    assert await queue.claimed(9) == []
+
+
+async def test_units_of_a_call_that_was_reported_as_sent_are_settled_too(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
+    await queue.offer("a", cost=90.0)
+    lease = await queue.take()
+    queue.clock.advance(8.0)
+    await queue.dispatcher.sent([Sent(lease.name, "s", 0.25)])
+    await release(queue, lease, used=10.0)
+    assert await used(queue) == (1, 10.0)
+
+
+async def test_a_step_that_does_not_fit_waits_and_no_smaller_one_goes_before_it(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
+    await queue.offer("a", cost=60.0)
+    await queue.offer("large", cost=50.0)
+    await queue.offer("small", "bob", cost=1.0, band=3)
+    assert await queue.claimed(9) == ["a"]
+    assert await queue.claimed(9) == []
+
+
+async def test_a_step_larger_than_the_window_goes_alone(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
+    await queue.offer("a", cost=1.0)
+    await queue.offer("huge", cost=500.0)
+    await queue.offer("b", cost=1.0)
+    lease = await queue.take()
+    assert await queue.claimed(9) == []
+    await release(queue, lease)
+    queue.clock.advance(64.0 + WIDTH)
+    (huge,) = await queue.claim(9)
+    assert huge.job_id == "huge"
+    await release(queue, huge)
+    queue.clock.advance(64.0 + WIDTH)
+    assert await queue.claimed(9) == ["b"]
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_a_user_at_the_user_rate_blocks_no_one(queue: QueueHarness, order: Order) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_rate=TWO, order=order))
+    await queue.offer_all(["a0", "a1", "a2", "a3"], "ann")
+    await queue.offer_all(["b0", "b1"], "bob")
+    leases = await queue.claim(9)
+    assert sorted(lease.job_id for lease in leases) == ["a0", "a1", "b0", "b1"]
+    user = await queue.user("ann", band=1 if order is Order.FIFO else 2)
+    assert user is not None
+    assert user.parked
+    await end_all(queue, leases)
+    queue.clock.advance(63.0)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(1.0 + WIDTH)
+    assert await queue.claimed(9) == ["a2", "a3"]
+
+
+async def test_a_parked_user_gets_another_chance_when_a_call_is_refunded(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0)))
+    await queue.offer_all("ab")
+    lease = await queue.take()
+    assert await queue.claimed() == []
+    queue.wakeups()
+    await release(queue, lease, refund=True)
+    assert queue.wakeups() == [{"s"}]
+    assert await queue.claimed() == ["b"]
+
+
+async def test_a_changed_user_rate_applies_at_once(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, user_rate=Rate(requests=1, per=64.0)))
+    await queue.offer_all("abcd")
+    await end_all(queue, await queue.claim(9))
+    await queue.change("s", user_rate=Rate(requests=3, per=64.0))
+    assert await queue.claimed(9) == ["b", "c"]
+    await queue.change("s", user_rate=None)
+    assert await queue.claimed(9) == ["d"]
+
+
+async def test_a_changed_rate_keeps_what_was_counted(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=TWO))
+    await queue.offer_all("abcdefgh")
+    await end_all(queue, await queue.claim(9))
+    await queue.change("s", rate=Rate(requests=3, per=128.0))
+    (third,) = await queue.claim(9)
+    await release(queue, third)
+    queue.clock.advance(64.0 + 1.28)
+    assert await queue.claimed(9) == [], "the window is longer now"
+    queue.clock.advance(64.0)
+    assert await queue.claimed(9) == ["d", "e", "f"]
+    await queue.change("s", rate=None)
+    assert await queue.claimed(9) == ["g", "h"]
+
+
+async def test_a_region_at_its_rate_is_skipped(queue: QueueHarness) -> None:
+    rules = ServiceRules("s", limit=9, regions={"eu": 9, "us": 9}, region_rates={"eu": Rate(requests=1, per=64.0)})
+    await queue.open(rules)
+    await queue.offer_all("ab", region="eu")
+    await queue.offer_all("cd", "bob")
+    granted = {lease.job_id: lease.region for lease in await queue.claim(9)}
+    assert granted == {"a": "eu", "c": "us", "d": "us"}
+
+
+async def test_the_rate_of_a_pool_holds_for_all_its_services(queue: QueueHarness) -> None:
+    services = [ServiceRules(name, limit=9, pool="gpu") for name in ("s", "t")]
+    queue.rules = {rules.service: rules for rules in services}
+    rules = Rules(queue.rules, {"gpu": 9}, 1, pool_rates={"gpu": TWO})
+    await queue.dispatcher.configure(rules)
+    await queue.dispatcher.close_scope("pool:gpu", 1)
+    await queue.dispatcher.open_scope("pool:gpu", 1)
+    await queue.offer_all("ab", service="s")
+    await queue.offer_all("cd", service="t")
+    leases = await queue.claim(9)
+    assert sorted(lease.service for lease in leases) == ["s", "t"]
+    assert await used(queue, "pool") == (2, 0.0)
+    await end_all(queue, leases)
+    queue.clock.advance(64.0 + WIDTH)
+    assert sorted(lease.service for lease in await queue.claim(9)) == ["s", "t"]
+
+
+async def test_a_worker_is_woken_when_the_rate_allows_the_next_call(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=TWO))
+    await queue.offer_all("abcd")
+    await end_all(queue, await queue.claim(9))
+    await queue.claim(9)
+    queue.wakeups()
+    queue.clock.advance(63.0)
+    await queue.dispatcher.end_holds()
+    assert queue.wakeups() == []
+    queue.clock.advance(1.0 + WIDTH)
+    await queue.dispatcher.end_holds()
+    assert queue.wakeups() == [{"s"}]
+
+
+@pytest.mark.parametrize("rules", [{"rate": Rate(requests=1, per=1.0)}, {"user_rate": Rate(requests=1, per=1.0)}])
+async def test_a_timer_wakes_a_worker(queue: QueueHarness, rules: dict[str, Rate]) -> None:
+    """The test's clock stands still, except for the jump that lets the window end."""
+    await queue.open(ServiceRules("s", limit=9, **rules))  # type: ignore[arg-type]
+    await queue.offer_all("ab")
+    await end_all(queue, await queue.claim(9))
+    woken = asyncio.Event()
+    queue.dispatcher.on_wake(lambda _: woken.set())
+    await queue.claim(9)
+    queue.clock.advance(1.02)
+    async with asyncio.timeout(20):
+        await woken.wait()
+
+
+async def test_an_upstream_that_refuses_rests_for_all_workers(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9))
+    await queue.offer_all("ab")
+    await queue.dispatcher.rest([Rest("s", None, 30.0)])
+    await queue.dispatcher.rest([Rest("s", None, 10.0)])
+    assert await queue.claimed(9, worker="v") == []
+    (use,) = (await queue.see()).rates
+    assert use.rate is None
+    assert use.resting_until == queue.clock.now + 30.0
+    queue.clock.advance(30.0)
+    assert await queue.claimed(9) == ["a", "b"]
+
+
+async def test_a_region_that_refuses_rests_alone(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, regions={"eu": 9, "us": 9}))
+    await queue.offer("a", region="eu")
+    await queue.offer("b")
+    await queue.dispatcher.rest([Rest("s", "eu", 30.0)])
+    assert await queue.claimed(9) == ["b"]
+    queue.clock.advance(30.0)
+    assert await queue.claimed(9) == ["a"]
+
+
+async def test_what_the_upstream_has_left_is_counted(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(requests=5, units=100.0, per=64.0)))
+    await queue.offer_all("abcdef", cost=1.0)
+    lease = await queue.take()
+    await queue.dispatcher.rest([Rest("s", None, 20.0, requests=2)])
+    assert (await used(queue))[0] == 3
+    assert await queue.claimed(9) == ["b", "c"]
+    await queue.dispatcher.rest([Rest("s", None, 20.0, requests=9, units=400.0)])
+    assert (await used(queue))[0] == 5, "only less is believed"
+    await release(queue, lease)
+    queue.clock.advance(20.0 + WIDTH)
+    assert await queue.claimed(9) == ["d", "e"]
+
+
+async def test_a_rebuild_counts_what_ran_and_what_was_called_before(queue: QueueHarness) -> None:
+    rules = ServiceRules("s", limit=9, rate=Rate(requests=3, units=100.0, per=64.0), user_rate=TWO)
+    await queue.open(rules)
+    await queue.offer_all("abc")
+    (lease,) = [each for each in await queue.claim(2) if each.job_id == "a"]
+    lease.cost = 7.0
+    await queue.dispatcher.close_scope("service:s", 2)
+    await queue.dispatcher.restore("service:s", 2, [lease], [])
+    spent = Spent("s", None, "ann", queue.clock.now - 4.0, 3.0)
+    assert await queue.dispatcher.restore_spent("service:s", 2, [spent])
+    assert not await queue.dispatcher.restore_spent("service:s", 1, [spent])
+    await queue.offer_all(["a2", "a3"], "ann")
+    await queue.offer_all(["b2", "b3"], "bob")
+    await queue.dispatcher.open_scope("service:s", 2)
+    assert await used(queue) == (2, 10.0)
+    assert await queue.claimed(9) == ["b2"], "ann has had two"
+    queue.clock.advance(60.0 + WIDTH)
+    assert await queue.claimed(9) == ["a2"]
+
+
+async def test_renewals_keep_what_a_lease_counts_in(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=TWO))
+    await queue.offer_all("abc")
+    first, second = await queue.claim(9)
+    queue.dispatcher.renew("w", [first.name, second.name])
+    await queue.dispatcher.expire([second])
+    for lease in (first, second):
+        await release(queue, lease, refund=True)
+    assert await used(queue) == (0, 0.0)
+
+
+async def test_one_exchange_releases_and_claims_within_the_rate(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1, rate=TWO), ServiceRules("t", limit=9))
+    await queue.offer_all("abc")
+    lease = await queue.take("s")
+    claim = Claim("w", 5, frozenset({"s", "t"}))
+    (second,) = await queue.dispatcher.exchange(claim, [Release(lease.name, "s")])
+    assert await queue.dispatcher.exchange(claim, [Release(second.name, "s")]) == []

@@ -260,8 +260,11 @@ class Jobs:
         """The output of the job; see `Fairlead.output`."""
         return self.output_stream(job_id, after).follow(heartbeat)
 
-    def output_stream(self, job_id: str, after: Position | str | None = None, *, attempts: bool = True) -> OutputStream:
-        """The output of the job. `attempts`: its `End` has the job with its failed attempts."""
+    def output_stream(
+        self, job_id: str, after: Position | str | None = None, *, attempts: bool = True, new: bool = False
+    ) -> OutputStream:
+        """The output of the job. `attempts`: its `End` has the job with its failed attempts. `new`: the job was
+        submitted just now."""
         runtime = self._runtime
         runtime.require_open()
         get = self.get if attempts else self.get_without_attempts
@@ -269,7 +272,7 @@ class Jobs:
             runtime.hub, runtime.output_log, get, lambda: runtime.node is not None, runtime.clock.now
         )
         position = Position.parse(after) if isinstance(after, str) else after
-        return OutputStream(sources, check_id(job_id), position)
+        return OutputStream(sources, check_id(job_id), position, new=new)
 
     def stream(self, allowed: Allowed = lambda job: True) -> EventStream:
         """Open an event stream for one reader; the caller closes it. `allowed` decides which jobs the reader may

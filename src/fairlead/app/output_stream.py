@@ -26,6 +26,7 @@ from fairlead.errors import Unavailable
 POLL_FIRST, POLL_MOST = 0.02, 5.0
 """The log is read again after the first delay, then after twice the delay each time, while no chunk arrives."""
 POLL_WITHOUT_NODE = 0.25
+NEW_S = 0.25
 SETTLES_WITHIN = 1.0
 """How long the last chunks of a step may reach the log after the job has ended."""
 
@@ -124,9 +125,13 @@ class OutputSources:
 
 
 class OutputStream:
-    def __init__(self, sources: OutputSources, job_id: str, after: Position | None) -> None:
+    """`new`: the job was submitted just now, so that it has neither ended nor output. It is not read before the first
+    chunk, but a moment later, in case it ended before the reader had subscribed."""
+
+    def __init__(self, sources: OutputSources, job_id: str, after: Position | None, *, new: bool = False) -> None:
         self._sources = sources
         self._job_id = job_id
+        self._new = new
         self._cursor = Cursor(after)
         self._reader = Subscription(places=False)
         self._timer = asyncio.get_running_loop().time
@@ -148,13 +153,18 @@ class OutputStream:
         """The output until the job ends, in batches of what is known at once; an empty batch after `heartbeat` seconds
         without output."""
         with self._subscribed():
-            job = await self._sources.get(self._job_id)
-            async for batch in self._catch_up():
-                yield batch
+            job, read_at = None, self._timer() + NEW_S
+            if self._new:
+                self._later(POLL_FIRST)
+            else:
+                job = await self._sources.get(self._job_id)
+                async for batch in self._catch_up():
+                    yield batch
             beat_at = self._beat(heartbeat)
-            while not job.status.finished:
+            while job is None or not job.status.finished:
                 event = await self._reader.next(max(0.0, min(beat_at, self._poll_at) - self._timer()))
-                if event is not None and _may_have_ended(event, self._job_id):
+                is_due = job is None and self._timer() >= read_at
+                if is_due or (event is not None and _may_have_ended(event, self._job_id)):
                     job = await self._sources.get(self._job_id)
                 async for batch in self._react(event):
                     beat_at = self._beat(heartbeat)

@@ -77,7 +77,7 @@ class Stream(Response):
 
     async def _follow(self, scope: Scope, receive: Receive) -> None:
         try:
-            source = self._app.jobs.output_stream(self._reading.job_id, attempts=False)
+            source = self._app.jobs.output_stream(self._reading.job_id, attempts=False, new=self._reading.new)
             async with contextlib.aclosing(source.follow(HEARTBEAT_S)) as output:
                 item = await self._wait_for_first(output)
                 while not await self._pass_on(item, scope, receive):

@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping
 from time import monotonic, perf_counter
 from types import coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +24,8 @@ from fairlead.errors import RequestError, TooLarge, Unavailable
 from fairlead.gateway.problems import REQUEST_ID, BodyTimeout, problem_response
 
 log = logging.getLogger("fairlead.gateway")
+
+_T = TypeVar("_T")
 
 HEADERS = "fairlead.headers"
 KEY_IN_URL = "fairlead.key_in_url"
@@ -247,7 +249,7 @@ class BodyLimit:
         if began is not None:
             seconds = min(seconds, began + self._patience + seen / MIN_BYTES_PER_S - monotonic())
         try:
-            return await _within(max(0.0, seconds), receive)
+            return await within(max(0.0, seconds), receive())
         except TimeoutError:
             slow = f"no data of the body arrived for {self._patience:g} seconds"
             if seconds < self._patience:
@@ -259,21 +261,21 @@ class BodyLimit:
         return TooLarge(f"the body is over {most} bytes{setting}")
 
 
-async def _within(seconds: float, receive: Receive) -> Message:
-    """Return the next message of `receive`, or raise TimeoutError after `seconds`. Most bodies have already arrived,
-    and then no timer is set: a timer costs more than reading the message."""
-    waiting = receive().__await__()
+async def within(seconds: float, work: Awaitable[_T]) -> _T:
+    """Return the result of `work`, or raise TimeoutError after `seconds`. Most messages are received or sent at once,
+    and then no timer is set: a timer costs more than the message."""
+    waiting = work.__await__()
     try:
         pause = next(waiting)
     except StopIteration as stop:
-        message: Message = stop.value
-        return message
+        result: _T = stop.value
+        return result
     async with asyncio.timeout(seconds):
         return await _resumed(pause, waiting)
 
 
 @coroutine
-def _resumed(pause: Any, waiting: Generator[Any, Any, Message]) -> Generator[Any, Any, Message]:
+def _resumed(pause: Any, waiting: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
     """Finish awaiting `waiting`, which has already been advanced once with `next`. `pause` is the value that it yielded
     then."""
     try:

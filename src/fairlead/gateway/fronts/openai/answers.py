@@ -20,6 +20,7 @@ from fairlead.domain.views import EndedJob
 from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.requests import FrontCall
+from fairlead.gateway.request_middleware import within
 
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fairlead.domain.views import JobView
 
 SPACE_EVERY_S = 15.0
-SOON_S = 0.05
+SOON_S, SUBSCRIBE_AFTER_S = 0.05, 0.3
 STALLED_S = 60.0
 """A client that does not take a message within this time is disconnected."""
 JOB_HEADER = "X-Fairlead-Job"
@@ -65,16 +66,14 @@ class Answer(Response):
             raise
 
     async def _wait(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job_id, new = self._reading.job_id, self._reading.new
-        wait = self._app.jobs.wait(job_id, new=new, attempts=False)
-        waiting: asyncio.Future[JobView] = asyncio.ensure_future(wait)
+        waiting = asyncio.ensure_future(self._end())
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             started = await self._keep_alive(waiting, gone, send)
             if not waiting.done():
                 await self._app.fronts.leave(self._reading)
                 raise ClientDisconnect
-            await self._finish(EndedJob.of_view(waiting.result()), started, scope, receive, send)
+            await self._finish(waiting.result(), started, scope, receive, send)
         except asyncio.CancelledError:
             in_background(self._app.fronts.leave(self._reading))  # the key was revoked
             raise
@@ -82,7 +81,14 @@ class Answer(Response):
             for task in (waiting, gone):
                 task.cancel()
 
-    async def _keep_alive(self, waiting: asyncio.Future[JobView], gone: asyncio.Future[None], send: Send) -> bool:
+    async def _end(self) -> EndedJob:
+        """The end of the job. A job that takes longer than `SUBSCRIBE_AFTER_S` is followed as a reader, so that its end
+        is noticed even if a message is lost."""
+        jobs, job_id = self._app.jobs, self._reading.job_id
+        ended = await jobs.end_soon(job_id, SUBSCRIBE_AFTER_S) if self._reading.new else None
+        return ended or EndedJob.of_view(await jobs.wait(job_id, attempts=False))
+
+    async def _keep_alive(self, waiting: asyncio.Future[EndedJob], gone: asyncio.Future[None], send: Send) -> bool:
         """Wait until the job or the client's connection has ended. Returns whether the response has begun."""
         allowed = self._call.request.path in openai.JSON_PATHS
         seconds = self._app.config.openai.keepalive_after if allowed else None
@@ -140,8 +146,7 @@ async def disconnected(receive: Receive) -> None:
 def in_time(send: Send) -> Send:
     async def send_in_time(message: Message) -> None:
         try:
-            async with asyncio.timeout(STALLED_S):
-                await send(message)
+            await within(STALLED_S, send(message))
         except TimeoutError:
             raise ClientDisconnect from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
+from fairlead.domain.model_stats import Generation
 from tests.browser.conftest import Open
 from tests.browser.gateway_site import Stage
 from tests.browser.pages import job_link, settled, unfold
@@ -124,3 +125,22 @@ async def test_the_output_of_a_running_job_is_shown_as_it_is_made(open_window: O
     await bare_stage.ended(job)
     await expect(output).to_have_text(f"{text} and the rest")
     await not_reloaded(page)
+
+
+async def test_a_streamed_request_is_shown_as_text_and_its_model_with_its_figures(
+    open_window: Open, bare_stage: Stage
+) -> None:
+    events = 'data: {"choices":[{"delta":{"content":"<i>Hello</i>"}}]}\n\ndata: {"choices":[]}\n\n'
+    request = {"path": "chat/completions", "content_type": "application/json", "stream": True, "text": events}
+    job = await bare_stage.submit("confiding", input_data=request)
+    page = await (await open_window(bare_stage)).go(f"/jobs/{job}")
+    await expect(page.get_by_test_id("output")).to_have_text("<i>Hello</i>")
+    bare_stage.gate.opened.set()
+    await bare_stage.ended(job)
+    bare_stage.app._runtime.writer.counters.generated("echo", Generation("llama-3", 9, 600, 0.25, 10.0))
+    for path in ("/", "/services/echo"):
+        page = await (await open_window(bare_stage)).go(path)
+        models = page.get_by_test_id("models")
+        await expect(models).to_contain_text("llama-3")
+        await expect(models).to_contain_text("60")
+        await expect(models).to_contain_text("p95")

@@ -22,6 +22,7 @@ from fairlead.cli.jobs import after_failure, error_text, progress_text, wait_tex
 from fairlead.cli.options import JobId, Json
 from fairlead.cli.output import clean, hint, note, print_json, safe, status_text, stderr, stdout, with_local_times
 from fairlead.client.stream import Stream
+from fairlead.domain.openai import is_streamed_request, text_of_events
 
 ENDS = {"COMPLETED": Exit.OK, "FAILED": Exit.JOB_FAILED, "CANCELLED": Exit.JOB_CANCELLED}
 RECONNECT_FOR_S = 60.0
@@ -47,14 +48,17 @@ def end_of(status: str) -> Exit:
 Output = Annotated[bool, typer.Option("--output", help="Print the job's output as it is made, not its progress.")]
 
 
+Raw = Annotated[bool, typer.Option("--raw", help="The output of an OpenAI request as its events, not only their text.")]
+
+
 @client_command
-def watch(job_id: JobId, output: Output = False, json: Json = False) -> None:
+def watch(job_id: JobId, output: Output = False, raw: Raw = False, json: Json = False) -> None:
     """Follow a job live until it ends.
 
     Exits with 0 if it completes, 3 if it fails, 4 if it is cancelled.
     """
     if output:
-        raise typer.Exit(print_output(gateway(), job_id, json=json))
+        raise typer.Exit(print_output(gateway(), job_id, raw=raw, json=json))
     line = follow(gateway(), job_id, quiet=json, on_event=print_json if json else None)
     if line.status == "FAILED" and not json:
         hint_after(line)
@@ -67,10 +71,11 @@ def hint_after(line: JobLine) -> None:
         hint(f"see its attempts with: fairlead get {line.job['job_id']}; {then}")
 
 
-def print_output(target: Gateway, job_id: str, *, json: bool) -> Exit:
-    """Print the output of a job to stdout while it runs: text as it is, anything else as lines of JSON. Returns the
-    exit code for the status of the job."""
-    target.job(job_id)  # fails at once without a gateway or the job
+def print_output(target: Gateway, job_id: str, *, raw: bool, json: bool) -> Exit:
+    """Print the output of a job to stdout while it runs: text as it is, anything else as lines of JSON. Of an OpenAI
+    request, only the text of its events is printed, unless `raw`. Returns the exit code for the status of the job."""
+    job = target.job(job_id)  # fails at once without a gateway or the job
+    has_events = not raw and is_streamed_request(job.get("input_data"))
     status, line_is_open = "", False
     for event in target.output(job_id, RECONNECT_FOR_S):
         status = event.get("status", status)
@@ -78,9 +83,12 @@ def print_output(target: Gateway, job_id: str, *, json: bool) -> Exit:
             print_json(event)
         elif event["type"] == "chunk":
             data = event["data"]
-            text = clean(data, keep_lines=True) if isinstance(data, str) else jsonlib.dumps(data) + "\n"
+            if isinstance(data, str):
+                text = clean(text_of_events(data) if has_events else data, keep_lines=True)
+            else:
+                text = jsonlib.dumps(data) + "\n"
             typer.echo(text, nl=False)
-            line_is_open = not text.endswith("\n")
+            line_is_open = not text.endswith("\n") if text else line_is_open
         else:
             if line_is_open:
                 typer.echo()

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from fairlead.cli.client import client_command, gateway
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.follow import end_of, follow, print_output
+from fairlead.cli.follow import Raw, end_of, follow, print_output
 from fairlead.cli.jobs import hint_next, show_job, wait_text
 from fairlead.cli.options import (
     FOREVER,
@@ -118,13 +118,13 @@ def submit(
     old_key: OldIdempotencyKey = None,
     wait: Wait = None,
     stream: Stream = False,
+    raw: Raw = False,
     json: Json = False,
 ) -> None:
     """Submit a job to a pipeline or service.
 
     The input is a JSON object: an argument, `--input` or `--file`; `--param` sets single keys.
     """
-    key = idempotency_key or old_key
     body = {
         "feature_name": feature,
         "input_data": input_data(text, input_, file, param or []),
@@ -141,10 +141,10 @@ def submit(
     receipt = target.post(
         "/api/v1/jobs",
         {name: value for name, value in body.items() if value is not None},
-        headers={"Idempotency-Key": key} if key else None,
+        headers={"Idempotency-Key": key} if (key := idempotency_key or old_key) else None,
     )
     if stream or wait is not None:
-        raise typer.Exit(_followed(receipt["job_id"], wait, stream=stream, json=json))
+        raise typer.Exit(_followed(receipt["job_id"], wait, stream=stream, raw=raw, json=json))
     if json:
         print_json(receipt)
     else:
@@ -155,11 +155,11 @@ def submit(
             hint(f"follow it with: fairlead watch {receipt['job_id']}")
 
 
-def _followed(job_id: str, wait: float | None, *, stream: bool, json: bool) -> Exit:
+def _followed(job_id: str, wait: float | None, *, stream: bool, raw: bool, json: bool) -> Exit:
     if wait is not None and not stream:
         return _waited(job_id, wait, json=json)
     try:
-        return print_output(gateway(), job_id, json=json)
+        return print_output(gateway(), job_id, raw=raw, json=json)
     except KeyboardInterrupt:
         note(f"the job continues; follow it with: fairlead watch --output {job_id}")
         return Exit.INTERRUPTED

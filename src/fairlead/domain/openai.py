@@ -44,6 +44,7 @@ _PART_NAME = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"
 _FILE_NAME = re.compile(rb"[;\s]filename\*?=", re.IGNORECASE)
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_FIELD = 4096
 
 
@@ -194,6 +195,51 @@ def usage_of(value: Any) -> dict[str, int] | None:
     written = usage.get("completion_tokens", usage.get("output_tokens"))
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": usage.get("total_tokens")}
     return {name: count for name, count in counts.items() if type(count) is int and count >= 0} or None
+
+
+def has_token(event: Mapping[str, Any]) -> bool:
+    """Whether this event of a stream has output of the model, not only its role or the end."""
+    if str(event.get("type", "")).endswith(".delta"):  # an event of /responses
+        return True
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role"):
+            return True
+        if isinstance(choice, dict) and choice.get("text"):
+            return True
+    return False
+
+
+def is_streamed_request(input_data: Any) -> bool:
+    """Whether this is the input of a job whose output is the events of a stream."""
+    return isinstance(input_data, dict) and bool(
+        input_data.get("stream") and input_data.get("path") and input_data.get("content_type")
+    )
+
+
+def text_of_events(chunk: str) -> str:
+    """The text that a chunk of a stream adds to the answer, to show it to people. A chunk has complete events."""
+    lines = (line[5:] for line in _LINE_END.split(chunk) if line.startswith("data:"))
+    values = (json_object(line.encode()) for line in lines)
+    return "".join(_text_added(value) for value in values if value is not None)
+
+
+def _text_added(event: Mapping[str, Any]) -> str:
+    if error := event.get("error"):
+        return f"\n{error.get('message', error) if isinstance(error, dict) else error}\n"
+    if isinstance(event.get("delta"), str) and str(event.get("type")).endswith(".delta"):
+        return str(event["delta"])
+    choices = event.get("choices")
+    found = [each for each in choices if isinstance(each, dict) and not each.get("index")] if choices else []
+    if not found:
+        return ""
+    delta = found[0].get("delta") or {}
+    parts = [found[0].get("text"), *(delta.get(name) for name in ("reasoning_content", "content", "refusal"))]
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts += [f"\n{function['name']}: " if function.get("name") else None, function.get("arguments")]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def reported_usage(value: Any) -> Usage | None:

@@ -59,6 +59,22 @@ class Histogram:
         return histogram
 
 
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The quantile `share` (0.5 is the median) of the values counted in a histogram, interpolated linearly within its
+    bucket. None if there are no values."""
+    wanted = share * sum(counts)
+    if not wanted:
+        return None
+    below = 0.0
+    for at, count in enumerate(counts):
+        if count and below + count >= wanted:
+            low = SECONDS[at - 1] if at else 0.0
+            high = SECONDS[at] if at < len(SECONDS) else 2 * SECONDS[-1]
+            return round(low + (high - low) * (wanted - below) / count, 3)
+        below += count
+    return None
+
+
 MINUTE = 60
 """The length, in seconds, of the interval over which statistics are counted."""
 
@@ -71,7 +87,8 @@ class MinuteStats:
 
     `minute` counts the minutes since 1970. `finished` and `failed` count calls. `waits` is a histogram of the times
     that their steps had waited, with the bounds `SECONDS`. `codes` counts failures by error code. `used` has the users
-    with the most slot time, and for each of them the number of calls and the slot seconds.
+    with the most slot time, and for each of them the number of calls and the slot seconds. `models` has the models of
+    the OpenAI front, each as `ModelStats.as_list` returns it.
     """
 
     process: str
@@ -82,6 +99,7 @@ class MinuteStats:
     waits: Sequence[int] = ()
     codes: Mapping[str, int] = field(default_factory=dict)
     used: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    models: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def minute_of(moment: float) -> int:

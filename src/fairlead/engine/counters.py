@@ -12,10 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, sub
+from typing import Any
 
 from fairlead.domain import retry, turns
 from fairlead.domain.auto_limit import Calls, Ending
 from fairlead.domain.job import Job, JobStatus, Priority
+from fairlead.domain.model_stats import Generation, ModelStats, since
 from fairlead.domain.stats import KEPT_MINUTES, SECONDS, Histogram, MinuteStats, minute_of
 from fairlead.domain.transitions import Move
 from fairlead.store.dashboard import RecordMinuteStats
@@ -38,6 +40,8 @@ Lane = tuple[str, Priority]
 
 MOST_USERS = 10_000
 """At most this many users of one service are counted between two calls of `take_used`. Further users are ignored."""
+MOST_MODELS = 200
+"""Further models of a process are counted together, as `OTHER`."""
 EVERY = 3.0
 USERS_PER_MINUTE = 100
 """The number of users recorded per service and minute: those that used its slots for the longest time."""
@@ -67,6 +71,8 @@ class Counters:
         self.promotions: Counter[Priority] = Counter()
         self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
+        self.models: dict[tuple[str, str], ModelStats] = {}
+        """The answers of each service's models."""
         self._answers: Counter[tuple[str, Ending]] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         """For each service, the total seconds that its successful calls took."""
@@ -100,6 +106,14 @@ class Counters:
         self._answers[service, ending] += 1
         if ending is Ending.OK:
             self._seconds[service] += seconds
+
+    def generated(self, service: str, answer: Generation) -> None:
+        """Count an answer of a model. An upstream may name any model, so the number of different ones is bounded."""
+        stats = self.models.get((service, answer.model))
+        if stats is None:
+            key = (service, answer.model if len(self.models) < MOST_MODELS else OTHER)
+            stats = self.models.setdefault(key, ModelStats())
+        stats.count(answer)
 
     def done(self) -> dict[str, int]:
         """The number of successful calls of each service."""
@@ -153,6 +167,7 @@ class _Seen:
     done: dict[str, int] = field(default_factory=dict)
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
     waits: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    models: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -162,6 +177,7 @@ class _Minute:
     waits: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     codes: Counter[str] = field(default_factory=Counter)
     used: dict[str, Used] = field(default_factory=dict)
+    models: dict[str, ModelStats] = field(default_factory=dict)
 
     def add(self, more: _Minute) -> None:
         self.finished += more.finished
@@ -170,6 +186,8 @@ class _Minute:
         self.codes.update(more.codes)
         for user_id, used in more.used.items():
             self.used.setdefault(user_id, Used()).add(used)
+        for model, stats in more.models.items():
+            self.models.setdefault(model, ModelStats()).add(stats.as_list())
 
     def applied_to(self, stats: MinuteStats) -> MinuteStats:
         most = sorted(self.used.items(), key=lambda item: -item[1].seconds)[:USERS_PER_MINUTE]
@@ -180,6 +198,7 @@ class _Minute:
             waits=tuple(self.waits),
             codes=dict(self.codes),
             used={user_id: (used.calls, round(used.seconds, 3)) for user_id, used in most},
+            models={model: stats.as_list() for model, stats in self.models.items()},
         )
 
 
@@ -238,6 +257,11 @@ class MinuteStatsLoop:
                 new_waits = map(sub, waits.counts, before or [0] * len(waits.counts))
                 minute_stats.waits = [had + more for had, more in zip(minute_stats.waits, new_waits, strict=True)]
                 seen.waits[service, band] = list(waits.counts)
+        for (service, model), stats in counters.models.items():
+            new_answers = since(stats, seen.models.get((service, model)))
+            if new_answers[0]:
+                changes.setdefault(service, _Minute()).models.setdefault(model, ModelStats()).add(new_answers)
+                seen.models[service, model] = stats.as_list()
         for service, users in counters.take_used().items():
             changes.setdefault(service, _Minute()).used |= users
         return changes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from fairlead.dispatch.port import Lease
@@ -16,11 +17,13 @@ from fairlead.domain.costs import reported
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
+from fairlead.domain.model_stats import FIRST_TOKEN, Generation
 from fairlead.domain.output import CHUNKS, RUN
 from fairlead.domain.retry import TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
 from fairlead.domain.usage import Usage, merged
 from fairlead.engine.clock import Clock
+from fairlead.engine.counters import Counters
 from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.executors.port import Call, CallOutput, Success
@@ -235,6 +238,29 @@ class OutcomeMapper:
         self._rules = rules
         self._policies = {name: config.services[name].retry_policy for name in services}
         self._waits = config.wait_timeouts
+        self._models = frozenset(name for name, service in config.services.items() if service.behind_front)
+
+    def count(self, run: StepRun, elapsed: float, counters: Counters) -> None:
+        """Count a call that has ended."""
+        counters.ran(run.job, elapsed)
+        outcome = run.outcome
+        if outcome is not None:
+            failure = outcome if isinstance(outcome, Failure) else None
+            counters.answered(run.lease.service, ending_of(failure), elapsed)
+        if run.job.service in self._models and isinstance(outcome, Success):
+            counters.generated(run.job.service, self._generation(run, outcome, elapsed))
+
+    def _generation(self, run: StepRun, outcome: Success, elapsed: float) -> Generation:
+        """The answer of a model that this call was."""
+        service, usage, first = self._config.services[run.job.service], outcome.usage, None
+        if (measured := (outcome.metrics or {}).get(FIRST_TOKEN)) is not None:
+            first = measured / 1000
+        elif not service.speaks_openai and run.output is not None and run.output.first_at is not None:
+            first = max(0.0, run.output.first_at - (monotonic() - elapsed))
+        name = service.models[-1] if service.models else run.job.service
+        model = name if usage is None or usage.model is None else usage.model
+        tokens_in, tokens_out = (0, 0) if usage is None else (usage.tokens_in or 0, usage.tokens_out or 0)
+        return Generation(model, tokens_in, tokens_out, first, max(0.0, elapsed - (first or 0.0)))
 
     def timed_out(self, run: StepRun) -> Failure:
         service = run.job.service

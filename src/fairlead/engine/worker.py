@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
-from fairlead.domain.auto_limit import ending_of
 from fairlead.domain.job import JobStatus
 from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.transitions import Move
@@ -255,10 +254,7 @@ class Worker:
     def _conclude(self, run: StepRun, elapsed: float) -> None:
         """Count the call, and decide which transition to write and whether to keep the slot."""
         job, outcome = run.job, run.outcome
-        self._counters.ran(job, elapsed)
-        if outcome is not None:
-            failure = outcome if isinstance(outcome, Failure) else None
-            self._counters.answered(run.lease.service, ending_of(failure), elapsed)
+        self._outcomes.count(run, elapsed, self._counters)
         if run.progress_timer is not None:
             run.progress_timer.cancel()
         run.cools_down = was_overloaded(outcome) and self._services[job.service].auto is not None

@@ -150,10 +150,10 @@ class OpenAIExecutor:
         except RecursionError:
             return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
         session = self._upstream.session()
+        stream = ChatStream(request, hides_usage=adds_usage)
         try:
             async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
-                    stream = ChatStream(request, hides_usage=adds_usage)
                     return await self._stream(call, stream, response, deadline)
                 return await self._answer(request, response)
         except aiohttp.InvalidURL as error:
@@ -194,8 +194,7 @@ class OpenAIExecutor:
         except (aiohttp.ClientError, OSError) as error:
             failure = Failure(CONNECTION, _lost(error), retryable=True)
         else:
-            usage = None if stream.usage is None else {"usage": stream.usage}
-            return with_output(call.open_output(), Success("null", usage, stream.reported))
+            return with_output(call.open_output(), Success("null", stream.metrics or None, stream.reported))
         response.close()  # it may never end
         unseen = not call.open_output().chunks
         return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))

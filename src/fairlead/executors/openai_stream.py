@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 from fairlead.domain import openai
+from fairlead.domain.model_stats import FIRST_TOKEN
 from fairlead.domain.openai import FrontRequest
 from fairlead.domain.usage import Usage
 from fairlead.executors.call_outcome import storable
@@ -59,7 +60,7 @@ class Events:
 class ChatStream:
     """The stream of one call: its events for the client, and what they say about the call.
 
-    `hides_usage`: the client has not asked for the event with the usage.
+    Created when the call is sent. `hides_usage`: the client has not asked for the event with the usage.
     """
 
     def __init__(self, request: FrontRequest, *, hides_usage: bool) -> None:
@@ -68,8 +69,19 @@ class ChatStream:
         self.usage: dict[str, int] | None = None
         self.reported: Usage | None = None
         self.complete = not self._has_done
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._first_token_at: float | None = None
         self.done = False
         """The stream has sent `[DONE]`. Whatever follows is not part of it."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the step's metrics have of this stream: its usage, and the time to its first token."""
+        usage = {} if self.usage is None else {"usage": self.usage}
+        if self._first_token_at is None:
+            return usage
+        return {**usage, FIRST_TOKEN: round((self._first_token_at - self._began) * 1000, 3)}
 
     def text_of(self, event: bytes) -> str:
         """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
@@ -111,6 +123,8 @@ class ChatStream:
             raise BrokenStream("the upstream sent an event that is not a JSON object")
         if value.get("error"):
             raise UpstreamError(_message(value["error"]))
+        if self._first_token_at is None and openai.has_token(value):
+            self._first_token_at = self._clock()
         usage = openai.usage_of(value)
         if usage is not None:
             self.usage, self.reported = usage, openai.reported_usage(value)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Protocol
 
 import orjson
@@ -54,11 +55,13 @@ class CallOutput:
     """The chunks that a call has emitted, each as JSON text. They are kept until the call ends, because they become
     its result. Any thread may append; one reader takes the chunks."""
 
-    __slots__ = ("_lock", "_reporter", "_unread", "chunks", "closed", "error", "is_text", "size")
+    __slots__ = ("_lock", "_reporter", "_unread", "chunks", "closed", "error", "first_at", "is_text", "size")
 
     def __init__(self, reporter: Reporter | None) -> None:
         self.chunks: list[str] = []
         self.size = 0
+        self.first_at: float | None = None
+        """When the first chunk was emitted, on the monotonic clock."""
         self.is_text = True
         """All chunks are text."""
         self.closed = False
@@ -73,6 +76,8 @@ class CallOutput:
             return
         with self._lock:
             self._check(self.size + len(chunk_json))
+            if not self.chunks:
+                self.first_at = monotonic()
             self.size += len(chunk_json)
             self.is_text = self.is_text and chunk_json[0] == '"'
             self.chunks.append(chunk_json)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairlead.domain.model_stats import ModelStats
 from fairlead.domain.stats import SECONDS, Histogram
 from fairlead.errors import NotFound
 from fairlead.gateway.openapi import documented
@@ -61,6 +62,13 @@ METRICS: dict[str, Definition] = {
         HISTOGRAM, "Seconds from queueing to the start of a step.", ("service", "band")
     ),
     "fairlead_run_seconds": Definition(HISTOGRAM, "Duration of calls, including failed ones.", ("service", "band")),
+    "fairlead_first_token_seconds": Definition(
+        HISTOGRAM, "Seconds from a streamed call to its first token.", ("service", "model")
+    ),
+    "fairlead_model_tokens": Definition(
+        COUNTER, "Tokens that models read and wrote.", ("service", "model", "direction")
+    ),
+    "fairlead_model_seconds": Definition(COUNTER, "Seconds in which models wrote tokens.", ("service", "model")),
     "fairlead_retries": Definition(COUNTER, "Failed calls that are retried.", ("service",)),
     "fairlead_failures": Definition(COUNTER, "Failed calls and waits, by error code.", ("service", "code")),
     "fairlead_promotions": Definition(COUNTER, "Promoted jobs, by new band.", ("band",)),
@@ -180,6 +188,7 @@ def _of_process(snapshot: MetricsSnapshot) -> dict[str, list[Sample]]:
         "fairlead_wait_seconds": _by_labels(counters.waits),
         "fairlead_run_seconds": _by_labels(counters.runs),
         "fairlead_retries": _by_labels(counters.retries),
+        **_of_models(counters.models),
         "fairlead_failures": _by_labels(counters.failures),
         "fairlead_promotions": _by_labels(counters.promotions),
         "fairlead_commit_transitions": _one(group_commit.commit_sizes),
@@ -191,6 +200,17 @@ def _of_process(snapshot: MetricsSnapshot) -> dict[str, list[Sample]]:
         "fairlead_priority_questions": _one(priorities.questions),
         "fairlead_priority_resting": _by_labels(priorities.resting),
         **(_of_roles(snapshot.node) if snapshot.node is not None else {}),
+    }
+
+
+def _of_models(models: Mapping[tuple[str, str], ModelStats]) -> dict[str, list[Sample]]:
+    found = dict(models)
+    read = {(*key, "in"): stats.tokens_in for key, stats in found.items()}
+    written = {(*key, "out"): stats.tokens_out for key, stats in found.items()}
+    return {
+        "fairlead_first_token_seconds": _by_labels({key: stats.first_tokens for key, stats in found.items()}),
+        "fairlead_model_tokens": _by_labels({**read, **written}),
+        "fairlead_model_seconds": _by_labels({key: stats.seconds for key, stats in found.items()}),
     }
 
 

@@ -137,6 +137,18 @@ class AutoLimit(BaseModel):
     history: list[LimitChange] = Field(description="The last 20 changes, newest last.")
 
 
+class ModelFigures(BaseModel):
+    """What one model did in the last five minutes, in all processes."""
+
+    calls: int
+    tokens_in: int
+    tokens_out: int
+    tokens_per_second: float | None = Field(description="Output tokens of all requests together.")
+    request_tokens_per_second: float | None = Field(description="Output tokens of one request, after its first token.")
+    first_token_p50: float | None = Field(description="Seconds from the call to the first token of a stream.")
+    first_token_p95: float | None
+
+
 class _Service(BaseModel):
     service: str
     limit: int
@@ -154,6 +166,9 @@ class _Service(BaseModel):
     )
     shards: list[str] = Field(description="Shards of the queue: one, or several if it is split by priority.")
     mean_duration: float | None = Field(description="Seconds.")
+    models: dict[str, ModelFigures] = Field(
+        description="Only services of the OpenAI front: what their models did in the last five minutes."
+    )
 
 
 class ServiceStatus(_Service):
@@ -356,6 +371,7 @@ class RuntimeStats(_Process):
                 "pool": None,
                 "shards": ["main"],
                 "mean_duration": 21.4,
+                "models": {},
                 "bands": {"high": {"waiting": 2, "in_use": 1, "held": 0}},
                 "regions": {},
             }

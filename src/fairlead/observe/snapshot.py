@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from fairlead.dispatch.port import Leadership, ScopeState, ServiceSnapshot
 from fairlead.domain.job import JobStatus
+from fairlead.domain.model_stats import ModelStats
 from fairlead.domain.processes import LOOPS, ProcessRecord
 from fairlead.domain.rules import Rules
+from fairlead.domain.stats import MINUTE, minute_of
 from fairlead.engine.clock import Clock
 from fairlead.engine.node import Node
 from fairlead.engine.shard_runtime import ShardRuntime
@@ -29,6 +31,8 @@ T = TypeVar("T")
 DISPATCHER_TIMEOUT = 1.5
 DATABASE_TIMEOUT = 5.0
 ELSEWHERE = "another process holds the queues in its memory"
+MODEL_MINUTES = 5
+"""The number of minutes from which the figures of models are computed."""
 RECENT = DutyCycle(share=0.02, every=2.0, longest=30.0)
 
 
@@ -114,14 +118,15 @@ class Observer:
         self.processes = CachedQuery(self._read_processes, RECENT, DATABASE_TIMEOUT)
         self.facts = CachedQuery(self._read_facts, RECENT, DATABASE_TIMEOUT)
         self.job_counts = CachedQuery(self._count_jobs, RECENT, DATABASE_TIMEOUT)
+        self.models = CachedQuery(self._read_models, RECENT, DATABASE_TIMEOUT)
 
     @property
     def node(self) -> Node | None:
         return self._node()
 
     async def close(self) -> None:
-        queries: tuple[CachedQuery[Any], ...] = (self._queues, self.processes, self.facts, self.job_counts)
-        for query in queries:
+        first: tuple[CachedQuery[Any], ...] = (self._queues, self.processes, self.facts)
+        for query in (*first, self.job_counts, self.models):
             await query.close()
 
     async def queues(self, services: Sequence[str] | None = None, *, users: bool = False) -> QueueSnapshot:
@@ -161,6 +166,19 @@ class Observer:
 
     async def _read_facts(self) -> Facts:
         return await self.store.facts()
+
+    async def _read_models(self) -> dict[str, dict[str, Any]]:
+        """For each service, what its models did in the last minutes, in all processes."""
+        now = await self.store.now()
+        found: dict[str, dict[str, ModelStats]] = {}
+        for each in await self.store.activity(minute_of(now) - MODEL_MINUTES + 1):
+            for model, stats in each.models.items():
+                found.setdefault(each.service, {}).setdefault(model, ModelStats()).add(stats)
+        window = (MODEL_MINUTES - 1) * MINUTE + now % MINUTE
+        return {
+            service: {model: stats.shown(window) for model, stats in sorted(models.items())}
+            for service, models in found.items()
+        }
 
     async def _count_jobs(self) -> dict[str, int]:
         return {each.value: await self.store.count(JobFilter(statuses=(each,))) for each in JobStatus}

@@ -152,8 +152,9 @@ def known_total(counts: Iterable[int | None]) -> int | None:
 async def describe(observer: Observer, queues: QueueSnapshot | None = None) -> dict[str, Any]:
     queues = queues or await observer.queues()
     rules, node = queues.rules, observer.node
+    models = await observer.models.recent()
     return {
-        "services": [_service(name, queues) for name in sorted(rules.services)],
+        "services": [{**_service(name, queues), "models": models.get(name, {})} for name in sorted(rules.services)],
         "pools": {
             name: {
                 "limit": limit,

@@ -11,7 +11,7 @@ import orjson
 from fairlead.domain.job import Job
 from fairlead.domain.stats import MinuteStats
 
-_FIELDS = ("finished", "failed", "waits", "codes", "used")
+_FIELDS = ("finished", "failed", "waits", "codes", "used", "models")
 
 
 @dataclass(frozen=True, slots=True)

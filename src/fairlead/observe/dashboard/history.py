@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fairlead.domain.stats import MINUTE, MinuteStats, minute_of
+from fairlead.domain.model_stats import ModelStats
+from fairlead.domain.stats import MINUTE, MinuteStats, minute_of, quantile
 from fairlead.domain.stats import SECONDS as CLASSES
 from fairlead.store.port import Store
 
@@ -34,6 +35,7 @@ class Sum:
     waits: list[int] = field(default_factory=lambda: [0] * (len(CLASSES) + 1))
     codes: Counter[str] = field(default_factory=Counter)
     used: dict[str, tuple[float, float]] = field(default_factory=dict)
+    models: dict[str, ModelStats] = field(default_factory=dict)
 
     def add(self, other: MinuteStats | Sum) -> None:
         self.finished += other.finished
@@ -44,25 +46,11 @@ class Sum:
         for user_id, (calls, seconds) in other.used.items():
             before = self.used.get(user_id, (0, 0.0))
             self.used[user_id] = before[0] + calls, before[1] + seconds
+        for model, stats in other.models.items():
+            self.models.setdefault(model, ModelStats()).add(stats.as_list() if isinstance(stats, ModelStats) else stats)
 
     def wait(self, share: float) -> float | None:
         return quantile(self.waits, share)
-
-
-def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The quantile `share` (0.5 is the median) of the values counted in a histogram, interpolated linearly within its
-    bucket. None if there are no values."""
-    wanted = share * sum(counts)
-    if not wanted:
-        return None
-    below = 0.0
-    for at, count in enumerate(counts):
-        if count and below + count >= wanted:
-            low = CLASSES[at - 1] if at else 0.0
-            high = CLASSES[at] if at < len(CLASSES) else 2 * CLASSES[-1]
-            return round(low + (high - low) * (wanted - below) / count, 3)
-        below += count
-    return None
 
 
 class History:
@@ -77,7 +65,8 @@ class History:
 
     async def renew(self) -> Past:
         """Read the latest minutes again, and return the last two hours."""
-        now = minute_of(await self._store.now())
+        moment = await self._store.now()
+        now = minute_of(moment)
         first = now - MINUTES + 1
         begin = max(first, self._last - AGAIN + 1)
         found: dict[int, dict[str, Sum]] = {minute: {} for minute in range(begin, now + 1)}
@@ -88,16 +77,18 @@ class History:
         self._minutes = {minute: self._minutes[minute] for minute in kept} | found
         self._totals = {minute: self._totals[minute] for minute in kept} | fresh
         self._last = now
-        return Past(self._minutes, self._totals, now)
+        return Past(self._minutes, self._totals, moment)
 
 
 class Past:
-    """The activity of the last two hours as charts, and summed over the last hour. `last` is the current minute."""
+    """The activity of the last two hours as charts, and summed over the last hour. `now` is the current time."""
 
-    def __init__(self, minutes: Mapping[int, Mapping[str, Sum]], totals: Mapping[int, Sum], last: int) -> None:
+    def __init__(self, minutes: Mapping[int, Mapping[str, Sum]], totals: Mapping[int, Sum], now: float) -> None:
         self._minutes = minutes
         self._totals = totals
-        self._last = last
+        self._last = minute_of(now)
+        self.window = (LATELY - 1) * MINUTE + now % MINUTE
+        """The seconds that `lately` covers: the current minute is not over."""
 
     @cached_property
     def chart(self) -> dict[str, Any]:

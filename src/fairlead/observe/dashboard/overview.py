@@ -114,6 +114,7 @@ def service(
         oldest_since=waiting.oldest_since if waiting is not None else None,
         wait_p50=lately.wait(0.5) if lately is not None else None,
         wait_p95=lately.wait(0.95) if lately is not None else None,
+        models=_models(lately, around.past.window),
     )
     if not is_known:
         return shown
@@ -124,6 +125,12 @@ def service(
         "waiting": {band.value: sum(each.waiting.get(band.band, 0) for each in snapshots) for band in Priority},
         **shown_slots(snapshots, details),
     }
+
+
+def _models(lately: Sum | None, window: float) -> dict[str, Any] | None:
+    if lately is None or not lately.models:
+        return None
+    return {model: known(**stats.shown(window)) for model, stats in sorted(lately.models.items())}
 
 
 def pools(queues: QueueSnapshot) -> dict[str, Any]:

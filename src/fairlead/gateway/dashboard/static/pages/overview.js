@@ -9,6 +9,7 @@ import { Filter } from "../parts/filter.js";
 import { Failures } from "../parts/failures.js";
 import { Health } from "../parts/health.js";
 import { HistoryCard } from "../parts/history.js";
+import { Models } from "../parts/models.js";
 import { Pools } from "../parts/pools.js";
 import { Queue, waitingIn } from "../parts/queue.js";
 import { Slots } from "../parts/slots.js";
@@ -37,11 +38,15 @@ export function Page() {
       <${Services} services=${services} findings=${state.health?.findings} />
       <aside aria-label="Pools and history">
         <${Pools} pools=${state.pools} />
+        <${Models} models=${services.flatMap(([name, each]) => Object.entries(each.models || {}).map(([model, figures]) => [several(services, model) ? `${model} (${name})` : model, figures]))} />
         <${HistoryCard} history=${state.history} />
         <section class="card"><h2>Failed calls, last hour</h2><${Failures} failures=${state.failures} /></section>
       </aside>
     </div>`;
 }
+
+/** Whether several services have a model of this name. */
+const several = (services, model) => services.filter(([, each]) => each.models?.[model]).length > 1;
 
 const lastHour = (values) => (values || []).slice(-HOUR).reduce((whole, value) => whole + (value || 0), 0);
 

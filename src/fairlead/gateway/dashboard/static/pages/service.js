@@ -10,6 +10,7 @@ import { Failures } from "../parts/failures.js";
 import { HistoryCard } from "../parts/history.js";
 import { Queue, waitingIn } from "../parts/queue.js";
 import { Missing } from "../parts/missing.js";
+import { Models } from "../parts/models.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
@@ -45,6 +46,7 @@ export function Page({ subject: name }) {
     </dl>
     <section class="card stack"><h2>Slots and queue</h2>
       <${Slots} service=${service} name=${name} /><${Queue} service=${service} widest=${waiting} /></section>
+    <${Models} models=${Object.entries(service.models || {})} />
     <${Next} next=${service.next || []} order=${service.order} />
     <${Shares} users=${service.users || {}} />
     <${Regions} regions=${service.regions || {}} />

@@ -2,6 +2,7 @@
 import { path } from "../api.js";
 import { text } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
+import { isRequest, textOf } from "./events.js";
 
 const MOST = 50_000; // characters that are shown, the last ones
 
@@ -9,8 +10,13 @@ const MOST = 50_000; // characters that are shown, the last ones
 class Kept {
   steps = new Map();
 
+  /** `hasEvents`: the chunks are events of a stream, of which only the text is shown. */
+  constructor(hasEvents) {
+    this.hasEvents = hasEvents;
+  }
+
   add({ step_index: step, data }) {
-    const shown = typeof data === "string" ? data : `${JSON.stringify(data)}\n`;
+    const shown = typeof data !== "string" ? `${JSON.stringify(data)}\n` : this.hasEvents ? textOf(data) : data;
     this.steps.set(step, ((this.steps.get(step) || "") + shown).slice(-MOST));
   }
 
@@ -28,10 +34,11 @@ export function Output({ job }) {
   const [wanted, setWanted] = useState(false);
   const box = useRef(null);
   const { job_id: jobId, status } = job;
+  const hasEvents = isRequest(job);
   useEffect(() => setWanted((before) => before || status === "RUNNING"), [status]);
   useEffect(() => {
     if (!wanted) return undefined;
-    const kept = new Kept();
+    const kept = new Kept(hasEvents);
     let frame = null;
     const show = () => {
       frame ??= requestAnimationFrame(() => {
@@ -51,7 +58,7 @@ export function Output({ job }) {
       source.close();
       cancelAnimationFrame(frame);
     };
-  }, [wanted, jobId]);
+  }, [wanted, jobId, hasEvents]);
   useEffect(() => {
     if (box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [output]);

@@ -77,7 +77,7 @@ test-latest:
 	"$(PYTHON)" -m venv $(LATEST_VENV)
 	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(LATEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		-e '.[server,client,redis,celery,postgres]' --group dev
+		-e '.[server,client,redis,celery,postgres,artifacts]' --group dev
 	$(LATEST_VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 # Every Python process that the tests start is measured too (patch = subprocess in pyproject.toml).
@@ -125,7 +125,7 @@ UPGRADE ?= --upgrade
 LOCK = $(LOCK_VENV)/bin/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-EXTRAS = --extra server --extra postgres --extra redis --extra celery
+EXTRAS = --extra server --extra postgres --extra redis --extra celery --extra artifacts
 
 generate: install
 	$(BIN)/python -m tools.generate_sync_client

@@ -213,7 +213,7 @@ async def empty(url: str) -> None:
     connection = await asyncpg.connect(direct(url))
     try:
         tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'fairlead'")
-        names = {name for (name,) in tables} - {"rules", "schema_version", "usage_state"}
+        names = {name for (name,) in tables} - {"rules", "schema_version", "usage_state", "secret"}
         for name in names:
             await connection.execute(f"DELETE FROM fairlead.{name}")
         if names:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
+from fairlead.artifacts.directory import DirectoryObjects
+from fairlead.artifacts.objects import ObjectStore
 from fairlead.config import Settings, sqlite_options
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.memory.output_log import MemoryOutputLog
@@ -24,6 +26,7 @@ from fairlead.store.port import Accepted, Store
 from fairlead.store.sqlite import SqliteStore, connect, gil
 
 POSTGRES = ("postgresql://", "postgres://")
+BUCKETS = ("s3://", "gs://", "az://")
 PREFIX = "fairlead"
 
 
@@ -137,6 +140,27 @@ def output_log_of(settings: Settings, clock: Clock) -> OutputLog:
     from fairlead.dispatch.redis.output_log import RedisOutputLog
 
     return RedisOutputLog(settings.redis_url, prefix=PREFIX)
+
+
+def objects_of(settings: Settings) -> ObjectStore:
+    """Create the object store of the settings: by default a directory beside the database."""
+    url = settings.config.artifacts.url
+    if url is None:
+        if settings.database_url.startswith(POSTGRES):
+            return DirectoryObjects("fairlead-files")
+        return DirectoryObjects(f"{sqlite_options(settings.database_url).path}-files")
+    if url.startswith("file://"):
+        return DirectoryObjects(url.removeprefix("file://"))
+    if "://" not in url:
+        return DirectoryObjects(url)
+    if not url.startswith(BUCKETS):
+        shown = f"{url.partition('://')[0]}://..."
+        raise ConfigError([f"ARTIFACTS_URL: {shown} is not supported; use a directory, or {', '.join(BUCKETS)}"])
+    try:
+        from fairlead.artifacts.remote import RemoteObjects
+    except ImportError:
+        raise ConfigError(["ARTIFACTS_URL: a bucket needs its client: pip install 'fairlead[artifacts]'"]) from None
+    return RemoteObjects(url)
 
 
 def redis_urls(settings: Settings) -> dict[str, str]:

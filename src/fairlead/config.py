@@ -33,6 +33,7 @@ BACKOFF = "should be a table such as { base = 2, factor = 2, max = 60, jitter = 
 
 # Variables that existing deployments and Celery already use.
 ALIASES = {
+    "ARTIFACTS_URL": ("artifacts", "url"),
     "PRIORITY_API_URL": ("priority", "url"),
     "PROMOTE_LOW_TO_MEDIUM_AFTER": ("promotion", "low_to_medium_after"),
     "PROMOTE_MEDIUM_TO_HIGH_AFTER": ("promotion", "medium_to_high_after"),

@@ -87,7 +87,7 @@ class StoreHarness:
         """A Submit of a new job. Fields that Job lacks go to Submit."""
         extra = {
             name: fields.pop(name)
-            for name in ("metadata_json", "idempotency_key", "body_hash", "max_waiting", "due_at", "ordered")
+            for name in ("metadata_json", "idempotency_key", "body_hash", "max_waiting", "due_at", "ordered", "files")
             if name in fields
         }
         fields = {"feature_name": "image", "user_id": "ann", "steps": ("draw",), **fields}

@@ -20,6 +20,7 @@ VIOLATIONS = {
     "The domain does no I/O and reads no clock": ("domain/job.py", "socket"),
     "SQL drivers are used in the store only": ("engine/clock.py", "asyncpg"),
     "Redis is used in dispatch/redis and beside Celery only": ("engine/clock.py", "redis"),
+    "Object stores are used in artifacts only": ("engine/clock.py", "obstore"),
     "Only backends names concrete engines": ("engine/clock.py", "fairlead.store.sqlite.store"),
 }
 

@@ -2,12 +2,13 @@
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from fairlead import Call
+from fairlead import Call, Permanent
 
 
 def own_pid(call: Call) -> dict[str, Any]:
@@ -45,3 +46,17 @@ def yields(call: Call) -> Iterator[str]:
 async def yields_async(call: Call) -> AsyncIterator[str]:
     for word in call.params["words"]:
         yield word
+
+
+def redraw(call: Call) -> dict[str, Any]:
+    """Reads and saves files, in a child process."""
+    content = call.read(call.params["file"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "notes.txt"
+        path.write_text("from a path")
+        saved = call.save("notes.txt", path)
+    try:
+        call.open("file-" + "0" * 32)
+    except Permanent as error:
+        missing = str(error)
+    return {"bytes": call.save("upper.txt", content.upper()), "path": saved, "missing": missing}

@@ -23,6 +23,7 @@ from fairlead.app.batch_submission import BatchSubmission, CheckedBatch, check_b
 from fairlead.app.handle import BatchReceipt
 from fairlead.app.job_commands import TRIES, Build, JobCommands
 from fairlead.app.runtime import Runtime
+from fairlead.artifacts.values import keep_inputs, load_record
 from fairlead.domain import transitions
 from fairlead.domain.batch import (
     REMOVED,
@@ -164,6 +165,7 @@ class Batches:
         submits = checked.submits
         if runtime.priorities.needed or lowers_only:
             submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
+        submits = await keep_inputs(runtime.files, submits)
         try:
             await group_commit.write_all([*submits, checked.create])
         except KeyTaken:
@@ -244,7 +246,9 @@ class Batches:
             size = sum(record.size for record in records.values())
             for item in items:
                 # Popped, so that a slow reader keeps only the records it has not read yet in memory.
-                yield item_view_of(item, records.pop(item.job_id, None))
+                record = records.pop(item.job_id, None)
+                loaded = None if record is None else await load_record(self._runtime.files, record)
+                yield item_view_of(item, loaded)
             at_a_time = max(1, min(2 * at_a_time, MOST_RESULTS, RESULTS_BYTES * len(items) // max(size, 1)))
 
     async def wait(self, batch_id: str, timeout: float | None = None) -> BatchView:

@@ -39,6 +39,7 @@ from fairlead.app.runtime import Runtime
 from fairlead.app.turns.methods import TurnMethods
 from fairlead.app.turns.requests import TurnRequests
 from fairlead.app.turns.turns import Turns
+from fairlead.artifacts.files import Files
 from fairlead.config import Settings
 from fairlead.domain.batch import BatchView, ItemStatus, ItemView
 from fairlead.domain.config import Config
@@ -97,6 +98,12 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         """The methods that open, await and end turns by separate calls, for callers that cannot use a `with` block."""
         self._runtime.require_open()
         return self._turns
+
+    @property
+    def files(self) -> Files:
+        """Saves, reads and removes files in the object store."""
+        self._runtime.require_open()
+        return self._runtime.files
 
     @property
     def config(self) -> Config:

@@ -11,6 +11,7 @@ from uuid_utils import uuid4, uuid7
 
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
+from fairlead.artifacts.values import load_record
 from fairlead.domain.front_readers import NONE, Reader, Readers, key_prefix
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.openai import RETRIED_BY_CLIENTS, FrontAnswer
@@ -99,6 +100,7 @@ class FrontRequests:
 
     async def _is_to_be_repeated(self, job: Job) -> bool:
         record = await self._runtime.store.get(job.id) if job.status is JobStatus.COMPLETED else None
+        record = None if record is None else await load_record(self._runtime.files, record)
         answer = FrontAnswer.of_result(record.result) if record is not None else None
         return answer is not None and answer.status in RETRIED_BY_CLIENTS
 

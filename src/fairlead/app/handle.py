@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from fairlead.artifacts.values import is_stored, load_value
 from fairlead.domain.batch import BatchView, ItemView
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import JobStatus, Priority
@@ -40,7 +41,8 @@ class JobHandle:
     async def result(self, timeout: float | None = None) -> Any:
         """Wait for the job, and return the data of its last step. Raises JobFailed or JobCancelled, and ResultTimeout
         after `timeout` seconds."""
-        return result_of(await self._app.wait(self.id, timeout), timeout)
+        result = result_of(await self._app.wait(self.id, timeout), timeout)
+        return await load_value(self._app.files, self.id, result) if is_stored(result) else result
 
     async def get(self) -> JobView:
         return await self._app.get(self.id)

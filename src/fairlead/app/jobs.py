@@ -16,6 +16,7 @@ from fairlead.app.handle import Receipt
 from fairlead.app.job_commands import JobCommands, require_kept
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
+from fairlead.artifacts.values import keep_inputs, load_record
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
@@ -66,6 +67,7 @@ class Jobs:
         submits = self._checked(submissions, idempotency_key, body_hash, now)
         if runtime.priorities.needed or lowers_only:
             submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
+        submits = await keep_inputs(runtime.files, submits)
         outcomes: Sequence[Outcome]
         if connection is not None:
             outcomes = await submit_on(runtime.settings.database_url, connection, submits)
@@ -142,6 +144,7 @@ class Jobs:
     async def _view(self, job_id: str, record: JobRecord | None) -> JobView:
         if record is None:
             raise NotFound(f"there is no job {job_id}")
+        record = await load_record(self._runtime.files, record)
         positions = await self._positions_of([record.job])
         return views.of_record(record, positions.get(job_id))
 

@@ -12,7 +12,8 @@ from types import FrameType
 from fairlead.app.declarations import Declarations
 from fairlead.app.event_stream import EventPoller
 from fairlead.app.priority import PriorityResolver
-from fairlead.backends import bus_of, has_clock, output_log_of, shards_of, store_of, writers_of
+from fairlead.artifacts.files import Files
+from fairlead.backends import bus_of, has_clock, objects_of, output_log_of, shards_of, store_of, writers_of
 from fairlead.config import Settings
 from fairlead.dispatch.output_log import OutputLog
 from fairlead.domain.config import Config
@@ -63,6 +64,7 @@ class Runtime:
     writer: TransitionWriter
     priorities: PriorityResolver
     waiters: Waiters
+    files: Files
     snapshots: asyncio.Semaphore
     """Limits how many readers that missed events read the store at once."""
     output_log: OutputLog
@@ -169,6 +171,7 @@ class Runtime:
         url = self.settings.database_url
         overwrites = self.config.openai.keep == "nothing"
         store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices_of(self.config.prices))
+        objects = objects_of(self.settings)
         await run(partial(self._connect, store))
         self._store = store
         self._observer = Observer(store, lambda: self.node, self.clock)
@@ -177,6 +180,7 @@ class Runtime:
         self.writer = TransitionWriter(self._group_commit, self.hub, self.signals, self.config.private_services)
         self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
         self.waiters = Waiters(self.signals)
+        self.files = Files(store, self._group_commit, objects, self.config.artifacts, self.clock.now)
         self.snapshots = asyncio.Semaphore(CONCURRENT_SNAPSHOTS)
         self.output_log = output_log_of(self.settings, self.clock)
         self.reviving, self._joining = asyncio.Lock(), asyncio.Lock()
@@ -211,6 +215,7 @@ class Runtime:
             await self.priorities.close()
             await bounded("committing the last transitions", group_commit.close())
             await bounded("closing the output log", self.output_log.close())
+            await bounded("closing the object store", self.files.objects.close())
         if store is not None:
             await bounded("closing the database connections", store.close())
 
@@ -245,6 +250,7 @@ class Runtime:
             clock=self.clock,
             waiters=self.waiters,
             outputs=self._outputs,
+            files=self.files,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

@@ -19,6 +19,7 @@ from fairlead.domain.config_checks import (
     unknown_services,
 )
 from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.config_sections import ArtifactsConfig as ArtifactsConfig
 from fairlead.domain.config_sections import CeleryConfig as CeleryConfig
 from fairlead.domain.config_sections import ManagerConfig as ManagerConfig
 from fairlead.domain.config_sections import OpenAIConfig as OpenAIConfig
@@ -330,6 +331,7 @@ class Config(Section):
     turns: TurnsConfig = TurnsConfig()
     celery: CeleryConfig = CeleryConfig()
     openai: OpenAIConfig = OpenAIConfig()
+    artifacts: ArtifactsConfig = ArtifactsConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""

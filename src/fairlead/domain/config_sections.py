@@ -42,7 +42,7 @@ class WorkerConfig(Section):
 
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 1000
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 1048576
+    max_result: Annotated[int, Field(ge=1024, le=1 << 30)] = 67108864
 
 
 class WorkerPoolConfig(Section):
@@ -74,6 +74,19 @@ class OpenAIConfig(Section):
     keepalive_after: Seconds = 45.0
     grace: Annotated[float, Field(ge=0, le=86400)] = 30.0
     keep: Literal["results", "nothing"] = "results"
+
+
+class ArtifactsConfig(Section):
+    """Files and large values. `url` is a directory, or a bucket such as `s3://bucket/prefix`."""
+
+    url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    threshold: Annotated[int, Field(ge=1024, le=1 << 30)] = 262144
+    max_file: Annotated[int, Field(ge=1024, le=1 << 40)] = 1073741824
+    max_inline: Annotated[int, Field(ge=1024, le=1 << 30)] = 16777216
+    orphan_after: Annotated[float, Field(ge=1, le=604800)] = 3600.0
+    ticket_ttl: Annotated[float, Field(ge=1, le=604800)] = 3600.0
+    public_url: Url | None = None
+    presign: bool = False
 
 
 class PriorityConfig(Section):

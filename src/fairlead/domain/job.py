@@ -185,7 +185,8 @@ RANK_RETRY, RANK_UNDER_WAY, RANK_ARRIVAL = 0, 1, 2
 @fast_dataclass
 class StepResult:
     """The result of one step. It is inserted once per round and never changed. The data stays JSON text, because most
-    readers only pass it on."""
+    readers only pass it on. `files` are the ids of the files that the step made or that the result names; they are
+    written, and not read back."""
 
     job_id: str
     step: int
@@ -195,6 +196,7 @@ class StepResult:
     metrics_json: str
     finished_at: float
     lease: str | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def data(self) -> Any:

@@ -66,6 +66,8 @@ BAD_RESULT = "BAD_RESULT"
 MISSING_FIELD = "MISSING_FIELD"
 RETRY_ASKED = "RETRY_ASKED"
 UPSTREAM_ERROR = "UPSTREAM_ERROR"
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+"""The object store with the files of the job cannot be reached. Such a failure never counts as an attempt."""
 ATTEMPTS_USED_UP = "ATTEMPTS_USED_UP"
 REFUSALS = "refusals"
 """Key in an error: how many calls of the step in a row were refused without counting as attempts."""
@@ -129,7 +131,9 @@ class RetryPolicy:
         """Return a retry that costs no attempt, for a call that the service refused because the limit is too high.
         `refusals` is the number of earlier refused calls of the step. Returns None if the call must count as an
         attempt: the failure is not retried automatically, or too many calls were refused."""
-        if not failure.retryable or self.manual or refusals >= MOST_SPARED:
+        if failure.code != STORE_UNAVAILABLE and (self.manual or refusals >= MOST_SPARED):
+            return None
+        if not failure.retryable:
             return None
         error = {**failure.as_error(), REFUSALS: refusals + 1}
         return Retry(error, self._delay(failure, refusals + 1, randomness), counts=False)

@@ -16,7 +16,8 @@ class Submit:
     earlier job.
 
     `ordered` means that the service is FIFO. The commit then also reports, as `late` in the outbox rows, whether
-    earlier jobs of the service might still be missing from the queue.
+    earlier jobs of the service might still be missing from the queue. `files` are the ids of the files that the input
+    names; the submit fails if one of them does not exist.
     """
 
     job: Job
@@ -26,6 +27,7 @@ class Submit:
     body_hash: str | None = None
     max_waiting: int = 0
     ordered: bool = False
+    files: tuple[str, ...] = ()
 
 
 @fast_dataclass

@@ -25,6 +25,7 @@ from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import OutboxEntry, Store
 
 if TYPE_CHECKING:
+    from fairlead.artifacts.files import Files
     from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
     from fairlead.engine.transition_writer import TransitionWriter
@@ -180,3 +181,5 @@ class EngineParts:
     waiters: Waiters
     outputs: OutputWriter | None = None
     """None: the chunks that steps emit only become their results."""
+    files: Files | None = None
+    """None: there is no object store, and large results stay in the database."""

@@ -21,10 +21,10 @@ import asyncio
 import logging
 from collections.abc import Mapping, Set
 
+from fairlead import failpoints
 from fairlead.dispatch.port import Dispatcher, Lease, ScopeState
 from fairlead.domain.job import Job
 from fairlead.domain.rules import Lanes, Rules
-from fairlead.engine import failpoints
 from fairlead.engine.clock import Clock
 from fairlead.engine.loops.recover import RecoverLoop
 from fairlead.engine.outbox_relay import offer_of

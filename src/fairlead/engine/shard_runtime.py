@@ -14,7 +14,7 @@ from typing import Any
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release, Shard
 from fairlead.domain.fair_share import QueuePosition
-from fairlead.domain.rules import Lanes, Rules
+from fairlead.domain.rules import MAIN_SHARD, Lanes, Rules
 from fairlead.engine.claim_loop import ConcurrencyBudget
 from fairlead.engine.heartbeat import Heartbeat, Holder
 from fairlead.engine.leader import Leader
@@ -24,6 +24,7 @@ from fairlead.engine.loops.abandoned import AbandonedLoop
 from fairlead.engine.loops.auto_limit import AutoLimitLoop
 from fairlead.engine.loops.cleanup import BatchesLoop, HoldsLoop, PruneLoop
 from fairlead.engine.loops.erase import EraseLoop
+from fairlead.engine.loops.files import FilesLoop
 from fairlead.engine.loops.orphaned_turns import OrphanedTurnsLoop
 from fairlead.engine.loops.reconcile import ReconcileLoop
 from fairlead.engine.loops.recover import RecoverLoop
@@ -120,6 +121,8 @@ class ShardRuntime:
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:
             grace = parts.config.openai.grace
             loops.append(EraseLoop(store, group_commit, parts.outputs.log, grace=grace))
+        if parts.files is not None and self.name == MAIN_SHARD:
+            loops.append(FilesLoop(parts.files))
         return Leader(
             self.name,
             self.leadership,

@@ -19,13 +19,14 @@ from fairlead.domain.job import Job, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
 from fairlead.domain.model_stats import FIRST_TOKEN, Generation
 from fairlead.domain.output import CHUNKS, RUN
-from fairlead.domain.retry import TIMEOUT, Failure
+from fairlead.domain.retry import EXCEPTION, STORE_UNAVAILABLE, TIMEOUT, Failure
 from fairlead.domain.transitions import Move, Progress
 from fairlead.domain.usage import Usage, merged
 from fairlead.engine.clock import Clock
 from fairlead.engine.counters import Counters
 from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
+from fairlead.engine.step_files import LoopFiles, unavailable
 from fairlead.executors.port import Call, CallOutput, Success
 from fairlead.store.port import Started
 
@@ -35,6 +36,9 @@ LATE = 0.5
 """A timer that fires this many seconds late shows that the event loop was blocked."""
 GRACE = 1.0
 PROGRESS_EVERY = 0.5
+MAX_OUTPUT = 16 * 1024 * 1024
+"""The size of the output that a call may emit, in characters of JSON: readers on other processes get it through
+Redis."""
 LOST, DRAINED = "lost", "drained"
 
 
@@ -105,6 +109,8 @@ class StepRun:
     """What the call has emitted; None if it has emitted nothing, or has not ended."""
     usage: Usage | None = None
     """What the call has used, as reported so far by the handler or by the endpoint's answer."""
+    files: tuple[str, ...] = ()
+    """The ids of the files that the step has saved or that its result names."""
     released: bool = False
 
     @property
@@ -154,6 +160,10 @@ class StepReporter:
     def max_output(self) -> int:
         return self._reports.max_output
 
+    @property
+    def files(self) -> LoopFiles | None:
+        return self._reports.files
+
     def __call__(self, progress: dict[str, Any]) -> None:
         self._reports.call_soon(self._reports.progressed, self._run, progress)
 
@@ -179,7 +189,8 @@ class Reports:
         self._clock = parts.clock
         self._loop = loop
         self.writer = parts.outputs
-        self.max_output = parts.config.worker.max_result
+        self.max_output = min(parts.config.worker.max_result, MAX_OUTPUT)
+        self.files = None if parts.files is None else LoopFiles(parts.files, loop)
         self.call_soon = loop.call_soon_threadsafe
 
     def started(self, job: Job) -> None:
@@ -212,7 +223,7 @@ class Reports:
 
 def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
     job, lease = run.job, run.lease
-    return Call(
+    call = Call(
         job_id=job.id,
         step_index=job.step,
         total_steps=len(job.steps),
@@ -227,6 +238,18 @@ def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
         region=lease.region,
         report=report,
     )
+    call.files = report.files
+    return call
+
+
+def cancelled_outcome(run: StepRun) -> Failure | None:
+    """The outcome of a cancelled call: None if the worker stopped the handler. Otherwise something that the handler
+    awaited was cancelled, which counts as a failure."""
+    if run.task is not None:
+        run.task.uncancel()
+    if run.stopped:
+        return None
+    return Failure(EXCEPTION, "CancelledError: the handler was cancelled from within", retryable=True)
 
 
 class OutcomeMapper:
@@ -262,8 +285,10 @@ class OutcomeMapper:
         tokens_in, tokens_out = (0, 0) if usage is None else (usage.tokens_in or 0, usage.tokens_out or 0)
         return Generation(model, tokens_in, tokens_out, first, max(0.0, elapsed - (first or 0.0)))
 
-    def timed_out(self, run: StepRun) -> Failure:
+    def timed_out(self, run: StepRun, call: Call | None = None) -> Failure:
         service = run.job.service
+        if call is not None and call.stalled:
+            return unavailable(f"{service} waited for the object store until its timeout")
         timeout = self._config.services[service].timeout
         return Failure(TIMEOUT, f"{service} did not answer within {timeout:g} s", retryable=True)
 
@@ -281,6 +306,7 @@ class OutcomeMapper:
                 _metrics(run, outcome, elapsed),
                 now,
                 run.lease.name,
+                run.files,
             )
             return transitions.step_done(job, result, now=now, waits=self._waits, usage=run.usage)
         if isinstance(outcome, Failure):
@@ -307,7 +333,10 @@ class OutcomeMapper:
     def _is_over_limit(self, job: Job, failure: Failure) -> bool:
         """Whether the service refused the call as overloaded while Fairlead is still discovering its limit. The limit
         may be too high, so the failure does not use up an attempt of the job. Nor does a refusal by a server with
-        OpenAI's protocol: its clients wait in the queue instead of getting 429."""
+        OpenAI's protocol: its clients wait in the queue instead of getting 429. Nor does an object store that cannot be
+        reached."""
+        if failure.code == STORE_UNAVAILABLE:
+            return True
         if not was_refused(failure):
             return False
         if self._config.services[job.service].speaks_openai:

@@ -11,12 +11,11 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from fairlead import failpoints
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
 from fairlead.domain.job import JobStatus
-from fairlead.domain.retry import EXCEPTION, Failure
 from fairlead.domain.transitions import Move
 from fairlead.domain.turns import is_turn
-from fairlead.engine import failpoints
 from fairlead.engine.claim_loop import (
     CLAIM_BATCH,
     ClaimLoop,
@@ -28,6 +27,7 @@ from fairlead.engine.claim_loop import (
 )
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.roles import WorkerPool
+from fairlead.engine.step_files import StepFiles, is_stored
 from fairlead.engine.step_run import (
     DRAINED,
     LOST,
@@ -36,6 +36,7 @@ from fairlead.engine.step_run import (
     StepRun,
     TimeoutGroup,
     call_of,
+    cancelled_outcome,
     region_failed,
     was_overloaded,
 )
@@ -88,6 +89,7 @@ class Worker:
         # Looked up once: `get_running_loop` is a system call, and every step would need it three times.
         self._loop = asyncio.get_running_loop()
         self._reports = Reports(parts, self._loop)
+        self._files = None if parts.files is None else StepFiles(parts.files)
         self._claim_targets = ClaimTargets()
         self.claims = ClaimLoop(self, "claiming")
         self._leases = HeldLeases(budget, self.claims, self._claim_targets)
@@ -223,16 +225,20 @@ class Worker:
         else:
             await self._call_handler(run, call)
         run.called(call)
-        return self._clock.monotonic() - began
+        elapsed = self._clock.monotonic() - began
+        if self._files is not None and self._files.concern(run, call):
+            await self._files.keep(run, call)
+        return elapsed
 
     async def _call_handler(self, run: StepRun, call: Call) -> None:
         run.calling = True
         try:
-            run.outcome = await self._executors[call.service].execute(call)
+            missing = await self._files.load(call) if self._files is not None and is_stored(call) else None
+            run.outcome = missing or await self._executors[call.service].execute(call)
         except asyncio.CancelledError:
             if self._closing:
                 raise
-            run.outcome = self._cancelled(run)
+            run.outcome = cancelled_outcome(run)
         except Exception as error:
             log.exception("the executor of %s failed", call.service)
             run.outcome = failure_of(error)
@@ -240,16 +246,7 @@ class Worker:
             run.timeouts.off(run)
             run.calling = False
         if run.stop_reason == TIMED_OUT:
-            run.outcome = self._outcomes.timed_out(run)
-
-    def _cancelled(self, run: StepRun) -> Failure | None:
-        """The outcome of a cancelled call: None if the worker stopped the handler. Otherwise something that the handler
-        awaited was cancelled, which counts as a failure."""
-        if run.task is not None:
-            run.task.uncancel()
-        if run.stopped:
-            return None
-        return Failure(EXCEPTION, "CancelledError: the handler was cancelled from within", retryable=True)
+            run.outcome = self._outcomes.timed_out(run, call)
 
     def _conclude(self, run: StepRun, elapsed: float) -> None:
         """Count the call, and decide which transition to write and whether to keep the slot."""

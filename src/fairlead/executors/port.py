@@ -4,10 +4,11 @@ or a `Failure`."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 
@@ -49,6 +50,23 @@ class Reporter(Protocol):
     def ended(self) -> None:
         """Called on the event loop when the call has ended and had an output."""
         ...
+
+
+Source = bytes | bytearray | memoryview | os.PathLike[str] | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
+"""What a file can be saved from."""
+Reference = Mapping[str, Any] | str
+"""A reference to a file, or its id."""
+
+
+class CallFiles(Protocol):
+    """Saves and reads files for a call. The methods return the value itself in a thread, and an awaitable where an
+    event loop runs."""
+
+    def save(self, call: Call, name: str, source: Source, content_type: str | None) -> Any: ...
+
+    def open(self, call: Call, reference: Reference) -> Any: ...
+
+    def read(self, call: Call, reference: Reference) -> Any: ...
 
 
 class CallOutput:
@@ -160,6 +178,12 @@ class Call:
         self.output: CallOutput | None = None
         # What the handler has reported so far.
         self.usage: Usage | None = None
+        # What saves and reads files for this call; None where there is no object store.
+        self.files: CallFiles | None = None
+        # The ids of the files that this call has saved, or None.
+        self.saved: list[str] | None = None
+        # The call waits for an object store that cannot be reached.
+        self.stalled = False
 
     # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
     # would take a lock.
@@ -240,6 +264,27 @@ class Call:
         except NotJson as error:
             raise ValueError(f"a chunk must be text or JSON: {error}") from None
         self.open_output().append(chunk_json)
+
+    def save(self, name: str, source: Source, content_type: str | None = None) -> Any:
+        """Save a file, and return a reference to it, which may be part of the result. `source` is bytes, a `Path`, an
+        open binary file, or an iterator over bytes. The file is kept as long as the job, if this call succeeds. In an
+        `async def`, await it. While the object store cannot be reached, this waits."""
+        return self._own_files.save(self, name, source, content_type)
+
+    def open(self, reference: Reference) -> Any:
+        """Open a file that the input or the result of an earlier step names, as a binary file object. In an `async
+        def`, await it."""
+        return self._own_files.open(self, reference)
+
+    def read(self, reference: Reference) -> Any:
+        """The bytes of a file that the input or the result of an earlier step names. In an `async def`, await it."""
+        return self._own_files.read(self, reference)
+
+    @property
+    def _own_files(self) -> CallFiles:
+        if self.files is None:
+            raise RuntimeError("files can be used only while the call is run by a worker")
+        return self.files
 
     def open_output(self) -> CallOutput:
         """The output of this call. A call with an output has a result even if it emits no chunk: the empty text."""

@@ -20,8 +20,11 @@ from fairlead.domain.retry import WORKER_DIED, Failure
 from fairlead.domain.usage import Usage
 from fairlead.executors.call_outcome import failure_of, with_output
 from fairlead.executors.port import Call, OutputTooLarge, Success
+from fairlead.executors.process_files import file_request
 
 SLACK = 65536
+_OWN = frozenset({"lingering", "output", "usage", "files", "saved", "stalled"})
+"""The attributes of a call that stay in this process."""
 
 
 class ProcessExecutor:
@@ -63,6 +66,9 @@ class ProcessExecutor:
                 message: dict[str, Any] = orjson.loads(line)
                 if "progress" in message:
                     call.progress(**message["progress"])
+                elif "file" in message:
+                    child.stdin.write(orjson.dumps({"file": await file_request(call, message["file"])}) + b"\n")
+                    await child.stdin.drain()
                 elif "chunks" in message:
                     output = call.open_output()
                     for chunk in message["chunks"]:
@@ -100,8 +106,4 @@ class ProcessExecutor:
 
 def _portable(call: Call) -> dict[str, Any]:
     """The fields of the call that are sent to the child, as plain values."""
-    return {
-        name: value
-        for name, value in vars(call).items()
-        if name[0] != "_" and name not in ("lingering", "output", "usage")
-    }
+    return {name: value for name, value in vars(call).items() if name[0] != "_" and name not in _OWN}

@@ -20,6 +20,7 @@ from fairlead.domain.retry import Failure
 from fairlead.executors.call_outcome import encoded, failure_of
 from fairlead.executors.function import Handler, emit_each, emitting, imported
 from fairlead.executors.port import Call, CallOutput, Success
+from fairlead.executors.process_files import ANSWER, PipeFiles
 
 
 class _Reporter:
@@ -46,6 +47,13 @@ class _Reporter:
 
     def ended(self) -> None: ...
 
+    def ask(self, request: dict[str, Any]) -> None:
+        """Send a request about a file to the parent."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the call has ended")
+            _write(self._channel, {"file": request})
+
     def end(self, call: Call, outcome: Success | Failure) -> None:
         """Write the remaining chunks and then the outcome. A thread that the handler left behind writes nothing after
         it: that would be taken for output of the next call."""
@@ -71,12 +79,14 @@ def main() -> None:
     output = os.dup(1)
     os.dup2(2, 1)
     calls: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(calls,), daemon=True).start()
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read, args=(calls, answers), daemon=True).start()
     handler = imported(path)
     while True:
         fields = orjson.loads(calls.get())
         reporter = _Reporter(output, max_result)
         call = Call(**fields, report=reporter)
+        call.files = PipeFiles(reporter.ask, answers)
         reporter.end(call, _outcome(handler, call, max_result))
 
 
@@ -92,9 +102,9 @@ def _outcome(handler: Handler, call: Call, max_result: int) -> Success | Failure
     return encoded(value, max_result)
 
 
-def _read(calls: SimpleQueue[bytes]) -> None:
+def _read(calls: SimpleQueue[bytes], answers: SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
-        calls.put(line)
+        (answers if line.startswith(ANSWER) else calls).put(line)
     os._exit(0)  # the parent is gone
 
 

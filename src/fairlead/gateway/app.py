@@ -20,7 +20,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.errors import RequestError, Unavailable
-from fairlead.gateway import admin_routes, batches, inference, jobs, metrics, output, queue_routes, turns, websockets
+from fairlead.gateway import (
+    admin_routes,
+    batches,
+    files,
+    inference,
+    jobs,
+    metrics,
+    output,
+    queue_routes,
+    turns,
+    websockets,
+)
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
@@ -41,7 +52,17 @@ from fairlead.version import __version__
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
 
-ALLOWED_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer", "X-Request-ID")
+ALLOWED_HEADERS = (
+    "Authorization",
+    "Content-Type",
+    "Idempotency-Key",
+    "If-None-Match",
+    "Last-Event-ID",
+    "Prefer",
+    "Range",
+    "Upload-Offset",
+    "X-Request-ID",
+)
 _STAINLESS = ("Arch", "Lang", "OS", "Package-Version", "Retry-Count", "Runtime", "Runtime-Version", "Timeout")
 OPENAI_HEADERS = (
     "OpenAI-Organization",
@@ -64,6 +85,7 @@ ROUTERS = (
     jobs.executions_router,
     batches.router,
     turns.router,
+    files.router,
     inference.router,
     pages.router,
     pages.session_router,
@@ -121,8 +143,13 @@ class Gateway(FastAPI):
         fairlead = self.state.fairlead
         server = fairlead.config.server
         app: ASGIApp = FastPath(super().build_middleware_stack())
-        of_paths = {batches.BATCHES: server.max_batch_body, pages.SESSION: min(pages.MAX_BODY, server.max_body)}
-        app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths)
+        largest = fairlead.config.artifacts.max_file
+        of_paths = {
+            batches.BATCHES: server.max_batch_body,
+            pages.SESSION: min(pages.MAX_BODY, server.max_body),
+            files.FILES: largest + files.FORM_OVERHEAD,
+        }
+        app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths, below={files.UPLOADS: largest})
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )
@@ -192,15 +219,18 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=[*ALLOWED_HEADERS, *OPENAI_HEADERS],
         expose_headers=[
+            "Content-Range",
+            "ETag",
             "Idempotent-Replayed",
             "Location",
             "Preference-Applied",
             "RateLimit",
             "RateLimit-Policy",
             "Retry-After",
+            "Upload-Offset",
             "X-Fairlead-Job",
             "X-Request-ID",
         ],

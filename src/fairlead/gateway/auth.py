@@ -35,6 +35,7 @@ from fairlead.gateway.origins import Origins, network_of, refuse_embedded
 from fairlead.gateway.permissions import (
     CALLER,
     ENVIRONMENT,
+    FILE_TICKET,
     KEYLESS,
     WEBSOCKET,
     Access,
@@ -42,8 +43,10 @@ from fairlead.gateway.permissions import (
     Lasts,
     all_routes,
     check_batch_in_reach,
+    check_file_in_reach,
     check_job_in_reach,
     check_turn_in_reach,
+    is_file_content,
     is_read_only,
     is_stream,
     lasts,
@@ -71,6 +74,7 @@ class Target(NamedTuple):
     lasts: Lasts
     read_only: bool
     params: dict[str, Any]
+    file_content: bool = False
 
 
 class Guard:
@@ -147,6 +151,7 @@ class Guard:
                     lasts(method, path),
                     is_read_only(method, path),
                     params,
+                    is_file_content(method, path),
                 )
             if match is Match.PARTIAL and all(rule_of(each, path) is Access.OPEN for each in methods):
                 # Every method of this path is open to everyone, so the response may list its methods.
@@ -164,6 +169,8 @@ class Guard:
             if self._admin_key is None and self.key_cache.empty:
                 self._origins.check_keyless(scope, headers)
             return None
+        if target is not None and target.file_content and b"ticket=" in scope["query_string"]:
+            return await self._of_file_ticket(scope["query_string"], str(target.params.get("file_id")))
         if self._admin_key is None and self.key_cache.old:
             await self.key_cache.renew()
         # A key is checked even while the cache is empty. Otherwise a new user's key would count as keyless, and could
@@ -184,6 +191,8 @@ class Guard:
                 await check_job_in_reach(self._fairlead, caller, _id_in(target.params, "job_id"))
             if caller.role is Role.USER and "batch_id" in target.params:
                 await check_batch_in_reach(self._fairlead, caller, _id_in(target.params, "batch_id"))
+            if caller.role is Role.USER and "file_id" in target.params:
+                await check_file_in_reach(self._fairlead, caller, str(target.params["file_id"]))
             if caller.role is Role.USER and "turn_id" in target.params:
                 await check_turn_in_reach(self._fairlead, caller, _id_in(target.params, "turn_id"))
         return caller
@@ -268,6 +277,15 @@ class Guard:
             raise Unauthorized("this ticket is unknown, used, or older than a minute; request a new one")
         return caller
 
+    async def _of_file_ticket(self, query: bytes, file_id: str) -> Caller:
+        """Return the caller of a URL with the ticket of one file: a reader of that file's user."""
+        tickets = parse_qs(query.decode("latin-1")).get("ticket", [])
+        files = self._fairlead.files
+        if len(tickets) != 1 or not await files.is_valid_ticket(file_id, tickets[0]):
+            raise Unauthorized("the ticket of this URL has expired, or belongs to another file; request the file again")
+        owner = (await files.get(file_id)).user_id
+        return Caller(Role.USER, owner, "the ticket of a file", FILE_TICKET, onlooker=True)
+
     async def _of_grant(self, grant: str) -> Caller | None:
         """Return the caller for whom a ticket was issued, or None if that caller's key has been revoked. `grant` is the
         text that is stored with the ticket (see `grant_of`)."""
@@ -290,7 +308,7 @@ class Guard:
     def _is_live(self, key_id: str | None) -> bool:
         if key_id is None:
             return self.key_cache.empty
-        if key_id == ENVIRONMENT.key_id:
+        if key_id in (ENVIRONMENT.key_id, FILE_TICKET):
             return True
         key = self.key_cache.get(key_id)
         return key is not None and key.revoked_at is None

@@ -20,6 +20,7 @@ from fairlead.gateway import (
     models,
     models_admin,
     models_batches,
+    models_files,
     models_openai,
     models_runtime,
     models_turns,
@@ -67,6 +68,7 @@ EVENT = {
 TAGS = [
     {"name": "jobs", "description": "Submit, watch, cancel."},
     {"name": "batches", "description": "Submit many jobs at once."},
+    {"name": "files", "description": "Inputs and results that are files."},
     {"name": "turns", "description": "Slots that callers use themselves."},
     {"name": "openai", "description": "OpenAI's protocol, for its clients. Errors have OpenAI's shape."},
     {"name": "keys", "description": "API keys, tickets and sessions."},
@@ -78,6 +80,7 @@ MODULES = (
     models,
     models_admin,
     models_batches,
+    models_files,
     models_openai,
     models_runtime,
     models_turns,

@@ -89,6 +89,15 @@ RULES: dict[tuple[str, str], Access] = {
     ("POST", "/api/v1/turns/{turn_id}/renew"): Access.ANY,
     ("POST", "/api/v1/turns/{turn_id}/finish"): Access.ANY,
     ("POST", "/api/v1/turns/{turn_id}/cancel"): Access.ANY,
+    ("POST", "/api/v1/files"): Access.ANY,
+    ("GET", "/api/v1/files"): Access.ANY,
+    ("GET", "/api/v1/files/{file_id}"): Access.ANY,
+    ("DELETE", "/api/v1/files/{file_id}"): Access.ANY,
+    ("POST", "/api/v1/uploads"): Access.ANY,
+    ("GET", "/api/v1/uploads/{file_id}"): Access.ANY,
+    ("PATCH", "/api/v1/uploads/{file_id}"): Access.ANY,
+    ("POST", "/api/v1/uploads/{file_id}/complete"): Access.ANY,
+    ("GET", "/files/{file_id}"): Access.ANY,
     ("POST", "/inference"): Access.ANY,
     ("GET", "/v1/models"): Access.ANY,
     ("GET", "/v1/models/{model:path}"): Access.ANY,
@@ -158,6 +167,8 @@ SHORT = frozenset(
         ("POST", "/api/v1/turns/{turn_id}/renew"),
         ("POST", "/api/v1/turns/{turn_id}/finish"),
         ("POST", "/api/v1/turns/{turn_id}/cancel"),
+        ("DELETE", "/api/v1/files/{file_id}"),
+        ("POST", "/api/v1/uploads"),
         ("POST", "/admin/queue-dead/requeue"),
         ("POST", "/admin/queue-dead/purge"),
         ("POST", "/admin/services/{service}/pause"),
@@ -173,6 +184,10 @@ SHORT = frozenset(
 )
 # Short as well, unless the caller sends `Prefer: wait=N`.
 SHORT_UNLESS_PREFERRED = frozenset({("POST", "/api/v1/jobs")})
+
+
+# Routes whose URL may have the ticket of a file, which is valid until it expires.
+FILE_CONTENT = ("GET", "/files/{file_id}")
 
 
 class Lasts(Enum):
@@ -194,6 +209,10 @@ def is_read_only(method: str, path: str) -> bool:
 
 def is_stream(method: str, path: str) -> bool:
     return method == WEBSOCKET or (method, path) in STREAMS
+
+
+def is_file_content(method: str, path: str) -> bool:
+    return ("GET" if method == "HEAD" else method, path) == FILE_CONTENT
 
 
 def lasts(method: str, path: str) -> Lasts:
@@ -256,6 +275,8 @@ class Caller:
 
 
 KEYLESS = Caller(Role.ADMIN, None, "keyless", None)
+FILE_TICKET = "file-ticket"
+"""The `key_id` of callers with the ticket of a file."""
 ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
 
 
@@ -294,6 +315,12 @@ async def check_job_in_reach(fairlead: Fairlead, caller: Caller, job_id: str) ->
     """Raise NotFound if a user's key asks for a job of another user."""
     if caller.role is Role.USER and await fairlead.owner_of(job_id) != caller.user_id:
         raise NotFound(f"there is no job {job_id}")
+
+
+async def check_file_in_reach(fairlead: Fairlead, caller: Caller, file_id: str) -> None:
+    """Raise NotFound if a user's key asks for a file of another user."""
+    if caller.role is Role.USER:
+        await fairlead.files.get(file_id, caller.user_id)
 
 
 async def check_turn_in_reach(fairlead: Fairlead, caller: Caller, turn_id: str) -> None:

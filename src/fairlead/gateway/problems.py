@@ -89,6 +89,15 @@ class UnsupportedMediaType(RequestError):
     status = 415
 
 
+class RangeNotSatisfiable(RequestError):
+    code = "range_not_satisfiable"
+    status = 416
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the file has {size} bytes, and the range begins after them", details={"size": size})
+        self.content_range = f"bytes */{size}"
+
+
 class WrongHost(RequestError):
     code = "wrong_host"
     status = 421
@@ -162,6 +171,7 @@ TITLES = {
     "wrong_state": "The state of the job does not allow this",
     "too_large": "The body is too large",
     "unsupported_media_type": "The media type of the body is not supported",
+    "range_not_satisfiable": "The range is outside of the file",
     "wrong_host": "The Host header names another server",
     "invalid_input": "The request is invalid",
     "unknown_feature": "No pipeline or service has this name",
@@ -222,6 +232,8 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
         headers["WWW-Authenticate"] = 'Bearer realm="fairlead"'
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = error.allow
+    if isinstance(error, RangeNotSatisfiable):
+        headers["Content-Range"] = error.content_range
     if body["status"] in (408, 413):
         # The rest of the body is not read, so the connection cannot be reused.
         headers["Connection"] = "close"

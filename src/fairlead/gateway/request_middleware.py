@@ -194,7 +194,8 @@ def _safe_path(scope: Scope) -> str:
 
 class BodyLimit:
     """Middleware that limits the size and the speed of request bodies. `max_body` is the maximum size; `of_paths` maps
-    paths to a different maximum. `patience` is the maximum number of seconds between two chunks of a body."""
+    paths to a different maximum, and `below` all paths below a path. `patience` is the maximum number of seconds
+    between two chunks of a body."""
 
     def __init__(
         self,
@@ -202,24 +203,32 @@ class BodyLimit:
         *,
         max_body: int,
         of_paths: Mapping[str, int] | None = None,
+        below: Mapping[str, int] | None = None,
         patience: float = PATIENCE_S,
     ) -> None:
         self.app = app
         self._max = max_body
         self._of_paths = dict(of_paths or {})
+        self._below = {f"{path}/": most for path, most in (below or {}).items()}
         self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        most = self._of_paths.get(scope["path"], self._max)
+        most = self._most(scope["path"])
         length = headers_of(scope).get(b"content-length")
         # The server reads no more than Content-Length.
         if length is None or (length.isdigit() and len(length) < 19 and int(length) <= most):
             await self.app(scope, self._limited(receive, most), send)
         else:
             await problem_response(self._too_large(most), scope)(scope, receive, send)
+
+    def _most(self, path: str) -> int:
+        most = self._of_paths.get(path)
+        if most is not None:
+            return most
+        return next((most for prefix, most in self._below.items() if path.startswith(prefix)), self._max)
 
     def _limited(self, receive: Receive, most: int) -> Receive:
         seen = 0
@@ -257,7 +266,9 @@ class BodyLimit:
             raise BodyTimeout(slow) from None
 
     def _too_large(self, most: int) -> TooLarge:
-        setting = " (server.max_body)" if most == self._max else " (server.max_batch_body)" if most > self._max else ""
+        setting = " (server.max_body)" if most == self._max else ""
+        if most == self._of_paths.get("/api/v1/batches") and most > self._max:
+            setting = " (server.max_batch_body)"
         return TooLarge(f"the body is over {most} bytes{setting}")
 
 

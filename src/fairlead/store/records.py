@@ -137,6 +137,10 @@ def _check(*texts: str | None) -> None:
 BATCH_KINDS: tuple[type, ...] = (CreateBatch, SettleBatch, PruneBatches)
 """The writes of batches of jobs, in the order in which a commit applies them, after all moves."""
 
+NO_FILE = Refused("the file does not exist")
+NOT_UPLOADING = Refused("the file does not exist, or is complete already")
+NO_PART = Refused("the part does not begin where the parts before it end")
+
 NOT_SETTLED = Refused("the batch has open items, is already settled, or does not exist")
 
 

@@ -29,6 +29,16 @@ from fairlead.domain.transitions import (
     WaitTimeouts,
 )
 from fairlead.store.dashboard import CloseSession, OpenSession, RecordMinuteStats
+from fairlead.store.files import (
+    CompleteFile,
+    CreateFile,
+    CreatePart,
+    DeleteFile,
+    FinishPart,
+    ForgetArtifacts,
+    RenewFile,
+    SweepFiles,
+)
 from fairlead.store.usage import PruneUsage, RollUpUsage
 
 
@@ -328,4 +338,12 @@ Transition = (
     | RecordMinuteStats
     | RollUpUsage
     | PruneUsage
+    | CreateFile
+    | RenewFile
+    | CreatePart
+    | FinishPart
+    | CompleteFile
+    | DeleteFile
+    | SweepFiles
+    | ForgetArtifacts
 )

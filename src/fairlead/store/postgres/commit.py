@@ -12,6 +12,7 @@ from fairlead.domain.job import Job
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store import files as file_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store.commits import (
     DONE,
@@ -45,7 +46,7 @@ from fairlead.store.port import (
     SweepResult,
     Transition,
 )
-from fairlead.store.postgres import dashboard, encode, records, usage
+from fairlead.store.postgres import dashboard, encode, files, records, usage
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -120,6 +121,7 @@ class Commit:
             *((kind, self._operate) for kind in ADMIN_KINDS),
             *((kind, self._dashboard) for kind in dashboard_kinds.KINDS),
             *((kind, self._usage) for kind in usage_kinds.KINDS),
+            *((kind, self._files) for kind in file_kinds.KINDS),
         )
         for kind, step in steps:
             if indexes := kinds.get(kind):
@@ -295,6 +297,7 @@ class Commit:
         gone = [row[0] for row in await self._ask("delete", ids)] if ids else []
         if gone:
             await self._ask("strike_counts", gone)
+            await self._ask("release_files", gone, self._now)
         return gone
 
     async def _relayed(self, indexes: list[int]) -> None:
@@ -329,3 +332,7 @@ class Commit:
     async def _usage(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await usage.apply(self._batch[index], self._ask)
+
+    async def _files(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await files.apply(self._batch[index], self._ask, self._now)

@@ -164,3 +164,7 @@ count(*), sum(u.waited)::bigint, sum(u.slot)::bigint, coalesce(sum(u.tokens_in),
 coalesce(sum(u.tokens_out), 0)::bigint, coalesce(sum(u.tokens_cached), 0)::bigint, coalesce(sum(u.units), 0),
 coalesce(sum(u.ignored), 0)::bigint, count(coalesce(u.units, u.tokens_in, u.tokens_out)),
 coalesce(sum(u.price), 0)::bigint
+-- name: file_columns
+-- A file `f`.
+f.id, f.user_id, f.artifact_id, f.name, f.content_type, f.purpose, f.created_at, f.state, f.size, f.sha256,
+f.expires_at, f.job_id

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move
+from fairlead.store.files import check_found, use_columns
 from fairlead.store.port import OutboxEntry
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.queries import Ask as Ask
@@ -50,7 +51,18 @@ class Moves:
             await self._insert([(moves[quiet[n - 1]], seq) for n, seq in rows])
         if relayed:
             applied.update([relayed[n] for n in await self._tell([moves[index] for index in relayed])])
+        await self._use_files([moves[index] for index in applied])
         return applied
+
+    async def _use_files(self, moves: Sequence[Move]) -> None:
+        uses = [
+            (move.job_id, file_id)
+            for move in moves
+            if move.result is not None and move.result.files
+            for file_id in move.result.files
+        ]
+        if uses:
+            check_found(await self._ask("use_files", *use_columns(uses)), uses)
 
     async def _tell(self, moves: Sequence[Move]) -> list[int]:
         if reviving := [move.job_id for move in moves if begins_round(move)]:

@@ -17,7 +17,8 @@ def load(file: str) -> dict[str, str]:
 
 
 READS = load("queries.sql")
-WRITES = load("apply.sql") | load("admin.sql") | load("batches.sql") | load("dashboard.sql") | load("usage.sql")
+_FILES = ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql")
+WRITES = {name: sql for file in _FILES for name, sql in load(file).items()}
 
 Ask = Callable[..., Awaitable[list[Any]]]
 """Runs a named statement with these parameters."""

@@ -362,3 +362,30 @@ SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = 'fairlead' AND tablename =
 
 -- name: schema_version
 SELECT number FROM fairlead.schema_version
+
+-- name: get_files
+SELECT {file_columns} FROM fairlead.file AS f WHERE f.id = ANY ($1::text[])
+
+-- name: list_files
+-- $1: user, $2: purpose, $3: before, each may be NULL, $4: limit. Newest first.
+SELECT {file_columns} FROM fairlead.file AS f
+WHERE ($1::text IS NULL OR f.user_id = $1) AND f.job_id IS NULL AND f.state = 1
+AND ($2::text IS NULL OR f.purpose = $2) AND ($3::text IS NULL OR f.id < $3) ORDER BY f.id DESC LIMIT $4::bigint
+
+-- name: file_uses
+SELECT {file_columns} FROM fairlead.file_use AS u JOIN fairlead.file AS f ON f.id = u.file_id
+WHERE u.job_id = $1 ORDER BY f.id
+
+-- name: file_parts
+SELECT artifact_id, at, size FROM fairlead.file_part WHERE file_id = $1 AND size IS NOT NULL ORDER BY at
+
+-- name: known_artifacts
+SELECT id FROM fairlead.artifact WHERE id = ANY ($1::text[])
+
+-- name: file_totals
+SELECT (SELECT count(*) FROM fairlead.file), (SELECT count(*) FROM fairlead.file WHERE state = 0),
+    (SELECT count(*) FROM fairlead.artifact WHERE state = 2),
+    (SELECT coalesce(sum(size), 0)::bigint FROM fairlead.artifact WHERE state = 1)
+
+-- name: secret
+SELECT value FROM fairlead.secret WHERE name = $1

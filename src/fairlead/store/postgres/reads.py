@@ -18,6 +18,7 @@ from fairlead.store.port import RELAYING, DeclareServices, Ended, EndedFronts, E
 from fairlead.store.postgres.connect import Server, spoils_session, translated
 from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
+from fairlead.store.postgres.files import PostgresFileReads
 from fairlead.store.postgres.queries import READS, load
 from fairlead.store.postgres.usage import PostgresUsageReads
 from fairlead.store.records import audit_of, batch_state_of, ended_fronts_of, item_number_of, key_of, process_of
@@ -56,7 +57,7 @@ def record_from(row: Sequence[Any]) -> JobRecord:
     return record_of((row[:JOB_COLUMNS], input_json, metadata_json, rows, stored))
 
 
-class Reads(PostgresDashboardReads, PostgresUsageReads):
+class Reads(PostgresDashboardReads, PostgresUsageReads, PostgresFileReads):
     """The read methods of `PostgresStore`."""
 
     def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:

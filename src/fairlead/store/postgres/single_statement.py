@@ -52,6 +52,8 @@ def plan_of(
 
 
 def _submits(submits: Sequence[Submit], origin: str, now: int | None) -> Plan | None:
+    if any(submit.files for submit in submits):
+        return None
     if needs_admission(submits):
         return _keyed_submits(submits, origin, now)
     statements = submitting(submits, origin=origin, now=now)
@@ -97,7 +99,7 @@ def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan 
 
 
 def _completions(moves: Sequence[Move], prices: Prices) -> Plan | None:
-    if not all(map(encode.completes, moves)):
+    if not all(map(encode.completes, moves)) or any(move.result.files for move in moves if move.result is not None):
         return None
     order = _by_job([move.job_id for move in moves])
 

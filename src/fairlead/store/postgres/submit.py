@@ -19,6 +19,7 @@ from typing import Any
 from fairlead.domain.transitions import Submit
 from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting
 from fairlead.store.commits import UNDONE
+from fairlead.store.files import check_found, use_columns
 from fairlead.store.port import LATE_AFTER, Accepted, OutboxEntry, Outcome, Refused
 from fairlead.store.postgres.encode import Array, array
 from fairlead.store.postgres.queries import WRITES
@@ -200,6 +201,9 @@ def submitting(submits: Sequence[Submit], *, origin: str, now: int | None, all_o
         inserted, changes = accepted(stored, jobs.numbers(rows))
         for index, outcome in zip(new, inserted, strict=True):
             outcomes[index] = outcome
+        uses = [(submit.job.id, file_id) for submit in stored for file_id in submit.files]
+        if uses:
+            check_found((yield WRITES["use_files"], use_columns(uses)), uses)
     if admission:
         _answer_repeats(submits, outcomes)
     return Submitted([UNDONE if outcome is None else outcome for outcome in outcomes], changes)

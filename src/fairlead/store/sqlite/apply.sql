@@ -362,6 +362,10 @@ BEGIN
     UPDATE job_batch SET counts = NULL WHERE id IN (
         SELECT i.batch_id FROM job CROSS JOIN batch_item AS i ON i.job_id = job.id WHERE job.seq = NEW.seq
     );
+    -- Files that were made by a job are swept, unless another job uses them.
+    UPDATE file SET sweep_at = CASE WHEN job_id IS NULL THEN expires_at ELSE 0 END
+        WHERE id IN (SELECT u.file_id FROM job CROSS JOIN file_use AS u ON u.job_id = job.id WHERE job.seq = NEW.seq);
+    DELETE FROM file_use WHERE job_id = (SELECT id FROM job WHERE seq = NEW.seq);
     DELETE FROM job_note WHERE seq = NEW.seq;
     DELETE FROM job_input WHERE seq = NEW.seq;
     DELETE FROM step_result WHERE seq = NEW.seq;

@@ -75,3 +75,7 @@ coalesce(j.spec ->> ('$[0][' || j.step || ']'), j.spec ->> '$[0][#-1]')
 count(*), sum(u.waited), sum(u.slot), coalesce(sum(u.tokens_in), 0), coalesce(sum(u.tokens_out), 0),
 coalesce(sum(u.tokens_cached), 0), coalesce(sum(u.units), 0.0), coalesce(sum(u.ignored), 0),
 count(coalesce(u.units, u.tokens_in, u.tokens_out)), coalesce(sum(u.price), 0)
+-- name: file_row
+-- A file `f` as a JSON array.
+json_array(f.id, f.user_id, f.artifact_id, f.name, f.content_type, f.purpose, f.created_at, f.state, f.size, f.sha256,
+           f.expires_at, f.job_id)

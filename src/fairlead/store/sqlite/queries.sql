@@ -348,3 +348,43 @@ SELECT json_group_array(json_array(ended_at, job_id, run, step, attempt, user_id
                                    waited, slot, plan, model, tokens_in, tokens_out, tokens_cached, units, ignored,
                                    price))
 FROM (SELECT * FROM usage ORDER BY id DESC LIMIT ?1) WHERE ?2 IS NULL OR user_id = ?2
+-- name: get_files
+-- ?: JSON array of ids.
+SELECT '[' || coalesce(group_concat({file_row}, ','), '') || ']' FROM file AS f
+WHERE f.id IN (SELECT value FROM json_each(?))
+
+-- name: list_files
+-- ?: before twice, purpose twice, limit. Newest first.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {file_row} AS row FROM file AS f WHERE f.job_id IS NULL AND f.state = 1
+    AND (? IS NULL OR f.id < ?) AND (? IS NULL OR f.purpose = ?) ORDER BY f.id DESC LIMIT ?
+)
+
+-- name: list_files_of_user
+-- ?: user, before twice, purpose twice, limit. Newest first.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {file_row} AS row FROM file AS f WHERE f.user_id = ? AND f.job_id IS NULL AND f.state = 1
+    AND (? IS NULL OR f.id < ?) AND (? IS NULL OR f.purpose = ?) ORDER BY f.id DESC LIMIT ?
+)
+
+-- name: file_uses
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {file_row} AS row FROM file_use AS u JOIN file AS f ON f.id = u.file_id WHERE u.job_id = ? ORDER BY f.id
+)
+
+-- name: file_parts
+SELECT json_group_array(json_array(artifact_id, at, size)) FROM (
+    SELECT artifact_id, at, size FROM file_part WHERE file_id = ? AND size IS NOT NULL ORDER BY at
+)
+
+-- name: known_artifacts
+SELECT json_group_array(id) FROM artifact WHERE id IN (SELECT value FROM json_each(?))
+
+-- name: file_totals
+SELECT json_array(
+    (SELECT count(*) FROM file), (SELECT count(*) FROM file WHERE state = 0),
+    (SELECT count(*) FROM artifact WHERE state = 2), (SELECT coalesce(sum(size), 0) FROM artifact WHERE state = 1)
+)
+
+-- name: secret
+SELECT json_array(value) FROM secret WHERE name = ?

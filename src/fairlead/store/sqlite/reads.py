@@ -25,6 +25,7 @@ from fairlead.store.rules import declared_of, rules_of
 from fairlead.store.sql_files import load, without_comments
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.dashboard import SqliteDashboardReads
+from fairlead.store.sqlite.files import SqliteFileReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
 from fairlead.store.sqlite.usage import SqliteUsageReads
@@ -32,7 +33,7 @@ from fairlead.store.sqlite.usage import SqliteUsageReads
 READERS = 2  # so that the manager can query timers while a long count runs
 
 
-class Reads(SqliteDashboardReads, SqliteUsageReads):
+class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

@@ -22,6 +22,7 @@ from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.errors import Unavailable
 from fairlead.store import rows
 from fairlead.store.commits import Sweep, promoted_bands
+from fairlead.store.files import missing
 from fairlead.store.port import RELAYING, Busy, Committed, Erase, FireTimers, Transition
 from fairlead.store.records import key_taken
 from fairlead.store.sql_files import script
@@ -115,7 +116,7 @@ class SqliteStore(Reads):
         connect.prepare(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
-            for file in ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql"):
+            for file in ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql"):
                 self._writer.executescript(script(__package__, file))
         for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             with suppress(OSError):
@@ -189,6 +190,8 @@ class SqliteStore(Reads):
         except sqlite3.IntegrityError as error:
             if "job_batch.idempotency_key" in str(error):
                 raise key_taken() from None
+            if "a file is missing" in str(error):
+                raise missing() from None
             raise
         self._check_files()
         self._cannot_write = False

@@ -13,8 +13,22 @@ log = logging.getLogger("fairlead.failpoints")
 AFTER_CLAIM = "after_claim"
 AFTER_FINISH = "after_finish"
 MID_REBUILD = "mid_rebuild"
+FILE_CREATED = "file_created"
+FILE_WRITING = "file_writing"
+FILE_WRITTEN = "file_written"
+FILE_COMPLETED = "file_completed"
+FILES_SWEPT = "files_swept"
+OBJECTS_DELETED = "objects_deleted"
+PART_WRITTEN = "part_written"
+OF_FILES = (FILE_CREATED, FILE_WRITING, FILE_WRITTEN, FILE_COMPLETED, FILES_SWEPT, OBJECTS_DELETED, PART_WRITTEN)
+"""The points on the way of a file, from its first row to the end of its object."""
 
-_SIGNALS = {AFTER_CLAIM: signal.SIGKILL, AFTER_FINISH: signal.SIGKILL, MID_REBUILD: signal.SIGSTOP}
+_SIGNALS = {
+    AFTER_CLAIM: signal.SIGKILL,
+    AFTER_FINISH: signal.SIGKILL,
+    MID_REBUILD: signal.SIGSTOP,
+    **dict.fromkeys(OF_FILES, signal.SIGKILL),
+}
 _active = os.environ.get("FAIRLEAD_FAILPOINT")
 _passes_left = int(os.environ.get("FAIRLEAD_FAILPOINT_AFTER", "5"))
 

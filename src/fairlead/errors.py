@@ -10,6 +10,7 @@
     │   │   └── UnknownModel        404  no service serves this model
     │   ├── WrongState              409  the job's state does not allow it
     │   ├── TooLarge                413  the body is over the limit
+    │   ├── TooManyReaders          429  the output of this job has too many readers
     │   └── TooManyWaiting          429  this user has too many jobs waiting
     ├── Unavailable                 503  retry later: too many writes pending, disk full, starting or stopping
     ├── StoreError                  the database is corrupt, has a newer schema, or is not a Fairlead database
@@ -96,6 +97,12 @@ class WrongState(RequestError):
 class TooLarge(RequestError):
     code = "too_large"
     status = 413
+
+
+class TooManyReaders(RequestError):
+    code = "too_many_readers"
+    status = 429
+    retry_after = 5.0
 
 
 class TooManyWaiting(RequestError):

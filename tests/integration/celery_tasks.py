@@ -86,3 +86,14 @@ def counted(seconds: float) -> None:
         client.zadd("most", {"most": inside}, gt=True)
         time.sleep(seconds)
         client.decr("inside")
+
+
+@app.task(name="team.talking", shared=False, bind=True)
+def talking(self: Task) -> None:
+    """Emits its output through its progress, and goes on after each part when the test allows it."""
+    so_far = ""
+    for word in ("Hello", " there", "!"):
+        so_far += word
+        self.update_state(state="PROGRESS", meta={"output": so_far})
+        with board() as client:
+            client.blpop(["go on"], timeout=60)

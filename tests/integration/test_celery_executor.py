@@ -197,6 +197,20 @@ async def test_progress_reaches_watchers(make_app: Make, worker: CeleryWorker, b
         assert (await job.get()).result == "all of it"
 
 
+async def test_the_output_of_a_task_reaches_readers_while_it_runs(
+    make_app: Make, worker: CeleryWorker, board: redis.Redis
+) -> None:
+    async with make_app("team.talking").running() as app:
+        job = await app.submit("gpu")
+        chunks = []
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in job.stream():
+                chunks.append(str(chunk))
+                board.rpush("go on", "")
+        assert chunks == ["Hello", " there", "!"]
+        assert (await job.get()).result == "Hello there!"
+
+
 async def test_the_workers_never_see_more_than_the_limit(
     make_app: Make, worker: CeleryWorker, board: redis.Redis
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from fairlead import AsyncClient, Chunk, Client, Config, Fairlead, JobFailed, Re
 from fairlead.client import patience
 from fairlead.config import Settings
 from fairlead.domain.access import Role
+from fairlead.engine.events import output_topic_of
 from fairlead.engine.roles import Roles
+from fairlead.errors import TooManyReaders
 from fairlead.gateway import output
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import served
@@ -293,3 +295,30 @@ async def test_positions_and_restarts_survive_the_client(site: Site) -> None:
         assert [each if isinstance(each, Restart) else str(each) async for each in chunks] == [Restart(0), "A"]
         again = [each async for each in client.stream(job, after=first.position)]
         assert again[0] == Restart(0)
+
+
+async def test_the_readers_of_one_output_are_bounded(tmp_path: Path) -> None:
+    config = Config.model_validate({"server": {"max_output_readers": 2}})
+    app = Fairlead(Settings(config, f"sqlite:///{tmp_path}/jobs.db"))
+    talker = Talker(app)
+    async with app.running(), served(create_gateway(app)) as port:
+        site = Site(app, talker, port)
+        job = await app.submit("talk", user_id="ada")
+        talker.say("one")
+        async with reading(site, job.id) as (_, first), reading(site, job.id) as (_, second):
+            assert [texts([data(await anext(each))]) for each in (first, second)] == [["one"]] * 2
+            async with httpx2.AsyncClient(base_url=site.url) as client:
+                late = await client.get(f"/api/v1/jobs/{job.id}/output")
+                assert (late.status_code, late.json()["code"]) == (429, "too_many_readers")
+                assert late.headers["retry-after"] == "5"
+            with pytest.raises(TooManyReaders, match="max_output_readers"):
+                app.output(job.id)
+            stream = app.feed(lambda job: True)
+            with closing(stream), pytest.raises(TooManyReaders):
+                await stream.watch(job.id, output=True)
+            assert app.hub.readers_of(job.id) == 2, "a refused reader follows nothing"
+        async with asyncio.timeout(PATIENCE):
+            while app.hub.readers_of(output_topic_of(job.id)):
+                await asyncio.sleep(0.01)
+        talker.say(None)
+        assert texts(await read(site, job.id)) == ["one", "end"]

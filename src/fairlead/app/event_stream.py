@@ -88,16 +88,16 @@ class EventStream:
 
     async def watch(self, job_id: str, *, output: bool = False, after: Position | None = None) -> dict[str, Any]:
         """Follow a job, and return its snapshot. With `output`, follow its output too, from the start or after a
-        position. Raises NotFound if there is no such job; it is then not followed."""
+        position. Raises NotFound if there is no such job, and TooManyReaders; it is then not followed."""
         self._hub.follow(job_id, self._reader)
         self._jobs[job_id] = None
         try:
             job = await self._read(job_id)
+            if output:
+                self._outputs.start(job_id, after)
         except BaseException:
             self.unwatch(job_id)
             raise
-        if output:
-            self._outputs.start(job_id, after)
         if job.status.finished:
             self._reader.put(Event(events.ENDED, job_id, self.now(), "the job has ended"))
         elif job.user_id == self._user_id:

@@ -29,8 +29,8 @@ from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
-from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription
-from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
+from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
+from fairlead.errors import InvalidInput, NotFound, RequestError, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer
 from fairlead.store.group_commit import RecordReader
 from fairlead.store.port import Accepted, JobFilter, Outcome
@@ -267,9 +267,12 @@ class Jobs:
         self, job_id: str, after: Position | str | None = None, *, attempts: bool = True, new: bool = False
     ) -> OutputStream:
         """The output of the job. `attempts`: its `End` has the job with its failed attempts. `new`: the job was
-        submitted just now."""
+        submitted just now. Raises TooManyReaders."""
         runtime = self._runtime
         runtime.require_open()
+        most = runtime.config.server.max_output_readers
+        if not new and runtime.hub.readers_of(output_topic_of(job_id)) >= most:
+            raise TooManyReaders(f"{most} readers follow the output of this job already (server.max_output_readers)")
         get = self.get if attempts else self.get_without_attempts
         sources = OutputSources(
             runtime.hub, runtime.output_log, get, lambda: runtime.node is not None, runtime.clock.now

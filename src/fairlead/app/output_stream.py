@@ -315,8 +315,10 @@ class OutputFeed:
         return bool(self._tasks or self._messages)
 
     def start(self, job_id: str, after: Position | None) -> None:
+        """Follow the output of a job. Raises TooManyReaders."""
         if job_id not in self._tasks:
-            self._tasks[job_id] = asyncio.get_running_loop().create_task(self._run(job_id, after))
+            output = self._source.output(job_id, after)
+            self._tasks[job_id] = asyncio.get_running_loop().create_task(self._run(job_id, output))
 
     def stop(self, job_id: str) -> None:
         if job_id in self._tasks:
@@ -352,9 +354,9 @@ class OutputFeed:
             self._signal()
         return message
 
-    async def _run(self, job_id: str, after: Position | None) -> None:
+    async def _run(self, job_id: str, followed: AsyncGenerator[Output | None, None]) -> None:
         try:
-            async with contextlib.aclosing(self._source.output(job_id, after)) as output:
+            async with contextlib.aclosing(followed) as output:
                 async for each in output:
                     if isinstance(each, Chunk):
                         await self._put(job_id, events.OUTPUT, each.as_dict())

@@ -34,6 +34,7 @@ class ServerConfig(Section):
     head_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 20.0
     idle_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
     send_timeout: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
+    max_output_readers: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
 

@@ -151,6 +151,10 @@ class Hub:
         """The number of readers in this process; a reader counts once for every topic that it follows."""
         return sum(map(len, self._readers.values()))
 
+    def readers_of(self, topic: str) -> int:
+        """The number of readers of one topic in this process."""
+        return len(self._readers.get(topic, ()))
+
     def users_here(self) -> list[str]:
         return list(self._followed)
 

@@ -102,6 +102,7 @@ _DETAILS = {
     "idempotency_mismatch": ("this Idempotency-Key was used with another body", None),
     "inference_failed": (f"job {models.JOB_ID} failed: fast_chat_llm did not respond within 300 s", None),
     "inference_cancelled": (f"job {models.JOB_ID} was cancelled", None),
+    "too_many_readers": ("1000 readers follow the output of this job already (server.max_output_readers)", None),
     "too_many_waiting": ("user 'ada' has 1000 jobs waiting", None),
     "unavailable": ("the disk is full", None),
     "not_ready": ("dispatcher: the queue is being rebuilt", None),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from fairlead.app.output_stream import Batch
 from fairlead.domain.output import Chunk, Output, Restart
-from fairlead.errors import NotFound
+from fairlead.errors import NotFound, TooManyReaders
 from fairlead.gateway import models
 from fairlead.gateway.jobs import JOBS
 from fairlead.gateway.openapi import EVENT, ONE_JOB, documented, header
@@ -36,7 +36,7 @@ _AFTER = Query(description="Begin after this position, such as `12-40`. `Last-Ev
     "comment every 15 seconds keeps the connection open. A client that reconnects after the end receives 204.",
     openapi_extra={"parameters": [header("Last-Event-ID", "The position of the last chunk that was received.")]},
     responses={
-        **documented(200, None, "The output.", *ONE_JOB),
+        **documented(200, None, "The output.", *ONE_JOB, TooManyReaders),
         200: {
             "description": "The output.",
             "content": {

@@ -179,6 +179,7 @@ TITLES = {
     "inference_failed": "The model returned no result",
     "inference_cancelled": "The job was cancelled",
     "rate_limited": "The user submits too many jobs",
+    "too_many_readers": "The output of the job has too many readers",
     "too_many_waiting": "The user has too many waiting jobs",
     "internal_error": "Internal error",
     "unavailable": "Temporarily unavailable",

@@ -14,8 +14,9 @@ from fairlead.artifacts.objects import ObjectStore
 from fairlead.config import Settings, sqlite_options
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.memory.output_log import MemoryOutputLog
+from fairlead.dispatch.messages import PubSub
 from fairlead.dispatch.output_log import OutputLog
-from fairlead.dispatch.port import Leadership, PubSub, Shard
+from fairlead.dispatch.port import Leadership, Shard
 from fairlead.domain.config import Config
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.rules import MAIN_SHARD

@@ -110,10 +110,10 @@ class QueueHarness:
         (lease,) = await self.claim(1, *services, worker=worker, **filters)
         return lease
 
-    async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False, failed: bool | None = None) -> None:
+    async def end(self, lease: Lease, *, after: float = 0.0, refund: bool = False, **outcome: object) -> None:
         """Advance the clock and release a lease."""
         self.clock.advance(after)
-        await self.dispatcher.release([Release(lease.name, lease.service, refund, failed=failed)])
+        await self.dispatcher.release([Release(lease.name, lease.service, refund, **outcome)])  # type: ignore[arg-type]
 
     async def serve(self, count: int, *services: str, seconds: float = 1.0) -> list[str]:
         """Run `count` steps one after the other; returns their jobs in order."""

@@ -264,11 +264,11 @@ async def test_a_grant_is_charged_by_the_declared_cost_until_something_is_measur
 
 async def test_a_grant_is_charged_by_the_users_mean_duration_else_by_the_services(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, cost=1.0))
-    await queue.offer("a1", "ann", cost=2.0)
+    await queue.offer("a1", "ann")
     await queue.run_first("ann", 8.0)
-    await queue.offer("b", "bob", cost=2.0)
+    await queue.offer("b", "bob")
     await queue.run_first("bob", 16.0)
-    await queue.offer("c", "cleo", cost=2.0)
+    await queue.offer("c", "cleo")
     charged = {lease.job_id: lease.charged for lease in await queue.claim(9)}
     assert charged == {"a1": 8 * SECOND, "b": 16 * SECOND, "c": 12 * SECOND}, "the service: (8 + 16) / 2"
 

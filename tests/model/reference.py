@@ -5,12 +5,14 @@ The optimised dispatchers must return the same results.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from fairlead.dispatch.port import Lease, Offer
+from fairlead.domain.costs import ENOUGH, Ratio
 from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
 from fairlead.domain.job import RANK_RETRY, Hold
-from fairlead.domain.rules import Order, ServiceRules
+from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
 
@@ -99,6 +101,11 @@ class ReferenceService:
     means: dict[str, int] = field(default_factory=dict)
     mean: int | None = None
     measured: int = 0
+    per_cost: dict[str | None, Ratio] = field(default_factory=lambda: defaultdict(Ratio))
+    """µs per stated cost, by region; None: in all of them."""
+    per_used: Ratio = field(default_factory=Ratio)
+    stated: dict[str, float] = field(default_factory=dict)
+    """The stated costs of the running steps, by lease."""
 
     @property
     def fifo(self) -> bool:
@@ -195,19 +202,22 @@ class ReferenceService:
             return (band, later, (True, offer.seq), offer.user_id, offer.seq)
         return (band, later, self.bands[band].standing(offer.user_id), offer.user_id, offer.rank << 56 | offer.seq)
 
-    def estimate(self, offer: Offer) -> int:
+    def estimate(self, offer: Offer, region: str | None) -> int:
+        if offer.cost is not None:
+            ratio = self.per_cost[region if self.per_cost[region].count >= ENOUGH else None]
+            if ratio.count or self.rules.cost_unit == SECONDS:
+                return ratio.of(micros(offer.cost)) if ratio.count else micros(offer.cost)
         if offer.user_id in self.means:
             return self.means[offer.user_id]
         if self.mean is not None:
             return self.mean
-        for seconds in (offer.cost, self.rules.cost):
-            if seconds is not None:
-                return micros(seconds)
-        return DEFAULT_COST
+        return DEFAULT_COST if self.rules.cost is None else micros(self.rules.cost)
 
     def grant(self, head: Head, lease: Lease) -> int:
         """Charge a grant; the estimate is kept for the settlement."""
-        user, estimate = head.offer.user_id, self.estimate(head.offer)
+        user, estimate = head.offer.user_id, self.estimate(head.offer, head.region)
+        if head.offer.cost is not None:
+            self.stated[lease.name] = head.offer.cost
         charged = 0 if self.fifo else charge(estimate, self.weights[user])
         self.drop(head.offer.job_id)
         if not self.fifo:
@@ -216,7 +226,20 @@ class ReferenceService:
         self.forget()
         return charged
 
-    def release(self, name: str, now: float, *, refund: bool) -> tuple[Lease, int, int | None]:
+    def settled(self, lease: Lease, real: int, used: float | None) -> int:
+        """Learn from a call, and return what it is charged, before the user's weight."""
+        if (cost := self.stated.pop(lease.name, None)) is not None:
+            for region in {None, lease.region}:
+                self.per_cost[region].learn(real, micros(cost))
+        if used is None:
+            return real
+        self.per_used.learn(real, micros(used))
+        by_used = self.rules.charge != SECONDS and self.per_used.count
+        return self.per_used.of(micros(used)) if by_used else real
+
+    def release(
+        self, name: str, now: float, *, refund: bool, used: float | None = None
+    ) -> tuple[Lease, int, int | None]:
         """The lease, the estimate and the slot time actually used."""
         lease, estimate = next(entry for entry in self.leases if entry[0].name == name)
         was_parked = self.parked(lease.user_id)
@@ -225,9 +248,9 @@ class ReferenceService:
         if real is not None:
             self.means[lease.user_id] = smoothed(self.means.get(lease.user_id), real)
             self.mean, self.measured = averaged(self.mean, real, self.measured)
+        charged = 0 if real is None else charge(self.settled(lease, real, used), lease.weight)
         if not self.fifo:
-            used = 0 if real is None else charge(real, lease.weight)
-            self.bands[lease.band].settle(lease.user_id, used - lease.charged)
+            self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
         if was_parked and not self.parked(lease.user_id):
             self.unpark(lease.user_id)
         self.forget()
@@ -256,6 +279,7 @@ class ReferenceService:
         self.open = False
         self.bands = [Band() for _ in BANDS]
         self.means, self.mean, self.measured, self.weights, self.waiting = {}, None, 0, {}, []
+        self.per_cost, self.per_used, self.stated = defaultdict(Ratio), Ratio(), {}
         expires_at = now + self.rules.lease_ttl
         self.leases = [(replace(lease, charged=0, expires_at=expires_at), 0) for lease in leases]
         for lease in leases:

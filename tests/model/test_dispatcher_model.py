@@ -30,7 +30,7 @@ from tests.model.reference import BANDS, Head, ReferenceService, Turns
 T = TypeVar("T")
 
 SERVICES = {
-    "fair": ServiceRules("fair", limit=3, user_limit=2),
+    "fair": ServiceRules("fair", limit=3, user_limit=2, cost_unit="tokens", charge="tokens"),
     "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1),
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
@@ -215,19 +215,23 @@ class DispatcherModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(
-        picks=st.lists(PICK, min_size=1, max_size=3), ticks=SIXTYFOURTHS, budget=st.integers(0, 2), refund=st.booleans()
+        picks=st.lists(PICK, min_size=1, max_size=3),
+        ticks=SIXTYFOURTHS,
+        budget=st.integers(0, 2),
+        refund=st.booleans(),
+        used=st.sampled_from([None, None, 0.0, 1.5, 8.0]),
     )
-    def give_back_and_take(self, picks: list[int], ticks: int, budget: int, refund: bool) -> None:
+    def give_back_and_take(self, picks: list[int], ticks: int, budget: int, refund: bool, used: float | None) -> None:
         self.clock.advance(ticks / 64)
         chosen = {(lease := self.leases[pick % len(self.leases)]).name: lease for pick in picks}
-        releases = [Release(lease.name, lease.service, refund) for lease in chosen.values()]
+        releases = [Release(lease.name, lease.service, refund, used=used) for lease in chosen.values()]
         for release in releases:
             self.release(release)
         self.exchange(Claim("all", budget, frozenset(SERVICES)), [*releases, *releases])
 
     def release(self, release: Release) -> None:
         service = self.services[release.service]
-        lease, estimate, real = service.release(release.lease, self.clock.now, refund=release.refund)
+        lease, estimate, real = service.release(release.lease, self.clock.now, refund=release.refund, used=release.used)
         if service.rules.in_pool(lease.region):
             used = 0 if real is None else charge(real, 1.0)
             self.pool_turns[lease.band].settle(release.service, used - charge(estimate, 1.0))
@@ -291,7 +295,7 @@ class DispatcherModel(RuleBasedStateMachine):
             return
         self.beside = set()
         turns.enter(name)
-        turns.grant(name, charge(service.estimate(head.offer), 1.0))
+        turns.grant(name, charge(service.estimate(head.offer, head.region), 1.0))
 
     def check_nothing_is_left(self, claim: Claim) -> None:
         """A worker with unused budget got every step it may have, except for slots of a pool reserved for others."""

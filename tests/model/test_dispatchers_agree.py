@@ -23,8 +23,8 @@ from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
 
 SERVICES = {
-    "fair": ServiceRules("fair", limit=3, user_limit=2),
-    "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1),
+    "fair": ServiceRules("fair", limit=3, user_limit=2, cost_unit="tokens", charge="tokens"),
+    "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1, cost_unit="megapixels"),
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
@@ -75,12 +75,12 @@ OFFER = st.builds(
     step=st.integers(0, 2),
     run=RUN,
     weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
-    cost=st.sampled_from([None, None, 0.5, 4.0]),
+    cost=st.one_of(st.none(), st.none(), st.sampled_from([0.5, 4.0]), st.floats(1e-6, 1e6)),
     region=REGION,
 )
 ENDS = st.sampled_from([None, False, True, True])
 SENT = st.sampled_from([None, 0.0, 0.5, 3.0])
-USED = st.sampled_from([None, None, 0.0, 1.5, 9.0])
+USED = st.one_of(st.none(), st.none(), st.sampled_from([0.0, 3.0]), st.floats(1e-6, 1e6))
 RATE = st.sampled_from([None, Rate(2, None, 4.0), Rate(None, 6.0, 8.0), Rate(1, 3.0, 2.0)])
 CLAIM = st.builds(
     Claim,
@@ -196,11 +196,13 @@ class BothEngines(RuleBasedStateMachine):
         assert [lease.name.split(":")[0] for lease in memory] == [lease.name.split(":")[0] for lease in redis]
         self.pairs += zip(memory, redis, strict=True)
 
-    @rule(picks=PICKS, failed=ENDS)
-    def release(self, picks: list[int], failed: bool | None) -> None:
+    @rule(picks=PICKS, failed=ENDS, used=USED)
+    def release(self, picks: list[int], failed: bool | None, used: float | None) -> None:
         chosen = [self.pairs[pick % len(self.pairs)] for pick in picks if self.pairs]
         self.both(
-            lambda engine, i: engine.release([Release(pair[i].name, pair[i].service, failed=failed) for pair in chosen])
+            lambda engine, i: engine.release(
+                [Release(pair[i].name, pair[i].service, failed=failed, used=used) for pair in chosen]
+            )
         )
 
     @rule(picks=PICKS, sent=st.integers(0, 200))
@@ -264,6 +266,8 @@ class BothEngines(RuleBasedStateMachine):
                 "breaker_failures": st.integers(0, 3),
                 "rate": RATE,
                 "user_rate": RATE,
+                "cost_unit": st.sampled_from(["seconds", "tokens"]),
+                "charge": st.sampled_from(["seconds", "tokens"]),
                 "region_weights": st.dictionaries(st.sampled_from(["ap", "eu", "us"]), st.sampled_from([0.3, 1.0, 7])),
             },
         ),

@@ -8,34 +8,25 @@ import pytest
 
 from fairlead.dispatch.port import Release
 from fairlead.dispatch.redis.codec import release_args
-from fairlead.engine.step_run import used_units
-from fairlead.executors.port import Success
+from fairlead.domain.costs import used_units
+from fairlead.domain.usage import reported
 
 
 @pytest.mark.parametrize(
-    ("usage", "used"),
+    ("report", "unit", "used"),
     [
-        ({"total_tokens": 30, "prompt_tokens": 10}, 30.0),
-        ({"prompt_tokens": 10, "completion_tokens": 5}, 15.0),
-        ({"completion_tokens": 5}, 5.0),
-        ({"total_tokens": -3, "completion_tokens": 5}, 5.0),
-        ({"total_tokens": 1e300}, None),
-        ({"total_tokens": 10**400}, None),
-        ({"total_tokens": float("nan")}, None),
-        ({"total_tokens": True}, None),
-        ({"total_tokens": "30"}, None),
-        ({}, None),
-        ([30], None),
-        (None, None),
+        ({"prompt_tokens": 10, "completion_tokens": 5}, "tokens", 15.0),
+        ({"tokens_out": 5, "units": 2.5}, "tokens", 5.0),
+        ({"tokens_out": 5, "units": 2.5}, "images", 2.5),
+        ({"tokens_out": 5}, "images", None),
+        ({"units": 2e9}, "images", None),
+        ({"units": -1}, "images", None),
     ],
 )
-def test_only_plausible_usage_counts(usage: Any, used: float | None) -> None:
-    assert used_units(Success("null", {"usage": usage})) == used
-
-
-def test_a_call_without_result_reports_no_usage() -> None:
-    assert used_units(None) is None
-    assert used_units(Success("null")) is None
+def test_use_is_taken_in_the_unit_of_the_service(report: dict[str, Any], unit: str, used: float | None) -> None:
+    usage = reported(report)
+    assert usage is not None
+    assert used_units(usage, unit) == used
 
 
 def test_releases_carry_the_units_that_their_calls_used() -> None:

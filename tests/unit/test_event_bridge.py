@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.dispatch.port import Lease, MessageHandler
+from fairlead.dispatch.messages import MessageHandler
+from fairlead.dispatch.port import Lease
 from fairlead.domain import events
 from fairlead.domain.events import Event
 from fairlead.domain.output import Entry

@@ -65,6 +65,7 @@ class ServiceOptions(TypedDict, total=False):
     shard: str | None
     shards: Mapping[str, ShareConfig | Mapping[str, Any]]
     cost: float | None
+    cost_unit: str
     headers: Mapping[str, str]
     format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None

@@ -188,7 +188,8 @@ class RegionSnapshot:
 class ServiceSnapshot:
     """The state of one service. Times are converted to the database's clock if the dispatcher's clock differs from it
     by a second or more. For services with regions, `unbound` counts the steps that may run in any region, as (waiting,
-    retrying) like in `RegionSnapshot`."""
+    retrying) like in `RegionSnapshot`. `seconds_per_unit` and `used_per_unit` were learned from calls that stated their
+    cost: the duration and the reported use per stated unit."""
 
     service: str
     limit: int
@@ -204,6 +205,8 @@ class ServiceSnapshot:
     regions: Sequence[RegionSnapshot] = field(default_factory=tuple)
     unbound: tuple[int, int] = (0, 0)
     rates: Sequence[RateUse] = field(default_factory=tuple)
+    seconds_per_unit: float | None = None
+    used_per_unit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,39 +389,6 @@ class Leadership(Protocol):
 
     async def wait_to_retry(self, seconds: float) -> None:
         """Wait after a failure, at most `seconds`. Returns early when the server can be reached again."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-MessageHandler = Callable[[str, bytes], None]
-"""Called with the channel and the message."""
-
-
-class PubSub(Protocol):
-    """Short messages between processes. Delivery is best effort; anything that must not be lost is in the database."""
-
-    async def start(
-        self,
-        channels: Sequence[str],
-        on_message: MessageHandler,
-        on_connect: Callable[[], None] | None = None,
-    ) -> None:
-        """Subscribe to these channels. Returns immediately, even if the server cannot be reached. `on_connect` is
-        called after every connection and reconnection: messages published while there was no connection are lost."""
-        ...
-
-    def subscribe(self, channel: str) -> None: ...
-
-    def unsubscribe(self, channel: str) -> None: ...
-
-    def send(self, channel: str, message: bytes) -> None:
-        """Publish a message with the next batch of messages. The message is dropped if the server cannot be reached or
-        the buffer is full."""
-        ...
-
-    async def active_channels(self, pattern: str) -> frozenset[str]:
-        """The channels matching `pattern` that have a subscriber in any process."""
         ...
 
     async def close(self) -> None: ...

@@ -51,7 +51,7 @@ from fairlead.domain.job import Priority
 from fairlead.domain.rate_config import Pool, PoolConfig, RateConfig, rate_of, rate_problem
 from fairlead.domain.rates import Rate
 from fairlead.domain.retry import Backoff, RetryPolicy
-from fairlead.domain.rules import MAIN_SHARD, Auto, Order, ServiceRules, Share
+from fairlead.domain.rules import MAIN_SHARD, SECONDS, Auto, Order, ServiceRules, Share
 from fairlead.domain.user_priority import UNKNOWN, UserPriority
 
 OPENAI_HOLD_S = 5.0
@@ -124,6 +124,7 @@ class ServiceConfig(Section):
     shard: Name | None = None
     shards: dict[Name, ShareConfig] = {}
     cost: Seconds | None = None
+    cost_unit: Name = SECONDS
     headers: Headers = {}
     format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
@@ -262,6 +263,7 @@ class ServiceConfig(Section):
             user_limit=self.user_limit,
             lease_ttl=self.lease_ttl,
             cost=self.cost,
+            cost_unit=self.cost_unit,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},
             region_weights=self._region_weights(),

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+from fairlead.domain.usage import Usage
+
+TOKENS = "tokens"
 MAX_UNITS = 1e9
 """The highest cost of a step, and the highest use that an endpoint can report. In millionths it is below 2^53, up to
 which the Redis scripts count exactly."""
 
 
-def reported(value: object) -> float | None:
-    """The number of units that an endpoint reported, or None if it is not a plausible number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= MAX_UNITS else None  # also False for NaN
+def used_units(usage: Usage, unit: str) -> float | None:
+    """The use of a call in this unit, or None if the endpoint reported none."""
+    used = usage.tokens if unit == TOKENS else usage.units
+    return None if used is None or used > MAX_UNITS else float(used)
+
+
+ENOUGH = 8
+"""The calls that a region must have had before its own ratio is used instead of the service's."""
+_REMEMBERED = 64
+_LONGEST = 10**12
+"""The longest estimate of a step, in microseconds: eleven days."""
+
+
+class Ratio:
+    """A ratio learned from calls: two means over the same calls, in whole numbers, so that each call counts by its
+    size. They are exact for the first calls and moving averages afterwards.
+
+    The arithmetic is that of `scripts/include/costs.lua`, to the last bit: sums and differences of whole numbers below
+    2^53, floor, and floating-point multiplication and division where both have them.
+    """
+
+    __slots__ = ("count", "over", "under")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.over = 0
+        self.under = 0
+
+    def learn(self, over: int, under: int) -> None:
+        if under <= 0:
+            return
+        self.count = min(self.count + 1, _REMEMBERED)
+        self.over += (over - self.over) // self.count
+        self.under += (under - self.under) // self.count
+
+    @property
+    def value(self) -> float | None:
+        """None until a call was measured."""
+        return self.over / self.under if self.count else None
+
+    def of(self, under: int, steps: int = 1) -> int:
+        """The amount that corresponds to `under`, the sum of `steps` steps. Some call must have been measured."""
+        return int(min(float(under) * self.over / self.under, steps * _LONGEST))

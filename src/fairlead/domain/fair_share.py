@@ -7,12 +7,17 @@ code. For the same reason everything here rounds down: floor is the only roundin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
+from typing import TypeAlias
 
 SECOND = 1_000_000
 DEFAULT_COST = SECOND
 _SMOOTHING = 8
 _REMEMBERED = 64
+_ONE_BY_ONE = 64
+"""The number of waiting steps for which the slot that each gets is determined."""
 
 
 def micros(seconds: float) -> int:
@@ -58,6 +63,34 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
     return min(count, earlier)
 
 
+SlotMark: TypeAlias = tuple[int, int]
+"""The number of waiting steps ahead of a step, and their work."""
+
+
+def slot_waits(ends: list[int], slots: int, free: int, expected: int, marks: Sequence[SlotMark]) -> list[int]:
+    """For each mark, the time until the steps ahead have had a slot and another slot is free, in microseconds.
+
+    `ends` are the remaining times of the known running calls, sorted. A slot that is taken by something else is
+    expected to be free after half of the time `expected` of a call. The first steps are given to slots one by one, each
+    with the mean work of the steps up to the next mark; the slots share what is behind.
+    """
+    busy = max(0, slots - free)
+    known = ends[max(0, len(ends) - busy) :]
+    heap = sorted([0] * (slots - busy) + known + [expected // 2] * (busy - len(known)))
+    waits = [0] * len(marks)
+    given = work_given = 0
+    for index in sorted(range(len(marks)), key=marks.__getitem__):
+        steps, work = marks[index]
+        if given < min(steps, _ONE_BY_ONE):
+            each = max(0, work - work_given) // (steps - given)
+            for _ in range(min(steps, _ONE_BY_ONE) - given):
+                heapreplace(heap, heap[0] + each)
+            work_given += each * (min(steps, _ONE_BY_ONE) - given)
+            given = min(steps, _ONE_BY_ONE)
+        waits[index] = heap[0] + max(0, work - work_given) // slots
+    return waits
+
+
 def _until_a_slot(slots: int, work: float, running: float) -> float:
     """Seconds until the steps ahead have had their slots and another slot is free.
 
@@ -88,6 +121,9 @@ class QueuePosition:
 
     `undated` means that the queue is stalled for an unknown time, so no wait can be estimated.
 
+    `slot_wait` is the number of seconds until the steps ahead have had a slot and another slot is free. It is computed
+    if calls state costs, from the end of each running call. None: it is estimated from `work_ahead` and `running`.
+
     `surprise` shows how far recent estimates were off: the lower and upper quartile of their `surprise_of`. None if
     there are too few recent waits.
     """
@@ -110,6 +146,7 @@ class QueuePosition:
     rests: float = 0.0
     undated: bool = False
     surprise: tuple[float, float] | None = None
+    slot_wait: float | None = None
 
     @property
     def ahead_users(self) -> int:
@@ -117,8 +154,11 @@ class QueuePosition:
 
     @property
     def plain_wait(self) -> float:
-        """The wait in seconds, assuming that no more jobs arrive and that every call takes the mean time."""
-        queue = 0.0 if self.position <= self.free else _until_a_slot(self.slots, self.work_ahead, self.running)
+        """The wait in seconds, assuming that no more jobs arrive and that every call takes as long as estimated."""
+        queue = 0.0
+        if self.position > self.free:
+            slot_wait = self.slot_wait
+            queue = _until_a_slot(self.slots, self.work_ahead, self.running) if slot_wait is None else slot_wait
         return max(queue, self._own_wait, self.rests)
 
     @property

@@ -48,6 +48,10 @@ def preference_of(lane: str) -> tuple[str | None, str | None]:
     return (prefers, others or None) if separator else (None, lane)
 
 
+SECONDS = "seconds"
+"""The unit of costs and charges, unless a service has another one."""
+
+
 class Order(StrEnum):
     FAIR = "fair"
     FIFO = "fifo"
@@ -123,6 +127,8 @@ class ServiceRules:
     user_limit: int | None = None
     lease_ttl: float = 15.0
     cost: float | None = None
+    cost_unit: str = SECONDS
+    charge: str = SECONDS
     retries_first: bool = False
     paused: bool = False
     regions: Mapping[str, int] = field(default_factory=dict)

@@ -20,7 +20,8 @@ from uuid import uuid4
 
 import orjson
 
-from fairlead.dispatch.port import Lease, PubSub
+from fairlead.dispatch.messages import PubSub
+from fairlead.dispatch.port import Lease
 from fairlead.domain.events import Event, of_outsider
 from fairlead.domain.turns import is_turn
 from fairlead.engine.clock import Clock

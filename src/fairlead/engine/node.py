@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
-from fairlead.dispatch.port import Lease, PubSub, Shard, Unserved
+from fairlead.dispatch.messages import PubSub
+from fairlead.dispatch.port import Lease, Shard, Unserved
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job
 from fairlead.domain.processes import LOOPS, POOLS

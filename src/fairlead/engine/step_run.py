@@ -13,7 +13,7 @@ from fairlead.dispatch.port import Lease
 from fairlead.domain import events, transitions
 from fairlead.domain.auto_limit import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
-from fairlead.domain.costs import reported
+from fairlead.domain.costs import used_units
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
@@ -117,10 +117,9 @@ class StepRun:
     def stopped(self) -> bool:
         return self.stop_reason is not None
 
-    @property
-    def used(self) -> float | None:
-        """The units that the endpoint reported for the call."""
-        return used_units(self.outcome)
+    def used(self, unit: str) -> float | None:
+        """How many of the service's units the endpoint reported for the call."""
+        return None if self.usage is None else used_units(self.usage, unit)
 
     @property
     def keeps_slot(self) -> bool:
@@ -355,16 +354,6 @@ def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
     output = {} if run.output is None else {CHUNKS: len(run.output.chunks), RUN: run.job.run}
     usage = {} if run.usage is None else {"usage": run.usage.as_dict()}
     return to_json({**usage, **(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
-
-
-def used_units(outcome: Success | Failure | None) -> float | None:
-    """The units that the endpoint reported for the call: the tokens of an OpenAI service. None if it reported none."""
-    usage = outcome.metrics.get("usage") if isinstance(outcome, Success) and outcome.metrics else None
-    if not isinstance(usage, dict):
-        return None
-    total, *parts = (reported(usage.get(name)) for name in ("total_tokens", "prompt_tokens", "completion_tokens"))
-    known = [part for part in parts if part is not None]
-    return total if total is not None or not known else sum(known)
 
 
 def was_overloaded(outcome: Success | Failure | None) -> bool:

@@ -336,7 +336,7 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        self._leases.release(lease, failed=run.region_failed, used=run.used)
+        self._leases.release(lease, failed=run.region_failed, used=run.used(self._services[lease.service].cost_unit))
 
     # ------------------------------------------------------------ leases
 

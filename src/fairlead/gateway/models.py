@@ -67,7 +67,7 @@ class SubmitRequest(Shape):
         None, description="Fail the job if it is not done by then: seconds from now, or ISO 8601."
     )
     cost: float | None = Field(
-        None, gt=0, description="Slot seconds that the job is expected to take, for the fair share."
+        None, gt=0, description="What a call is expected to cost in the unit of its service, by default in seconds."
     )
     metadata: dict[str, Any] | None = Field(None, description="Stored and returned with the job; at most 16 KiB.")
     region: str | None = Field(None, description="Region of the first call; retries may go to other regions.")

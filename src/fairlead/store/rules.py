@@ -33,6 +33,8 @@ _LATER: dict[str, Any] = {
     "rate": None,
     "user_rate": None,
     "region_rates": {},
+    "cost_unit": "seconds",
+    "charge": "seconds",
 }
 
 

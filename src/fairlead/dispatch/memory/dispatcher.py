@@ -255,7 +255,7 @@ class MemoryDispatcher(RateOperations):
         )  # fmt: skip
         if service.pool is not None:
             service.pool.granted(band, service, region, estimate)
-        service.keep(lease, estimate)
+        service.keep(lease, estimate, entry[COST])
         if service.rates is not None:
             service.rates.granted(lease, entry[COST], pooled=service.rules.in_pool(region))
         self._leases.keep(lease)
@@ -382,7 +382,7 @@ class MemoryDispatcher(RateOperations):
         for service in self._topology.services_of(scope):
             for entry in service.entries():
                 del self._entries[entry[JOB]]
-            for lease, _ in service.leases.values():
+            for lease, _, _ in service.leases.values():
                 self._leases.forget(lease)
             service.clear()
             service.take_rules(service.rules)

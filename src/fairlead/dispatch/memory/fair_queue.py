@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 
 from sortedcontainers import SortedList
 
+from fairlead.dispatch.memory.costs import LaneCosts
 from fairlead.domain.fair_share import charge
 
 Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None]
@@ -108,9 +109,10 @@ class Lane:
     """The waiting steps of one lane of a band, by user. The unbound lane (None) holds the steps that may run in any
     region."""
 
-    __slots__ = ("heap", "keys", "queues")
+    __slots__ = ("costs", "heap", "keys", "queues")
 
     def __init__(self) -> None:
+        self.costs = LaneCosts()
         self.queues: dict[str, Queue] = {}
         self.heap: list[SortKey] = []
         self.keys = SortedList()

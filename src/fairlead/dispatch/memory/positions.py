@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, Queue, count_before
+from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, count_before
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.port import Unserved
-from fairlead.domain.fair_share import SECOND, QueuePosition, charge, micros
+from fairlead.domain.fair_share import SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
 
 FIRST_PRIORITY = 1
 """The band of the highest priority. The band before it holds the retries that go first."""
@@ -54,20 +54,36 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
     for (band, region), group in groups.items():
         running = _running_work(service, region, now, unserved)
         slots, free = _slots(service, region, unserved), _free(service, region, now, unserved)
-        mean, rests = _mean(service) / SECOND, _rests(service, region, now, unserved)
+        mean, rests = service.costs.expected / SECOND, _rests(service, region, now, unserved)
         if service.holds:
             slots, rests = _without_held(service, region, now, unserved, slots, rests)
         users = {entry[JOB]: entry[USER] for entry in group}
         retries, retry_work = _retries_ahead(service, band, region, unserved)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
-        before, work_before = retries + higher, retry_work + higher_work + running
-        for ahead in (_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group, unserved):
+        before, work_before = retries + higher, retry_work + higher_work
+        all_ahead = list((_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group, unserved))
+        marks = [(before + ahead.steps, work_before + ahead.work) for ahead in all_ahead]
+        waits = _slot_waits(service, region, now, unserved, (slots, free), marks)
+        for ahead, (steps, work), wait in zip(all_ahead, marks, waits, strict=True):
             positions_by_job[ahead.job_id] = QueuePosition(
-                before + ahead.steps + 1, (work_before + ahead.work) / SECOND, slots, mean, free, service.name, band,
-                ahead.newcomer, retries, higher, ahead.own, running / SECOND,
-                *_user_slots(service, users[ahead.job_id], now), rests,
+                steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
+                higher, ahead.own, running / SECOND, *_user_slots(service, users[ahead.job_id], now), rests,
+                slot_wait=wait,
             )  # fmt: skip
     return positions_by_job
+
+
+def _slot_waits(
+    service: Service, lane: str | None, now: float, unserved: Unserved, slots: tuple[int, int], marks: list[SlotMark]
+) -> list[float | None]:
+    """For each mark, seconds until the steps ahead have had a slot and another slot is free; None if that cannot be
+    computed from the calls that are running, because none of them stated its cost. `slots` are as `_slots` and
+    `_free`."""
+    running = [granted for granted in service.leases.values() if _serves(service, granted[0].region, lane, unserved)]
+    if not slots[0] or all(cost is None for _, _, cost in running):
+        return [None] * len(marks)
+    ends = sorted(max(0, estimate - micros(now - lease.granted_at)) for lease, estimate, _ in running)
+    return [wait / SECOND for wait in slot_waits(ends, *slots, service.costs.expected, marks)]
 
 
 def _slots(service: Service, region: str | None, unserved: Unserved) -> int:
@@ -161,14 +177,10 @@ def _user_slots(service: Service, user_id: str, now: float) -> tuple[int | None,
         return None, 0, 0.0
     left = sum(
         max(0, estimate - micros(now - lease.granted_at))
-        for lease, estimate in service.leases.values()
+        for lease, estimate, _ in service.leases.values()
         if lease.user_id == user_id
     )
     return limit, max(0, limit - service.users[user_id].running), left / SECOND
-
-
-def _mean(service: Service) -> int:
-    return service.default_cost if service.mean is None else service.mean
 
 
 def _running_work(service: Service, region: str | None, now: float, unserved: Unserved) -> int:
@@ -176,7 +188,7 @@ def _running_work(service: Service, region: str | None, now: float, unserved: Un
     that run in these regions count."""
     return sum(
         max(0, estimate - micros(now - lease.granted_at))
-        for lease, estimate in service.leases.values()
+        for lease, estimate, _ in service.leases.values()
         if _serves(service, lease.region, region, unserved)
     )
 
@@ -215,12 +227,24 @@ def _rivals(service: Service, band: int, region: str | None, unserved: Unserved)
 def _fifo_ahead(
     service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved
 ) -> Iterator[Ahead]:
-    mean = _mean(service)
-    lanes = _rivals(service, band, region, unserved)
+    lanes, own_lane = _rivals(service, band, region, unserved), service.bands[band].lanes[region]
     for entry in entries:
-        count = sum(lane.keys.bisect_left(entry[KEY]) for lane in lanes)
+        count = work = 0
+        for lane in lanes:
+            before = lane.keys.bisect_left(entry[KEY])
+            count += before
+            work += before * _fifo_mean(service, lane, entry if lane is own_lane else None)
         own = sum(count_before(lane.queues[entry[USER]], entry) for lane in lanes if entry[USER] in lane.queues)
-        yield Ahead(entry[JOB], count, count * mean, own)
+        yield Ahead(entry[JOB], count, work, own)
+
+
+def _fifo_mean(service: Service, lane: Lane, without: Entry | None = None) -> int:
+    """The mean estimate of the steps of a FIFO lane. The step `without` is left out, so that the work ahead of the last
+    step of a lane is the sum of all others."""
+    costs, steps, stated = service.costs, len(lane.keys), lane.costs.all
+    if without is None or without[COST] is None:
+        return costs.mean_estimate(costs.expected, steps - (without is not None), stated.steps, stated.total)
+    return costs.mean_estimate(costs.expected, steps - 1, stated.steps - 1, stated.total - without[COST])
 
 
 def _fair_ahead(
@@ -298,8 +322,7 @@ def _all_of(service: Service, bands: range, region: str | None, unserved: Unserv
 
 def _sum_of(service: Service, lanes: list[Lane]) -> tuple[int, int]:
     if service.fifo:
-        steps = sum(len(lane.keys) for lane in lanes)
-        return steps, steps * _mean(service)
+        return sum(len(lane.keys) for lane in lanes), sum(len(lane.keys) * _fifo_mean(service, lane) for lane in lanes)
     count = work = 0
     for _, steps, estimate, _ in _waiting(service, lanes):
         count += steps
@@ -313,29 +336,30 @@ def _mark(service: Service, band: FairBand, lanes: list[Lane], entry: Entry) -> 
     index = sum(count_before(queue, entry) for queue in queues)
     if index == 0 and user_id in band.new:
         return Mark(band.new[user_id], user_id, entry[JOB], 0)
-    _, _, _, step_charge = _of_user(service, user_id, queues)
+    _, _, _, step_charge = _of_user(service, user_id, lanes)
     return Mark(band.tags[user_id] + index * step_charge, user_id, entry[JOB], index)
 
 
 def _waiting(service: Service, lanes: list[Lane]) -> Iterator[Waiting]:
-    if len(lanes) > 1:
+    if len(lanes) > 1 or lanes[0].costs.all.steps:
         for user_id in {user_id for lane in lanes for user_id in lane.queues}:
-            yield _of_user(service, user_id, [lane.queues[user_id] for lane in lanes if user_id in lane.queues])
+            yield _of_user(service, user_id, lanes)
         return
     # `_of_user` inlined: there may be a hundred thousand users, and this blocks the event loop.
-    users, mean, default = service.users, service.mean, service.default_cost
+    users, expected = service.users, service.costs.expected
     for user_id, queue in lanes[0].queues.items():
         user = users[user_id]
-        estimate = user.mean if user.mean is not None else mean
-        if estimate is None:
-            cost = queue[0][COST]
-            estimate = default if cost is None else cost
+        estimate = expected if user.mean is None else user.mean
         yield user_id, len(queue), estimate, int(estimate / user.weight) or 1
 
 
-def _of_user(service: Service, user_id: str, queues: list[Queue]) -> Waiting:
-    """Sum up the waiting steps of one user, with the estimate and charge of a single step. While no call has been
-    measured, the declared cost of the first step is used for all steps."""
-    user = service.users[user_id]
-    estimate = service.estimate(user, queues[0][0][COST])
-    return user_id, sum(map(len, queues)), estimate, charge(estimate, user.weight)
+def _of_user(service: Service, user_id: str, lanes: list[Lane]) -> Waiting:
+    """Sum up the waiting steps of one user in these lanes, with the mean estimate and charge of a single step."""
+    user, steps, stated, cost = service.users[user_id], 0, 0, 0
+    for lane in lanes:
+        if user_id in lane.queues:
+            own = lane.costs.of(user_id)
+            steps, stated, cost = steps + len(lane.queues[user_id]), stated + own.steps, cost + own.total
+    plain = service.costs.expected if user.mean is None else user.mean
+    estimate = service.costs.mean_estimate(plain, steps, stated, cost)
+    return user_id, steps, estimate, charge(estimate, user.weight)

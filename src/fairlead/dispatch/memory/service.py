@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from fairlead.dispatch.memory.costs import ServiceCosts
 from fairlead.dispatch.memory.fair_queue import (
     BAND,
     COST,
@@ -22,7 +23,7 @@ from fairlead.dispatch.memory.fair_queue import (
 from fairlead.dispatch.memory.rates import ServiceRates, fitting_regions, if_it_fits, rated_head
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.port import Lease, Release, Unserved
-from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
+from fairlead.domain.fair_share import charge, micros
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
 
@@ -46,8 +47,8 @@ Pick: TypeAlias = tuple[int, str | None, str, str | None]
 A plain tuple, because one is made per grant and a named tuple takes five times as long to create.
 """
 
-Granted: TypeAlias = tuple[Lease, int]
-"""A lease, and the estimated duration of its step in microseconds."""
+Granted: TypeAlias = tuple[Lease, int, int | None]
+"""A lease, the estimated duration of its step in microseconds, and the cost of the step as in an `Entry`."""
 
 
 def _shape(rules: ServiceRules) -> tuple[Order, bool, bool]:
@@ -59,7 +60,7 @@ class Service:
     """One service with its lanes and regions. Slots in use are counted from the leases and holds, not stored."""
 
     __slots__ = (
-        "bands", "breakers", "default_cost", "fifo", "holds", "leases", "mean", "measured", "name", "parked", "pool",
+        "bands", "breakers", "costs", "fifo", "holds", "leases", "name", "parked", "pool",
         "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
@@ -73,6 +74,7 @@ class Service:
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
         """Maintained by `Wakeups`: whether it is ready and its pool has a slot too. If so, workers have been woken."""
+        self.costs = ServiceCosts()
         self.clear()
         self.take_rules(rules)
 
@@ -80,9 +82,7 @@ class Service:
         """Delete the queues, leases, holds and measurements. The rules are kept."""
         self.users: dict[str, User] = {}
         self.parked: set[str] = set()
-        self.mean: int | None = None
-        self.measured = 0
-        """The number of calls in the mean, up to a maximum."""
+        self.costs.clear()
         self.leases: dict[str, Granted] = {}
         self.holds: dict[str, tuple[Hold, float]] = {}
         """The holds by key, each with its end by the dispatcher's clock."""
@@ -103,7 +103,7 @@ class Service:
         same = bool(self.bands) and _shape(rules) == _shape(self.rules)
         self.rules = rules
         self.fifo = rules.order is Order.FIFO
-        self.default_cost = DEFAULT_COST if rules.cost is None else micros(rules.cost)
+        self.costs.take_rules(rules)
         if not rules.regions:
             self.breakers.clear()
         if not rules.breaker_failures:
@@ -123,8 +123,7 @@ class Service:
         waiting = [rekeyed(entry, fifo=self.fifo) for entry in self.entries()]
         self.bands = [FifoBand() for _ in ALL_BANDS] if self.fifo else [FairBand() for _ in ALL_BANDS]
         for entry in waiting:
-            band, lane = self.band_and_lane(entry)
-            self.bands[band].join(entry, lane)
+            self._enqueue(entry)
         for queue in self.bands:
             queue.drop_newcomers()
         return waiting
@@ -188,8 +187,8 @@ class Service:
         one ends, or infinity."""
         return min((breaker.update(now) for breaker in self.breakers.values()), default=math.inf)
 
-    def keep(self, lease: Lease, estimate: int) -> None:
-        self.leases[lease.name] = (lease, estimate)
+    def keep(self, lease: Lease, estimate: int, cost: int | None) -> None:
+        self.leases[lease.name] = (lease, estimate, cost)
         self._occupy(lease.name, lease.region)
         if self.breakers and (breaker := self.breakers.get(lease.region or "")) is not None:
             breaker.granted(lease.name)
@@ -232,9 +231,14 @@ class Service:
         user.weight = weight if weight > 0 else 1.0
         return user
 
-    def join(self, entry: Entry, user: User) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         band, lane = self.band_and_lane(entry)
         self.bands[band].join(entry, lane)
+        if (cost := entry[COST]) is not None:
+            self.bands[band].lanes[lane].costs.add(entry[USER], 1, cost)
+
+    def join(self, entry: Entry, user: User) -> None:
+        self._enqueue(entry)
         self.waiting[entry[BAND]] += 1
         user.waiting += 1
 
@@ -242,6 +246,8 @@ class Service:
         """Remove a step from its queue. The caller must call `forget_if_idle` once it is done with the step."""
         band, lane = self.band_and_lane(entry)
         self.bands[band].leave(entry, lane)
+        if (cost := entry[COST]) is not None:
+            self.bands[band].lanes[lane].costs.add(entry[USER], -1, -cost)
         self.waiting[entry[BAND]] -= 1
         self.users[entry[USER]].waiting -= 1
 
@@ -331,11 +337,13 @@ class Service:
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """Remove the picked step from its queue and charge its user. Returns (entry, user, estimate, charge)."""
-        number, lane, user_id, _ = pick
+        number, lane, user_id, region = pick
         user = self.users[user_id]
         band = self.bands[number]
         entry = band.take(lane, user_id)
-        estimate = self.estimate(user, entry[COST])
+        if (cost := entry[COST]) is not None:
+            band.lanes[lane].costs.add(user_id, -1, -cost)
+        estimate = self.costs.estimate(user, cost, region)
         charged = band.charge(user_id, estimate, user.weight)
         self.waiting[entry[BAND]] -= 1
         user.waiting -= 1
@@ -346,18 +354,11 @@ class Service:
             self.forget_if_idle(idle)
         return entry, user, estimate, charged
 
-    def estimate(self, user: User, cost: int | None) -> int:
-        """The estimated duration of a step in µs: the mean of the user, else of the service, else the declared cost."""
-        if user.mean is not None:
-            return user.mean
-        if self.mean is not None:
-            return self.mean
-        return self.default_cost if cost is None else cost
-
     def estimate_at(self, pick: Pick) -> int:
         """The estimated duration of the picked step, in microseconds."""
-        band, lane, user_id, _ = pick
-        return self.estimate(self.users[user_id], self.bands[band].lanes[lane].queues[user_id][0][COST])
+        band, lane, user_id, region = pick
+        cost = self.bands[band].lanes[lane].queues[user_id][0][COST]
+        return self.costs.estimate(self.users[user_id], cost, region)
 
     def job_at(self, pick: Pick) -> str:
         """The job of the picked step."""
@@ -365,12 +366,12 @@ class Service:
         return self.bands[band].lanes[lane].queues[user_id][0][JOB]
 
     def release(self, release: Release, now: float) -> Lease | None:
-        """End a lease and return it; returns None if it does not exist. The user's charge is corrected to the slot time
+        """End a lease and return it; returns None if it does not exist. The user's charge is corrected to what the call
         actually used, or to nothing with `refund`."""
         granted = self.leases.pop(release.lease, None)
         if granted is None:
             return None
-        lease, estimate = granted
+        lease, estimate, cost = granted
         if self.rates is not None:
             self.rates.ended(lease, release, micros(now))
         self._vacate(lease.name, lease.region)
@@ -385,9 +386,7 @@ class Service:
         real = None if release.refund else micros(now - lease.granted_at)
         used = 0
         if real is not None:
-            used = charge(real, lease.weight)
-            user.mean = smoothed(user.mean, real)
-            self.mean, self.measured = averaged(self.mean, real, self.measured)
+            used = charge(self.costs.ended(user, real, cost, release.used, lease.region), lease.weight)
         self.bands[lease.band].settle(lease.user_id, used - lease.charged)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
@@ -414,7 +413,7 @@ class Service:
         user = self.user(lease.user_id, lease.weight)
         user.running += 1
         self.park_or_unpark(user)
-        self.keep(lease, estimate=0)
+        self.keep(lease, estimate=0, cost=None)
 
     def forget_if_idle(self, user_id: str) -> None:
         """Drop the record of a user that has nothing waiting or running and no debt in any band."""

@@ -23,10 +23,12 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         held=len(service.holds),
         paused=rules.paused,
         waiting={band: service.waiting[band] for band in _PRIORITIES},
-        leases=tuple(lease for lease, _ in service.leases.values()),
+        leases=tuple(lease for lease, _, _ in service.leases.values()),
         holds=tuple(hold for hold, _ in service.holds.values()),
         virtual_time=_virtual_times(service),
-        mean_duration=None if service.mean is None else service.mean / SECOND,
+        mean_duration=None if service.costs.mean is None else service.costs.mean / SECOND,
+        seconds_per_unit=service.costs.per_cost.value,
+        used_per_unit=service.costs.used_per_cost.value,
         users=tuple(sorted(_user_queues(service), key=lambda queue: (queue.band, queue.tag, queue.user_id)))
         if users
         else (),

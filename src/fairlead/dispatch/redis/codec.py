@@ -20,7 +20,7 @@ from fairlead.dispatch.redis.servers import identity_of
 from fairlead.domain.fair_share import DEFAULT_COST, SECOND, QueuePosition, micros
 from fairlead.domain.job import Hold
 from fairlead.domain.rates import Rate
-from fairlead.domain.rules import Order, ServiceRules
+from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 _SMALL = [bytes([number]) for number in range(128)]
 _INT = struct.Struct(">Bq").pack
@@ -87,6 +87,10 @@ def rules_json(rules: ServiceRules, pool_rate: Rate | None = None) -> bytes:
             (weights.get(region, 1.0) if weights else False, rules.in_pool(region)) for region in sorted(rules.regions)
         ]
         fields["partial"] = rules.pooled_regions is not None
+    if rules.cost_unit != SECONDS:
+        fields["other_unit"] = True
+    if rules.charge != SECONDS:
+        fields["by_used"] = True
     if rules.user_limit is not None:
         fields["user_limit"] = rules.user_limit
     if rates := rates_fields(rules, pool_rate):
@@ -202,12 +206,12 @@ def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
         job_id.decode(): QueuePosition(
             position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
             higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
-            rests / SECOND,
+            rests / SECOND, slot_wait=None if slot_wait < 0 else slot_wait / SECOND,
         )
         for (
             job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
-            user_slots, user_free, user_running, rests,
-        ) in _rows(values, 17)
+            user_slots, user_free, user_running, rests, slot_wait,
+        ) in _rows(values, 18)
     }  # fmt: skip
 
 
@@ -235,7 +239,9 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         regions,
         unbound,
         rates,
+        ratios,
     ) = row
+    per_cost, used_per_cost = (_ratio(*ratios[:2]), _ratio(*ratios[2:])) if ratios else (None, None)
     service = name.decode()
     bands = () if fifo else (1, 2, 3, 0) if retries_first else (1, 2, 3)
     return ServiceSnapshot(
@@ -253,7 +259,13 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         regions=tuple(map(_region, regions)),
         unbound=tuple(unbound) if unbound else (0, 0),
         rates=tuple(rate_use(rate, scope.removeprefix("pool:")) for rate in rates),
+        seconds_per_unit=per_cost,
+        used_per_unit=used_per_cost,
     )
+
+
+def _ratio(over: int, under: int) -> float | None:
+    return over / under if under else None
 
 
 def _region(row: Sequence[Any]) -> RegionSnapshot:

@@ -12,7 +12,8 @@ One of each per scope, `fairlead:{service:s}:...` or `fairlead:{pool:p}:...`:
 
     meta       epoch, open (1; 0: being rebuilt; lost: a key has vanished and a rebuild is due), version, services,
                pool_limit, counter (of lease names), and rules:<service>, state:<service>, kept:<service> (in the
-               formats of include/scope.lua), pool (the fair share of its services), rates (include/rates.lua)
+               formats of include/scope.lua), costs:<service> (include/costs.lua), pool (the fair share of its
+               services), rates (include/rates.lua)
     waiters    processes with unused budget: process -> time of registration, time of the last wakeup, services
     workers    of a pool: w:<worker> -> its last claim, s:<worker> -> its unused budget
     entries    every waiting step: job -> seq, user, service, band, rank, step, run, cost, region, weight
@@ -29,10 +30,11 @@ as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+
     seqs       of FIFO lanes: lane NUL seq job, for exact positions
     idle       users with nothing waiting or running but a debt: band virtual-time user
     leases     name -> job, step, run, user, worker, granted, region, charge, weight, band, estimate, expires; if a
-               rate counts it: its windows, units, when it was sent
+               rate counts it or it stated its cost: its windows, units, when it was sent (or false), its cost or false
     holds      key -> job, region, until, band
     ends       holds by their end
     slots      leases and holds bound to a region: region NUL name
+    costs      number and sum of the costs that wait: of a FIFO lane, or of lane NUL user in fair lanes
 
 Multiple values are concatenated MessagePack. Times are whole microseconds, which doubles represent exactly up to 2^53
 (the year 2255).
@@ -44,7 +46,7 @@ import zlib
 from collections.abc import Iterable
 
 _OF_SCOPE = ("meta", "waiters", "workers", "entries", "onlease")
-_OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "holds", "ends", "slots")
+_OF_SERVICE = ("users", "heads", "line", "seqs", "idle", "leases", "holds", "ends", "slots", "costs")
 _OF_RATES = ("rates", "rated")
 _MARK_DIGITS = 10
 

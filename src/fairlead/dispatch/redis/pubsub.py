@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fairlead.dispatch.port import MessageHandler
+from fairlead.dispatch.messages import MessageHandler
 from fairlead.dispatch.redis.client import ScriptClient
 from fairlead.dispatch.redis.connection import CLOSE_S, Connection
 from fairlead.dispatch.redis.errors import ERRORS, unavailable

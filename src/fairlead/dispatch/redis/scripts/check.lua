@@ -9,6 +9,7 @@
 if scope.lost then
   return { 1 }
 end
+--- @include costs
 --- @include queues
 --- @include moves
 

@@ -6,6 +6,7 @@
 --
 -- Returns {1 if closed else 0}.
 --- @include scope
+--- @include costs
 
 local epoch = tonumber(ARGV[5])
 if scope.epoch and epoch < scope.epoch then
@@ -15,8 +16,14 @@ call('UNLINK', ENTRIES, ONLEASE)
 local fields = { 'epoch', format('%d', epoch), 'open', '0' }
 for _, service in ipairs(services) do
   local k = service.keys
-  call('UNLINK', k.users, k.heads, k.line, k.seqs, k.idle, k.leases, k.holds, k.ends, k.slots)
+  call('UNLINK', k.users, k.heads, k.line, k.seqs, k.idle, k.leases, k.holds, k.ends, k.slots,
+    k.costs)
   take_new_state(service)
+  if service.stored_costs then
+    local costs = costs_of(service)
+    service.costs = { costs[IN_SECONDS], costs[BY_USED], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    service.costs_changed = true
+  end
   count_slots(service)
   add_state(fields, service)
 end

@@ -9,7 +9,8 @@
 --             user_limit or absent, regions as a list of [name, limit] by name, breaker and breaker_rest in µs};
 --             optionally `more`, a list of [weight or false, whether in the pool] per region, and `partial` if some
 --             regions are outside the pool; `rates`: {own, user, pool, regions by name}, each a list of requests,
---             units in millionths (2^52: unlimited) and per in µs, or absent
+--             units in millionths (2^52: unlimited) and per in µs, or absent;
+--             `other_unit` if costs are not in seconds, `by_used` if calls are charged by use
 --
 -- Returns {0, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
@@ -24,6 +25,7 @@ for i = 8, #ARGV, 2 do
     scope.rates = { s = {}, n = 0, p = false }
   end
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
@@ -38,7 +40,8 @@ end
 -- Rebuild the queues for another order or other lanes. Fair shares start from zero.
 local function requeue_all(service)
   local k = service.keys
-  call('UNLINK', k.heads, k.line, k.seqs, k.idle)
+  call('UNLINK', k.heads, k.line, k.seqs, k.idle, k.costs)
+  costs_of(service)[STATED] = 0
   service.vt = { [0] = 0, 0, 0, 0 }
   each_user(service, function(user)
     for band = 0, 3 do
@@ -60,7 +63,7 @@ local function requeue_all(service)
         flush_joins(service)
         if not call('ZSCORE', k.line, member) then
           local user = user_of(service, entry.user)
-          join_queue(service, user, entry.job, entry.seq, entry.band, entry.rank, entry.region)
+          join_queue(service, user, entry.job, entry.seq, entry.band, entry.rank, entry.region, entry.cost)
         end
       end
     end
@@ -179,6 +182,11 @@ for _, service in ipairs(services) do
   local r = rules_by_name[service.name]
   if r then
     change(service, rules_from(r), r.breaker, r.breaker_rest, r.rates or NONE)
+    local costs = costs_of(service)
+    local in_seconds, by_used = not r.other_unit, r.by_used or false
+    if costs[IN_SECONDS] ~= in_seconds or costs[BY_USED] ~= by_used then
+      costs[IN_SECONDS], costs[BY_USED], service.costs_changed = in_seconds, by_used, true
+    end
   elseif service.limit ~= 0 then
     change(service, without_slots(service), service.breaker, service.breaker_rest, false)
   end

@@ -8,6 +8,7 @@
 if scope.lost then
   return { 0, '' } -- the rebuild loads the state from the database
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

@@ -27,6 +27,7 @@
 -- Services are joined by NUL.
 --- @const HEADER 12
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
@@ -87,10 +88,11 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
   local name = first_of_name .. scope.counter .. ARGV[13]
-  keep_lease(service, name, region,
-    mask and pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires, mask,
-      units, false)
-      or pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires))
+  local stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
+  if mask or cost then
+    stored = stored .. pack(mask or false, units or false, false, cost or false)
+  end
+  keep_lease(service, name, region, stored)
   jobs[count], lease_names[count], runs[count] = job, name, run
   reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = name, job, step, run
   reply[n + 5], reply[n + 6], reply[n + 7] = number_of[service] or first_lease(service), user_id, region

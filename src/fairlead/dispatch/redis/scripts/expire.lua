@@ -14,13 +14,13 @@ end
 
 -- The packed lease, expiring now.
 local function expiring(
-  job, step, run, user, worker, granted, region, charged, weight, band, estimate, _, mask, units, sent_at
+  job, step, run, user, worker, granted, region, charged, weight, band, estimate, _, mask, units, sent_at, cost
 )
-  if mask then
-    return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now, mask, units,
-      sent_at)
+  local stored = pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now)
+  if mask or cost then
+    stored = stored .. pack(mask or false, units or false, sent_at or false, cost or false)
   end
-  return pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now)
+  return stored
 end
 
 for _, service in ipairs(services) do

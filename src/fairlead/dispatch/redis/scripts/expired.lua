@@ -7,6 +7,7 @@
 if scope.lost then
   return { 0 }
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include pick

@@ -17,6 +17,7 @@ end
 if scope.lost then
   return { 0, '' } -- the rebuild loads the state from the database
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

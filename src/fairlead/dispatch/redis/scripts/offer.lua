@@ -23,6 +23,7 @@ end
 if scope.lost then
   return { 0, '' } -- the rebuild loads the state from the database
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
@@ -58,13 +59,13 @@ local function is_newer(packed, stored, recorded)
 end
 
 local function enqueue(job, packed, stored)
-  local seq, user_id, name, band, rank, _, _, _, region, weight = unpack_of(packed)
+  local seq, user_id, name, band, rank, _, _, cost, region, weight = unpack_of(packed)
   local service = by_name[name]
   local user = user_of(service, user_id)
   user[WEIGHT] = weight
   touch(service)
   if not stored then
-    join(service, user, job, seq, band, rank, region)
+    join(service, user, job, seq, band, rank, region, cost)
     return
   end
   local present = read_entry(job, stored)

@@ -6,6 +6,7 @@
 -- Returns {1 if the scope is open at this epoch else 0, services for which to wake this process, joined by NUL,
 -- rates_due()}.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

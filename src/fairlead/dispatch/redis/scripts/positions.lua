@@ -4,25 +4,28 @@
 --   ARGV[5]            regions that no worker claims for, as `service:region`, joined by NUL
 --   ARGV[6..]          jobs
 --
--- Returns {0}, then seventeen values per job:
+-- Returns {0}, then eighteen values per job:
 --   job, position, work ahead in µs, slots, mean duration in µs, free slots, service, band
 --   1 for the first step of a newcomer
 --   of the steps ahead: retries that go first, steps of higher bands, steps of the same user
 --   of the work ahead: the remaining work of running steps in µs
 --   the user's limit (-1: none), how much of it is unused, the remaining work of the user's running steps in µs
 --   µs until the first of the allowed regions accepts calls again
+--   µs until the steps ahead have had a slot and another slot is free; -1 if no running call stated its cost
 -- Jobs that are not queued here are absent; during a rebuild all are.
 --
 -- FIFO lanes are counted exactly. In fair lanes the n-th waiting step of a user starts at tag + n * charge, so the
 -- steps ahead of a given one can be counted per user, in one pass over the users for all requested steps. The first
--- step of a newcomer starts at the newcomer's sort key instead, before all virtual times. Same
--- behaviour as dispatch/memory/positions.py.
+-- step of a newcomer starts at the newcomer's sort key instead, before all virtual times. If steps state costs, the
+-- charge is the mean of the user's waiting steps. Same behaviour as dispatch/memory/positions.py.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
 --- @include lanes
 --- @include moves
+--- @include slot_waits
 
 local unserved = read_set(split(ARGV[5]))
 
@@ -91,43 +94,89 @@ local function own_before(service, lanes, entry)
   return own
 end
 
+-- The number and sum of the waiting costs that are stored under this name.
+local function waiting_costs(service, name)
+  if not service.read_costs then
+    service.read_costs = {}
+    local stored = service.stored_costs and costs_of(service)[STATED] > 0 and call('HGETALL', service.keys.costs) or NONE
+    for at = 1, #stored, 2 do
+      service.read_costs[stored[at]] = { unpack_of(stored[at + 1]) }
+    end
+  end
+  local waiting = service.read_costs[name]
+  if waiting then
+    return waiting[1], waiting[2]
+  end
+  return 0, 0
+end
+
+-- The mean estimate of `steps` steps, of which `stated` state a cost, in total `cost`; `plain` is that of the others.
+local function mean_estimate(service, plain, steps, stated, cost)
+  if stated <= 0 then
+    return plain
+  end
+  local costs = costs_of(service)
+  if costs[PER_COST] > 0 then
+    cost = scaled(costs, PER_COST, cost, stated)
+  elseif not costs[IN_SECONDS] then
+    return plain
+  end
+  steps = math.max(steps, stated)
+  return floor((cost + (steps - stated) * plain) / steps)
+end
+
+-- The mean estimate of the steps of a FIFO lane. The step `without` is left out, so that the work ahead of the last step
+-- of a lane is the sum of all others.
+local function fifo_mean(service, lane, steps, without)
+  local stated, cost = waiting_costs(service, lane)
+  if without then
+    steps = steps - 1
+    if without.cost then
+      stated, cost = stated - 1, cost - without.cost
+    end
+  end
+  return mean_estimate(service, mean_of(service), steps, stated, cost)
+end
+
 local function fifo_ahead(service, band, lane, requested, add_row)
-  local seqs, retries = service.keys.seqs, 0
+  local seqs, retries, retry_work, counts = service.keys.seqs, 0, 0, {}
   for _, above in pairs(lanes_above(service, seqs, band, lane)) do -- in a FIFO service, only the retries that go first
     for _, other in ipairs(above) do
-      retries = retries + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
+      local count = call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1')
+      retries, retry_work = retries + count, retry_work + count * fifo_mean(service, other, count)
     end
   end
   local lanes = rivals(service, seqs, band, lane)
+  for _, other in ipairs(lanes) do
+    -- How many steps a lane has matters only if some of them state a cost.
+    counts[other] = waiting_costs(service, other) > 0
+      and call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\1') or 1
+  end
   for _, entry in ipairs(requested) do
-    local count = retries
+    local count, work = retries, retry_work
     for _, other in ipairs(lanes) do
-      count = count + call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\0' .. sortable(entry.seq))
+      local before_it = call('ZLEXCOUNT', seqs, '[' .. other .. '\0', '(' .. other .. '\0' .. sortable(entry.seq))
+      count = count + before_it
+      work = work + before_it * fifo_mean(service, other, counts[other], other == lane and entry)
     end
-    add_row(entry.job, count, count * mean_of(service), false, retries, 0, own_before(service, lanes, entry))
+    add_row(entry.job, count, work, false, retries, 0, own_before(service, lanes, entry))
   end
 end
 
--- One user's steps in these lanes: their number, and the estimate and charge of one. If no call has been measured yet,
--- the declared cost of the first step is used for all of them.
+-- One user's steps in these lanes: their number, and the mean estimate and charge of one.
 local function user_steps(service, user, lanes)
-  local steps, first = 0, nil
+  local steps, stated, cost = 0, 0, 0
   for _, lane in ipairs(lanes) do
     local at = lane_at(user, lane)
     if at and user[at + 1] > 0 then
-      steps, first = steps + user[at + 1], first or lane
+      local stated_here, cost_here = waiting_costs(service, lane .. '\0' .. user[ID])
+      steps, stated, cost = steps + user[at + 1], stated + stated_here, cost + cost_here
     end
   end
   if steps == 0 then
     return 0
   end
-  local cost = false
-  if not user[MEAN] and not service.mean then
-    local suffix = first_queued(service, first, user[ID])
-    local job = sub(suffix, 18)
-    cost = read_entry(job, call('HGET', ENTRIES, job)).cost
-  end
-  local estimate = estimate_of(service, user, cost)
+  local estimate = mean_estimate(service, user[MEAN] or mean_of(service), steps, stated, cost)
   return steps, estimate, charge(estimate, user[WEIGHT])
 end
 
@@ -212,19 +261,20 @@ local function fair_ahead(service, band, lane, requested, users, add_row)
   end
 end
 
--- The remaining work of the running steps (of those in the lane's regions, if it is bound to regions), and that work by
--- user.
+-- The remaining work of the running steps (of those in the lane's regions, if it is bound to regions), that work by
+-- user, and by step if one of them stated its cost.
 local function running_work(service, lane)
-  local left, of_users = 0, {}
+  local left, of_users, ends, stated = 0, {}, {}, false
   for _, stored in ipairs(call('HVALS', service.keys.leases)) do
-    local _, _, _, user_id, _, granted, running_in, _, _, _, estimate = unpack_of(stored)
+    local _, _, _, user_id, _, granted, running_in, _, _, _, estimate, _, _, _, _, cost =
+      unpack_of(stored)
     local rest = math.max(0, estimate - math.max(0, now - granted))
     of_users[user_id] = (of_users[user_id] or 0) + rest
     if allowed_regions(service, lane, unserved) == '' or (running_in and serves(service, running_in, lane, unserved)) then
-      left = left + rest
+      left, ends[#ends + 1], stated = left + rest, rest, stated or cost
     end
   end
-  return left, of_users
+  return left, of_users, stated and ends
 end
 
 -- Slots of holds that are over but not ended yet: their number, and by region.
@@ -351,7 +401,7 @@ for service, lanes in pairs(requested) do
   local users = not service.fifo and all_users(service)
   for lane, entries in pairs(lanes) do
     local band = band_of(lane)
-    local running, of_users = running_work(service, lane)
+    local running, of_users, ends = running_work(service, lane)
     local slots, free = slots_of(service, lane)
     local rests = rest_of(service, lane)
     if service.held > 0 then
@@ -361,12 +411,14 @@ for service, lanes in pairs(requested) do
     for _, entry in ipairs(entries) do
       user_of[entry.job] = entry.user
     end
+    local marks = {}
     local function add_row(job, count, work, newcomer, retries, higher, own)
       local n = #rows
+      marks[#marks + 1] = { count, work, row = n + 18 }
       rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
-      rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17] = running, -1, 0, 0, rests
+      rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17], rows[n + 18] = running, -1, 0, 0, rests, -1
       if limit then
         local user = read_user(service, user_of[job])
         rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])
@@ -377,6 +429,12 @@ for service, lanes in pairs(requested) do
       fifo_ahead(service, band, lane, entries, add_row)
     else
       fair_ahead(service, band, lane, entries, users, add_row)
+    end
+    if ends and slots > 0 then
+      set_slot_waits(marks, ends, slots, free, mean_of(service))
+      for _, mark in ipairs(marks) do
+        rows[mark.row] = mark.wait
+      end
     end
   end
 end

@@ -9,6 +9,7 @@ if scope.lost then
   return { 0, '', '' }
 end
 scope.rates = scope.rates or { s = {}, n = 0, p = false }
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

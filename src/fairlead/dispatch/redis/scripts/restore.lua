@@ -10,6 +10,7 @@
 --
 -- Returns {1 if the scope is closed by this rebuild else 0, ''}. Nothing is runnable in a closed scope.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

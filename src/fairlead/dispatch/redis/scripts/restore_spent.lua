@@ -7,6 +7,7 @@
 --
 -- Returns {1 if the scope is closed by this rebuild else 0, ''}.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates

@@ -8,6 +8,7 @@
 if scope.lost or not scope.rates then
   return { 0, '', '' }
 end
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
@@ -15,12 +16,12 @@ end
 --- @include save
 
 local function report(service, name, after, stored)
-  local job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires, mask, units, sent_at =
-    unpack_of(stored)
+  local job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires, mask, units, sent_at,
+    cost = unpack_of(stored)
   if mask and not sent_at then
     sent_at = rates.sent(service, user, region, mask, units, granted, after)
     call('HSET', service.keys.leases, name, pack(job, step, run, user, worker, granted, region, charged, weight, band,
-      estimate, expires, mask, units, sent_at))
+      estimate, expires, mask, units, sent_at, cost or false))
   end
 end
 

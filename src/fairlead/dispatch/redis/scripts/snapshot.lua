@@ -8,8 +8,10 @@
 -- band}, {virtual times of bands 0 to 3}, mean or -1, fifo, retries first, users {user, band, waiting, running, tag,
 -- weight, parked, arrival}, regions {name, limit, taken, waiting, retries, failures, until or 0, 1 if it is to be
 -- probed, latency or -1}, {waiting, retries} of the unbound lane, rates {kind, name, requests,
--- units, per, used requests, used units, due or -1, end of the rest or 0}}.
+-- units, per, used requests, used units, due or -1, end of the rest or 0}, {means above and below of µs per stated cost,
+-- of use per stated cost}}.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include rates
@@ -101,7 +103,7 @@ end
 local wakeups = wake(save())
 local rows = {}
 for _, service in ipairs(services) do
-  local vt = service.vt
+  local vt, costs = service.vt, service.stored_costs and costs_of(service)
   rows[#rows + 1] = {
     service.name, service.limit, service.leased, service.held, service.paused and 1 or 0, service.waiting,
     lease_rows(service), hold_rows(service), { vt[0], vt[1], vt[2], vt[3] }, service.mean or -1,
@@ -109,6 +111,7 @@ for _, service in ipairs(services) do
     service.regional and region_rows(service) or NONE,
     service.regional and { waiting_in(service, function(lane) return allowed_regions(service, lane) == '' end) } or NONE,
     rates and rates.uses(service) or NONE,
+    costs and { costs[PER_COST + 1], costs[PER_COST + 2], costs[USED_PER_COST + 1], costs[USED_PER_COST + 2] } or NONE,
   }
 end
 return { 0, wakeups, rows, now }

@@ -5,6 +5,7 @@
 --
 -- Returns {0, services for which to wake this process, joined by NUL}.
 --- @include scope
+--- @include costs
 --- @include queues
 --- @include regions
 --- @include pick

@@ -17,7 +17,7 @@ local function take(service, chosen, taken)
   local entry = read_entry(job, call('HGET', ENTRIES, job))
   call('ZREM', service.keys.line, member)
   taken[#taken + 1] = job
-  local estimate, charged = estimate_of(service, user, entry.cost), 0
+  local estimate, charged = estimate_of(service, user, entry.cost, chosen.region), 0
   local band = chosen.band
   if not service.fifo then
     charged = charge(estimate, user[WEIGHT])
@@ -49,7 +49,8 @@ local function vacate(service, slot, region)
 end
 
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
--- estimate, expires; and if rates count the call: the mask of its windows, its units, and when it was sent or false.
+-- estimate, expires; and if rates count the call or it stated its cost: the mask of its windows or false, its units, when
+-- it was sent or false, and its cost or false.
 local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
@@ -139,12 +140,12 @@ local function pool_granted(band, service, region, estimate)
   tags[name] = start + charge(estimate, 1)
 end
 
--- End a lease with these stored values: its charge is settled to the slot time actually used, or refunded. Returns its
--- job. `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed. `reported` are the
--- units that the call used, in millionths, or nil; `sent` the µs, at most, from its grant until it was sent, or nil.
+-- End a lease with these stored values: its charge is settled to what it actually used, or refunded. Returns its job.
+-- `mark` is the outcome of its call: `0` unknown, `1` nothing ran, `2` succeeded, `3` failed. `reported` are the units
+-- that the call used, in millionths, or nil; `sent` the µs, at most, from its grant until it was sent, or nil.
 local function release_one(
   service, name, mark, reported, sent, job, _, _, user_id, _, granted, region, charged, weight, band, estimate, _,
-  mask, units, sent_at
+  mask, units, sent_at, cost
 )
   local user = user_of(service, user_id)
   if rates then
@@ -159,7 +160,7 @@ local function release_one(
   local used, real = 0, nil
   if mark ~= '1' then
     real = now > granted and now - granted or 0
-    used = charge(real, weight)
+    used = charge(settled(service, real, cost, reported, region), weight)
     user[MEAN] = smoothed(user[MEAN], real)
     average(service, real)
   end

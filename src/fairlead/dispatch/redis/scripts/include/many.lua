@@ -60,10 +60,8 @@ local function take_first(service, band, lane, user, ahead)
   local member, following = next_steps(service, lane, user, user[at + 1], ahead)
   local job_at = #lane + #user[ID] + 23
   local job = sub(member, job_at)
-  local estimate = user[MEAN] or service.mean
-  if not estimate then
-    estimate = estimate_of(service, user, read_entry(job, call('HGET', ENTRIES, job)).cost)
-  end
+  local stated = service.stored_costs and costs_of(service)[STATED] > 0
+  local estimate = estimate_of(service, user, stated and read_entry(job, call('HGET', ENTRIES, job)).cost)
   local charged, sort_key = 0, nil
   user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
   user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
@@ -113,6 +111,9 @@ local function take_in_band(service, band, heads, room, issue)
     service.waiting[offered] = service.waiting[offered] - 1
     if service.fifo then
       seqs[i] = lane .. '\0' .. sortable(seq) .. jobs[i]
+    end
+    if cost then
+      count_costs(service, lane, user[ID], -1, -cost)
     end
     issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost)
   end

@@ -29,15 +29,21 @@ end
 -- this step waiting does not re-enter the band.
 local function replace_queued(old_service, old, service, new, user)
   if old_service == service then
-    local _, member = member_of(service, old)
+    local lane, member = member_of(service, old)
     local _, new_member = member_of(service, new)
     if member == new_member then
       service.waiting[old.band] = service.waiting[old.band] - 1
       service.waiting[new.band] = service.waiting[new.band] + 1
       user[CHANGED] = true
+      if old.cost then
+        count_costs(service, lane, old.user, -1, -old.cost)
+      end
+      if new.cost then
+        count_costs(service, lane, new.user, 1, new.cost)
+      end
       return
     end
   end
-  join(service, user, new.job, new.seq, new.band, new.rank, new.region)
+  join(service, user, new.job, new.seq, new.band, new.rank, new.region, new.cost)
   leave(old_service, old)
 end

@@ -68,7 +68,8 @@ end
 local function cost_at_head(service, chosen)
   local suffix = first_queued(service, chosen.lane, chosen.user)
   local job = sub(suffix, 18)
-  return estimate_of(service, read_user(service, chosen.user), read_entry(job, call('HGET', ENTRIES, job)).cost)
+  return estimate_of(service, read_user(service, chosen.user), read_entry(job, call('HGET', ENTRIES, job)).cost,
+    chosen.region)
 end
 
 local function best_of(options)

@@ -229,7 +229,7 @@ local function move_back(service, user, band, charged)
   user[TAG + band] = tag + charged
 end
 
-local function join_queue(service, user, job, seq, band, rank, region)
+local function join_queue(service, user, job, seq, band, rank, region, cost)
   local lane
   band, lane = where(service, band, rank, region)
   local at = lane_at(user, lane)
@@ -253,10 +253,13 @@ local function join_queue(service, user, job, seq, band, rank, region)
     n = #seqs
     seqs[n + 1], seqs[n + 2] = '0', lane .. '\0' .. sortable(seq) .. job
   end
+  if cost then
+    count_costs(service, lane, user[ID], 1, cost)
+  end
 end
 
-local function join(service, user, job, seq, band, rank, region)
-  join_queue(service, user, job, seq, band, rank, region)
+local function join(service, user, job, seq, band, rank, region, cost)
+  join_queue(service, user, job, seq, band, rank, region, cost)
   service.waiting[band] = service.waiting[band] + 1
   user[WAITING] = user[WAITING] + 1
 end
@@ -269,6 +272,9 @@ local function count_out(service, entry, user, lane)
   service.waiting[entry.band] = service.waiting[entry.band] - 1
   if service.fifo then
     call('ZREM', service.keys.seqs, lane .. '\0' .. sortable(entry.seq) .. entry.job)
+  end
+  if entry.cost then
+    count_costs(service, lane, user[ID], -1, -entry.cost)
   end
 end
 
@@ -343,9 +349,19 @@ local function average(service, measured)
   service.mean = service.mean and service.mean + floor((measured - service.mean) / service.measured) or measured
 end
 
--- The estimated duration of a step, in microseconds.
-local function estimate_of(service, user, cost)
-  return user[MEAN] or service.mean or cost or service.cost
+-- The estimated duration of a step in microseconds, called in this region if that is known: by its stated cost, else the
+-- mean of its user or service.
+local function estimate_of(service, user, cost, region)
+  if cost then
+    local costs = costs_of(service)
+    local at = ratio_at(costs, region)
+    if costs[at] > 0 then
+      return scaled(costs, at, cost, 1)
+    elseif costs[IN_SECONDS] then
+      return cost
+    end
+  end
+  return user[MEAN] or service.mean or service.cost
 end
 
 local function read_entry(job, stored)

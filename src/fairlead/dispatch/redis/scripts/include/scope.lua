@@ -1,7 +1,7 @@
 -- The preamble of every script: the clock, the keys by name, and the scope's services as tables.
 --
 --   KEYS[1..5]   meta, waiters, workers, entries, onlease                    (documented in keys.py)
---   KEYS[6..]    nine per service, in the order of ARGV[2]; then rates, rated
+--   KEYS[6..]    ten per service, in the order of ARGV[2]; then rates, rated
 --   ARGV[1]      now in microseconds; empty: the server's clock
 --   ARGV[2]      the scope's services as known to the caller, joined by NUL
 --   ARGV[3]      this process; ARGV[4] `1` on a Cluster, where PUBLISH does not count all receivers
@@ -173,8 +173,8 @@ local function stored_state(service)
     service.runnable, service.due, service.arrivals, service.measured)
 end
 
--- Count the keys of a service that exist, at the end of every change. An absent key may be a lost one or an empty one,
--- because Redis deletes a key with its last member.
+-- Count the keys of a service that exist, at the end of every change, without the waiting costs, on which only estimates
+-- depend. An absent key may be a lost one or an empty one, because Redis deletes a key with its last member.
 local function count_keys(service)
   return call('EXISTS', unpack(KEYS, service.base + 1, service.base + 9))
 end
@@ -194,6 +194,9 @@ local function add_state(fields, service)
   local n, state = #fields, stored_state(service)
   fields[n + 1], fields[n + 2] = 'state:' .. service.name, state
   fields[n + 3], fields[n + 4] = 'kept:' .. service.name, count_keys(service) .. state .. counted_slots(service)
+  if service.costs_changed then
+    fields[n + 5], fields[n + 6] = 'costs:' .. service.name, pack(unpack(service.costs))
+  end
 end
 
 -- Whether a service has lost its state, or a key or a slot since the state was written.
@@ -282,13 +285,14 @@ local function new_service(name, base)
     keys = {
       users = KEYS[base + 1], heads = KEYS[base + 2], line = KEYS[base + 3], seqs = KEYS[base + 4],
       idle = KEYS[base + 5], leases = KEYS[base + 6], holds = KEYS[base + 7], ends = KEYS[base + 8],
-      slots = KEYS[base + 9],
+      slots = KEYS[base + 9], costs = KEYS[base + 10],
     },
     joining = {}, joining_seqs = {}, new_leases = {}, new_slots = {}, gone = {},
     limit = 0, fifo = false, paused = false, retries_first = false, ttl = 15000000, cost = 1000000, user_limit = false,
     regional = false, regions = NONE, weights = NONE, pooled = NONE, partial = false, leased = 0, held = 0,
     taken = NONE,
     breaker = 0, breaker_rest = 0, health = NONE,
+    costs = false, stored_costs = false, costs_changed = false, waiting_costs = {},
     mean = false, measured = 0, ready = false, runnable = false, due = false, vt = NONE, waiting = NONE,
   }
 end
@@ -296,7 +300,9 @@ end
 local function load_scope()
   local fields = {}
   for i, name in ipairs(names) do
-    fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
+    local n = 4 * i
+    fields[n - 3], fields[n - 2], fields[n - 1] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
+    fields[n] = 'costs:' .. name
   end
   local of_services = read_many(META, fields)
   local read = call('HMGET', META, 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version',
@@ -314,7 +320,7 @@ local function load_scope()
   end
   local lost, with_rules = false, {}
   for i, name in ipairs(names) do
-    local service, rules, state = new_service(name, 9 * i - 4), of_services[3 * i - 2], of_services[3 * i - 1]
+    local service, rules, state = new_service(name, 10 * i - 5), of_services[4 * i - 3], of_services[4 * i - 2]
     if rules then
       take_rules(service, unpack_of(rules))
       with_rules[name] = true
@@ -325,13 +331,14 @@ local function load_scope()
       take_new_state(service)
     end
     count_slots(service)
+    service.stored_costs = of_services[4 * i]
     services[i], by_name[name] = service, service
     if not read[6] and service.leased > 0 then
       -- The counter was lost, or the leases were granted by another scope. Seconds are more than any count before, so
       -- that no name is given twice.
       scope.counter = floor(now / 1000000)
     end
-    lost = lost or lost_data(service, state, of_services[3 * i])
+    lost = lost or lost_data(service, state, of_services[4 * i - 1])
   end
   if scope.rates and scope.rates.n > 0 then
     lost = lost or call('HLEN', KEYS[#KEYS - 1]) ~= scope.rates.n or call('ZCARD', KEYS[#KEYS]) ~= scope.rates.n

@@ -1,0 +1,131 @@
+"""How long the steps of a service are expected to take, what a call is charged, and the costs that wait in the queues.
+
+Durations are in microseconds. Costs and use are in millionths of the service's unit. A step that states no cost has the
+cost None. Same behaviour as scripts/include/costs.lua.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.domain.costs import ENOUGH, Ratio
+from fairlead.domain.fair_share import DEFAULT_COST, averaged, micros, smoothed
+from fairlead.domain.rules import SECONDS, ServiceRules
+
+if TYPE_CHECKING:
+    from fairlead.dispatch.memory.fair_queue import User
+
+
+class StatedCosts:
+    """How many waiting steps state a cost, and the sum of these costs."""
+
+    __slots__ = ("steps", "total")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.total = 0
+
+    def add(self, steps: int, cost: int) -> None:
+        self.steps += steps
+        self.total += cost
+
+
+NOTHING = StatedCosts()
+"""Never modified."""
+
+
+class LaneCosts:
+    """The stated costs of the steps that wait in a lane: in total, and by user."""
+
+    __slots__ = ("all", "users")
+
+    def __init__(self) -> None:
+        self.all = StatedCosts()
+        self.users: dict[str, StatedCosts] = {}
+
+    def of(self, user_id: str) -> StatedCosts:
+        return self.users.get(user_id, NOTHING)
+
+    def add(self, user_id: str, steps: int, cost: int) -> None:
+        own = self.users.get(user_id)
+        if own is None:
+            own = self.users[user_id] = StatedCosts()
+        own.add(steps, cost)
+        self.all.add(steps, cost)
+        if not own.steps:
+            del self.users[user_id]
+
+
+class ServiceCosts:
+    __slots__ = ("by_used", "default", "in_seconds", "mean", "measured", "per_cost", "per_used", "regions",
+                 "used_per_cost")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.default = DEFAULT_COST
+        self.in_seconds = True
+        self.by_used = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all measurements."""
+        self.mean: int | None = None
+        self.measured = 0
+        """The number of calls in the mean, up to a maximum."""
+        self.per_cost = Ratio()
+        """Microseconds per stated millionth of a unit."""
+        self.regions: dict[str, Ratio] = {}
+        """The same for each region."""
+        self.per_used = Ratio()
+        """Microseconds per used millionth of a unit."""
+        self.used_per_cost = Ratio()
+
+    def take_rules(self, rules: ServiceRules) -> None:
+        self.default = DEFAULT_COST if rules.cost is None else micros(rules.cost)
+        self.in_seconds = rules.cost_unit == SECONDS
+        self.by_used = rules.charge != SECONDS
+
+    # -- estimates -----------------------------------------------------------------------------------------------
+
+    @property
+    def expected(self) -> int:
+        """The estimate of a step of an unknown user that states no cost."""
+        return self.default if self.mean is None else self.mean
+
+    def estimate(self, user: User, cost: int | None, region: str | None = None) -> int:
+        """The estimate of a step. `region` is where it is called, if that is known."""
+        if cost is not None:
+            ratio = self.regions.get(region or "")
+            if ratio is None or ratio.count < ENOUGH:
+                ratio = self.per_cost
+            if ratio.count:
+                return ratio.of(cost)
+            if self.in_seconds:
+                return cost
+        return self.expected if user.mean is None else user.mean
+
+    def mean_estimate(self, plain: int, steps: int, stated: int, cost: int) -> int:
+        """The mean estimate of `steps` waiting steps, of which `stated` state a cost, in total `cost`. `plain` is the
+        estimate of those that state none."""
+        if stated <= 0 or not (self.per_cost.count or self.in_seconds):
+            return plain
+        steps = max(steps, stated)
+        of_stated = self.per_cost.of(cost, stated) if self.per_cost.count else cost
+        return (of_stated + (steps - stated) * plain) // steps
+
+    # -- ended calls ---------------------------------------------------------------------------------------------
+
+    def ended(self, user: User, real: int, cost: int | None, used: float | None, region: str | None) -> int:
+        """Learn from a call that took `real`, and return what the call is charged, before the user's weight."""
+        user.mean = smoothed(user.mean, real)
+        self.mean, self.measured = averaged(self.mean, real, self.measured)
+        units = None if used is None else micros(used)
+        if cost is not None:
+            self.per_cost.learn(real, cost)
+            if region is not None:
+                self.regions.setdefault(region, Ratio()).learn(real, cost)
+            if units is not None:
+                self.used_per_cost.learn(units, cost)
+        if units is None:
+            return real
+        self.per_used.learn(real, units)
+        return self.per_used.of(units) if self.by_used and self.per_used.count else real

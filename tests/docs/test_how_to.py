@@ -43,10 +43,10 @@ def test_modules_import(page: Path, tmp_path: Path) -> None:
         assert title, "a Python block of a how-to page has a title, so that it is tested"
         (tmp_path / title).write_text(body, encoding="utf-8")
     for module in sorted(tmp_path.glob("*.py")):
-        ended = subprocess.run(
-            [sys.executable, "-c", f"import {module.stem}"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
+        tests = ["-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", module.name]
+        how = tests if module.stem.startswith("test_") else ["-c", f"import {module.stem}"]
+        ended = subprocess.run([sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -25,7 +25,7 @@ from fairlead.config import Settings
 from fairlead.dispatch.port import Shard
 from fairlead.domain.config import Config
 from fairlead.domain.rules import MAIN_SHARD
-from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry, shard_runtime
+from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry
 from fairlead.engine.claim_loop import ConcurrencyBudget
 from fairlead.engine.loops import orphaned_turns, sync_rules, timers
 from fairlead.engine.parts import EngineParts, RunningNode
@@ -36,8 +36,8 @@ from fairlead.executors import http
 from fairlead.executors.factory import executors_of
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from fairlead.testing.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat
 from tests.integration.gateway_site import client_of
-from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat
 
 SERVICES: dict[str, dict[str, Any]] = {
     "prompt_enhancer": {"limit": 5},
@@ -188,6 +188,7 @@ class Cao:
             hub=self.app.hub,
             clock=self.app._runtime.clock,
             waiters=Waiters(RunningNode()),
+            heartbeat=VirtualHeartbeat,
         )
         shard = Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher)
         worker = ShardRuntime(shard, parts, self.app._runtime.node, {WorkerPool("", 10): ConcurrencyBudget(10)})
@@ -214,7 +215,6 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     """`changes` are keys of services, such as `fast_chat_llm={"retry": "manual"}`."""
     endpoints = Endpoints()
     patch.setattr(http.HttpExecutor, "_open", lambda self: endpoints)
-    patch.setattr(shard_runtime, "Heartbeat", VirtualHeartbeat)
     # These loops poll for the work of other processes, of which there are none: an hour of polling takes long.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
     patch.setattr(timers, "PROMOTE_EVERY", SELDOM)
@@ -233,6 +233,7 @@ async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]
     }
     config = Config.model_validate({"services": services, "pipelines": PIPELINES})
     app = Fairlead(Settings(config, f"sqlite:///{folder}/cao.db?synchronous=normal"), clock=VirtualClock())
+    app._runtime.heartbeat = VirtualHeartbeat
     async with app.running(Roles(services=frozenset())), client_of(create_gateway(app)) as client:
         story = Cao(app, client, endpoints)
         try:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fairlead.engine.loops.recover import EVERY as RECOVER_EVERY
+from fairlead.testing.virtual_time import in_virtual_time
 from tests.integration.cao_site import HANGS, TimedEvent, cao
-from tests.virtual_time import in_virtual_time
 
 MINUTES = 60.0
 

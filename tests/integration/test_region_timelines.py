@@ -12,11 +12,11 @@ from fairlead import Config, Fairlead
 from fairlead.app import event_stream
 from fairlead.config import Settings
 from fairlead.domain.retry import TIMEOUT
-from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry, shard_runtime
+from fairlead.engine import estimate_accuracy, outbox_relay, rebuild, registry
 from fairlead.engine.loops import sync_rules, timers
 from fairlead.executors import http
 from fairlead.executors.port import Call, Success
-from tests.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat, in_virtual_time
+from fairlead.testing.virtual_time import EPOCH, VirtualClock, VirtualHeartbeat, in_virtual_time
 
 TIMEOUT_S, CALL_S, REST_S = 120.0, 10.0, 300.0
 
@@ -42,7 +42,6 @@ class Regions:
 def regions(monkeypatch: pytest.MonkeyPatch) -> Regions:
     seen = Regions()
     monkeypatch.setattr(http.HttpExecutor, "execute", lambda self, call: seen.execute(call))
-    monkeypatch.setattr(shard_runtime, "Heartbeat", VirtualHeartbeat)
     # These loops poll for the work of other processes, of which there are none.
     monkeypatch.setattr(timers, "LOOK_EVERY", 60.0)
     monkeypatch.setattr(event_stream, "POLL_EVERY", 1e9)
@@ -61,7 +60,9 @@ def app_in(folder: Path) -> Fairlead:
         "regions": {name: {"url": f"http://{name}:9000/", "limit": 1} for name in ("eu", "us")},
     }
     config = Config.model_validate({"services": {"gpu": gpu}})
-    return Fairlead(Settings(config, f"sqlite:///{folder}/regions.db?synchronous=normal"), clock=VirtualClock())
+    app = Fairlead(Settings(config, f"sqlite:///{folder}/regions.db?synchronous=normal"), clock=VirtualClock())
+    app._runtime.heartbeat = VirtualHeartbeat
+    return app
 
 
 @in_virtual_time

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.virtual_time import in_virtual_time
 
 from fairlead.errors import Unavailable
 from fairlead.pacing import CachedQuery, DutyCycle, Interval
+from fairlead.testing.virtual_time import in_virtual_time
 
 HOURLY = DutyCycle(0.5, every=3600.0)
 

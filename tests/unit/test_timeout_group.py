@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.virtual_time import in_virtual_time
-
 from fairlead.engine.step_run import LATE, TimeoutGroup
+from fairlead.testing.virtual_time import in_virtual_time
 
 
 @in_virtual_time

@@ -23,6 +23,7 @@ from fairlead.domain.submission import ANONYMOUS
 from fairlead.domain.transitions import Submit
 from fairlead.engine.clock import Clock, DatabaseClock
 from fairlead.engine.events import Hub
+from fairlead.engine.heartbeat import Heartbeat
 from fairlead.engine.lifecycle import bounded, patiently, stopped
 from fairlead.engine.node import Node
 from fairlead.engine.output_writer import OutputWriter
@@ -74,6 +75,7 @@ class Runtime:
     def __init__(self, declarations: Declarations, clock: Clock) -> None:
         self.declarations = declarations
         self.clock = DatabaseClock(clock)
+        self.heartbeat: type[Heartbeat] | None = None
         self.hub = Hub()
         self.signals = RunningNode()
         self.listens_on: Sequence[str] = ()
@@ -251,6 +253,7 @@ class Runtime:
             waiters=self.waiters,
             outputs=self._outputs,
             files=self.files,
+            heartbeat=self.heartbeat,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

@@ -26,6 +26,7 @@ from fairlead.store.port import OutboxEntry, Store
 
 if TYPE_CHECKING:
     from fairlead.artifacts.files import Files
+    from fairlead.engine.heartbeat import Heartbeat
     from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
     from fairlead.engine.transition_writer import TransitionWriter
@@ -183,3 +184,5 @@ class EngineParts:
     """None: the chunks that steps emit only become their results."""
     files: Files | None = None
     """None: there is no object store, and large results stay in the database."""
+    heartbeat: type[Heartbeat] | None = None
+    """Replaces the heartbeat, which is a thread, in virtual time."""

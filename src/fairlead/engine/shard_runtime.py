@@ -302,7 +302,8 @@ class ShardRuntime:
         """Start the heartbeat, unless it is running. Called before this process gets its first lease."""
         if self._heartbeat is None:
             others = [shard.dispatcher for shard in self._node.other_shards(self)]
-            self._heartbeat = Heartbeat(self._parts.process, self.dispatcher, _Holders(self), self._rules, others)
+            heartbeat = self._parts.heartbeat or Heartbeat
+            self._heartbeat = heartbeat(self._parts.process, self.dispatcher, _Holders(self), self._rules, others)
             self._heartbeat.start()
 
     def releasing(self, releases: Sequence[Release]) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from fairlead.app import event_stream
+from fairlead.engine import clock, estimate_accuracy, outbox_relay, rebuild, registry
 from fairlead.engine.heartbeat import Heartbeat
+from fairlead.engine.loops import orphaned_turns, sync_rules, timers
 
 EPOCH = 1_750_000_000.0
 """The time at the start: a round number, so that stored times are exact."""
@@ -49,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         self._jumping.working += 1
         done = super().run_in_executor(executor, func, *args)
         done.add_done_callback(self._worked)
@@ -94,6 +98,32 @@ class VirtualHeartbeat(Heartbeat):
             await asyncio.sleep(self.interval)
             for holder in self._holders:
                 self._renew(holder)
+
+
+# Loops that look, every second or so, for work that other processes left. In virtual time there are none, and an hour
+# of looking would take long.
+_LOOKS = (
+    *((module, "EVERY") for module in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns)),
+    (timers, "LOOK_EVERY"),
+    (timers, "PROMOTE_EVERY"),
+    (event_stream, "POLL_EVERY"),
+    (registry, "NEIGHBOURS_EVERY"),
+    (clock, "READ_EVERY"),
+)
+SELDOM = 60.0
+
+
+@contextmanager
+def seldom_looks() -> Iterator[None]:
+    """Make the loops that look for other processes' work look once a minute, until the block ends."""
+    before = [(module, name, getattr(module, name)) for module, name in _LOOKS]
+    for module, name, _ in before:
+        setattr(module, name, SELDOM)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

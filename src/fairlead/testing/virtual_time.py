@@ -105,7 +105,6 @@ class VirtualHeartbeat(Heartbeat):
 _LOOKS = (
     *((module, "EVERY") for module in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns)),
     (timers, "LOOK_EVERY"),
-    (timers, "PROMOTE_EVERY"),
     (event_stream, "POLL_EVERY"),
     (registry, "NEIGHBOURS_EVERY"),
     (clock, "READ_EVERY"),

@@ -90,3 +90,16 @@ def test_a_signal_leaves_the_queue_or_ends_the_command(server: Up, tmp_path: Pat
         first.process.send_signal(number)
         assert first.ended() == 128 + number
     assert server.run("turn", "slot", "true").code == Exit.OK
+
+
+def test_usage_is_shown_as_a_table_as_json_and_as_csv(server: Up) -> None:
+    assert server.run("turn", "--user", "eve", "slot", sys.executable, "-c", "").code == Exit.OK
+    done = server.run("usage", "--user", "eve", "--by", "user,service", "--json")
+    (row,) = json.loads(done.out)
+    assert (row["user"], row["service"], row["calls"]) == ("eve", "slot", 1)
+    shown = server.run("usage", "--user", "eve", "--interval", "day").out
+    assert "SERVICE" in shown
+    assert "eve" in shown
+    assert server.run("usage", "--user", "eve", "--csv", "--by", "user").out.splitlines()[1].startswith("eve,1,")
+    assert "no calls" in server.run("usage", "--user", "nemo").err
+    assert server.run("usage", "--by", "shoe_size").code == Exit.REFUSED

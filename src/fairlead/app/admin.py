@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from fairlead.app.api_keys import ApiKeys, NewKey, Sessions
@@ -14,6 +14,7 @@ from fairlead.app.job_commands import JobCommands
 from fairlead.app.jobs import Jobs
 from fairlead.app.runtime import Runtime
 from fairlead.app.service_admin import ProcessAdmin, ServiceAdmin, ServiceState
+from fairlead.app.usage import UsageQuestion, UsageReport, UsageReports
 from fairlead.domain.access import AuditRecord, Key, Role
 from fairlead.domain.pagination import Page
 from fairlead.domain.processes import ProcessRecord
@@ -37,6 +38,7 @@ class Admin:
         self.processes = ProcessAdmin(runtime, audit)
         self.keys = ApiKeys(runtime, audit)
         self.sessions = Sessions(runtime)
+        self.usage = UsageReports(runtime)
 
     @property
     def dashboard(self) -> Dashboard:
@@ -104,6 +106,14 @@ class AdminMethods:
 
     jobs: Jobs
     admin: Admin
+
+    async def usage(
+        self, *, filters: Mapping[str, str | None] | None = None, **asked: Unpack[UsageQuestion]
+    ) -> UsageReport:
+        """Sums over the calls that ended from `start` to before `end`: one row for each `interval` (`hour`, `day`,
+        `month`, or one in `total`) and for each value of `group_by` (`user`, `plan`, `feature`, `service`, `model`,
+        `region`, `outcome`). `filters` selects calls by the same names: `{"user": "ada"}`."""
+        return await self.admin.usage.page(self.admin.usage.query(filters, **asked))
 
     # ------------------------------------------------------------ dead letters
 

@@ -23,6 +23,7 @@ from fairlead.cli.init import init
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
+from fairlead.cli.usage import usage
 from fairlead.errors import ConfigError, FairleadError
 from fairlead.version import __version__
 
@@ -55,6 +56,7 @@ app.command(rich_help_panel=QUEUE)(operators.unpause)
 app.command(rich_help_panel=QUEUE)(operators.priority)
 app.add_typer(dead, name="dead", rich_help_panel=QUEUE)
 app.command(rich_help_panel=OPERATE)(doctor)
+app.command(rich_help_panel=OPERATE)(usage)
 app.command(rich_help_panel=OPERATE)(operators.audit)
 app.command(rich_help_panel=OPERATE)(operators.rebuild)
 app.add_typer(operators.workers, name="workers", rich_help_panel=OPERATE)

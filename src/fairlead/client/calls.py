@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import httpx2
 from uuid_utils import uuid4
@@ -21,11 +21,27 @@ from fairlead.domain.views import JobView, RetriedJob, Why, retried
 from fairlead.errors import InvalidInput, WrongState
 
 JOBS = "/api/v1/jobs"
+USAGE = "/api/v1/usage"
 JSON = {"Content-Type": "application/json"}
 LONGEST_WAIT = 30
 """Maximum number of seconds that one request waits for the end of a job, because proxies cut off long requests."""
 
 T = TypeVar("T")
+
+
+class UsageOptions(TypedDict, total=False):
+    """The calls that `usage` sums up, and the interval of its rows."""
+
+    interval: str
+    start: datetime | str | None
+    end: datetime | str | None
+    user: str
+    plan: str
+    feature: str
+    service: str
+    model: str
+    region: str
+    outcome: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +137,22 @@ def delete(job_id: str) -> ApiCall[None]:
 
 def why(job_id: str) -> ApiCall[Why]:
     return ApiCall("GET", f"{path_of(job_id)}/why", lambda response: why_of(response.json()))
+
+
+def usage(params: Mapping[str, str], cursor: str | None) -> ApiCall[dict[str, Any]]:
+    """Build the request for one page of usage. `params` are the parameters of the route."""
+    more = {} if cursor is None else {"cursor": cursor}
+    return ApiCall("GET", USAGE, lambda response: dict(response.json()), params={**params, **more})
+
+
+def usage_params(group_by: str | Sequence[str], asked: UsageOptions) -> dict[str, str]:
+    fields: dict[str, Any] = {**asked, "group_by": group_by if isinstance(group_by, str) else ",".join(group_by)}
+    fields |= {"from": _time(fields.pop("start", None)), "to": _time(fields.pop("end", None))}
+    return {name: value for name, value in fields.items() if value}
+
+
+def _time(value: datetime | str | None) -> str | None:
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def raw(method: str, path: str, json: Any, content: bytes | None, **request: Any) -> ApiCall[Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import httpx2
 
@@ -189,6 +189,22 @@ class Client(BatchCalls, TurnCalls):
     def url(self) -> str:
         """The gateway's URL, without credentials."""
         return self._address.shown
+
+    def usage(
+        self, group_by: str | Sequence[str] = (), **asked: Unpack[calls.UsageOptions]
+    ) -> Sequence[dict[str, Any]]:
+        """Who used what: one row for each `interval` (`hour`, `day`, `month`, or one in `total`) and for each value of
+        `group_by` (`user`, `plan`, `feature`, `service`, `model`, `region`, `outcome`). The same names select calls:
+        `user="ada"`. Without `start`, the last 30 days."""
+        params = calls.usage_params(group_by, asked)
+        rows: list[dict[str, Any]] = []
+        cursor = None
+        while True:
+            page = self._do(calls.usage(params, cursor))
+            rows += page["data"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return rows
 
     def request(
         self,

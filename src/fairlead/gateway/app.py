@@ -30,6 +30,7 @@ from fairlead.gateway import (
     output,
     queue_routes,
     turns,
+    usage,
     websockets,
 )
 from fairlead.gateway.auth import Guard
@@ -96,6 +97,7 @@ ROUTERS = (
     admin_routes.router,
     admin_routes.keys_router,
     metrics.router,
+    usage.router,
     openai_routes.router,
 )
 

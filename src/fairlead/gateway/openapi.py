@@ -24,6 +24,7 @@ from fairlead.gateway import (
     models_openai,
     models_runtime,
     models_turns,
+    models_usage,
 )
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
@@ -71,6 +72,7 @@ TAGS = [
     {"name": "files", "description": "Inputs and results that are files."},
     {"name": "turns", "description": "Slots that callers use themselves."},
     {"name": "openai", "description": "OpenAI's protocol, for its clients. Errors have OpenAI's shape."},
+    {"name": "usage", "description": "Who used what."},
     {"name": "keys", "description": "API keys, tickets and sessions."},
     {"name": "operations", "description": "Queues, slots, dead letters, administration and its audit."},
     {"name": "health", "description": "Probes; they never need a key."},
@@ -84,6 +86,7 @@ MODULES = (
     models_openai,
     models_runtime,
     models_turns,
+    models_usage,
 )
 """The modules whose models `document` adds to the components."""
 

@@ -98,6 +98,7 @@ RULES: dict[tuple[str, str], Access] = {
     ("PATCH", "/api/v1/uploads/{file_id}"): Access.ANY,
     ("POST", "/api/v1/uploads/{file_id}/complete"): Access.ANY,
     ("GET", "/files/{file_id}"): Access.ANY,
+    ("GET", "/api/v1/usage"): Access.ANY,
     ("POST", "/inference"): Access.ANY,
     ("GET", "/v1/models"): Access.ANY,
     ("GET", "/v1/models/{model:path}"): Access.ANY,

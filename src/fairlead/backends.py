@@ -13,6 +13,7 @@ from fairlead.artifacts.directory import DirectoryObjects
 from fairlead.artifacts.objects import ObjectStore
 from fairlead.config import Settings, sqlite_options
 from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.memory.claim_new import claim_new
 from fairlead.dispatch.memory.output_log import MemoryOutputLog
 from fairlead.dispatch.messages import PubSub
 from fairlead.dispatch.output_log import OutputLog
@@ -98,7 +99,7 @@ def shards_of(settings: Settings, config: Config, process: str, servers: Set[str
     according to the database."""
     if settings.redis_url is None:
         dispatcher = MemoryDispatcher(clock.steady, database=clock.now)
-        return [Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher)]
+        return [Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher, None, partial(claim_new, dispatcher))]
     from fairlead.dispatch.redis import RedisDispatcher
     from fairlead.dispatch.redis.leadership import RedisLeadership
 

@@ -72,7 +72,7 @@ class Jobs:
         if connection is not None:
             outcomes = await submit_on(runtime.settings.database_url, connection, submits)
         elif len(submits) == 1:
-            outcomes = [await group_commit.write(submits[0])]
+            outcomes = [await self._write(submits[0])]
         else:
             outcomes = await group_commit.write_all(submits)
         if connection is None:
@@ -90,6 +90,16 @@ class Jobs:
             )
         runtime.announce(new, now)
         return receipts
+
+    async def _write(self, submit: Submit) -> Outcome:
+        """Commit one job. A request of a front, whose caller waits for the answer, is started in the same commit if
+        that is possible."""
+        runtime = self._runtime
+        if runtime.node is not None and runtime.config.services[submit.job.service].behind_front:
+            outcome = await runtime.node.submit_at_once(submit)
+            if outcome is not None:
+                return outcome
+        return await runtime.group_commit.write(submit)
 
     def _checked(
         self, submissions: Sequence[Submission], idempotency_key: str | None, body_hash: str | None, now: float

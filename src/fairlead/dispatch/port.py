@@ -394,13 +394,17 @@ class Leadership(Protocol):
     async def close(self) -> None: ...
 
 
+ClaimNew = Callable[[Offer, Claim], Lease | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The connections of one process to one dispatcher.
 
     `builder` connects to the same dispatcher without checking the server's identity, for rebuilds. `new_dispatcher`
     opens a connection for each further worker of the process, because Redis identifies waiting workers by their
-    connection. `leadership` is None if the dispatcher is in the memory of this process.
+    connection. `leadership` is None if the dispatcher is in the memory of this process. Only such a dispatcher has
+    `claim_new`, which claims a step before it is in the queue (`dispatch/memory/claim_new.py`).
     """
 
     name: str
@@ -408,3 +412,4 @@ class Shard:
     builder: Dispatcher
     new_dispatcher: Callable[[], Dispatcher]
     leadership: Leadership | None = None
+    claim_new: ClaimNew | None = None

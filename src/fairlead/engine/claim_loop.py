@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher, Lease, Release
@@ -285,6 +285,9 @@ class StartGate:
             self._probe_task = None
 
 
+WriteStarts = Callable[[Sequence[Start]], Awaitable[Sequence[Outcome | Exception]]]
+
+
 class Starter:
     """Writes to the database that a worker's claimed steps have started. `spawn` runs a coroutine as a task of the
     worker."""
@@ -313,15 +316,16 @@ class Starter:
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
 
-    async def start(self, leases: Sequence[Lease]) -> list[tuple[Lease, Started]]:
-        """Write in one commit that the steps of these leases have started. Returns the steps that have started. The
-        slots of refused steps are released; steps that could not be written are left to recovery."""
+    async def start(self, leases: Sequence[Lease], write: WriteStarts | None = None) -> list[tuple[Lease, Started]]:
+        """Write in one commit that the steps of these leases have started, with `write` instead of a commit of their
+        own if it is given. Returns the steps that have started. The slots of refused steps are released; steps that
+        could not be written are left to recovery."""
         # These leases were granted under rules that this process does not have yet.
         unreachable = [lease for lease in leases if not reaches(self._services[lease.service], lease.region)]
         if unreachable:
             self._give_up(unreachable, LookupError("their region is not configured here"))
             leases = [lease for lease in leases if lease not in unreachable]
-        outcomes = await self._write(leases)
+        outcomes = await self._write(leases, write or self._group_commit.write_each)
         started: list[tuple[Lease, Started]] = []
         unwritten: list[Lease] = []
         for lease, outcome in zip(leases, outcomes, strict=True):
@@ -339,7 +343,7 @@ class Starter:
             self._give_up(unwritten, next(each for each in outcomes if isinstance(each, Exception)))
         return started
 
-    async def _write(self, leases: Sequence[Lease]) -> Sequence[Outcome | Exception]:
+    async def _write(self, leases: Sequence[Lease], write: WriteStarts) -> Sequence[Outcome | Exception]:
         """Write the starts and return their outcomes. Steps whose outcome has not arrived after `START_WITHIN` seconds
         are given up; this method still waits for their outcomes."""
         starts = [
@@ -357,7 +361,7 @@ class Starter:
         ]
         overdue = self._loop.call_later(START_WITHIN, self._give_up_overdue, leases)
         try:
-            return await self._group_commit.write_each(starts)
+            return await write(starts)
         except Exception as error:  # the group commit is full or closed
             return [error] * len(starts)
         finally:

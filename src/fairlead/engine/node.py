@@ -15,6 +15,7 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job
 from fairlead.domain.processes import LOOPS, POOLS
 from fairlead.domain.rules import MAIN_SHARD, Rules
+from fairlead.domain.transitions import Submit
 from fairlead.domain.turns import is_turn
 from fairlead.engine.claim_loop import ConcurrencyBudget
 from fairlead.engine.counters import MinuteStatsLoop
@@ -28,12 +29,13 @@ from fairlead.engine.loops.workers import StopCancelledLoop, UnservedLoop
 from fairlead.engine.outbox_relay import waited_for
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.engine.positions import PositionsLoop, StalledQueues, first_complete
+from fairlead.engine.prompt_worker import PromptWorker
 from fairlead.engine.registry import Announcer, Condition, DeadNeighboursLoop, describe_process
 from fairlead.engine.roles import WorkerPool, pools_of
 from fairlead.engine.shard_runtime import RELAY_WITHIN, ShardRuntime
 from fairlead.engine.turns.slot_broker import SlotBroker
 from fairlead.engine.worker import Worker
-from fairlead.store.port import OutboxEntry
+from fairlead.store.port import OutboxEntry, Outcome
 
 log = logging.getLogger("fairlead.node")
 
@@ -254,6 +256,13 @@ class Node:
             self.stop_job(job_id)
         if self._event_bridge is not None:
             self._event_bridge.ended(job_id)
+
+    async def submit_at_once(self, submit: Submit) -> Outcome | None:
+        """Accept a job and start it in the same commit. Returns None, and does nothing, if that is not possible now."""
+        for worker in self.workers:
+            if isinstance(worker, PromptWorker) and (outcome := await worker.submit(submit)) is not None:
+                return outcome
+        return None
 
     def step_stopped(self, job_id: str, run: int) -> None:
         self.stop_job(job_id, run)

@@ -33,6 +33,7 @@ from fairlead.engine.loops.usage import UsageLoop
 from fairlead.engine.outbox_relay import OutboxLoop, OutboxRelay
 from fairlead.engine.parts import EngineParts, NodeSignals, RulesRef
 from fairlead.engine.positions import PositionBatcher
+from fairlead.engine.prompt_worker import PromptWorker
 from fairlead.engine.rebuild import EnsureBuiltLoop, Rebuild
 from fairlead.engine.roles import WorkerPool
 from fairlead.engine.turns.slot_broker import SlotBroker
@@ -90,7 +91,10 @@ class ShardRuntime:
     def _new_worker(self, pool: WorkerPool, budget: ConcurrencyBudget, number: int) -> Worker:
         dispatcher = self._shard.new_dispatcher() if number else self.dispatcher
         self._dispatchers[id(dispatcher)] = dispatcher
-        return Worker(self._parts, pool, budget, dispatcher=dispatcher, rules=self._rules, shard=self)
+        options: dict[str, Any] = {"dispatcher": dispatcher, "rules": self._rules, "shard": self}
+        if self._shard.claim_new is not None:
+            return PromptWorker(self._parts, pool, budget, claim_new=self._shard.claim_new, **options)
+        return Worker(self._parts, pool, budget, **options)
 
     def _new_leader(self) -> Leader:
         """Create the leader of this shard. Its loops use the dispatcher called builder, which accepts any Redis server:

@@ -24,6 +24,7 @@ from fairlead.engine.claim_loop import (
     HeldLeases,
     Starter,
     StartGate,
+    WriteStarts,
 )
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.roles import WorkerPool
@@ -182,10 +183,10 @@ class Worker:
 
     # ------------------------------------------------------------ start, call, conclude, finish, release
 
-    async def _start(self, leases: Sequence[Lease]) -> None:
+    async def _start(self, leases: Sequence[Lease], write: WriteStarts | None = None) -> None:
         """Write in one commit that the steps have started, then run each step in its own task."""
         groups: dict[float, TimeoutGroup[StepRun]] = {}
-        for lease, started in await self._starter.start(leases):
+        for lease, started in await self._starter.start(leases, write):
             self._counters.started(started.job)
             timeout = self._services[lease.service].timeout
             timeouts = groups.get(timeout)
@@ -282,8 +283,7 @@ class Worker:
                 self._release(run)
 
     async def _finish_alone(self, run: StepRun) -> None:
-        """Write the outcome of this step alone, after writing it with others has failed. Retries while the store is
-        unavailable; gives up if the store refuses this row."""
+        """Write the outcome of this step alone, after writing it with others has failed (see `_record`)."""
         assert run.move is not None
         await self._record(run, run.move)
         self._release(run)

@@ -26,10 +26,21 @@ from typing import Protocol
 
 from fairlead.domain.job import JobRecord
 from fairlead.domain.stats import Histogram
-from fairlead.domain.transitions import Submit
+from fairlead.domain.transitions import Start, Submit
 from fairlead.errors import RequestError, StoreError, Unavailable
 from fairlead.store.port import Busy, Committed, OutboxEntry, Outcome, Store, Transition
-from fairlead.store.write_units import Atomic, Barrier, BestEffort, Each, Independent, One, Unit, job_id_of, subjects_of
+from fairlead.store.write_units import (
+    Atomic,
+    Barrier,
+    BestEffort,
+    Chain,
+    Each,
+    Independent,
+    One,
+    Unit,
+    job_id_of,
+    subjects_of,
+)
 
 log = logging.getLogger("fairlead.group_commit")
 
@@ -143,6 +154,13 @@ class GroupCommit:
         for begin in range(0, len(transitions), size):
             self._put(Independent(transitions[begin : begin + size], each, begin))
         return await each.future
+
+    async def write_chain(self, submit: Submit, start: Start) -> Sequence[Outcome | Exception]:
+        """Commit a job and its start together, and return both outcomes. The start is refused if the submit is."""
+        self._admit(submit, 2)
+        future: asyncio.Future[Sequence[Outcome | Exception]] = self._loop.create_future()
+        self._put(Chain((submit, start), future))
+        return await future
 
     def write_later(self, transition: Transition) -> None:
         """Queue a transition and return without waiting for its commit. It joins the next large batch, or is committed

@@ -124,6 +124,27 @@ class Atomic(Unit):
             self.future.set_exception(error)
 
 
+class Chain(Unit):
+    """A unit with transitions of one job that follow each other, such as its submit and its start. The kinds of
+    transitions in a batch are applied in the order of a job's life."""
+
+    __slots__ = ("future",)
+
+    def __init__(
+        self, transitions: Sequence[Transition], future: asyncio.Future[Sequence[Outcome | Exception]]
+    ) -> None:
+        super().__init__(transitions)
+        self.future = future
+
+    def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:
+        if not self.future.done():
+            self.future.set_result(outcomes)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 def _may_be_refused(transition: Transition) -> bool:
     return isinstance(transition, Submit) and (transition.idempotency_key is not None or transition.max_waiting > 0)
 

@@ -1,0 +1,88 @@
+"""A worker that starts jobs in the commit that accepts them, for a dispatcher in the memory of the same process.
+
+A job is usually accepted by one commit, then offered to the dispatcher, granted to a worker, and started by a second
+commit. If a slot is free and no other step is next, the dispatcher grants the step before the first commit, which then
+holds both transitions. The dispatcher decides as always: by the limits, the rates and the order of the queue. Nothing
+is called before the commit. If it fails, the slot is released; if the process dies, there is neither a job nor a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fairlead import failpoints
+from fairlead.dispatch.port import Claim, ClaimNew, Lease
+from fairlead.domain.job import JobStatus
+from fairlead.domain.transitions import Start, Submit
+from fairlead.engine.claim_loop import CLAIM_BATCH, UNLIMITED
+from fairlead.engine.outbox_relay import offer_of
+from fairlead.engine.worker import Worker
+from fairlead.errors import Unavailable
+from fairlead.store.port import Outcome
+
+LAST = 2**62
+"""The seq of a step whose job has none yet: the step is behind all others of the same rank."""
+
+
+class PromptWorker(Worker):
+    def __init__(self, *args: Any, claim_new: ClaimNew, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._claim_new = claim_new
+
+    async def submit(self, submit: Submit) -> Outcome | None:
+        """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once."""
+        lease = self._granted(submit)
+        if lease is None:
+            return None
+        accepted: asyncio.Future[Outcome | None] = self._loop.create_future()
+        self._spawn(self._accept_and_start(submit, lease, accepted))  # it goes on if the caller is cancelled
+        return await accepted
+
+    def _granted(self, submit: Submit) -> Lease | None:
+        job, rules, pool = submit.job, self._rules.current, self.pool
+        if self.draining or self._closing or self._group_commit.full or self._gate.limit != UNLIMITED:
+            return None
+        if job.status is not JobStatus.PENDING or submit.ordered or len(job.steps) > 1:
+            return None
+        service = rules.services.get(job.service)
+        if service is None or service.pool is not None or service.regions:
+            return None
+        if pool.partial or job.service not in pool.serves(self._rules.executed):
+            return None
+        budget = self._budget.take(self.wake_all, at_most=CLAIM_BATCH)
+        lease = None
+        try:
+            if budget:
+                offer = replace(offer_of(job, rules.services), seq=LAST)
+                services = frozenset((job.service,))
+                claim = Claim(self.name, budget, services, pool.bands, only=job.id, unserved=self.unserved)
+                lease = self._claim_new(offer, claim)
+        finally:
+            self._budget.give_back(budget - (lease is not None))
+        if lease is not None:
+            failpoints.passed(failpoints.AFTER_CLAIM)
+            self._leases.add([lease])
+        return lease
+
+    async def _accept_and_start(self, submit: Submit, lease: Lease, accepted: asyncio.Future[Outcome | None]) -> None:
+        async def write(starts: Sequence[Start]) -> Sequence[Outcome | Exception]:
+            try:
+                outcome, started = await self._group_commit.write_chain(submit, starts[0])
+            except Exception as error:
+                outcome = started = error
+            if accepted.done():
+                pass  # the caller was cancelled
+            elif isinstance(outcome, Exception):
+                accepted.set_exception(outcome)
+            else:
+                accepted.set_result(outcome)
+            return [started]
+
+        try:
+            await self._start([lease], write)
+        finally:
+            if not accepted.done():
+                accepted.set_exception(Unavailable("this process is stopping", retry_after=1.0))

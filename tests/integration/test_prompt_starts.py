@@ -1,0 +1,130 @@
+"""Requests that are accepted and started in one commit, because a slot is free (`engine/prompt_worker.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.memory.claim_new import claim_new
+from fairlead.dispatch.port import Claim, Offer, Release
+from fairlead.domain.job import JobStatus
+from fairlead.domain.rules import Rules, ServiceRules
+from fairlead.domain.transitions import Start, Submit
+from fairlead.errors import Unavailable
+from fairlead.store.port import Committed, Transition
+from fairlead.store.sqlite.store import SqliteStore
+from tests.integration.openai_site import HELLO, Front, open_front
+
+
+class Commits:
+    """The kinds of transitions of each commit with a submit or a start; `fails` makes the next submit fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kinds: list[list[type]] = []
+        self.fails = False
+        commit = SqliteStore.commit
+
+        async def committing(store: SqliteStore, batch: Sequence[Transition], **options: Any) -> Committed:
+            kinds = [type(one) for one in batch if isinstance(one, Submit | Start)]
+            if kinds:
+                self.kinds.append(kinds)
+            if self.fails and Submit in kinds:
+                self.fails = False
+                raise Unavailable("the disk is full")
+            return await commit(store, batch, **options)
+
+        monkeypatch.setattr(SqliteStore, "commit", committing)
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
+    return Commits(monkeypatch)
+
+
+async def ask(front: Front, **options: Any) -> str:
+    async with front.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(model="llama", messages=HELLO, **options)
+        return str(raw.headers["x-fairlead-job"])
+
+
+async def test_a_request_with_a_free_slot_is_accepted_and_started_in_one_commit(
+    tmp_path: Path, commits: Commits
+) -> None:
+    async with open_front(tmp_path) as front:
+        job = await front.app.get(await ask(front))
+    assert commits.kinds == [[Submit, Start]]
+    assert (job.status, job.attempts) == (JobStatus.COMPLETED, [])
+    assert job.started_at is not None
+    assert len(front.upstream.calls) == 1
+
+
+async def test_a_request_without_a_free_slot_waits_and_is_started_later(tmp_path: Path, commits: Commits) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front:
+        front.upstream.gate.clear()
+        first = asyncio.create_task(ask(front))
+        while not front.upstream.calls:
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(ask(front))
+        while len(commits.kinds) < 2:
+            await asyncio.sleep(0.001)
+        front.upstream.gate.set()
+        assert await first != await second
+    assert commits.kinds == [[Submit, Start], [Submit], [Start]]
+    assert front.upstream.most == 1
+
+
+async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Path, commits: Commits) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front:
+        commits.fails = True
+        with pytest.raises(openai.InternalServerError) as refused:
+            await ask(front)
+        assert refused.value.status_code == 503
+        assert front.upstream.calls == []
+        await ask(front)
+        assert (await front.app.list_jobs()).data[0].status is JobStatus.COMPLETED
+    assert len(front.upstream.calls) == 1
+
+
+# ---------------------------------------------------------------- the dispatcher
+
+
+def offer(job_id: str, user: str = "ann", run: int = 0) -> Offer:
+    return Offer(job_id, 2**62, "s", user, 2, 1, 0, run)
+
+
+def claim(job_id: str) -> Claim:
+    return Claim("w", 5, frozenset({"s"}), only=job_id)
+
+
+async def opened(limit: int) -> MemoryDispatcher:
+    dispatcher = MemoryDispatcher(lambda: 1000.0)
+    rules = ServiceRules("s", limit=limit)
+    await dispatcher.configure(Rules({"s": rules}))
+    await dispatcher.close_scope(rules.scope, epoch=1)
+    await dispatcher.open_scope(rules.scope, epoch=1)
+    return dispatcher
+
+
+async def test_a_new_step_is_claimed_within_the_limit_and_leaves_no_trace_otherwise() -> None:
+    dispatcher = await opened(1)
+    lease = claim_new(dispatcher, offer("a"), claim("a"))
+    assert lease is not None
+    assert claim_new(dispatcher, offer("b"), claim("b")) is None
+    assert await dispatcher.positions(["b"]) == {}
+    assert await dispatcher.offer([offer("a")]) == 0  # its outbox row, which is relayed after the commit
+    await dispatcher.release([Release(lease.name, "s")])
+    assert claim_new(dispatcher, offer("b"), claim("b")) is not None
+
+
+async def test_a_new_step_does_not_overtake_the_step_that_is_next() -> None:
+    dispatcher = await opened(1)
+    await dispatcher.offer([offer("first")])
+    assert claim_new(dispatcher, offer("new"), claim("new")) is None
+    (lease,) = await dispatcher.exchange(Claim("w", 5, frozenset({"s"})))
+    assert lease.job_id == "first"

@@ -457,7 +457,7 @@ async def test_a_gateway_that_listens_on_the_network(make: Make, monkeypatch: py
     app = make(admin_key="secret-secret-secret")
     async with app.running():
         for host, look in (("0.0.0.0", until_found), ("127.0.0.1", until_gone)):
-            sockets = process.bind(app, host, 0)
+            sockets = process.bind(app, host, 0).sockets
             await look(app, "bound-publicly")
             for each in sockets:
                 each.close()

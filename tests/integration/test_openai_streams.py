@@ -261,7 +261,8 @@ BAD_STREAMS: dict[str, tuple[list[Any], str]] = {
 @pytest.mark.parametrize("name", BAD_STREAMS)
 async def test_a_bad_stream_is_an_api_error_and_frees_the_slot(tmp_path: Path, name: str) -> None:
     pieces, message = BAD_STREAMS[name]
-    async with open_front(tmp_path, service={"limit": 1, "timeout": 1.0}) as front, front.client() as client:
+    options = {"service": {"limit": 1, "timeout": 1.0}, "worker": {"max_result": 1 << 20}}
+    async with open_front(tmp_path, **options) as front, front.client() as client:
         front.upstream.script.append(streaming(*pieces))
         front.upstream.gate.clear()
         with pytest.raises(openai.APIError, match=message):

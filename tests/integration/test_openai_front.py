@@ -293,30 +293,47 @@ async def first_event(front: Front, *kinds: str) -> dict[str, Any]:
     raise AssertionError(f"none of {kinds}")
 
 
+async def rest_of_the_service(front: Front) -> dict[str, Any]:
+    """Send a request; returns why it waits, once it waits for the rest of its service."""
+    async with front.client() as client, asyncio.timeout(PATIENCE_S):
+        asked = asyncio.create_task(client.chat.completions.create(model="llama", messages=HELLO, user="bob"))
+        while True:
+            for job in (await front.app.list_jobs(user_id="bob")).data:
+                for reason in (await front.app.why(job.job_id)).reasons:
+                    if reason.code == "rate_full":
+                        asked.cancel()
+                        return dict(reason.details)
+            assert not asked.done()
+            await asyncio.sleep(0.01)
+
+
 async def test_while_the_upstream_rests_no_other_call_is_sent(front: Front) -> None:
     front.upstream.script.append(refusing(429, retry_after="60"))
-    for _ in range(2):
-        event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
-        assert event["type"] == events.PROGRESS
+    event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
+    assert event["type"] == events.PROGRESS
+    details = await rest_of_the_service(front)
+    assert (details["of"], details["resting"]) == ("service", True)
     assert len(front.upstream.calls) == 1
 
 
 async def test_an_upstream_that_names_no_time_is_not_called_again_without_a_pause(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "FIRST_REST", 60.0)
+    monkeypatch.setattr(executor, "FIRST_GUESS", 60.0)
     front.upstream.script.append(refusing(429, retry_after="0"))
     event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
     assert "at its own limit" in event["message"]
     assert len(front.upstream.calls) == 1
 
 
-async def test_a_rest_beyond_the_timeout_costs_no_attempt(tmp_path: Path) -> None:
+async def test_a_rest_frees_the_slot_and_costs_no_attempt(tmp_path: Path) -> None:
     async with open_front(tmp_path, service={"timeout": 1.0, "max_attempts": 1}) as front:
         front.upstream.script.append(refusing(429, retry_after="600"))
-        for _ in range(2):  # the second call begins while the service rests
-            event = await first_event(front, events.JOB_RETRYING, events.JOB_FAILED)
-            assert event["type"] == events.JOB_RETRYING
+        event = await first_event(front, events.PROGRESS, events.JOB_FAILED)
+        assert event["type"] == events.PROGRESS
+        await rest_of_the_service(front)
+        (service,) = (await front.app.status())["services"]
+        assert service["in_use"] == 0
         assert len(front.upstream.calls) == 1
 
 
@@ -331,8 +348,7 @@ async def test_the_last_call_of_a_rate_limit_begins_a_rest(front: Front, stream:
     front.upstream.script.append(last)
     async with front.http() as client:
         await client.post("/chat/completions", json={"model": "llama", "messages": HELLO, "stream": stream})
-    event = await first_event(front, events.PROGRESS, events.JOB_COMPLETE)
-    assert event["type"] == events.PROGRESS
+    await rest_of_the_service(front)
     assert len(front.upstream.calls) == 1
 
 

@@ -51,9 +51,7 @@ async def test_a_request_that_is_too_deep_to_change_is_an_error_at_once(tmp_path
 
 async def test_the_longest_rest_is_a_day(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
-    monkeypatch.setattr(
-        "fairlead.executors.openai.OpenAIExecutor._rest_for", lambda executor, seconds: rests.append(seconds)
-    )
+    monkeypatch.setattr("fairlead.executors.port.Call.rest", lambda call, seconds, **limits: rests.append(seconds))
     front.upstream.script.append(refusing(429, x_ratelimit_reset_requests="99999999h"))
     async with front.http() as http:
         assert (await http.post("/chat/completions", json=ASK)).status_code == 200

@@ -12,6 +12,7 @@ from fairlead.app.dead_letters import DeadFilters, DeadLetters, Preview, select
 from fairlead.app.doctor_sources import sources_of
 from fairlead.app.job_commands import JobCommands
 from fairlead.app.jobs import Jobs
+from fairlead.app.rate_admin import RateState, checked_rate
 from fairlead.app.runtime import Runtime
 from fairlead.app.service_admin import ProcessAdmin, ServiceAdmin, ServiceState
 from fairlead.app.usage import UsageQuestion, UsageReport, UsageReports
@@ -181,6 +182,26 @@ class AdminMethods:
         """Override a service's limit while it runs. The override is stored in the database; a limit of None removes
         it."""
         return await self.admin.services.set_limit(service, limit, who=who)
+
+    async def set_rate(
+        self,
+        service: str,
+        *,
+        requests: int | None = None,
+        tokens: float | None = None,
+        units: float | None = None,
+        per: float = 60.0,
+        user: bool = False,
+        who: str = PYTHON,
+    ) -> RateState:
+        """Override a service's rate while it runs, or with `user` the rate of each of its users. The override is stored
+        in the database; `lift_rate` removes it."""
+        rate = checked_rate({"requests": requests, "tokens": tokens, "units": units, "per": per})
+        return await self.admin.services.set_rate(service, rate, user=user, who=who)
+
+    async def lift_rate(self, service: str, *, who: str = PYTHON) -> RateState:
+        """Return to the configured rates of a service and of its users."""
+        return await self.admin.services.set_rate(service, None, user=False, who=who)
 
     async def pause(self, service: str, *, who: str = PYTHON) -> ServiceState:
         """Start no further jobs of this service until `unpause`; running calls continue."""

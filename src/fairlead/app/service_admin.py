@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
 from fairlead.app.job_commands import TRIES, JobCommands
+from fairlead.app.rate_admin import RateState, set_rate
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions
 from fairlead.domain.config_checks import known
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
 from fairlead.store.port import Done, Override, RequestDrain, RequestRebuild
@@ -62,6 +64,10 @@ class ServiceAdmin:
         details = {"limit": limit, "was": before.limit}
         return await self._override(Override(service, limit=limit), Act(who, audit.LIMIT, service, details))
 
+    async def set_rate(self, service: str, rate: Rate | None, *, user: bool, who: str) -> RateState:
+        """Override the service's rate, or with `user` the rate of each of its users. None removes both overrides."""
+        return await set_rate(await self._rules_of(service), rate, self._runtime.store, self._write, user=user, who=who)
+
     async def rebuild(self, service: str, *, who: str) -> list[str]:
         """Ask the leader to rebuild the service's queue from the database. Returns the scopes that will be rebuilt."""
         rules = await self._rules_of(service)
@@ -76,9 +82,12 @@ class ServiceAdmin:
         return scopes
 
     async def _override(self, override: Override, act: Act) -> ServiceState:
+        await self._rules_of(override.service)
+        return await self._state(override.service, await self._write(override, act))
+
+    async def _write(self, override: Override, act: Act) -> Rules:
         """Store an operator's change of a service. It applies in this process at once, and in other processes when they
         next read the rules."""
-        await self._rules_of(override.service)
         (outcome,) = await self._audit.write(act, override)
         if not isinstance(outcome, Done):  # the service was removed meanwhile
             raise NotFound(f"there is no service {override.service[:100]!r}")
@@ -87,7 +96,7 @@ class ServiceAdmin:
         if self._runtime.node is not None:
             # The change is committed, so do not wait long for a dispatcher that hangs.
             await self._runtime.probes.do(self._runtime.node.apply(rules), APPLIED_WITHIN)
-        return await self._state(override.service, rules)
+        return rules
 
     async def _state(self, service: str, rules: Rules) -> ServiceState:
         current, override = rules.services[service], rules.overrides.get(service)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli import follow, jobs, operators, process, status, submit, turn
+from fairlead.cli import follow, jobs, operators, process, rates, status, submit, turn
 from fairlead.cli.batch import batch
 from fairlead.cli.celery import celery
 from fairlead.cli.certs import certs
@@ -51,6 +51,7 @@ app.command(cls=turn.TurnCommand, rich_help_panel=JOBS)(turn.turn)
 app.add_typer(batch, name="batch", rich_help_panel=JOBS)
 app.command(rich_help_panel=QUEUE)(status.status)
 app.command(rich_help_panel=QUEUE)(operators.limit)
+app.command(rich_help_panel=QUEUE)(rates.rate)
 app.command(rich_help_panel=QUEUE)(operators.pause)
 app.command(rich_help_panel=QUEUE)(operators.unpause)
 app.command(rich_help_panel=QUEUE)(operators.priority)

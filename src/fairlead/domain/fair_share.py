@@ -119,6 +119,9 @@ class QueuePosition:
     `rests` is the number of seconds until the first allowed region accepts calls again, or 0 if an allowed region
     accepts calls now.
 
+    `rate_wait` is the number of seconds until the rates of the service, its region and its pool allow this step, if all
+    steps ahead go first; `user_rate_wait` the same for the rate of the user.
+
     `undated` means that the queue is stalled for an unknown time, so no wait can be estimated.
 
     `slot_wait` is the number of seconds until the steps ahead have had a slot and another slot is free. It is computed
@@ -144,6 +147,8 @@ class QueuePosition:
     user_free: int = 0
     user_running: float = 0.0
     rests: float = 0.0
+    rate_wait: float = 0.0
+    user_rate_wait: float = 0.0
     undated: bool = False
     surprise: tuple[float, float] | None = None
     slot_wait: float | None = None
@@ -159,7 +164,7 @@ class QueuePosition:
         if self.position > self.free:
             slot_wait = self.slot_wait
             queue = _until_a_slot(self.slots, self.work_ahead, self.running) if slot_wait is None else slot_wait
-        return max(queue, self._own_wait, self.rests)
+        return max(queue, self._own_wait, self.rests, self.rate_wait, self.user_rate_wait)
 
     @property
     def _own_wait(self) -> float:
@@ -172,7 +177,8 @@ class QueuePosition:
     @property
     def starts_at_once(self) -> bool:
         """Whether a slot is free for the step now, within the user's own limit."""
-        return self.position <= self.free and (self.user_slots is None or self.ahead_own < self.user_free)
+        in_rate = not (self.rate_wait or self.user_rate_wait)
+        return in_rate and self.position <= self.free and (self.user_slots is None or self.ahead_own < self.user_free)
 
     @property
     def waits_for_own(self) -> bool:

@@ -21,7 +21,7 @@ class Failure:
     """Why a call failed. `code` is stable, so that failures can be grouped by it; `message` is for people.
 
     `retry_after` is the delay that the service requested, in seconds. `traceback` is the traceback of the handler, as
-    text.
+    text. `waits`: the service rests, so the step returns to the queue at once, and the call costs no attempt.
     """
 
     code: str
@@ -30,6 +30,7 @@ class Failure:
     retry_after: float | None = None
     http_status: int | None = None
     traceback: str | None = None
+    waits: bool = False
 
     def as_error(self) -> dict[str, Any]:
         error: dict[str, Any] = {"code": self.code, "message": _storable(redacted(self.message))}

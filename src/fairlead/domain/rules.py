@@ -228,6 +228,15 @@ class Rules:
         return frozenset(name for name, rules in self.services.items() if rules.pool is not None)
 
     @cached_property
+    def rated(self) -> frozenset[str]:
+        """The services whose calls a rate counts."""
+        return frozenset(
+            name
+            for name, rules in self.services.items()
+            if rules.rate or rules.user_rate or rules.region_rates or rules.pool in self.pool_rates
+        )
+
+    @cached_property
     def wait_timeouts(self) -> dict[str, float]:
         return {name: rules.wait_timeout for name, rules in self.services.items() if rules.wait_timeout is not None}
 

@@ -216,14 +216,20 @@ class HeldLeases:
         return held
 
     def release(
-        self, lease: Lease, *, refund: bool = False, failed: bool | None = None, used: float | None = None
+        self,
+        lease: Lease,
+        *,
+        refund: bool = False,
+        failed: bool | None = None,
+        used: float | None = None,
+        sent: float | None = None,
     ) -> None:
         """Release the slot of this lease, for the next step to use. With `refund`, nothing ran, and the user's charge
-        is returned. `failed` tells whether the region of the lease failed, `used` how many units the call used; None
-        means that this is unknown."""
+        is returned. `failed` tells whether the region of the lease failed, `used` how many units the call used,
+        `sent` how many seconds after the claim it was sent; None means that this is unknown."""
         if self.drop(lease.name):
             self._targets.by((lease.service,))
-            self._claims.release(Release(lease.name, lease.service, refund, lease.scope, failed, used))
+            self._claims.release(Release(lease.name, lease.service, refund, lease.scope, failed, used, sent))
 
 
 class StartGate:

@@ -9,6 +9,7 @@ is called before the commit. If it fails, the slot is released; if the process d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,11 +35,11 @@ class PromptWorker(Worker):
 
     async def submit(self, submit: Submit) -> Outcome | None:
         """Accept a job and start it. Returns None, and does nothing, if it cannot be started at once."""
-        lease = self._granted(submit)
+        began, lease = time.monotonic(), self._granted(submit)
         if lease is None:
             return None
         accepted: asyncio.Future[Outcome | None] = self._loop.create_future()
-        self._spawn(self._accept_and_start(submit, lease, accepted))  # it goes on if the caller is cancelled
+        self._spawn(self._accept_and_start(submit, lease, accepted, began))  # it goes on if the caller is cancelled
         return await accepted
 
     def _granted(self, submit: Submit) -> Lease | None:
@@ -67,7 +68,9 @@ class PromptWorker(Worker):
             self._leases.add([lease])
         return lease
 
-    async def _accept_and_start(self, submit: Submit, lease: Lease, accepted: asyncio.Future[Outcome | None]) -> None:
+    async def _accept_and_start(
+        self, submit: Submit, lease: Lease, accepted: asyncio.Future[Outcome | None], claimed_at: float
+    ) -> None:
         async def write(starts: Sequence[Start]) -> Sequence[Outcome | Exception]:
             try:
                 outcome, started = await self._group_commit.write_chain(submit, starts[0])
@@ -82,7 +85,7 @@ class PromptWorker(Worker):
             return [started]
 
         try:
-            await self._start([lease], write)
+            await self._start([lease], claimed_at, write)
         finally:
             if not accepted.done():
                 accepted.set_exception(Unavailable("this process is stopping", retry_after=1.0))

@@ -29,6 +29,7 @@ from fairlead.engine.clock import Clock
 from fairlead.engine.loops.recover import RecoverLoop
 from fairlead.engine.outbox_relay import offer_of
 from fairlead.engine.parts import RulesRef, ShardSignals
+from fairlead.engine.spent_calls import calls_since, longest_window, spent_of
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Done, Epoch, RaiseEpoch, Store
 
@@ -110,10 +111,25 @@ class Rebuild:
             self._built.update(name for name, service in rules.services.items() if service.scope in epochs)
         holds = [hold for hold in await self._store.holds() if lanes.has(hold.service, hold.band)]
         for scope, epoch in epochs.items():
-            leases = [lease_of(job) for job in running if rules.scope_of(job.service) == scope]
+            own = [job for job in running if rules.scope_of(job.service) == scope]
+            leases = [lease_of(job, offer_of(job, rules.services).cost) for job in own]
             held = [hold for hold in holds if rules.scope_of(hold.service) == scope]
             if not await self._dispatcher.restore(scope, epoch, leases, held):
                 return False
+        return await self._restore_spent(rules, epochs)
+
+    async def _restore_spent(self, rules: Rules, epochs: Mapping[str, int]) -> bool:
+        """Let the rates count the calls that have ended within their windows. Read after the running steps, so that a
+        call which ends in between is counted at least once."""
+        longest = longest_window(rules, epochs)
+        if not longest:
+            return True
+        calls = await calls_since(self._store, self._clock.now() - longest)
+        for scope, epoch in epochs.items():
+            spent = [spent_of(call) for call in calls if rules.scope_of(call.service) == scope]
+            for first in range(0, len(spent), BATCH):
+                if not await self._dispatcher.restore_spent(scope, epoch, spent[first : first + BATCH]):
+                    return False
         return True
 
     async def _restore_waiting(self, rules: Rules, lanes: Lanes, epochs: Mapping[str, int]) -> None:
@@ -137,8 +153,9 @@ class Rebuild:
             log.info("rebuilding the queue: %d waiting jobs restored", self.restored)
 
 
-def lease_of(job: Job) -> Lease:
-    """The lease of a running step, for the dispatcher to restore with a full TTL."""
+def lease_of(job: Job, cost: float | None = None) -> Lease:
+    """The lease of a running step, for the dispatcher to restore with a full TTL. `cost` is the estimate of the step in
+    the service's unit."""
     return Lease(
         name=job.lease or "",
         job_id=job.id,
@@ -152,6 +169,7 @@ def lease_of(job: Job) -> Lease:
         region=job.call_region,
         weight=job.weight,
         band=job.priority.band,
+        cost=cost,
     )
 
 

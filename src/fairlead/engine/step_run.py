@@ -4,7 +4,7 @@ outcome leads to."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from fairlead.domain.auto_limit import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
 from fairlead.domain.costs import used_units
 from fairlead.domain.events import Event
-from fairlead.domain.job import Job, StepResult, hold_of
+from fairlead.domain.job import Job, JobStatus, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
 from fairlead.domain.model_stats import FIRST_TOKEN, Generation
 from fairlead.domain.output import CHUNKS, RUN
@@ -28,7 +28,7 @@ from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.engine.step_files import LoopFiles, unavailable
 from fairlead.executors.port import Call, CallOutput, Success
-from fairlead.store.port import Started
+from fairlead.store.port import Started, Store
 
 T = TypeVar("T")
 
@@ -112,6 +112,18 @@ class StepRun:
     files: tuple[str, ...] = ()
     """The ids of the files that the step has saved or that its result names."""
     released: bool = False
+    claimed_at: float = 0.0
+    """The time just before the claim, by the monotonic clock."""
+    call: Call | None = None
+    ended: bool = False
+    counted: bool = False
+    """A rate counts the call."""
+
+    @property
+    def sent(self) -> float | None:
+        """Seconds, at most, from the claim until the call was sent; None if that is not known."""
+        at = None if self.call is None else self.call.sent_at
+        return None if at is None else max(0.0, at - self.claimed_at)
 
     @property
     def stopped(self) -> bool:
@@ -136,6 +148,7 @@ class StepRun:
 
     def called(self, call: Call) -> None:
         """Take over what is left of a call that has ended."""
+        self.ended = True
         self.lingering = call.lingering
         self.usage = call.usage
         if isinstance(self.outcome, Success) and self.outcome.usage is not None:
@@ -222,7 +235,7 @@ class Reports:
 
 def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
     job, lease = run.job, run.lease
-    call = Call(
+    run.call = Call(
         job_id=job.id,
         step_index=job.step,
         total_steps=len(job.steps),
@@ -237,8 +250,9 @@ def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
         region=lease.region,
         report=report,
     )
-    call.files = report.files
-    return call
+    run.call.counts_sent = run.counted
+    run.call.files = report.files
+    return run.call
 
 
 def cancelled_outcome(run: StepRun) -> Failure | None:
@@ -308,6 +322,8 @@ class OutcomeMapper:
                 run.files,
             )
             return transitions.step_done(job, result, now=now, waits=self._waits, usage=run.usage)
+        if isinstance(outcome, Failure) and outcome.waits:
+            return transitions.hand_back(job, now=now, waits=self._waits, usage=run.usage)
         if isinstance(outcome, Failure):
             policy = self._policies[job.service]
             return transitions.failed(
@@ -356,6 +372,17 @@ def _metrics(run: StepRun, outcome: Success, elapsed: float) -> str:
     return to_json({**usage, **(outcome.metrics or {}), "execution_time_ms": took, **where, **output})
 
 
+async def strays(store: Store, runs: Sequence[StepRun]) -> list[StepRun]:
+    """Those of the steps whose jobs have moved on in the database."""
+    jobs = await store.get_jobs([run.job.id for run in runs]) if runs else {}
+
+    def runs_still(run: StepRun) -> bool:
+        job = jobs.get(run.job.id)
+        return job is not None and job.status is JobStatus.RUNNING and job.run == run.job.run
+
+    return [run for run in runs if not runs_still(run)]
+
+
 def was_overloaded(outcome: Success | Failure | None) -> bool:
     return isinstance(outcome, Failure) and ending_of(outcome) is Ending.OVERLOADED
 
@@ -363,6 +390,6 @@ def was_overloaded(outcome: Success | Failure | None) -> bool:
 def region_failed(lease: Lease, outcome: Success | Failure | None) -> bool | None:
     """Whether the call shows that its region does not work. A permanent failure shows that the region works, because
     the region has answered. None if the call has no region or no outcome."""
-    if lease.region is None or outcome is None:
+    if lease.region is None or outcome is None or (isinstance(outcome, Failure) and outcome.waits):
         return None
     return isinstance(outcome, Failure) and outcome.retryable

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fairlead import failpoints
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
-from fairlead.domain.job import JobStatus
 from fairlead.domain.transitions import Move
 from fairlead.domain.turns import is_turn
 from fairlead.engine.claim_loop import (
@@ -28,6 +28,7 @@ from fairlead.engine.claim_loop import (
 )
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.roles import WorkerPool
+from fairlead.engine.sent_reports import SentReports
 from fairlead.engine.step_files import StepFiles, is_stored
 from fairlead.engine.step_run import (
     DRAINED,
@@ -39,6 +40,7 @@ from fairlead.engine.step_run import (
     call_of,
     cancelled_outcome,
     region_failed,
+    strays,
     was_overloaded,
 )
 from fairlead.errors import Unavailable
@@ -91,19 +93,15 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._reports = Reports(parts, self._loop)
         self._files = None if parts.files is None else StepFiles(parts.files)
+        self._sent = SentReports(self._loop, dispatcher, rules)
         self._claim_targets = ClaimTargets()
         self.claims = ClaimLoop(self, "claiming")
         self._leases = HeldLeases(budget, self.claims, self._claim_targets)
         self._gate = StartGate(parts.group_commit, self.wake_all)
         self._starter = Starter(
-            parts,
-            self.name,
-            dispatcher,
-            leases=self._leases,
-            gate=self._gate,
-            outcomes=self._outcomes,
+            parts, self.name, dispatcher, leases=self._leases, gate=self._gate, outcomes=self._outcomes,
             spawn=self._spawn,
-        )
+        )  # fmt: skip
         self._runs: dict[str, StepRun] = {}
         self._ended: list[StepRun] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,7 +116,6 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """The number of calls that are running."""
         return len(self._runs)
 
     @property
@@ -147,6 +144,7 @@ class Worker:
         limit = 0 if self.draining or self._group_commit.full else min(self._gate.limit, CLAIM_BATCH)
         budget = self._budget.take(self.wake_all, at_most=limit) if limit else 0
         leases: list[Lease] = []
+        began = time.monotonic()
         try:
             if releases:
                 self._shard.releasing(releases)
@@ -158,7 +156,7 @@ class Worker:
             self._budget.give_back(budget - len(leases))
         if leases:
             failpoints.passed(failpoints.AFTER_CLAIM)
-            self._accept(leases)
+            self._accept(leases, began)
         if len(leases) == budget:
             self._claim_targets.for_all()  # the dispatcher sends no wakeups to a worker without budget
         return len(leases), budget > 0 and len(leases) == budget
@@ -169,7 +167,7 @@ class Worker:
         services = self._claim_targets.to_claim(self.pool.serves(self._rules.executed), self._rules.current)
         return Claim(self.name, budget, services, self.pool.bands, self.pool.regions, unserved=self.unserved)
 
-    def _accept(self, leases: Sequence[Lease]) -> None:
+    def _accept(self, leases: Sequence[Lease], claimed_at: float) -> None:
         """Start the granted steps. The slots of turns are passed to the slot broker."""
         if turns := [lease for lease in leases if is_turn(lease.job_id)]:
             self._budget.give_back(len(turns))
@@ -179,11 +177,11 @@ class Worker:
         if leases:
             self._gate.claimed()
             self._leases.add(leases)
-            self._spawn(self._start(leases))
+            self._spawn(self._start(leases, claimed_at))
 
     # ------------------------------------------------------------ start, call, conclude, finish, release
 
-    async def _start(self, leases: Sequence[Lease], write: WriteStarts | None = None) -> None:
+    async def _start(self, leases: Sequence[Lease], claimed_at: float, write: WriteStarts | None = None) -> None:
         """Write in one commit that the steps have started, then run each step in its own task."""
         groups: dict[float, TimeoutGroup[StepRun]] = {}
         for lease, started in await self._starter.start(leases, write):
@@ -191,9 +189,10 @@ class Worker:
             timeout = self._services[lease.service].timeout
             timeouts = groups.get(timeout)
             if timeouts is None:
-                timeouts = groups[timeout] = TimeoutGroup(self._loop, timeout, self._time_out)
-            run = StepRun(lease, started.job, started, timeouts)
+                timeouts = groups[timeout] = TimeoutGroup(self._loop, timeout, lambda run: self._stop(run, TIMED_OUT))
+            run = StepRun(lease, started.job, started, timeouts, claimed_at=claimed_at)
             timeouts.on(run)
+            self._sent.watch(run)
             self._runs[lease.job_id] = run
             run.task = self._loop.create_task(self._run_step(run))
             self._tasks.add(run.task)
@@ -201,6 +200,8 @@ class Worker:
     async def _run_step(self, run: StepRun) -> None:
         try:
             elapsed = await self._call(run)
+            if run.call is not None and run.call.rests:
+                await self._sent.rest(run.call.rests)
             self._conclude(run, elapsed)
             if not run.keeps_slot:
                 self._finish_with_others(run)
@@ -336,7 +337,8 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        self._leases.release(lease, failed=run.region_failed, used=run.used(self._services[lease.service].cost_unit))
+        used = run.used(self._services[lease.service].cost_unit)
+        self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
 
     # ------------------------------------------------------------ leases
 
@@ -355,12 +357,8 @@ class Worker:
 
     async def stop_strays(self, store: Store) -> None:
         """Stop the handlers whose jobs were cancelled or taken back, if the message that should stop them was lost."""
-        own = {job_id: run.job.run for job_id, run in self._runs.items() if not run.stopped}
-        jobs = await store.get_jobs(list(own)) if own else {}
-        for job_id, number in own.items():
-            job = jobs.get(job_id)
-            if job is None or job.status is not JobStatus.RUNNING or job.run != number:
-                self.stop_job(job_id, number)
+        for run in await strays(store, [run for run in self._runs.values() if not run.stopped]):
+            self.stop_job(run.job.id, run.job.run)
 
     def stop_job(self, job_id: str, number: int | None = None) -> None:
         """Stop the handler of this job, because the job was cancelled, has expired or was recovered. With `number`,
@@ -368,9 +366,6 @@ class Worker:
         run = self._runs.get(job_id)
         if run is not None and (number is None or run.job.run == number):
             self._stop(run, CANCELLED)
-
-    def _time_out(self, run: StepRun) -> None:
-        self._stop(run, TIMED_OUT)
 
     def _stop(self, run: StepRun, reason: str) -> None:
         if run.stop(reason):
@@ -416,6 +411,7 @@ class Worker:
         left running."""
         self._closing = True
         self._gate.close()
+        self._sent.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
 import orjson
 
 from fairlead.domain.body_template import MissingField, filled
-from fairlead.domain.config import ServiceConfig
+from fairlead.domain.config import AUTO, ServiceConfig
 from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
 from fairlead.domain.openai import EVENT_STREAM
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
+from fairlead.executors import upstream_limits
 from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large, usage_in
 from fairlead.executors.http_stream import BrokenStream, emit_events, emit_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
@@ -41,7 +39,8 @@ class HttpExecutor:
         urls = [url for url in (self._url, *self._urls.values()) if url is not None]
         self._secrets = {secret for url in urls for secret in secrets_of(url)} | set(self._headers.values())
         self._max_result = max_result
-        self._session: aiohttp.ClientSession | None = None
+        self._auto = config.limit == AUTO
+        self._sessions = upstream_limits.Sessions(new_session)
 
     async def execute(self, call: Call) -> Success | Failure:
         """Make the call. The secrets of the endpoint are removed from the message of a failure, even if the endpoint's
@@ -65,12 +64,17 @@ class HttpExecutor:
         except MissingField as error:
             return Failure(MISSING_FIELD, str(error), retryable=False)
         try:
-            async with self._open().post(url, data=content, headers=headers, allow_redirects=False) as response:
+            session = self._sessions.of(call)
+            async with session.post(
+                url, data=content, headers=headers, allow_redirects=False, trace_request_ctx=call
+            ) as response:
+                if not self._auto:
+                    upstream_limits.heed(call, response)
                 if response.status < 300 and (streamed := self._streamed(response)):
                     return await self._emit(streamed, response, call)
                 body = await read_body(response, self._max_result)
                 if response.status >= 300:
-                    return refusal(response, body, retry_after_of(response.headers))
+                    return refusal(response, body, upstream_limits.retry_after_of(response.headers))
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -108,17 +112,11 @@ class HttpExecutor:
         payload = {"params": orjson.Fragment(call.params_json), "context": orjson.Fragment(call.context_json)}
         return orjson.dumps({"meta": call.meta, "payload": payload})
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = new_session()
-        return self._session
-
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._sessions.close()
 
 
-def new_session() -> aiohttp.ClientSession:
+def new_session(trace_configs: list[aiohttp.TraceConfig] | None = None) -> aiohttp.ClientSession:
     # No connection limit: slots limit the calls. No timeout: the worker cancels the call.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
@@ -126,6 +124,7 @@ def new_session() -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         auto_decompress=True,
+        trace_configs=trace_configs,
     )
 
 
@@ -174,26 +173,6 @@ def refusal(response: aiohttp.ClientResponse, body: bytes, retry_after: float | 
     text = body[:SHOWN_OF_AN_ERROR].decode(errors="replace").strip()
     message = storable(f"{response.status} {response.reason}" + (f": {text}" if text else ""))
     return of_http_status(response.status, message, retry_after)
-
-
-def retry_after_of(headers: Mapping[str, Any]) -> float | None:
-    """The value of the `Retry-After` header in seconds; None if the header is missing or invalid. If the value is a
-    date, the delay is counted from the response's `Date` header (the clock of the service), or from now if that header
-    is missing."""
-    value = headers.get("Retry-After")
-    if value is None:
-        return None
-    try:
-        return min(86400.0, max(0.0, float(value)))
-    except ValueError:
-        pass
-    try:
-        moment = parsedate_to_datetime(value)
-        sent = headers.get("Date")
-        now = datetime.now(UTC) if sent is None else parsedate_to_datetime(sent)
-        return min(86400.0, max(0.0, (moment - now).total_seconds()))
-    except (ValueError, TypeError):
-        return None
 
 
 def secrets_of(url: str) -> Iterator[str]:

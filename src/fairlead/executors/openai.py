@@ -1,18 +1,15 @@
 """Executes services that are servers with OpenAI's protocol: vLLM, llama.cpp, OpenAI itself.
 
 The input of the job is a `FrontRequest`, its result a `FrontAnswer`. An answer with a status from 400 to 499 is a
-result too, except 429: the client gets it unchanged. When the server answers 429 or 503, it rests: no call of this
-worker is sent until the time that `Retry-After` names. The calls keep their slots meanwhile, so that their jobs neither
-lose their turn nor use up an attempt; a call that would not be sent before its timeout goes back to the queue. In a
-service with regions or an automatic limit, such an answer is a failure instead, and the queue chooses another region or
-lowers the limit.
+result too, except 429: the client gets it unchanged. When the server answers 429 or 503, the service, or the region,
+rests for all workers, for the time that the answer names. The step returns to the queue, keeps its turn, and the call
+costs it no attempt. With an automatic limit, such an answer is a failure instead, and lowers the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +29,6 @@ from fairlead.domain.retry import (
     TIMEOUT,
     UPSTREAM_ERROR,
     Failure,
-    of_http_status,
 )
 from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
 from fairlead.executors.http import (
@@ -40,23 +36,19 @@ from fairlead.executors.http import (
     new_session,
     read_body,
     refusal,
-    retry_after_of,
     secret_of,
     secrets_of,
 )
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events
 from fairlead.executors.port import Call, OutputTooLarge, Success
+from fairlead.executors.upstream_limits import BUSY, Sessions, heed, retry_after_of
 
 log = logging.getLogger("fairlead.openai")
 
-FIRST_REST, LONGEST_REST = 1.0, 60.0
-LONGEST_NAMED_REST = 86400.0
-BUSY = frozenset({429, 503})
+FIRST_GUESS, LONGEST_GUESS = 1.0, 60.0
 MAX_LIST = 4 * 1024 * 1024
 LIST_WITHIN_S = 10.0
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Upstream:
@@ -69,7 +61,7 @@ class Upstream:
         self.headers = {name: secret_of(value) for name, value in config.headers.items()}
         secrets = {secret for url in self._urls.values() for secret in secrets_of(url)}
         self._secrets = secrets | {value for value in self.headers.values() if value}
-        self._session: aiohttp.ClientSession | None = None
+        self.sessions = Sessions(new_session)
 
     @property
     def regions(self) -> list[str | None]:
@@ -86,18 +78,12 @@ class Upstream:
         pairs = "&".join([configured, *added] if configured else added)
         return f"{base.rstrip('/')}/{path}" + (f"?{pairs}" if pairs else "")
 
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = new_session()
-        return self._session
-
     def safe(self, message: str) -> str:
         """The message without the secrets of the configuration."""
         return without(redacted(message), self._secrets)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.sessions.close()
 
 
 class OpenAIExecutor:
@@ -105,7 +91,7 @@ class OpenAIExecutor:
         self._upstream = Upstream(config)
         self._aliases = config.aliases
         self._retry_streams = config.retry_streams
-        self._waits = not config.regions and config.limit != AUTO
+        self._waits = config.limit != AUTO
         self._max_result = max_result
         self._rests_until = 0.0
         self._rests = 0
@@ -128,14 +114,7 @@ class OpenAIExecutor:
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
-        while True:
-            if (refused := self._refused_until(deadline, call)) is not None:
-                return refused
-            await self._rest(call)
-            outcome = await self._call(url, call, request, deadline)
-            if not (self._waits and isinstance(outcome, Failure) and outcome.http_status in BUSY):
-                return outcome
-            self._begin_rest(outcome)
+        return await self._call(url, call, request, deadline)
 
     async def _call(self, url: str, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
         headers = {
@@ -149,13 +128,15 @@ class OpenAIExecutor:
             body = self._body(request, value, adds_usage)
         except RecursionError:
             return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
-        session = self._upstream.session()
+        session = self._upstream.sessions.of(call)
         stream = ChatStream(request, hides_usage=adds_usage)
         try:
-            async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            async with session.post(
+                url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
+            ) as response:
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
                     return await self._stream(call, stream, response, deadline)
-                return await self._answer(request, response)
+                return await self._answer(call, request, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -178,8 +159,7 @@ class OpenAIExecutor:
     ) -> Success | Failure:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
         `deadline` is a little before the worker's: the worker would retry a call that it stops."""
-        self._rests = 0
-        self._heed_limits(response.headers)
+        self._answered(call, response)
         try:
             async with asyncio.timeout_at(deadline):
                 await emit_events(response, call, stream, self._max_result)
@@ -199,12 +179,13 @@ class OpenAIExecutor:
         unseen = not call.open_output().chunks
         return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))
 
-    async def _answer(self, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
+    async def _answer(self, call: Call, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
         body = await read_body(response, self._max_result)
+        if response.status in BUSY and self._waits:
+            return self._refused(call, response, body)
         if response.status in BUSY or response.status >= 500 or 300 <= response.status < 400:
-            return refusal(response, body, _retry_after_of(response))
-        self._rests = 0
-        self._heed_limits(response.headers)
+            return refusal(response, body, retry_after_of(response.headers))
+        self._answered(call, response)
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         value = openai.json_object(body)
@@ -216,40 +197,27 @@ class OpenAIExecutor:
 
     # ------------------------------------------------------------ rests
 
-    def _refused_until(self, deadline: float, call: Call) -> Failure | None:
-        """The failure of a call that cannot be sent before its deadline. Such a failure costs the job no attempt, but a
-        timeout would."""
-        if self._rests_until < deadline:
-            return None
-        seconds = self._rests_until - asyncio.get_running_loop().time()
-        return of_http_status(503, f"{call.service} is at its own limit for {seconds:.0f} s more", seconds)
+    def _answered(self, call: Call, response: aiohttp.ClientResponse) -> None:
+        self._rests = 0
+        if self._waits:
+            heed(call, response)
 
-    async def _rest(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        while (seconds := self._rests_until - loop.time()) > 0:
-            call.progress(message=f"{call.service} is at its own limit; the next call is sent in {seconds:.0f} s")
-            await asyncio.sleep(seconds)
-
-    def _begin_rest(self, refusal: Failure) -> None:
-        """Let the service rest for the time that it named, otherwise twice as long as the last time. A time of 0 counts
-        as none: the calls would be sent again without a pause."""
-        seconds = refusal.retry_after or None
-        if seconds is None and self._rests_until > asyncio.get_running_loop().time():
-            return  # calls that were sent together are refused together
+    def _refused(self, call: Call, response: aiohttp.ClientResponse, body: bytes) -> Failure:
+        """Let the upstream rest for the time that it names, otherwise twice as long as the last time."""
+        seconds = heed(call, response)
         if seconds is None:
-            seconds = min(LONGEST_REST, FIRST_REST * 2**self._rests)
-            self._rests = min(self._rests + 1, 10)
-        log.info("the upstream answered %s; it rests for %.1f s", refusal.http_status, seconds)
-        self._rest_for(seconds)
+            seconds = self._guessed()
+            call.rest(seconds)
+        call.progress(message=f"{call.service} is at its own limit; the job waits in the queue for {seconds:.0f} s")
+        return replace(refusal(response, body, seconds), waits=True)
 
-    def _rest_for(self, seconds: float) -> None:
-        self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + seconds)
-
-    def _heed_limits(self, headers: Mapping[str, str]) -> None:
-        """Rest if the answer says that it was the last one before the rate limit."""
-        seconds = _reset_of(headers) if self._waits else None
-        if seconds is not None:
-            self._rest_for(min(LONGEST_REST, seconds))
+    def _guessed(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if self._rests_until > now:  # calls that were sent together are refused together
+            return self._rests_until - now
+        seconds: float = min(LONGEST_GUESS, FIRST_GUESS * (1 << self._rests))
+        self._rests, self._rests_until = min(self._rests + 1, 10), now + seconds
+        return seconds
 
 
 def _lost(error: Exception) -> str:
@@ -281,41 +249,13 @@ def result_of(answer: FrontAnswer, value: Any) -> Success | Failure:
     return Success(data, None if usage is None else {"usage": usage}, openai.reported_usage(value))
 
 
-def _retry_after_of(response: aiohttp.ClientResponse) -> float | None:
-    after = retry_after_of(response.headers)
-    if after is None and response.status == 429:
-        after = _reset_of(response.headers, refused=True)
-    return after
-
-
-def _reset_of(headers: Mapping[str, str], *, refused: bool = False) -> float | None:
-    """Seconds until the rate limit that is used up allows the next call, from `x-ratelimit-reset-requests` and
-    `-tokens`; None if no limit is used up."""
-    resets = []
-    for kind in ("requests", "tokens"):
-        left = headers.get(f"x-ratelimit-remaining-{kind}")
-        seconds = _seconds(headers.get(f"x-ratelimit-reset-{kind}"))
-        if seconds is not None and (left == "0" or (refused and left is None)):
-            resets.append(seconds)
-    return min(LONGEST_NAMED_REST, max(resets)) if resets else None
-
-
-def _seconds(text: str | None) -> float | None:
-    """Parse a duration such as `6m0s`, `350ms` or `12`."""
-    if text is None:
-        return None
-    if re.fullmatch(r"\d+(?:\.\d+)?", text):
-        return float(text)
-    parts = _DURATION.findall(text)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
-
-
 async def list_models(upstream: Upstream, region: str | None) -> list[dict[str, Any]] | str:
     """The models that `GET /models` of the upstream lists, or the reason why there is no list."""
     url = upstream.url(region, "models")
     try:
         async with asyncio.timeout(LIST_WITHIN_S):
-            async with upstream.session().get(url or "", headers=upstream.headers, allow_redirects=False) as response:
+            session = upstream.sessions.of()
+            async with session.get(url or "", headers=upstream.headers, allow_redirects=False) as response:
                 body = await read_body(response, MAX_LIST)
                 value = openai.json_object(body) if response.status == 200 else None
     except TimeoutError:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
+from fairlead.dispatch.rates import Rest
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.retry import Failure
@@ -184,6 +185,11 @@ class Call:
         self.saved: list[str] | None = None
         # The call waits for an object store that cannot be reached.
         self.stalled = False
+        # When the request was sent, by the monotonic clock. None: not known.
+        self.sent_at: float | None = None
+        self.counts_sent = False
+        # What the upstream said about its limits, for the dispatcher.
+        self.rests: list[Rest] | None = None
 
     # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
     # would take a lock.
@@ -253,6 +259,19 @@ class Call:
             "model": model,
         }
         self.usage = merged(self.usage, reported(report))
+
+    def sent(self) -> None:
+        """Report that the request of this call has been sent. A service with a rate then counts the call from now on,
+        and not from its end, which lets more calls through if calls take long. May be called again: the last time
+        counts."""
+        self.sent_at = monotonic()
+
+    def rest(self, seconds: float, *, requests: int | None = None, units: float | None = None) -> None:
+        """Report that the upstream takes no more calls for this many seconds; or only this many `requests` and
+        `units`. This holds for the service, or its region, and for all workers."""
+        if self.rests is None:
+            self.rests = []
+        self.rests.append(Rest(self.service, self.region, seconds, requests, units))
 
     def emit(self, chunk: Any) -> None:
         """Append a chunk, text or any JSON value, to the output of this step, for readers of the job's output. If the

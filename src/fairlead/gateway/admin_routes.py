@@ -87,6 +87,29 @@ async def lift_limit(request: Request, service: str) -> Response:
     return json_response(asdict(await fairlead_of(request).set_limit(service, None, who=who_of(request))))
 
 
+@router.put(
+    "/services/{service}/rate",
+    summary="Override the configured rate of a service, or of each of its users",
+    operation_id="set_rate",
+    openapi_extra=body(models_admin.RateRequest),
+    responses=documented(200, models_admin.RateState, "The rates of the service.", *ONE_SERVICE, *WITH_BODY),
+)
+async def set_rate(request: Request, service: str) -> Response:
+    change = await read_model(request, models_admin.RateRequest)
+    state = await fairlead_of(request).set_rate(service, **change.model_dump(), who=who_of(request))
+    return json_response(asdict(state))
+
+
+@router.delete(
+    "/services/{service}/rate",
+    summary="Remove the overrides of a service's rates",
+    operation_id="lift_rate",
+    responses=documented(200, models_admin.RateState, "The rates of the service.", *ONE_SERVICE),
+)
+async def lift_rate(request: Request, service: str) -> Response:
+    return json_response(asdict(await fairlead_of(request).lift_rate(service, who=who_of(request))))
+
+
 @router.post(
     "/services/{service}/rebuild",
     status_code=202,

@@ -6,6 +6,7 @@ Users cannot choose label values: services, features, shards and loops come from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from fairlead.version import __version__
 
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
+    from fairlead.dispatch.port import ServiceSnapshot
     from fairlead.engine.node import Node
     from fairlead.observe.stats import MetricsSnapshot, QueueMetrics
 
@@ -106,6 +108,11 @@ METRICS: dict[str, Definition] = {
     "fairlead_reachable": Definition(GAUGE, "1 if the component responded.", ("part",)),
     "fairlead_slots_limit": Definition(GAUGE, "Concurrent calls that a service allows.", ("service",)),
     "fairlead_slots_in_use": Definition(GAUGE, "Slots in use, including held ones.", ("service",)),
+    "fairlead_rate_limit": Definition(GAUGE, "What a rate allows in a window.", ("service", "of", "name", "unit")),
+    "fairlead_rate_used": Definition(GAUGE, "What a rate counts now.", ("service", "of", "name", "unit")),
+    "fairlead_upstream_resting": Definition(
+        GAUGE, "Seconds for which an upstream takes no calls, as it said.", ("service", "of", "name")
+    ),
     "fairlead_slots_held": Definition(GAUGE, "Slots held for calls of dead workers.", ("service",)),
     "fairlead_paused": Definition(GAUGE, "1 while the service is paused.", ("service",)),
     "fairlead_waiting": Definition(GAUGE, "Queued steps.", ("service", "band")),
@@ -241,6 +248,23 @@ def _of_roles(process: Node) -> dict[str, list[Sample]]:
     }
 
 
+def _of_rates(services: Iterable[ServiceSnapshot]) -> dict[str, list[Sample]]:
+    limits: dict[tuple[str, ...], float] = {}
+    used: dict[tuple[str, ...], float] = {}
+    resting: dict[tuple[str, ...], float] = {}
+    for service in services:
+        for use in service.rates:
+            key = service.service, use.kind, use.name
+            most = (None, None) if use.rate is None else (use.rate.requests, use.rate.units)
+            for unit, limit, count in zip(("requests", "units"), most, (use.requests, use.units), strict=True):
+                if limit is not None:
+                    limits[*key, unit], used[*key, unit] = limit, count
+            if use.resting_until is not None:
+                resting[key] = max(0.0, use.resting_until - time.time())
+    names = {"fairlead_rate_limit": limits, "fairlead_rate_used": used, "fairlead_upstream_resting": resting}
+    return {name: _by_labels(values) for name, values in names.items() if values}
+
+
 def _of_queues(queues: QueueMetrics | None) -> dict[str, list[Sample]]:
     if queues is None:
         return {}
@@ -266,6 +290,7 @@ def _of_queues(queues: QueueMetrics | None) -> dict[str, list[Sample]]:
     if queues.services:
         samples["fairlead_slots_in_use"] = _by_labels(in_use)
         samples["fairlead_slots_held"] = _by_labels(held)
+        samples |= _of_rates(queues.services)
         samples["fairlead_waiting"] = _by_labels(waiting)
     for name, fact in (
         ("fairlead_outbox_rows", "outbox_rows"),

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from fairlead.app.dead_letters import DeadFilters
+from fairlead.app.rate_admin import RateState as RateStateView
 from fairlead.app.service_admin import MAX_LIMIT
 from fairlead.app.service_admin import ServiceState as ServiceStateView
 from fairlead.domain.access import AuditRecord, Key, Role
@@ -41,6 +42,34 @@ class ServiceState(Shape):
     """A service as stored in the database. Every process applies it within a second."""
 
     model_config = example(service="image_gen", limit=3, paused=False, declared_limit=1, override_limit=3)
+
+
+class RateRequest(Shape):
+    model_config = example(requests=60, tokens=100000, per=60)
+
+    # The application checks the ranges, with the messages of the configuration.
+    requests: StrictInt | None = Field(default=None, description="Calls in any window of `per` seconds.")
+    tokens: float | None = Field(default=None, description="Tokens in any window of `per` seconds.")
+    units: float | None = Field(default=None, description="The same for services with another `cost_unit`.")
+    per: float = Field(default=60.0, description="Seconds, 1 to 86400.")
+    user: bool = Field(default=False, description="The rate of each user of the service, instead of its own.")
+
+
+@fields_of(
+    RateStateView,
+    declared_rate="The configured rate of the service.",
+    declared_user_rate="The configured rate of each of its users.",
+)
+class RateState(Shape):
+    """The rates of a service as stored in the database. Every process applies them within a second."""
+
+    model_config = example(
+        service="llm",
+        rate={"requests": 60, "units": 100000.0, "per": 60.0},
+        user_rate=None,
+        declared_rate=None,
+        declared_user_rate=None,
+    )
 
 
 class PriorityRequest(Shape):

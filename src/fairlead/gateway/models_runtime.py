@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Change, Overridden
 from fairlead.gateway.derived_models import Shape, example, fields_of
 from fairlead.gateway.models import JOB_ID, MOMENT
@@ -52,6 +53,11 @@ class Slot(_Lease):
 
     worker: str
     region: str | None
+
+
+@fields_of(Rate)
+class RateShape(BaseModel):
+    """At most so many requests and units in any window of `per` seconds; null: not limited."""
 
 
 @fields_of(Overridden)
@@ -149,6 +155,19 @@ class ModelFigures(BaseModel):
     first_token_p95: float | None
 
 
+class RateUseShape(BaseModel):
+    """How much of a rate is used."""
+
+    of: Literal["service", "region", "pool"]
+    name: str
+    rate: RateShape | None = Field(description="Null if the upstream asked for a rest and no rate is set.")
+    requests: int
+    units: float
+    full: bool
+    until: str | None = Field(description="When the next call fits; null if one fits now, or if that is not known.")
+    resting_until: str | None = Field(description="The upstream takes no calls before this time.")
+
+
 class _Service(BaseModel):
     service: str
     limit: int
@@ -169,6 +188,9 @@ class _Service(BaseModel):
     models: dict[str, ModelFigures] = Field(
         description="Only services of the OpenAI front: what their models did in the last five minutes."
     )
+    rate: RateShape | None = Field(description="Calls and units in any window of time.")
+    user_rate: RateShape | None = Field(description="The same for each user.")
+    rates: list[RateUseShape] = Field(description="The use of its rates, and the rests that upstreams asked for.")
 
 
 class ServiceStatus(_Service):

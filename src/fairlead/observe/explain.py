@@ -173,8 +173,10 @@ class Explainer:
         full = SlotUse.of(job.service, facts.services.values()).full(job, shard.rules, facts.unserved)
         workers = await self._about_workers(job, rules, position, slots_are_free=not full)
         limits = [await self._with_holders(job, reason, slots) for reason, slots in full]
+        now = self._clock.now()
+        limits += wait_reasons.rates_full(job, rules, facts.services.get(job.service), position, now)
         learned = self._node.scores.learned({job.id: position})[job.id]
-        wait = None if reasons or workers else _wait(learned, [slots for _, slots in full], self._clock.now())
+        wait = None if reasons or workers else _wait(learned, [slots for _, slots in full], now)
         if job.turn is not None and rules.turns_only and not (reasons or full) and position.position <= position.free:
             limits.append(wait_reasons.waits_for_caller(job, private=self._private))
         why = _why(job, [*reasons, *workers, *limits, wait_reasons.queued(position, rules.order)], position)

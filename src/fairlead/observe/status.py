@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot
+from fairlead.dispatch.rates import RateUse
 from fairlead.domain.config_checks import spelled
 from fairlead.domain.events import iso
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Adapted, ServiceRules
 from fairlead.engine.node import Node
 from fairlead.engine.shard_runtime import ShardRuntime
@@ -195,7 +198,7 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
         "in_use": sum(each.in_use for each in snapshots) if known else None,
         "held": sum(each.held for each in snapshots) if known else None,
         "paused": service.paused,
-        "override": None if override is None else {"limit": override.limit, "paused": override.paused},
+        "override": None if override is None else asdict(override),
         "auto": _auto(service, rules.adapted.get(name)),
         "order": service.order.value,
         "pool": service.pool,
@@ -204,6 +207,27 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
         "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
         "regions": region_states(service, snapshots),
+        "rate": rate_dict(service.rate),
+        "user_rate": rate_dict(service.user_rate),
+        "rates": [rate_use(use) for each in snapshots for use in each.rates],
+    }
+
+
+def rate_dict(rate: Rate | None) -> dict[str, Any] | None:
+    return None if rate is None else asdict(rate)
+
+
+def rate_use(use: RateUse) -> dict[str, Any]:
+    """How much of a rate is used."""
+    return {
+        "of": use.kind,
+        "name": use.name,
+        "rate": rate_dict(use.rate),
+        "requests": use.requests,
+        "units": use.units,
+        "full": use.full,
+        "until": iso(use.until) if use.until else None,
+        "resting_until": iso(use.resting_until),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot, Unserved
+from fairlead.dispatch.rates import RateUse
 from fairlead.domain.events import iso
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Hold, Job, JobStatus
@@ -265,6 +266,45 @@ class SlotUse:
             for hold in self.holds[: MOST_HOLDERS - len(holders)]
         ]
         return {"holders": holders, "more_holders": self.in_use - len(holders)}
+
+
+# ---------------------------------------------------------------- rates
+
+
+def rates_full(
+    job: Job, rules: ServiceRules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
+) -> list[Reason]:
+    """A reason for each rate that keeps the job from running, and for each rest that its upstream asked for."""
+    uses = () if snapshot is None else snapshot.rates
+    bound = job.bound_within(rules.regions)
+    regions = {name for name in rules.regions if bound is None or name in bound}
+    full = {use.name for use in uses if use.kind == "region" and use.full}
+    found = [
+        _rate_full(rules.service, use)
+        for use in uses
+        if use.full
+        and (use.kind == "service" or (use.kind == "pool" and rules.pooled_regions is None) or regions <= full)
+        and (use.kind != "region" or use.name in regions)
+    ]
+    if position.user_rate_wait:
+        until = iso(now + position.user_rate_wait)
+        text = f"the rate of each user on {rules.service} ({rules.user_rate}) is used up by its user until {until}"
+        found.append(Reason("rate_full", text, {"of": "user", "service": rules.service, "until": until}))
+    return found
+
+
+def _rate_full(service: str, use: RateUse) -> Reason:
+    where = {"service": service, "region": f"{service} in {use.name}", "pool": f"the pool {use.name}"}[use.kind]
+    until = iso(use.until) if use.until else None
+    details: dict[str, Any] = {"of": use.kind, use.kind: use.name, "until": until, "requests": use.requests}
+    if use.kind != "pool":
+        details["service"] = service
+    if use.resting_until is not None:
+        text = f"the upstream of {where} takes no calls until {iso(use.resting_until)}, as it said itself"
+        return Reason("rate_full", text, {**details, "until": iso(use.resting_until), "resting": True})
+    details |= {"units": use.units, "resting": False, "rate": str(use.rate)}
+    end = f"until {until}" if until else "until calls that are being sent have arrived"
+    return Reason("rate_full", f"the rate of {where} ({use.rate}) is used up {end}", details)
 
 
 # ---------------------------------------------------------------- the queue

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, count_before
+from fairlead.dispatch.memory.rates import rate_waits
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.port import Unserved
 from fairlead.domain.fair_share import SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
@@ -57,7 +58,8 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         mean, rests = service.costs.expected / SECOND, _rests(service, region, now, unserved)
         if service.holds:
             slots, rests = _without_held(service, region, now, unserved, slots, rests)
-        users = {entry[JOB]: entry[USER] for entry in group}
+        users, entry_of = {entry[JOB]: entry[USER] for entry in group}, {entry[JOB]: entry for entry in group}
+        regions_open = [name for name in service.rules.regions if _is_open(service, name, region, unserved)]
         retries, retry_work = _retries_ahead(service, band, region, unserved)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
         before, work_before = retries + higher, retry_work + higher_work
@@ -68,6 +70,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
             positions_by_job[ahead.job_id] = QueuePosition(
                 steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
                 higher, ahead.own, running / SECOND, *_user_slots(service, users[ahead.job_id], now), rests,
+                *rate_waits(service, entry_of[ahead.job_id], steps + 1, ahead.own + 1, regions_open, now),
                 slot_wait=wait,
             )  # fmt: skip
     return positions_by_job

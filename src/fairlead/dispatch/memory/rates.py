@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from fairlead.dispatch.memory.fair_queue import COST, FairBand, FifoBand, Lane, SortKey
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, SortKey
 from fairlead.dispatch.port import Lease, Release
 from fairlead.dispatch.rates import RateUse, Rest, Spent
 from fairlead.domain.fair_share import SECOND, micros, smoothed
@@ -307,6 +307,25 @@ def advance_service(service: Service, now: int) -> bool:
         if user_id in service.users:
             service.park_or_unpark(service.users[user_id])
     return changed or bool(unparked)
+
+
+def rate_waits(
+    service: Service, entry: Entry, position: int, own: int, regions: list[str], now: float
+) -> tuple[float, float]:
+    """Seconds until the rates of the service, its pool and the first of the regions allow a step at this position; and
+    until the rate of its user does, for the `own`-th step of the user."""
+    rates = service.rates
+    if rates is None:
+        return 0.0, 0.0
+    units, at = rates.units_of(entry[COST]), micros(now)
+    waits = [rates.own.wait(position, units, at)]
+    if rates.pool is not None and service.rules.pooled_regions is None:
+        waits.append(rates.pool.wait(position, units, at))
+    if regions and rates.regions:
+        windows = [rates.regions.get(name) for name in regions]
+        waits.append(min(0 if window is None else window.wait(position, units, at) for window in windows))
+    user = rates.users.get(entry[USER])
+    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, at) / SECOND
 
 
 def _counts(window: Window) -> bool:

@@ -206,12 +206,12 @@ def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
         job_id.decode(): QueuePosition(
             position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
             higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
-            rests / SECOND, slot_wait=None if slot_wait < 0 else slot_wait / SECOND,
+            rests / SECOND, rate / SECOND, user_rate / SECOND, slot_wait=None if slot_wait < 0 else slot_wait / SECOND,
         )
         for (
             job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
-            user_slots, user_free, user_running, rests, slot_wait,
-        ) in _rows(values, 18)
+            user_slots, user_free, user_running, rests, slot_wait, rate, user_rate,
+        ) in _rows(values, 20)
     }  # fmt: skip
 
 

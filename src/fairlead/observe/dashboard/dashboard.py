@@ -18,7 +18,7 @@ from fairlead.domain.rules import Order
 from fairlead.domain.validation import moment
 from fairlead.domain.views import JobView
 from fairlead.errors import NotFound
-from fairlead.observe import stats
+from fairlead.observe import stats, status
 from fairlead.observe.dashboard import overview, service
 from fairlead.observe.dashboard.history import History
 from fairlead.observe.dashboard.overview import Background, JobDetails, error_groups, known
@@ -106,6 +106,7 @@ class Dashboard:
             **queue,
             "regions": service.regions_of(rules, queues.services.get(name, ())),
             "limits": service.limit_of(name, queues.rules, declared),
+            "rates": [status.rate_use(use) for each in queues.services.get(name, ()) for use in each.rates],
             "history": around.past.chart_of(name),
             "failures": dict(around.past.all_of(name).codes),
         }

@@ -174,4 +174,7 @@ def limit_of(name: str, rules: Rules, declared: DeclareServices) -> dict[str, An
         override=override.limit if override is not None else None,
         user_limit=service.user_limit,
         auto=auto,
+        rate=status.rate_dict(service.rate),
+        user_rate=status.rate_dict(service.user_rate),
+        rate_overridden=override is not None and bool(override.rate or override.user_rate),
     )

@@ -4,7 +4,7 @@
 --   ARGV[5]            regions that no worker claims for, as `service:region`, joined by NUL
 --   ARGV[6..]          jobs
 --
--- Returns {0}, then eighteen values per job:
+-- Returns {0}, then twenty values per job:
 --   job, position, work ahead in µs, slots, mean duration in µs, free slots, service, band
 --   1 for the first step of a newcomer
 --   of the steps ahead: retries that go first, steps of higher bands, steps of the same user
@@ -12,6 +12,7 @@
 --   the user's limit (-1: none), how much of it is unused, the remaining work of the user's running steps in µs
 --   µs until the first of the allowed regions accepts calls again
 --   µs until the steps ahead have had a slot and another slot is free; -1 if no running call stated its cost
+--   µs until the rates of the service, its pool and the first of the allowed regions allow the step; and its user's rate
 -- Jobs that are not queued here are absent; during a rebuild all are.
 --
 -- FIFO lanes are counted exactly. In fair lanes the n-th waiting step of a user starts at tag + n * charge, so the
@@ -372,6 +373,29 @@ local function without_held(service, lane, slots, rests)
   return slots, math.max(rests, first - now)
 end
 
+-- µs until the rates of the service, its pool and the first of the lane's regions allow a step at this position; and
+-- until the rate of its user does, for the `own`-th step of the user.
+local function rate_waits(service, entry, lane, position, own)
+  local of = rates.state.s[service.name]
+  if not of then
+    return 0, 0
+  end
+  local units, first = entry.cost or of.m or 0, nil
+  local waits = rates.window_wait(of.o, position, units)
+  if rates.state.p and scope.pool_limit and not service.partial then
+    waits = math.max(waits, rates.window_wait(rates.state.p, position, units))
+  end
+  for i = 1, next(of.r) and #service.regions or 0, 2 do
+    local name = service.regions[i]
+    if is_open(service, name, lane) then
+      local wait = of.r[name] and rates.window_wait(of.r[name], position, units) or 0
+      first = math.min(first or wait, wait)
+    end
+  end
+  local found = rates.user_window(service, entry.user)
+  return math.max(waits, first or 0), found and rates.window_wait(found[1], own, units) or 0
+end
+
 local function all_users(service)
   local users = {}
   each_stored_user(service, function(user_id, stored)
@@ -407,9 +431,9 @@ for service, lanes in pairs(requested) do
     if service.held > 0 then
       slots, rests = without_held(service, lane, slots, rests)
     end
-    local user_of, limit = {}, service.user_limit
+    local entry_of, limit = {}, service.user_limit
     for _, entry in ipairs(entries) do
-      user_of[entry.job] = entry.user
+      entry_of[entry.job] = entry
     end
     local marks = {}
     local function add_row(job, count, work, newcomer, retries, higher, own)
@@ -419,8 +443,12 @@ for service, lanes in pairs(requested) do
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
       rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17], rows[n + 18] = running, -1, 0, 0, rests, -1
+      rows[n + 19], rows[n + 20] = 0, 0
+      if rates then
+        rows[n + 19], rows[n + 20] = rate_waits(service, entry_of[job], lane, count + 1, own + 1)
+      end
       if limit then
-        local user = read_user(service, user_of[job])
+        local user = read_user(service, entry_of[job].user)
         rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])
         rows[n + 16] = of_users[user[ID]] or 0
       end

@@ -158,6 +158,31 @@ export const liftLimit = (name, configured) => ({
   done: (changed) => `The limit of ${name} is ${changed.limit} again.`,
 });
 
+// The numbers of the fields that are filled in.
+const given = (values) => Object.fromEntries(Object.entries(values).filter(([, text]) => text !== "" && text != null).map(([name, text]) => [name, Number(text)]));
+
+export const changeRate = (name, rate) => ({
+  title: `Change the rate of ${name}?`,
+  text: html`<p>What the endpoint of <b>${name}</b> gets in any window of time, over all machines. Jobs wait for it in the queue.
+    It overrides the configuration until the override is removed.</p>`,
+  fields: [
+    { name: "requests", label: "Calls", type: "number", min: 1, step: 1, value: rate?.requests ?? "" },
+    { name: "units", label: "Tokens or units", type: "number", min: 0, step: "any", value: rate?.units ?? "", hint: "Empty: not limited." },
+    { name: "per", label: "Seconds", type: "number", min: 1, max: 86400, step: "any", value: rate?.per ?? 60 },
+  ],
+  confirm: "Change the rate",
+  run: (values) => call("PUT", path`/admin/services/${name}/rate`, given({ requests: values.requests, units: values.units, per: values.per })),
+  done: `The rate of ${name} is changed.`,
+});
+
+export const liftRate = (name) => ({
+  title: `Remove the rate overrides of ${name}?`,
+  text: html`<p>The configured rates of <b>${name}</b> and of its users apply again.</p>`,
+  confirm: "Remove the override",
+  run: () => call("DELETE", path`/admin/services/${name}/rate`),
+  done: `The configured rates of ${name} apply again.`,
+});
+
 export const rebuildService = (name) => ({
   title: `Rebuild the queue of ${name}?`,
   text: html`<p>The queue of <b>${name}</b> is rebuilt from the database. Nothing is lost and running calls continue; no calls

@@ -1,11 +1,11 @@
 // One service: slots, queue, shares, regions and actions.
-import { changeLimit, liftLimit, pauseService, rebuildService, unpauseService } from "../actions.js";
+import { changeLimit, changeRate, liftLimit, liftRate, pauseService, rebuildService, unpauseService } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
-import { Age, Fact, JobLink, Priority, ShowAll, Tag, UserLink, rowLink } from "../parts/bits.js";
+import { Age, Fact, JobLink, Left, Priority, ShowAll, Tag, UserLink, rowLink } from "../parts/bits.js";
 import { Failures } from "../parts/failures.js";
 import { HistoryCard } from "../parts/history.js";
 import { Queue, waitingIn } from "../parts/queue.js";
@@ -31,6 +31,8 @@ export function Page({ subject: name }) {
       ${mayOperate(session) && html`<div class="acts">
         <${Act} question=${() => changeLimit(name, service.limit)}>Change limit<//>
         <${Act} when=${service.limit_source === "override"} question=${() => liftLimit(name, limits.configured)}>Remove override<//>
+        <${Act} look="quiet" question=${() => changeRate(name, limits.rate)}>Change rate<//>
+        <${Act} when=${limits.rate_overridden} look="quiet" question=${() => liftRate(name)}>Remove rate override<//>
         <${Act} when=${service.paused} look="primary" question=${() => unpauseService(name, waiting)}>Unpause<//>
         <${Act} when=${!service.paused} look="danger" question=${() => pauseService(name, waiting)}>Pause<//>
         <${Act} look="quiet" question=${() => rebuildService(name)}>Rebuild queue<//>
@@ -43,6 +45,8 @@ export function Page({ subject: name }) {
       <${Fact} name="Wait, last 5 min">${duration(service.wait_p50)}<small class="muted"> p95 ${duration(service.wait_p95)}</small><//>
       <${Limit} service=${service} limits=${limits} />
       ${limits.user_limit && html`<${Fact} name="Limit per user">${number(limits.user_limit)}<//>`}
+      ${(service.rates || []).map((use) => html`<${Rate} use=${use} />`)}
+      ${limits.user_rate && html`<${Fact} name="Rate per user">${rateWords(limits.user_rate)}<//>`}
     </dl>
     <section class="card stack"><h2>Slots and queue</h2>
       <${Slots} service=${service} name=${name} /><${Queue} service=${service} widest=${waiting} /></section>
@@ -62,6 +66,17 @@ function Limit({ service, limits }) {
     config: "as configured",
   };
   return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
+}
+
+const rateWords = (rate) =>
+  [rate.requests != null && `${number(rate.requests)} calls`, rate.units != null && `${number(rate.units)} units`].filter(Boolean).join(", ") + ` in ${duration(rate.per)}`;
+
+function Rate({ use }) {
+  const name = use.of === "service" ? "Rate" : `Rate of ${use.of} ${use.name}`;
+  if (use.resting_until) return html`<${Fact} name=${name} look="held">resting<small class="muted"> <${Left} until=${use.resting_until} /></small><//>`;
+  const units = use.rate.units != null;
+  return html`<${Fact} name=${name} look=${use.full ? "waiting" : ""}>
+    ${use.rate.requests != null && number(use.requests)}${units && html` ${number(use.units)} units`}<small class="muted"> of ${rateWords(use.rate)}</small><//>`;
 }
 
 function Next({ next: all, order }) {

@@ -26,6 +26,7 @@ PAGES = {
     "dead letters": "/dead",
     "workers": "/workers",
     "audit": "/audit",
+    "usage": "/usage",
 }
 
 

@@ -30,6 +30,7 @@ SAYS = {
     "dead letters": ["this input will never work", "not yet", "Retry", "Purge"],
     "workers": ["api", "worker", "manager", "echo"],
     "audit": ["ops", "service.limit", "shout", "service.pause", "whisper"],
+    "usage": ["ada", "cyn", "Calls by day", "Slot time", "CSV by day"],
 }
 
 
@@ -51,7 +52,7 @@ async def test_a_page_shows_the_sample_data(open_window: Open, sampled: Sampled,
 
 async def test_every_section_is_one_click_away(open_window: Open, sampled: Sampled) -> None:
     page = await (await open_window(sampled[0])).go()
-    for section in ("Jobs", "Users", "Batches", "Dead letters", "Workers", "Audit", "Overview"):
+    for section in ("Jobs", "Users", "Batches", "Usage", "Dead letters", "Workers", "Audit", "Overview"):
         link = page.get_by_role("navigation").get_by_role("link", name=section)
         await link.click()
         await settled(page)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fairlead.observe.doctor import database, managers, queues, servers, settings, workers
+from fairlead.observe.doctor import database, managers, queues, servers, settings, usage, workers
 from fairlead.observe.doctor.facts import Facts, Sources, facts_of
 from fairlead.observe.doctor.finding import Finding, Kind, Severity
 
@@ -26,8 +26,9 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     servers.check_clocks,
     settings.check,
     settings.check_access,
+    usage.check,
 )
-TOPICS = (database, servers, managers, workers, queues, settings)
+TOPICS = (database, servers, managers, workers, queues, settings, usage)
 KINDS: dict[str, Kind] = {
     kind.code: kind for topic in TOPICS for kind in vars(topic).values() if isinstance(kind, Kind)
 }

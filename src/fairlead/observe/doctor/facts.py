@@ -21,6 +21,7 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.retry import TIMEOUT
 from fairlead.domain.rules import BANDS, Lanes, Rules, ServiceRules
 from fairlead.domain.stats import minute_of
+from fairlead.domain.usage_report import UsageQuery, UsageTotal
 from fairlead.engine.clock import Clock
 from fairlead.engine.node import Node
 from fairlead.engine.outbox_relay import offer_of
@@ -136,6 +137,8 @@ class Facts:
     next_promotion: float | None = None
     processes: Sequence[ProcessRecord] = ()
     failed_recently: Sequence[Job] = ()
+    usage: Sequence[UsageTotal] = ()
+    """The sums over the calls since yesterday, by service and outcome."""
     timeouts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """For each service: how many calls ended by their timeout in the last minutes, and how many calls ended in
     total."""
@@ -268,6 +271,10 @@ async def _timeouts(store: Store, now: float) -> dict[str, tuple[int, int]]:
     return {service: counts for service, counts in found.items() if counts[0]}
 
 
+async def _usage(store: Store, now: float) -> list[UsageTotal]:
+    return await store.usage(UsageQuery(now - 86400, now, "total", ("service", "outcome")))
+
+
 async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
     asked_at = sources.clock.now()
     facts = await store.facts()
@@ -290,6 +297,7 @@ async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
             JobFilter(statuses=(JobStatus.FAILED,)), before_seq=None, limit=SAMPLE
         ),
         "timeouts": await _timeouts(store, float(facts["clock"])),
+        "usage": await _usage(store, float(facts["clock"])),
         "undeclared": await _undeclared(store, rules),
         "keys": await store.keys(),
     }

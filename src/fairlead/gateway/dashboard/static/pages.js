@@ -7,6 +7,7 @@ const SECTIONS = [
   { name: "jobs", needs: "own", title: "Jobs", shortcut: "j" },
   { name: "users", needs: "queue", title: "Users", shortcut: "u" },
   { name: "batches", needs: "own", title: "Batches", shortcut: "b" },
+  { name: "usage", needs: "own", title: "Usage", shortcut: "s" },
   { name: "dead", needs: "all", title: "Dead letters", shortcut: "d" },
   { name: "workers", needs: "all", title: "Workers", shortcut: "w" },
   { name: "audit", needs: "all", title: "Audit", shortcut: "a" },

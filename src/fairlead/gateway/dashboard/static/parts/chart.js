@@ -6,7 +6,8 @@ const HEIGHT = 132;
 const EDGE = { top: 8, right: 4, bottom: 20, left: 44 };
 
 const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
-const at = (epoch) => hour.format(new Date(epoch * 1000));
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
+const at = (epoch, every) => (every < 86_400 ? hour : day).format(new Date(epoch * 1000));
 
 // Round maxima of an axis, whose halves are round too.
 const DECIMAL = Array.from({ length: 13 }, (_, power) => [2, 4, 10].map((each) => each * 10 ** power)).flat();
@@ -43,7 +44,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
       <h3>${title}</h3>
       <ul class="legend">${series.map((each) => html`<li key=${each.name}><span class=${`key ${each.look}`}></span>${each.name}
         <b>${over === null ? "" : unit.show(each.values[over])}</b></li>`)}
-        <li class="chart-at">${over === null ? "" : at(start + over * every)}</li></ul>
+        <li class="chart-at">${over === null ? "" : at(start + over * every, every)}</li></ul>
     </figcaption>
     <div ref=${box} class="chart-box" onPointerMove=${move} onPointerLeave=${() => setOver(null)}>
       <svg width=${width} height=${HEIGHT} role="img" aria-label=${`${title}: ${summary}`}>
@@ -55,7 +56,7 @@ export function Chart({ title, series, start, every, kind, unit, summary }) {
         ${over !== null && html`<line class="cursor" x1=${middle(over)} x2=${middle(over)} y1=${EDGE.top} y2=${EDGE.top + inner.height} />`}
         ${empty && html`<text class="nothing" x=${EDGE.left + inner.width / 2} y=${EDGE.top + inner.height / 2 - 8}
           text-anchor="middle">no data yet</text>`}
-        <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start)}</text>
+        <text x=${EDGE.left} y=${HEIGHT - 4}>${at(start, every)}</text>
         <text x=${EDGE.left + inner.width} y=${HEIGHT - 4} text-anchor="end">now</text>
       </svg>
     </div>
@@ -71,7 +72,7 @@ function AsTable({ title, series, start, every, unit, length }) {
       <thead><tr><th scope="col">From</th>${series.map((each) => html`<th key=${each.name} scope="col" class="n">${each.name}</th>`)}</tr>
         </thead>
       <tbody>${Array.from({ length }, (_, index) => length - 1 - index).map((index) => html`<tr key=${index}>
-        <th scope="row">${at(start + index * every)}</th>
+        <th scope="row">${at(start + index * every, every)}</th>
         ${series.map((each) => html`<td key=${each.name} class="n">${unit.show(each.values[index])}</td>`)}</tr>`)}</tbody></table></div>`}
   </details>`;
 }

@@ -1,0 +1,35 @@
+"""What the doctor says about reported usage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.unit import doctor_facts
+
+from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.usage_report import UsageTotal
+
+
+def total(service: str = "gpu", outcome: str = "success", **changes: Any) -> UsageTotal:
+    groups = {"service": service, "outcome": outcome}
+    sums = UsageTotal((), None, groups, 10, 0.0, 0.0, 0, 0, 0, 0.0, ignored=0, reported=10, price=0)
+    return replace(sums, **changes)
+
+
+def codes(*totals: UsageTotal, prices: dict[str, PriceConfig] | None = None) -> list[str]:
+    config = doctor_facts.facts().config.model_copy(update={"prices": prices or {}})
+    return [code for code in doctor_facts.codes(usage=totals, config=config) if code.startswith("usage")]
+
+
+def test_ignored_values_are_reported_by_service() -> None:
+    assert codes(total()) == []
+    assert codes(total(ignored=3), total("tts", "failed", ignored=1)) == ["usage-ignored", "usage-ignored"]
+
+
+def test_a_price_for_tokens_needs_calls_that_report_them() -> None:
+    per_token = {"gpu": PriceConfig(per_million_tokens_in=1.0)}
+    assert codes(total(reported=9), prices=per_token) == ["usage-missing"]
+    assert codes(total(reported=10), prices=per_token) == []
+    assert codes(total(outcome="failed", reported=0), prices=per_token) == []
+    assert codes(total(reported=0), prices={"gpu": PriceConfig(per_call=1.0)}) == []

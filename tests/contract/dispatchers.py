@@ -22,6 +22,7 @@ from fairlead.dispatch.port import (
     Withdrawal,
 )
 from fairlead.dispatch.redis import RedisDispatcher
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_ARRIVAL, Hold
 from fairlead.domain.rules import Rules, ServiceRules
 from tests.redis_servers import server_url
@@ -61,6 +62,7 @@ class QueueHarness:
     clock: FakeClock
     rules: dict[str, ServiceRules] = field(default_factory=dict)
     pools: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, GroupRules] = field(default_factory=dict)
     version: int = 0
     seq: int = 0
     wakes: list[frozenset[str]] = field(default_factory=list)
@@ -68,20 +70,32 @@ class QueueHarness:
     def __post_init__(self) -> None:
         self.dispatcher.on_wake(self.wakes.append)
 
-    async def open(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
+    async def open(
+        self,
+        *services: ServiceRules,
+        pools: dict[str, int] | None = None,
+        groups: dict[str, GroupRules] | None = None,
+    ) -> None:
         """Apply these rules and open their scopes at epoch 1."""
-        await self.configure(*services, pools=pools)
+        await self.configure(*services, pools=pools, groups=groups)
         for scope in {rules.scope for rules in services}:
             await self.dispatcher.close_scope(scope, epoch=1)
             await self.dispatcher.open_scope(scope, epoch=1)
         self.wakes.clear()
 
-    async def configure(self, *services: ServiceRules, pools: dict[str, int] | None = None) -> None:
-        """Change these services only."""
+    async def configure(
+        self,
+        *services: ServiceRules,
+        pools: dict[str, int] | None = None,
+        groups: dict[str, GroupRules] | None = None,
+    ) -> None:
+        """Change these services, pools and groups only."""
         self.rules |= {rules.service: rules for rules in services}
         self.pools |= pools or {}
+        self.groups |= groups or {}
         self.version += 1
-        await self.dispatcher.configure(Rules(dict(self.rules), dict(self.pools), self.version))
+        rules = Rules(dict(self.rules), dict(self.pools), self.version, groups=dict(self.groups))
+        await self.dispatcher.configure(rules)
 
     async def change(self, service: str, **changes: object) -> None:
         await self.configure(replace(self.rules[service], **changes))  # type: ignore[arg-type]

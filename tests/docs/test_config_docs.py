@@ -15,6 +15,7 @@ from fairlead.domain.config import (
     BackoffConfig,
     BreakerConfig,
     Config,
+    GroupConfig,
     PlanConfig,
     RegionConfig,
     ServiceConfig,
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "prices", "users", "worker_pools"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -79,12 +80,13 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
     ("section", "model"),
     [
         ("plans.NAME", PlanConfig),
+        ("groups.NAME", GroupConfig),
         ("prices.NAME", PriceConfig),
         ("users.ID", UserConfig),
         ("worker_pools.NAME", WorkerPoolConfig),
     ],
 )
-def test_every_key_of_plans_prices_users_and_worker_pools_is_documented_with_its_default(
+def test_every_key_of_plans_groups_prices_users_and_worker_pools_is_documented_with_its_default(
     section: str, model: type[BaseModel]
 ) -> None:
     assert {key: cells[0] for key, cells in rows(section).items()} == defaults_of(model)

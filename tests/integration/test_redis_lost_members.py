@@ -28,6 +28,7 @@ POOL = (
     ServiceRules("regional", limit=3, pool="gpu", regions={"us": 2, "eu": 1}),
 )
 ALONE = (ServiceRules("fair", limit=2, user_limit=1),)
+GROUPS = {"user-0": "acme/red", "user-1": "acme/red", "user-2": "solo", "debtor": "acme"}
 USERS = 3
 PATIENCE = 60.0
 
@@ -41,8 +42,9 @@ class Scope:
     """A scope whose keys all exist: every service has waiting jobs, running calls and holds, and the fair one has a
     parked user and an idle one with a debt."""
 
-    def __init__(self, services: tuple[ServiceRules, ...]) -> None:
+    def __init__(self, services: tuple[ServiceRules, ...], groups: dict[str, str] | None = None) -> None:
         self.services = services
+        self.groups = groups or {}
         self.name = services[0].scope
         self.clock = FakeClock()
         url, prefix = f"redis://127.0.0.1:{port_of(own_server())}/0", f"test-{secrets.token_hex(6)}"
@@ -54,12 +56,12 @@ class Scope:
         own_server().flushall()
         queue, pools = self.queue, {"gpu": 9} if self.name == SCOPE else {}
         await queue.open(*self.services, pools=pools)
-        await queue.run_first("debtor", 50.0, "fair")
+        await queue.run_first("debtor", 50.0, "fair", group=self.groups.get("debtor"))
         self.jobs = set()
         for rules in self.services:
             jobs = {f"{rules.service}-{user}-{n}": f"user-{user}" for user in range(USERS) for n in range(2)}
             for job, user in jobs.items():
-                await queue.offer(job, user, rules.service)
+                await queue.offer(job, user, rules.service, group=self.groups.get(user))
             self.jobs |= jobs.keys()
             for number in range(1 if rules.limit == 2 else 2):
                 region = "us" if rules.regions else None
@@ -98,9 +100,9 @@ class Scope:
         return waiting
 
 
-@pytest.fixture(params=[POOL, ALONE], ids=["pool", "alone"])
+@pytest.fixture(params=[(POOL,), (ALONE,), (ALONE, GROUPS)], ids=["pool", "alone", "groups"])
 async def scope(request: pytest.FixtureRequest) -> AsyncIterator[Scope]:
-    scope = Scope(request.param)
+    scope = Scope(*request.param)
     yield scope
     await scope.queue.dispatcher.close()
     own_server().close()
@@ -168,6 +170,16 @@ async def test_a_check_finds_what_no_script_misses(kind: str) -> None:
     assert await scope.queue.dispatcher.check() == [SCOPE]
     assert await scope.is_to_be_rebuilt()
     assert await scope.queue.claimed(9) == []
+    await scope.queue.dispatcher.close()
+
+
+@pytest.mark.parametrize("lost", ["acme", "acme/red", "solo"])
+async def test_a_check_finds_the_lost_record_of_a_group(lost: str) -> None:
+    scope = Scope(ALONE, GROUPS)
+    await scope.fill()
+    key, member = next(each for each in scope.members() if each[1] == f"\1{lost}".encode())
+    scope.lose(key, member)
+    assert await scope.queue.dispatcher.check() == [scope.name]
     await scope.queue.dispatcher.close()
 
 

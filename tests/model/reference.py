@@ -6,22 +6,32 @@ The optimised dispatchers must return the same results.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
 
 from fairlead.dispatch.port import Lease, Offer
 from fairlead.domain.costs import ENOUGH, Ratio
 from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
+from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, levels_of, parent_of
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
+_arrivals = count(1)
+
+
+def charge_of(used: int | None, weight: float) -> int:
+    """What is charged for a call; None: nothing ran."""
+    return 0 if used is None else charge(used, weight)
 
 
 @dataclass
 class Head:
     """The best step for a slot: heads of one service compare by `order`, those of a pool by band and turn."""
 
-    order: tuple[int, int, tuple[bool, int], str, int]
+    order: tuple[int, int, tuple[Any, ...], int]
     offer: Offer
     region: str | None
 
@@ -60,18 +70,18 @@ class Band(Turns):
     one before.
     """
 
-    newcomers: list[str] = field(default_factory=list)
+    newcomers: dict[str, int] = field(default_factory=dict)
 
     def standing(self, name: str) -> tuple[bool, int]:
         if name in self.newcomers:
-            return (False, self.newcomers.index(name))
+            return (False, self.newcomers[name])
         return (True, self.tag(name))
 
     def enter(self, name: str) -> None:
         self.is_known(name)
         if name not in self.tags or self.tags[name] <= self.virtual_time:
             self.tags[name] = self.virtual_time
-            self.newcomers.append(name)
+            self.newcomers[name] = next(_arrivals)
 
     def grant(self, name: str, charged: int) -> None:
         if name not in self.newcomers:
@@ -85,7 +95,7 @@ class Band(Turns):
             self.is_known(name)
 
     def is_known(self, name: str) -> None:
-        self.newcomers = [other for other in self.newcomers if other != name]
+        self.newcomers.pop(name, None)
 
 
 @dataclass
@@ -106,6 +116,11 @@ class ReferenceService:
     per_used: Ratio = field(default_factory=Ratio)
     stated: dict[str, float] = field(default_factory=dict)
     """The stated costs of the running steps, by lease."""
+    group_rules: dict[str, GroupRules] = field(default_factory=dict)
+    group_of: dict[str, str] = field(default_factory=dict)
+    """The groups of the users that are remembered."""
+    members: dict[str, list[Band]] = field(default_factory=dict)
+    """By group, the fair queueing among its members."""
 
     @property
     def fifo(self) -> bool:
@@ -130,6 +145,68 @@ class ReferenceService:
     def parked(self, user: str) -> bool:
         return self.rules.user_limit is not None and self.running(user) >= self.rules.user_limit
 
+    # -- groups
+
+    def levels(self, user: str) -> list[str]:
+        """The groups that a user is in, from the outermost."""
+        return [] if self.fifo or user not in self.group_of else levels_of(self.group_of[user])
+
+    def beside(self, node: str) -> list[Band]:
+        """The fair queueing among a user or group and those beside it. The ids of groups begin with a byte 1."""
+        parent = parent_of(node[1:]) if node.startswith("\1") else (self.levels(node) or [None])[-1]
+        return self.bands if parent is None else self.members[parent]
+
+    def rules_of(self, group: str) -> GroupRules:
+        return self.group_rules.get(group, UNDECLARED_GROUP)
+
+    def set_aside(self, user: str) -> bool:
+        """Whether the user or one of its groups is at its limit."""
+        return self.parked(user) or any(map(self.full, self.levels(user)))
+
+    def full(self, group: str) -> bool:
+        limit = self.rules_of(group).limit
+        return limit is not None and sum(group in self.levels(lease.user_id) for lease, _ in self.leases) >= limit
+
+    def active(self) -> set[tuple[str, int]]:
+        """The groups that compete in each band: with a waiting member that is not at its limit, itself not at its
+        limit, and the same for the groups in between."""
+        found = set()
+        for offer in self.waiting:
+            if not self.parked(offer.user_id):
+                for group in reversed(self.levels(offer.user_id)):
+                    if self.full(group):
+                        break
+                    found.add((group, self.band(offer)))
+        return found
+
+    def admit(self, before: set[tuple[str, int]]) -> None:
+        """The groups that have become active enter their band."""
+        for group, band in sorted(self.active() - before):
+            self.beside("\1" + group)[band].enter("\1" + group)
+
+    def place(self, user: str, group: str | None) -> None:
+        if self.group_of.get(user) == group:
+            return
+        before = self.active()
+        old = [band.virtual_time for band in self.beside(user)]
+        queues = self.beside(user)
+        if group is None:
+            del self.group_of[user]
+        else:
+            self.group_of[user] = group
+            for level in [] if self.fifo else levels_of(group):
+                self.members.setdefault(level, [Band() for _ in BANDS])
+        for number in BANDS:
+            self._move(user, queues[number], self.beside(user)[number], old[number])
+        self.admit(before)
+
+    def _move(self, user: str, old: Band, new: Band, time: int) -> None:
+        if old is not new and user in old.tags:
+            new.tags[user] = new.virtual_time + max(0, old.tags.pop(user) - time)
+            if user in old.newcomers:
+                new.newcomers[user] = old.newcomers[user]
+            old.is_known(user)
+
     def band(self, offer: Offer) -> int:
         if self.rules.retries_first and offer.rank == RANK_RETRY:
             return 0
@@ -145,10 +222,13 @@ class ReferenceService:
 
     def put(self, offer: Offer) -> None:
         """Queue a step, replacing an older one of the same job."""
+        self.place(offer.user_id, offer.group)
+        before = self.active()
         if not self.waits(offer.user_id, self.band(offer)):
-            self.bands[self.band(offer)].enter(offer.user_id)
-        self.drop(offer.job_id)
+            self.beside(offer.user_id)[self.band(offer)].enter(offer.user_id)
         self.waiting.append(offer)
+        self.admit(before)
+        self.waiting = [each for each in self.waiting if each is offer or each.job_id != offer.job_id]
         self.weights[offer.user_id] = offer.weight
         self.forget()
 
@@ -156,14 +236,29 @@ class ReferenceService:
         self.waiting = [offer for offer in self.waiting if offer.job_id != job]
 
     def forget(self) -> None:
-        """Drop the records of users with nothing waiting or running and no debt."""
-        for user in {user for turns in self.bands for user in turns.tags} | set(self.means):
+        """Drop the records of users with nothing waiting or running and no debt, and of groups without members."""
+        levels = [self.bands, *self.members.values()]
+        known = {user for level in levels for turns in level for user in turns.tags if not user.startswith("\1")}
+        for user in known | set(self.means) | set(self.group_of):
             busy = user in self.users() or self.running(user)
-            if not busy and (self.fifo or all(turns.tag(user) <= turns.virtual_time for turns in self.bands)):
+            if not busy and self.is_square(user):
                 self.means.pop(user, None)
-                for turns in self.bands:
-                    turns.tags.pop(user, None)
-                    turns.is_known(user)
+                self.group_of.pop(user, None)
+        for group in sorted(self.members, reverse=True):  # teams before their organisations
+            teams = any(parent_of(other) == group for other in self.members)
+            used = teams or any(group in self.levels(user) for user in self.group_of)
+            if not used and self.is_square("\1" + group):
+                del self.members[group]
+
+    def is_square(self, node: str) -> bool:
+        """Whether a node has no debt; if so, its virtual times are dropped."""
+        turns_of_bands = self.beside(node)
+        if not self.fifo and any(turns.tag(node) > turns.virtual_time for turns in turns_of_bands):
+            return False
+        for turns in turns_of_bands:
+            turns.tags.pop(node, None)
+            turns.is_known(node)
+        return True
 
     # -- the next
 
@@ -188,19 +283,21 @@ class ReferenceService:
             lane = offer.region if self.rules.regions else None
             band = self.band(offer)
             region = next((name for name in preferred if lane is None or name in lane.split("+")), None)
-            if self.parked(offer.user_id) or (lane is not None and region is None):
+            if self.set_aside(offer.user_id) or (lane is not None and region is None):
                 continue
             if band and not self.fifo and band not in bands:
                 continue
             heads.append(Head(self._order(offer, lane), offer, region))
         return min(heads, key=lambda head: head.order, default=None)
 
-    def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, tuple[bool, int], str, int]:
+    def _order(self, offer: Offer, lane: str | None) -> tuple[int, int, tuple[Any, ...], int]:
         band = self.band(offer)
         later = 1 if band == 0 and lane is not None else 0
         if self.fifo:
-            return (band, later, (True, offer.seq), offer.user_id, offer.seq)
-        return (band, later, self.bands[band].standing(offer.user_id), offer.user_id, offer.rank << 56 | offer.seq)
+            return (band, later, (True, offer.seq, offer.user_id), offer.seq)
+        nodes = ["\1" + group for group in self.levels(offer.user_id)] + [offer.user_id]
+        standings = [(*self.beside(node)[band].standing(node), node) for node in nodes]
+        return (band, later, tuple(standings), offer.rank << 56 | offer.seq)
 
     def estimate(self, offer: Offer, region: str | None) -> int:
         if offer.cost is not None:
@@ -221,7 +318,10 @@ class ReferenceService:
         charged = 0 if self.fifo else charge(estimate, self.weights[user])
         self.drop(head.offer.job_id)
         if not self.fifo:
-            self.bands[head.band].grant(user, charged)
+            self.beside(user)[head.band].grant(user, charged)
+            for group in self.levels(user):
+                node = "\1" + group
+                self.beside(node)[head.band].grant(node, charge(estimate, self.rules_of(group).weight))
         self.leases.append((lease, estimate))
         self.forget()
         return charged
@@ -242,38 +342,57 @@ class ReferenceService:
     ) -> tuple[Lease, int, int | None]:
         """The lease, the estimate and the slot time actually used."""
         lease, estimate = next(entry for entry in self.leases if entry[0].name == name)
-        was_parked = self.parked(lease.user_id)
+        was_parked, before = self.parked(lease.user_id), self.active()
         self.leases = [entry for entry in self.leases if entry[0].name != name]
         real = None if refund else micros(now - lease.granted_at)
         if real is not None:
             self.means[lease.user_id] = smoothed(self.means.get(lease.user_id), real)
             self.mean, self.measured = averaged(self.mean, real, self.measured)
-        charged = 0 if real is None else charge(self.settled(lease, real, used), lease.weight)
+        charged = None if real is None else self.settled(lease, real, used)
         if not self.fifo:
-            self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
+            self.beside(lease.user_id)[lease.band].settle(
+                lease.user_id, charge_of(charged, lease.weight) - lease.charged
+            )
+            for group in self.levels(lease.user_id):
+                weight, node = self.rules_of(group).weight, "\1" + group
+                before_it = charge(estimate, weight) if estimate else 0
+                self.beside(node)[lease.band].settle(node, charge_of(charged, weight) - before_it)
         if was_parked and not self.parked(lease.user_id):
             self.unpark(lease.user_id)
+        self.admit(before)
         self.forget()
         return lease, estimate, real
 
     def unpark(self, user: str) -> None:
         for band in BANDS:
             if self.waits(user, band):
-                self.bands[band].enter(user)
+                self.beside(user)[band].enter(user)
 
     # -- rules and rebuilds
 
-    def configure(self, rules: ServiceRules) -> None:
+    def configure(self, rules: ServiceRules, groups: Mapping[str, GroupRules] | None = None) -> None:
+        before = self.active()
         parked = {user for user in self.users() if self.parked(user)}
         self.rules = rules
         for user in sorted(parked):
             if not self.parked(user):
                 self.unpark(user)
+                theirs = {
+                    (group, band)
+                    for group, band in self.active() - before
+                    if group in self.levels(user) and self.waits(user, band)
+                }
+                self.admit(self.active() - theirs)
+                before |= theirs
+        for group, changed in sorted((groups or {}).items()):
+            before = self.active()
+            self.group_rules[group] = changed
+            self.admit(before)
 
     def rebuild(self, now: float) -> tuple[list[Lease], list[Hold], list[Offer]]:
         """Forget everything but the leases and holds, which are restored; returns the steps recorded in the
         database."""
-        leases = [lease for lease, _ in self.leases]
+        leases = [replace(lease, group=self.group_of.get(lease.user_id)) for lease, _ in self.leases]
         offers = self.waiting
         self.epoch += 1
         self.open = False
@@ -281,7 +400,9 @@ class ReferenceService:
         self.means, self.mean, self.measured, self.weights, self.waiting = {}, None, 0, {}, []
         self.per_cost, self.per_used, self.stated = defaultdict(Ratio), Ratio(), {}
         expires_at = now + self.rules.lease_ttl
-        self.leases = [(replace(lease, charged=0, expires_at=expires_at), 0) for lease in leases]
+        self.leases = [(replace(lease, charged=0, expires_at=expires_at, group=None), 0) for lease in leases]
+        self.group_of, self.members = {}, {}
         for lease in leases:
             self.weights[lease.user_id] = lease.weight
+            self.place(lease.user_id, lease.group)
         return leases, self.holds, offers

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from fairlead.dispatch.memory.claim_sources import WORKER_MEMORY_S
 from fairlead.dispatch.port import Claim, Lease, Offer, Promotion, Release, Withdrawal
 from fairlead.domain.fair_share import charge
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Hold
 from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
@@ -47,7 +48,9 @@ SUBMITS = {
     "weight": st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.5, 3.0]),
     "cost": st.sampled_from([None, None, 0.5, 4.0]),
     "region": st.sampled_from([None, None, "eu", "us", "eu+us"]),
+    "group": st.sampled_from([None, None, "acme", "acme/red", "acme/blue", "solo"]),
 }
+GROUPS = {"acme": GroupRules(2.0, 3), "acme/red": GroupRules(0.5, 1), "solo": GroupRules(3.0)}
 PICK = st.integers(0, 10**6)
 """An index into a list that is known only later."""
 SIXTYFOURTHS = st.integers(0, 640)
@@ -62,7 +65,8 @@ class DispatcherModel(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
         self.dispatcher = self.run(ENGINES[self.engine](self.clock))
-        self.services = {name: ReferenceService(rules) for name, rules in SERVICES.items()}
+        self.services = {name: ReferenceService(rules, group_rules=dict(GROUPS)) for name, rules in SERVICES.items()}
+        self.groups = dict(GROUPS)
         self.pool_limit = 3
         self.pool_turns = [Turns() for _ in BANDS]
         self.beside: set[str] = set()
@@ -98,7 +102,9 @@ class DispatcherModel(RuleBasedStateMachine):
     def configure(self) -> None:
         self.version += 1
         rules = {name: service.rules for name, service in self.services.items()}
-        self.run(self.dispatcher.configure(Rules(rules, {"gpu": self.pool_limit}, self.version)))
+        self.run(
+            self.dispatcher.configure(Rules(rules, {"gpu": self.pool_limit}, self.version, groups=dict(self.groups)))
+        )
 
     # -- the reference's view
 
@@ -193,7 +199,8 @@ class DispatcherModel(RuleBasedStateMachine):
         promotion = Promotion(offer.job_id, offer.service, raised.run, band)
         assert self.run(self.dispatcher.promote([promotion])) == moves
         if moves:
-            self.services[offer.service].put(replace(raised, weight=weight))
+            group = self.services[offer.service].group_of.get(offer.user_id)
+            self.services[offer.service].put(replace(raised, weight=weight, group=group))
             self.runs[offer.job_id] = max(self.runs[offer.job_id], raised.run)
 
     # -- slots
@@ -364,6 +371,15 @@ class DispatcherModel(RuleBasedStateMachine):
         changed.configure(replace(changed.rules, user_limit=user_limit))
         self.configure()
 
+    @rule(
+        group=st.sampled_from(sorted(GROUPS)), weight=st.sampled_from([0.5, 2.0]), limit=st.sampled_from([None, 1, 2])
+    )
+    def change_a_group(self, group: str, weight: float, limit: int | None) -> None:
+        self.groups[group] = GroupRules(weight, limit)
+        for service in self.services.values():
+            service.configure(service.rules, {group: self.groups[group]})
+        self.configure()
+
     @rule(us=st.sampled_from([None, 0.5, 3.0]))
     def change_the_weights(self, us: float | None) -> None:
         changed = self.services["regions"]
@@ -437,16 +453,18 @@ class DispatcherModel(RuleBasedStateMachine):
                 range(1, len(service.waiting) + 1)
             )
             head = service.head(ALL)
-            if head is not None and not any(service.parked(user) for user in service.users()):
+            if head is not None and not any(service.set_aside(user) for user in service.users()):
                 assert positions[head.offer.job_id].position == 1
 
     def serve_everything(self) -> None:
         """At the end every queued job is granted exactly once."""
         for service in self.services.values():
-            service.configure(replace(service.rules, limit=10**6, user_limit=None, paused=False))
+            groups = {group: replace(rules, limit=None) for group, rules in self.groups.items()}
+            service.configure(replace(service.rules, limit=10**6, user_limit=None, paused=False), groups)
             if service.rules.regions:
                 service.configure(replace(service.rules, regions=dict.fromkeys(service.rules.regions, 10**6)))
         self.pool_limit = 10**6
+        self.groups = groups
         self.configure()
         self.exchange(Claim("all", 10**6, frozenset(SERVICES)), [])
         assert not self.waiting

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Offer, Promotion, Release, UserQueue, Withdrawal
 from fairlead.dispatch.rates import Rest, Sent, Spent
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Hold
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, Rules, ServiceRules
@@ -64,12 +65,20 @@ BAND = st.integers(1, 3)
 PICKS = st.lists(st.integers(0, 10**6), max_size=4)
 TICKS = st.integers(0, 640)
 """Times are multiples of 1/64 s, so that they add up exactly."""
+USERS = ["ann", "bob", "cleo", "dän", "Zoë"]
+GROUPS = [None, "acme", "acme/red", "acme/blue", "solo"]
+RULES_OF_GROUPS = {
+    "acme": GroupRules(2.0, 3),
+    "acme/red": GroupRules(1.0, 1),
+    "acme/blue": GroupRules(0.5),
+    "solo": GroupRules(3.0, 2),
+}
 OFFER = st.builds(
     Offer,
     job_id=JOB,
     seq=st.integers(0, 10**6),
     service=SERVICE,
-    user_id=st.sampled_from(["ann", "bob", "cleo", "dän", "Zoë"]),
+    user_id=st.sampled_from(USERS),
     band=BAND,
     rank=st.integers(0, 2),
     step=st.integers(0, 2),
@@ -77,6 +86,7 @@ OFFER = st.builds(
     weight=st.sampled_from([1.0, 1.0, 2.0, 0.5, 3.0]),
     cost=st.one_of(st.none(), st.none(), st.sampled_from([0.5, 4.0]), st.floats(1e-6, 1e6)),
     region=REGION,
+    group=st.sampled_from(GROUPS),
 )
 ENDS = st.sampled_from([None, False, True, True])
 SENT = st.sampled_from([None, 0.0, 0.5, 3.0])
@@ -105,6 +115,7 @@ class BothEngines(RuleBasedStateMachine):
         self.rules = dict(SERVICES)
         self.pool_limit = 3
         self.pool_rate = Rate(4, 20.0, 4.0)
+        self.groups = dict(RULES_OF_GROUPS)
         self.version = 0
         self.epoch = 1
         self.pairs: list[tuple[Lease, Lease]] = []
@@ -145,7 +156,11 @@ class BothEngines(RuleBasedStateMachine):
     def configure(self) -> None:
         self.version += 1
         rules = Rules(
-            dict(self.rules), {"gpu": self.pool_limit, "rated": 5}, self.version, pool_rates={"rated": self.pool_rate}
+            dict(self.rules),
+            {"gpu": self.pool_limit, "rated": 5},
+            self.version,
+            pool_rates={"rated": self.pool_rate},
+            groups=dict(self.groups),
         )
         self.both(lambda engine, _: engine.configure(rules))
 
@@ -273,8 +288,20 @@ class BothEngines(RuleBasedStateMachine):
         ),
         pool_limit=st.integers(0, 4),
         pooled=st.sampled_from([("us",), ("us",), ("eu", "us"), (), None]),
+        group=st.tuples(
+            st.sampled_from(sorted(RULES_OF_GROUPS)),
+            st.builds(GroupRules, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, None, 1, 2])),
+        ),
     )
-    def change(self, service: str, changes: dict[str, Any], pool_limit: int, pooled: tuple[str, ...] | None) -> None:
+    def change(
+        self,
+        service: str,
+        changes: dict[str, Any],
+        pool_limit: int,
+        pooled: tuple[str, ...] | None,
+        group: tuple[str, GroupRules],
+    ) -> None:
+        self.groups[group[0]] = group[1]
         self.rules["pool-part"] = replace(self.rules["pool-part"], pooled_regions=pooled)
         self.rules[service] = replace(self.rules[service], **changes)
         self.pool_limit = pool_limit
@@ -290,10 +317,17 @@ class BothEngines(RuleBasedStateMachine):
         self.agree(lambda engine, _: engine.open_scope(scope, self.epoch))
 
     def restore(self, scope: str, epoch: int, picks: list[int]) -> None:
+        groups = {user: GROUPS[len(user) % len(GROUPS)] for user in USERS}  # the database has the group of every job
         chosen = {pair[0].name: pair for pick in picks if self.pairs for pair in [self.pairs[pick % len(self.pairs)]]}
         within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
+
+        def grouped(lease: Lease) -> Lease:
+            return replace(lease, group=groups[lease.user_id])
+
         hold = Hold("restored", self.service_in(scope), None, self.clock.now + 5, band=3)
-        self.agree(lambda engine, number: engine.restore(scope, epoch, [pair[number] for pair in within], [hold]))
+        self.agree(
+            lambda engine, number: engine.restore(scope, epoch, [grouped(pair[number]) for pair in within], [hold])
+        )
         spent = [Spent(self.service_in(scope), "us", "bob", self.clock.now - 1.0, 1.5)]
         self.agree(lambda engine, _: engine.restore_spent(scope, epoch, spent))
 
@@ -338,11 +372,16 @@ class BothEngines(RuleBasedStateMachine):
         plain["leases"] = sorted(self.seen(engine, service.leases), key=lambda lease: lease["name"])
         plain["holds"] = sorted(service.holds, key=lambda hold: (hold.job_id, hold.until))
         plain["users"] = [replace(user, arrival=self.arrived(user, service.users)) for user in service.users]
+        plain["groups"] = [replace(group, arrival=min(1, group.arrival)) for group in service.groups]
         return plain
 
     def arrived(self, user: UserQueue, users: Sequence[UserQueue]) -> int:
         """The position among the newcomers of the band; the numbers themselves differ between engines."""
         return user.arrival and 1 + sum(0 < each.arrival < user.arrival for each in users if each.band == user.band)
+
+    @invariant()
+    def the_parts_of_the_queues_agree(self) -> None:
+        assert self.run(self.engines[1].check()) == []
 
     @invariant()
     def all_positions_are_the_same(self) -> None:

@@ -181,7 +181,8 @@ class DeclarationMethods:
 
     def priority(self, hook: P) -> P:
         """Declare the function that sets users' priorities (docs/priority.md). It receives a `user_id` and returns a
-        priority, a mapping with `priority`, `weight` or `plan`, or None to use the config and the priority service."""
+        priority, a mapping with `priority`, `weight`, `plan` or `group`, or None to use the config and the priority
+        service."""
         self._declarations.priority_hook = hook
         return hook
 

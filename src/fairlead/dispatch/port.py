@@ -7,11 +7,14 @@ newer run of the job, queued or leased.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from fairlead.dispatch.rates import RateUse, Rest, Sent, Spent
+from fairlead.dispatch.rates import Rest, Sent, Spent
+from fairlead.dispatch.snapshots import RegionSnapshot as RegionSnapshot
+from fairlead.dispatch.snapshots import ServiceSnapshot as ServiceSnapshot
+from fairlead.dispatch.snapshots import UserQueue as UserQueue
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Hold
@@ -25,7 +28,8 @@ class Offer:
 
     `rank` orders the steps of one user: retries, then later steps of running jobs, then new jobs. `region` names the
     regions that the step is bound to or prefers, in the format of `rules.lane_of`; None means any region. `steps` lists
-    the services that the job has queued for so far, including this one; empty means unknown.
+    the services that the job has queued for so far, including this one; empty means unknown. `group` is the path of the
+    user's group; like `weight`, that of the last offer applies to all steps of the user.
     """
 
     job_id: str
@@ -40,11 +44,13 @@ class Offer:
     cost: float | None = None  # the estimate in the service's own unit, if one is stated (ADR 27)
     region: str | None = None
     steps: tuple[str, ...] = ()
+    group: str | None = None
 
 
 @dataclass(slots=True)
 class Lease:
-    """A slot in use. `name` is `epoch:counter`. Times are in seconds by the dispatcher's clock."""
+    """A slot in use. `name` is `epoch:counter`. Times are in seconds by the dispatcher's clock. `group` is set only if
+    the lease is to be restored."""
 
     name: str
     job_id: str
@@ -61,6 +67,7 @@ class Lease:
     band: int = 2
     scope: str = ""
     cost: float | None = None  # of a lease to restore: the estimate of its step, in the service's unit
+    group: str | None = None
 
 
 Unserved: TypeAlias = frozenset[tuple[str, str]]
@@ -143,70 +150,6 @@ class Renewal:
 
     lost: frozenset[str] = frozenset()
     rebuilding: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class UserQueue:
-    """The queue of one user in one band of one service.
-
-    `tag` is the user's virtual time in microseconds. Newcomers go before all other users, in the order of `arrival`.
-    For users that are not new, `arrival` is 0.
-    """
-
-    user_id: str
-    band: int
-    waiting: int
-    running: int
-    tag: int
-    weight: float
-    parked: bool
-    arrival: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RegionSnapshot:
-    """The state of one region of a service.
-
-    `waiting` and `retrying` count steps that are bound to certain regions, this region among them: `retrying` the
-    retries that go first, `waiting` all others. Steps that may run in any region are in `ServiceSnapshot.unbound`.
-    `failures` counts consecutive failures. `resting_until` is the end of the current rest, or None. `probing` is true
-    from the end of a rest until the probe succeeds, or fails and starts the next rest.
-    """
-
-    region: str
-    limit: int
-    in_use: int
-    waiting: int = 0
-    retrying: int = 0
-    failures: int = 0
-    resting_until: float | None = None
-    probing: bool = False
-    latency: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSnapshot:
-    """The state of one service. Times are converted to the database's clock if the dispatcher's clock differs from it
-    by a second or more. For services with regions, `unbound` counts the steps that may run in any region, as (waiting,
-    retrying) like in `RegionSnapshot`. `seconds_per_unit` and `used_per_unit` were learned from calls that stated their
-    cost: the duration and the reported use per stated unit."""
-
-    service: str
-    limit: int
-    in_use: int
-    held: int
-    paused: bool
-    waiting: Mapping[int, int]
-    leases: Sequence[Lease]
-    holds: Sequence[Hold]
-    virtual_time: Mapping[int, int]
-    mean_duration: float | None
-    users: Sequence[UserQueue] = field(default_factory=tuple)
-    regions: Sequence[RegionSnapshot] = field(default_factory=tuple)
-    unbound: tuple[int, int] = (0, 0)
-    rates: Sequence[RateUse] = field(default_factory=tuple)
-    seconds_per_unit: float | None = None
-    used_per_unit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

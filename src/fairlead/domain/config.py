@@ -36,6 +36,7 @@ from fairlead.domain.config_types import FUNCTION as FUNCTION
 from fairlead.domain.config_types import MEANING as MEANING
 from fairlead.domain.config_types import TASK as TASK
 from fairlead.domain.config_types import (
+    GroupName,
     Headers,
     Limit,
     ModelName,
@@ -47,6 +48,7 @@ from fairlead.domain.config_types import (
     UserId,
     Weight,
 )
+from fairlead.domain.groups import GroupRules, group_problems, paths_of
 from fairlead.domain.job import Priority
 from fairlead.domain.rate_config import Pool, PoolConfig, RateConfig, rate_of, rate_problem
 from fairlead.domain.rates import Rate
@@ -313,6 +315,16 @@ class UserConfig(PlanConfig):
     """One user. A priority or weight set here overrides the one of the user's plan."""
 
     plan: Name | None = None
+    group: GroupName | None = None
+
+
+class GroupConfig(Section):
+    """A group of users, or of the groups that name it as their `parent`. Its members share one place among the groups
+    and users beside it, by `weight`, and have at most `limit` slots at once in each service."""
+
+    parent: GroupName | None = None
+    weight: Weight = 1.0
+    limit: Slots | None = None
 
 
 class Config(Section):
@@ -323,6 +335,7 @@ class Config(Section):
     priority: PriorityConfig = PriorityConfig()
     plans: dict[Name, PlanConfig] = {}
     prices: dict[Name, PriceConfig] = {}
+    groups: dict[GroupName, GroupConfig] = {}
     users: dict[UserId, UserConfig] = {}
     promotion: PromotionConfig = PromotionConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -372,10 +385,24 @@ class Config(Section):
         return {name: UserPriority(plan.priority, plan.weight) for name, plan in self.plans.items()}
 
     @cached_property
-    def user_standings(self) -> dict[str, UserPriority]:
-        """The priority and weight of each configured user, with the plan applied."""
+    def group_paths(self) -> dict[str, str]:
+        return paths_of({name: group.parent for name, group in self.groups.items()})
+
+    @cached_property
+    def group_rules(self) -> dict[str, GroupRules]:
+        """The rules of the declared groups by their paths."""
         return {
-            user_id: UserPriority(user.priority, user.weight).or_else(self.plan_standings.get(user.plan or "", UNKNOWN))
+            path: GroupRules(self.groups[name].weight, self.groups[name].limit)
+            for name, path in self.group_paths.items()
+        }
+
+    @cached_property
+    def user_standings(self) -> dict[str, UserPriority]:
+        """The priority, weight and group of each configured user, with the plan applied."""
+        return {
+            user_id: UserPriority(user.priority, user.weight, self.group_paths.get(user.group or "")).or_else(
+                self.plan_standings.get(user.plan or "", UNKNOWN)
+            )
             for user_id, user in self.users.items()
         }
 
@@ -385,5 +412,6 @@ class Config(Section):
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
         yield from unknown_services(self.prices, services)
+        yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
+from fairlead.domain.groups import GROUP_NAME
 from fairlead.domain.user_priority import MAX_WEIGHT
 
 NAME, REGION_NAME = r"^[a-z_][a-z0-9_]{0,62}$", r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
@@ -18,6 +19,7 @@ MODEL = r"^[^\s\x00-\x1f\x7f]+$"
 MEANING = {
     NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
     REGION_NAME: "must be letters, digits and _, not begin with a digit, and have at most 63 characters",
+    GROUP_NAME: "must be letters, digits, _ . @ : and -, begin with a letter or digit, and have at most 100 characters",
     URL: "must begin with http:// or https:// and a host name",
     FUNCTION: "must be module:name, for example myapp.tasks:thumbnail",
     MODEL: "must be the name of a model without spaces, for example llama-3.1-70b",
@@ -25,6 +27,7 @@ MEANING = {
 }
 
 Name = Annotated[str, StringConstraints(pattern=NAME)]
+GroupName = Annotated[str, StringConstraints(pattern=GROUP_NAME)]
 RegionName = Annotated[str, StringConstraints(pattern=REGION_NAME)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from typing import TypeAlias
 
+from fairlead.domain.groups import GroupAhead
+
 SECOND = 1_000_000
 DEFAULT_COST = SECOND
 _SMOOTHING = 8
@@ -116,6 +118,8 @@ class QueuePosition:
     `user_slots` is the user's own limit (None: no limit), `user_free` the unused part of that limit, and `user_running`
     the remaining time of the user's own calls.
 
+    `groups` are the groups that the user is in, from the outermost.
+
     `rests` is the number of seconds until the first allowed region accepts calls again, or 0 if an allowed region
     accepts calls now.
 
@@ -152,6 +156,7 @@ class QueuePosition:
     undated: bool = False
     surprise: tuple[float, float] | None = None
     slot_wait: float | None = None
+    groups: tuple[GroupAhead, ...] = ()
 
     @property
     def ahead_users(self) -> int:
@@ -164,7 +169,8 @@ class QueuePosition:
         if self.position > self.free:
             slot_wait = self.slot_wait
             queue = _until_a_slot(self.slots, self.work_ahead, self.running) if slot_wait is None else slot_wait
-        return max(queue, self._own_wait, self.rests, self.rate_wait, self.user_rate_wait)
+        of_groups = (self._wait_of(group) for group in self.groups)
+        return max(queue, self._own_wait, self.rests, self.rate_wait, self.user_rate_wait, *of_groups)
 
     @property
     def _own_wait(self) -> float:
@@ -174,11 +180,35 @@ class QueuePosition:
         work = self.ahead_own * self.mean + self.user_running
         return _until_a_slot(self.user_slots, work, self.user_running)
 
+    def _wait_of(self, group: GroupAhead) -> float:
+        """The wait caused by the limit of a group alone."""
+        if group.slots is None or group.ahead < group.free:
+            return 0.0
+        return _until_a_slot(group.slots, group.ahead * self.mean + group.running, group.running)
+
+    @property
+    def ahead_of_group(self) -> int:
+        """The number of steps ahead that belong to other members of the user's outermost group."""
+        return self.groups[0].ahead - self.ahead_own if self.groups else 0
+
+    @property
+    def ahead_groups(self) -> int:
+        """The number of steps ahead, in the step's own band, that belong to other groups, and to users without one. 0
+        if the user has no group."""
+        return self.ahead_users - self.ahead_of_group if self.groups else 0
+
     @property
     def starts_at_once(self) -> bool:
-        """Whether a slot is free for the step now, within the user's own limit."""
-        in_rate = not (self.rate_wait or self.user_rate_wait)
-        return in_rate and self.position <= self.free and (self.user_slots is None or self.ahead_own < self.user_free)
+        """Whether a slot is free for the step now, within the limits and rates of the user and of the user's groups."""
+        if self.rate_wait or self.user_rate_wait or self.position > self.free:
+            return False
+        within = all(group.slots is None or group.ahead < group.free for group in self.groups)
+        return within and (self.user_slots is None or self.ahead_own < self.user_free)
+
+    @property
+    def waits_for_group(self) -> GroupAhead | None:
+        """The group whose limit determines the wait: no other cause makes the step wait longer."""
+        return next((group for group in self.groups if 0.0 < self._wait_of(group) == self.plain_wait), None)
 
     @property
     def waits_for_own(self) -> bool:
@@ -189,6 +219,8 @@ class QueuePosition:
     def pace(self) -> float:
         """Seconds between two grants while all slots are busy. An estimate cannot be more precise than this."""
         slots = self.user_slots if self.waits_for_own else self.slots
+        if group := self.waits_for_group:
+            slots = group.slots
         return self.mean / max(1, slots or 0)
 
     def estimated_wait(self) -> tuple[float, float] | None:

@@ -86,7 +86,8 @@ class Job:
 
     `goes_back` is the state to which the job returns after the re-run of one step (see `domain.reruns`). `turn` is the
     owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
-    from, and None for jobs that predate the field.
+    from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
+    (see `domain.groups`).
     """
 
     id: str
@@ -129,6 +130,7 @@ class Job:
     spilled_at: float | None = None
     goes_back: Mapping[str, Any] | None = None
     turn: str | None = None
+    group: str | None = None
 
     @property
     def service(self) -> str:

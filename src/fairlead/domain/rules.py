@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 
 MAIN_SHARD = "main"
@@ -204,6 +205,8 @@ class Rules:
     overridden."""
     elsewhere: frozenset[str] = frozenset()
     """Set in the rules of one shard: the declared services that use other shards only."""
+    groups: Mapping[str, GroupRules] = field(default_factory=dict)
+    """The declared groups of users, by path."""
     has_undeclared: bool = True
     """Whether the steps of services that are not declared wait on this shard. True for the main shard only."""
     pool_rates: Mapping[str, Rate] = field(default_factory=dict)
@@ -250,8 +253,9 @@ class Rules:
         elsewhere = frozenset(self.services.keys() - parts.keys())
         main = shard == MAIN_SHARD
         return Rules(
-            parts, self.pools, self.version, elsewhere=elsewhere, has_undeclared=main, pool_rates=self.pool_rates
-        )
+            parts, self.pools, self.version, elsewhere=elsewhere, groups=self.groups, has_undeclared=main,
+            pool_rates=self.pool_rates,
+        )  # fmt: skip
 
     def shard_of(self, service: str, band: int) -> str:
         rules = self.services.get(service)

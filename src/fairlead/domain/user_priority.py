@@ -1,4 +1,4 @@
-"""The priority and weight of a user. They come from the config, from a hook, or from the priority service."""
+"""The priority, weight and group of a user. They come from the config, from a hook, or from the priority service."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fairlead.domain.groups import path_of
 from fairlead.domain.job import Priority
 
 MAX_WEIGHT = 1000.0
@@ -14,39 +15,44 @@ MAX_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class UserPriority:
-    """The priority and weight of a user according to one source. None means that this source does not know the value;
-    the next source is then asked."""
+    """The priority, weight and group of a user according to one source. None means that this source does not know the
+    value; the next source is then asked. The group is a path."""
 
     priority: Priority | None = None
     weight: float | None = None
+    group: str | None = None
 
     def or_else(self, other: UserPriority) -> UserPriority:
         """A copy whose unknown values are taken from `other`."""
         return UserPriority(
             other.priority if self.priority is None else self.priority,
             other.weight if self.weight is None else self.weight,
+            other.group if self.group is None else self.group,
         )
 
 
 UNKNOWN = UserPriority()
 
 
-def standing_of(answer: Any, plans: Mapping[str, UserPriority]) -> UserPriority:
+def standing_of(
+    answer: Any, plans: Mapping[str, UserPriority], groups: Mapping[str, str] | None = None
+) -> UserPriority:
     """Parse the answer of a hook or of the priority service: None, a priority, or a mapping with at least one of
-    `priority`, `weight` and `plan`. A priority or weight in the mapping overrides the one of the plan. Raises
-    ValueError."""
+    `priority`, `weight`, `plan` and `group`. A priority or weight in the mapping overrides the one of the plan.
+    `groups` has the paths of the declared groups. Raises ValueError."""
     if answer is None:
         return UNKNOWN
     if isinstance(answer, str):
         return UserPriority(_priority(answer))
     if not isinstance(answer, Mapping):
         raise ValueError(f"it should be a priority or a mapping, not {type(answer).__name__}")
-    priority, weight, plan = (answer.get(key) for key in ("priority", "weight", "plan"))
-    if priority is None and weight is None and plan is None:
-        raise ValueError("it has neither priority nor weight nor plan")
+    priority, weight, plan, group = (answer.get(key) for key in ("priority", "weight", "plan", "group"))
+    if priority is None and weight is None and plan is None and group is None:
+        raise ValueError("it has neither priority nor weight nor plan nor group")
     parsed = UserPriority(
         None if priority is None else _priority(priority),
         None if weight is None else _weight(weight),
+        None if group is None else path_of(group, groups or {}),
     )
     return parsed if plan is None else parsed.or_else(_plan(plan, plans))
 

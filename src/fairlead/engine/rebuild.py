@@ -170,6 +170,7 @@ def lease_of(job: Job, cost: float | None = None) -> Lease:
         weight=job.weight,
         band=job.priority.band,
         cost=cost,
+        group=job.group,
     )
 
 

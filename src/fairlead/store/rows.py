@@ -61,6 +61,7 @@ SPEC_FIELDS = (
     "priority_source",
     "region_step",
     "spill_after",
+    "group",
 )
 """The fields of a job that never change and that no query filters by."""
 
@@ -69,6 +70,8 @@ def spec_of(job: Job) -> str:
     """Encode the fields of a job that never change. The previous release reads at most six elements, so further
     elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
+    if job.group is not None:
+        return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after, job.group)).decode()
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
     return orjson.dumps(spec if job.priority_source is None else (*spec, job.priority_source)).decode()
@@ -86,9 +89,10 @@ def _spec(text: str) -> tuple[Any, ...]:
     steps, original_priority, cost, weight, region, allowed_regions, *later = orjson.loads(text)
     priority_source = later[0] if later else None
     region_step, spill_after = later[1:3] if len(later) > 2 else (0, None)
+    group = later[3] if len(later) > 3 else None
     allowed = None if allowed_regions is None else tuple(allowed_regions)
     original = _BANDS[original_priority]
-    return tuple(steps), original, cost, weight, region, allowed, priority_source, region_step, spill_after
+    return tuple(steps), original, cost, weight, region, allowed, priority_source, region_step, spill_after, group
 
 
 def job_of(row: Sequence[Any]) -> Job:
@@ -104,7 +108,7 @@ def job_of(row: Sequence[Any]) -> Job:
     ) = row
     (
         job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
-        job.region_step, job.spill_after,
+        job.region_step, job.spill_after, job.group,
     ) = _spec(spec)
     # fmt: on
     job.status = STATUSES[status]

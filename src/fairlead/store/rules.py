@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.auto_limit import bounded
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import MAIN_SHARD, Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
 from fairlead.store.port import Adapt, DeclareServices, Override
@@ -39,12 +40,14 @@ _LATER: dict[str, Any] = {
 
 
 def declaration_of(declare: DeclareServices) -> str:
-    """Encode declared services and pools as JSON with sorted keys. Equal declarations give the same text, so declaring
-    the same services again changes nothing."""
+    """Encode declared services, pools and groups as JSON with sorted keys. Equal declarations give the same text, so
+    declaring the same services again changes nothing."""
     services = sorted((_written(rules) for rules in declare.services), key=lambda rules: str(rules["service"]))
     whole: dict[str, Any] = {"services": services, "pools": dict(declare.pools)}
     if declare.pool_rates:  # the first releases fail on other keys
         whole["pool_rates"] = {name: asdict(rate) for name, rate in declare.pool_rates.items()}
+    if declare.groups:
+        whole["groups"] = {path: asdict(group) for path, group in declare.groups.items()}
     return orjson.dumps(whole, default=sorted, option=orjson.OPT_SORT_KEYS).decode()  # bands are a set
 
 
@@ -112,8 +115,12 @@ def _with_limit(rules: ServiceRules, adapted: Adapted | None) -> ServiceRules:
 
 
 def declared_of(declared: dict[str, Any]) -> DeclareServices:
-    rates = _rates(declared.get("pool_rates", {}))
-    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"], pool_rates=rates)
+    rates, groups = _rates(declared.get("pool_rates", {})), _groups(declared)
+    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"], pool_rates=rates, groups=groups)
+
+
+def _groups(declared: dict[str, Any]) -> dict[str, GroupRules]:
+    return {path: GroupRules(group["weight"], group["limit"]) for path, group in declared.get("groups", {}).items()}
 
 
 def rules_of(answer: list[Any]) -> Rules:
@@ -137,6 +144,5 @@ def rules_of(answer: list[Any]) -> Rules:
             # The config cannot pause a service, so an override with paused = false changes nothing.
             if limit is not None or paused or rate or user_rate:
                 in_force[name] = Overridden(limit, True if paused else None, rate, user_rate)
-    return Rules(
-        services, declared["pools"], version, in_force, adapted, pool_rates=_rates(declared.get("pool_rates", {}))
-    )
+    pool_rates, groups = _rates(declared.get("pool_rates", {})), _groups(declared)
+    return Rules(services, declared["pools"], version, in_force, adapted, pool_rates=pool_rates, groups=groups)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fairlead.domain.access import AuditRecord, Key
 from fairlead.domain.batch import Batch, BatchItem
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Job
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rates import Rate
@@ -119,8 +120,8 @@ class SweepResult:
 
 @dataclass(frozen=True, slots=True)
 class DeclareServices:
-    """Store the services and pools of the config, at startup. Run-time overrides (limit, pause) still apply. Returns
-    the resulting `Rules`.
+    """Store the services, pools and groups of the config, at startup. Run-time overrides (limit, pause) still apply.
+    Returns the resulting `Rules`.
 
     Refused if `based_on` is given and the rules now have another version. If the declaration changes anything, the
     epochs of the scopes in `moved` are raised, so that steps which these scopes granted earlier can no longer be
@@ -132,6 +133,7 @@ class DeclareServices:
     based_on: int | None = None
     moved: frozenset[str] = frozenset()
     pool_rates: Mapping[str, Rate] = field(default_factory=dict)
+    groups: Mapping[str, GroupRules] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead.domain import transitions
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.rates import Rate
 from fairlead.domain.retry import Failure, RetryPolicy
@@ -323,6 +324,17 @@ async def test_shards_and_shares_are_read_back_and_declared_again_unchanged(harn
     again = DeclareServices((replace(part, service="part"), replace(SPLIT, shares=shares), FAR), {})
     assert (await harness.one(again)).value.version == 1
     assert (await harness.one(Override("far", limit=1))).value.services["far"] == replace(FAR, limit=1)
+
+
+async def test_groups_are_read_back_unchanged_from_rules_and_jobs(harness: StoreHarness) -> None:
+    groups = {"acme": GroupRules(2.0, 5), "acme/red": GroupRules(0.5)}
+    outcome = await harness.one(DeclareServices((DRAW,), {}, groups=groups))
+    assert outcome == Done(Rules({"draw": DRAW}, {}, version=1, groups=groups))
+    assert (await harness.store.declared()).groups == groups
+    assert (await harness.one(DeclareServices((DRAW,), {}))).value.groups == {}
+    assert (await harness.submitted(group="acme/red")).group == "acme/red"
+    assert (await harness.running(group="acme/red", priority_source="hook", spill_after=3.0)).group == "acme/red"
+    assert (await harness.submitted()).group is None
 
 
 async def test_without_a_declaration_there_are_no_rules(harness: StoreHarness) -> None:

@@ -1,5 +1,5 @@
-"""Sets the priority and weight of submitted jobs. The priority is taken from the first of these that has one: the
-submit, the hook (`@app.priority`), the table of users in the configuration, the priority service. Otherwise it is
+"""Sets the priority, weight and group of submitted jobs. The priority is taken from the first of these that has one:
+the submit, the hook (`@app.priority`), the table of users in the configuration, the priority service. Otherwise it is
 medium.
 
 Answers are cached, concurrent lookups of one user share one request, and a circuit breaker stops requests to a failing
@@ -34,6 +34,7 @@ class PriorityDecision(NamedTuple):
     priority: Priority
     weight: float
     source: PrioritySource
+    group: str | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class PriorityResolver:
         self._config = config.priority
         self._plans = config.plan_standings
         self._table = config.user_standings
+        self._groups = config.group_paths
         self._clock = clock
         self._hook = self._source(Hook(hook)) if hook is not None else None
         self._service = self._source(_service(config)) if config.priority.template is not None else None
@@ -88,8 +90,8 @@ class PriorityResolver:
     # ------------------------------------------------------------ submits
 
     async def settle(self, submits: Sequence[Submit], *, lowers_only: bool = False) -> list[Submit]:
-        """Return the submits with their priority and weight set. With `lowers_only`, a submitted priority is used only
-        if it is lower than the user's own priority."""
+        """Return the submits with their priority, weight and group set. With `lowers_only`, a submitted priority is
+        used only if it is lower than the user's own priority."""
         users = {submit.job.user_id for submit in submits if lowers_only or not _is_submitted(submit.job)}
         decisions = await self._decisions(users)
         settled = []
@@ -102,10 +104,9 @@ class PriorityResolver:
     def _settled(self, job: Job, decision: PriorityDecision | None, *, lowers_only: bool) -> Job:
         lower = decision is not None and job.priority.band > decision.priority.band
         if _is_submitted(job) and (lower or not lowers_only):
-            # No source is queried for the weight alone. The table of users is in memory.
-            weight = decision.weight if decision is not None else self._table.get(job.user_id, UNKNOWN).weight
-            return job if weight is None or weight == job.weight else replace(job, weight=weight)
-        if decision is None or decision == (job.priority, job.weight, job.priority_source):
+            weight, group = self._share(job.user_id, decision)
+            return job if (weight, group) == (job.weight, job.group) else replace(job, weight=weight, group=group)
+        if decision is None or decision == (job.priority, job.weight, job.priority_source, job.group):
             return job
         return replace(
             job,
@@ -113,7 +114,16 @@ class PriorityResolver:
             original_priority=decision.priority,
             priority_source=decision.source.value,
             weight=decision.weight,
+            group=decision.group,
         )
+
+    def _share(self, user_id: str, decision: PriorityDecision | None) -> tuple[float, str | None]:
+        """The weight and group of a user whose job has a priority of its own. No source is queried for them alone: if
+        there is no decision, the table of users has them, and a cached answer may have the group."""
+        if decision is not None:
+            return decision.weight, decision.group
+        table, cached = self._table.get(user_id, UNKNOWN), self._cache.get(user_id)
+        return table.weight or 1.0, table.group if cached is None or table.group is not None else cached[0].group
 
     # ------------------------------------------------------------ users
 
@@ -156,9 +166,9 @@ class PriorityResolver:
         if self._hook is None:
             table = self._table.get(user_id, UNKNOWN)
             if table.priority is not None:
-                return PriorityDecision(table.priority, table.weight or 1.0, PrioritySource.CONFIG)
+                return PriorityDecision(table.priority, table.weight or 1.0, PrioritySource.CONFIG, table.group)
             if self._service is None:
-                return PriorityDecision(Priority.MEDIUM, table.weight or 1.0, PrioritySource.DEFAULT)
+                return PriorityDecision(Priority.MEDIUM, table.weight or 1.0, PrioritySource.DEFAULT, table.group)
         cached = self._cache.get(user_id)
         if cached is None:
             return None
@@ -201,13 +211,12 @@ class PriorityResolver:
         if standing.priority is None and self._service is not None:
             standing, source = standing.or_else(await self._ask(self._service, user_id)), PrioritySource.SERVICE
         if standing.priority is None:
-            return PriorityDecision(Priority.MEDIUM, standing.weight or 1.0, PrioritySource.DEFAULT)
-        return PriorityDecision(standing.priority, standing.weight or 1.0, source)
+            return PriorityDecision(Priority.MEDIUM, standing.weight or 1.0, PrioritySource.DEFAULT, standing.group)
+        return PriorityDecision(standing.priority, standing.weight or 1.0, source, standing.group)
 
     def _fallback(self, user_id: str) -> PriorityDecision:
-        return PriorityDecision(
-            Priority.MEDIUM, self._table.get(user_id, UNKNOWN).weight or 1.0, PrioritySource.FALLBACK
-        )
+        table = self._table.get(user_id, UNKNOWN)
+        return PriorityDecision(Priority.MEDIUM, table.weight or 1.0, PrioritySource.FALLBACK, table.group)
 
     async def _ask(self, source: Source, user_id: str) -> UserPriority:
         if not source.breaker.admits(self._clock.monotonic()):
@@ -217,7 +226,7 @@ class PriorityResolver:
         try:
             async with asyncio.timeout(timeout):
                 answer = await source.client.ask(user_id)
-            standing = standing_of(answer, self._plans)
+            standing = standing_of(answer, self._plans, self._groups)
         except TimeoutError:
             problem = NoAnswer(f"no response within {timeout:g} s", counts=True)
         except NoAnswer as error:

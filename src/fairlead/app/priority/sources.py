@@ -37,8 +37,8 @@ class PrioritySourceClient(Protocol):
     source: PrioritySource
 
     async def ask(self, user_id: str) -> Any:
-        """Ask for the priority of a user. The answer is a priority, a mapping with `priority`, `weight` or `plan`, or
-        None if the source does not set one. Raises NoAnswer."""
+        """Ask for the priority of a user. The answer is a priority, a mapping with `priority`, `weight`, `plan`
+        or `group`, or None if the source does not set one. Raises NoAnswer."""
         ...
 
     async def close(self) -> None: ...

@@ -91,12 +91,12 @@ class MemoryDispatcher(RateOperations):
     def _offer(self, offer: Offer) -> bool:
         job_id, run = offer.job_id, offer.run
         queued = self._entries.get(job_id)
-        if queued is not None and queued[RUN] >= run:
-            return False
-        if self._leases.has_run(job_id, run):
+        if (queued is not None and queued[RUN] >= run) or self._leases.has_run(job_id, run):
             return False
         service = self._topology.service(offer.service)
         user = service.user(offer.user_id, offer.weight)
+        if offer.group != user.group:
+            service.place(user, offer.group)
         entry = (
             order_key(offer.rank, offer.seq, fifo=service.fifo),
             job_id,
@@ -409,8 +409,8 @@ class MemoryDispatcher(RateOperations):
             return
         granted_at = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
         expires_at = now + service.rules.lease_ttl
-        kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope)
-        service.resume(kept)
+        kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope, group=None)
+        service.resume(kept, lease.group)
         if service.rates is not None:
             service.rates.restored(kept)
         self._leases.keep_restored(kept)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sortedcontainers import SortedList
 
@@ -50,10 +50,10 @@ SortKey: TypeAlias = tuple[int, str]
 the order of arrival, and in FIFO lanes the lowest `seq`."""
 
 LONG = 1024
-_STALE_KEYS = 64
+STALE_KEYS = 64
 _RANK_SHIFT = 56
 _SEQ = (1 << _RANK_SHIFT) - 1
-_NEWCOMERS = -(1 << 52)
+NEWCOMERS = -(1 << 52)
 """Added to a newcomer's number, so that newcomers sort before every virtual time, in order of arrival."""
 
 
@@ -95,7 +95,7 @@ def count_before(queue: Queue, entry: Entry) -> int:
 class User:
     """One user of a service, with the user's steps in all bands and lanes."""
 
-    __slots__ = ("mean", "running", "user_id", "waiting", "weight")
+    __slots__ = ("group", "mean", "running", "user_id", "waiting", "weight")
 
     def __init__(self, user_id: str) -> None:
         self.user_id = user_id
@@ -103,6 +103,8 @@ class User:
         self.waiting = 0
         self.running = 0
         self.mean: int | None = None
+        self.group: str | None = None
+        """The path of the user's group. FIFO services ignore it."""
 
 
 class Lane:
@@ -140,7 +142,7 @@ class Band:
     def _push(self, lane: Lane, sort_key: SortKey) -> None:
         heap = lane.heap
         heappush(heap, sort_key)
-        if len(heap) > 2 * len(lane.queues) + _STALE_KEYS:
+        if len(heap) > 2 * len(lane.queues) + STALE_KEYS:
             # Most keys are outdated, so rebuild the heap. The cost is spread over the pushes since the last rebuild.
             heap[:] = [self._sort_key(lane, user_id) for user_id in lane.queues]
             heapify(heap)
@@ -197,7 +199,7 @@ class FairBand(Band):
         if not queue:
             del lane.queues[entry[USER]]
 
-    def head(self, region: str | None, parked: set[str]) -> SortKey | None:
+    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
         lane = self.lanes.get(region)
         if lane is None:
             return None
@@ -246,7 +248,7 @@ class FairBand(Band):
 
     def arrival(self, user_id: str) -> int:
         """The user's number in the order of the newcomers, or 0 if the user is not new."""
-        return self.new[user_id] - _NEWCOMERS if user_id in self.new else 0
+        return self.new[user_id] - NEWCOMERS if user_id in self.new else 0
 
     def has_debt(self, user_id: str) -> bool:
         """Whether a user with nothing waiting or running has a tag above the virtual time. If so, the user is added to
@@ -277,11 +279,14 @@ class FairBand(Band):
         tags."""
         users = []
         while self.idle and self.idle[0][0] <= self.virtual_time:
-            users.append(self.pop_idle())
+            users.append(self.pop_idle(""))
         return users
 
-    def pop_idle(self) -> str:
-        """Remove and return the idle user with the least debt."""
+    def idle_count(self) -> int:
+        return len(self._queued)
+
+    def pop_idle(self, beside: str) -> str:
+        """Remove and return the idle user with the least debt, of those beside a user that has become idle."""
         sort_key = heappop(self.idle)
         self._queued.discard(sort_key)
         return sort_key[1]
@@ -294,7 +299,7 @@ class FairBand(Band):
         if tag is None or tag <= self.virtual_time:
             self.tags[user_id] = self.virtual_time
             self.arrivals += 1
-            self.new[user_id] = _NEWCOMERS + self.arrivals
+            self.new[user_id] = NEWCOMERS + self.arrivals
 
     def _move(self, user_id: str, tag: int) -> None:
         self.tags[user_id] = tag
@@ -311,7 +316,6 @@ class FifoBand(Band):
     limit can be parked."""
 
     __slots__ = ()
-    idle: tuple[SortKey, ...] = ()
 
     def join(self, entry: Entry, region: str | None) -> None:
         lane = self.lane(region)
@@ -329,7 +333,7 @@ class FifoBand(Band):
         remove(queue, entry)
         self._left(lane, entry, queue)
 
-    def head(self, region: str | None, parked: set[str]) -> SortKey | None:
+    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
         lane = self.lanes.get(region)
         if lane is None:
             return None
@@ -372,7 +376,10 @@ class FifoBand(Band):
     def overtaken(self) -> list[str]:
         return []
 
-    def pop_idle(self) -> str:
+    def idle_count(self) -> int:
+        return 0
+
+    def pop_idle(self, beside: str) -> str:
         raise IndexError("no user of a FIFO band has a debt")
 
     def _left(self, lane: Lane, entry: Entry, queue: Queue) -> None:

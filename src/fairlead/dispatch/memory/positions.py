@@ -8,42 +8,19 @@ of a newcomer starts at the newcomer's sort key instead, before all virtual time
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias
 
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, count_before
+from fairlead.dispatch.memory.group_positions import ahead_in_groups
+from fairlead.dispatch.memory.groups import GroupedBand
 from fairlead.dispatch.memory.rates import rate_waits
 from fairlead.dispatch.memory.service import RETRIES, Service
+from fairlead.dispatch.memory.tally import Ahead, Mark, Tally, Waiting
 from fairlead.dispatch.port import Unserved
 from fairlead.domain.fair_share import SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
 
 FIRST_PRIORITY = 1
 """The band of the highest priority. The band before it holds the retries that go first."""
-
-Waiting: TypeAlias = tuple[str, int, int, int]
-"""One user's steps in the examined lanes: user id, number of steps, and the estimate and charge of one step."""
-
-
-class Mark(NamedTuple):
-    """A step whose position was requested. `tag` is the virtual time at which it starts, `own` the number of steps of
-    the same user that come before it."""
-
-    tag: int
-    user_id: str
-    job_id: str
-    own: int
-
-
-class Ahead(NamedTuple):
-    """What is ahead of one step: how many steps, their estimated work, and how many of them belong to the same user."""
-
-    job_id: str
-    steps: int
-    work: int
-    own: int
-    newcomer: bool = False
 
 
 def positions(service: Service, entries: Iterable[Entry], now: float, unserved: Unserved) -> dict[str, QueuePosition]:
@@ -63,7 +40,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         retries, retry_work = _retries_ahead(service, band, region, unserved)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
         before, work_before = retries + higher, retry_work + higher_work
-        all_ahead = list((_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group, unserved))
+        all_ahead = list((_fifo_ahead if service.fifo else _fair_ahead)(service, band, region, group, unserved, now))
         marks = [(before + ahead.steps, work_before + ahead.work) for ahead in all_ahead]
         waits = _slot_waits(service, region, now, unserved, (slots, free), marks)
         for ahead, (steps, work), wait in zip(all_ahead, marks, waits, strict=True):
@@ -71,7 +48,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
                 steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
                 higher, ahead.own, running / SECOND, *_user_slots(service, users[ahead.job_id], now), rests,
                 *rate_waits(service, entry_of[ahead.job_id], steps + 1, ahead.own + 1, regions_open, now),
-                slot_wait=wait,
+                slot_wait=wait, groups=ahead.groups,
             )  # fmt: skip
     return positions_by_job
 
@@ -228,7 +205,7 @@ def _rivals(service: Service, band: int, region: str | None, unserved: Unserved)
 
 
 def _fifo_ahead(
-    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved
+    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved, now: float
 ) -> Iterator[Ahead]:
     lanes, own_lane = _rivals(service, band, region, unserved), service.bands[band].lanes[region]
     for entry in entries:
@@ -251,12 +228,16 @@ def _fifo_mean(service: Service, lane: Lane, without: Entry | None = None) -> in
 
 
 def _fair_ahead(
-    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved
+    service: Service, band: int, region: str | None, entries: list[Entry], unserved: Unserved, now: float
 ) -> Iterator[Ahead]:
     fair = service.bands[band]
     assert isinstance(fair, FairBand)
     lanes = _rivals(service, band, region, unserved)
-    tally = _Tally(_mark(service, fair, lanes, entry) for entry in entries)
+    if isinstance(fair, GroupedBand):
+        marks = [_mark(service, fair, lanes, entry) for entry in entries]
+        yield from ahead_in_groups(service, fair, marks, _waiting(service, lanes), now)
+        return
+    tally = Tally(_mark(service, fair, lanes, entry) for entry in entries)
     for waiting in _waiting(service, lanes):
         user_id, steps, estimate, step_charge = waiting
         tag = fair.tags[user_id]
@@ -266,45 +247,6 @@ def _fair_ahead(
         tally.add(tag, waiting)
     for mark, count, work in tally.totals():
         yield Ahead(mark.job_id, count, work, mark.own, mark.own == 0 and mark.user_id in fair.new)
-
-
-class _Tally:
-    """Counts, for each of several marks, the steps that are granted before it, and adds up their work. The marks are
-    sorted by tag.
-
-    Once all steps of a user are ahead of a mark, they are ahead of all later marks too, so they are added once, at the
-    first such mark. For earlier marks, the number of the user's steps ahead is computed mark by mark.
-    """
-
-    def __init__(self, marks: Iterable[Mark]) -> None:
-        self.marks = sorted(marks)
-        self.tags = [mark.tag for mark in self.marks]
-        self.users = [mark.user_id for mark in self.marks]
-        self.from_here = [0] * (len(self.marks) + 1)
-        self.from_here_work = list(self.from_here)
-        self.just_here = [0] * len(self.marks)
-        self.just_here_work = list(self.just_here)
-
-    def add(self, tag: int, waiting: Waiting) -> None:
-        user_id, steps, estimate, step_charge = waiting
-        tags = self.tags
-        if tag > tags[-1] or not steps:
-            return
-        all_before = bisect_right(tags, tag + (steps - 1) * step_charge)
-        self.from_here[all_before] += steps
-        self.from_here_work[all_before] += steps * estimate
-        for i in range(bisect_left(tags, tag), all_before):
-            # `served_before` inlined: this runs once per user and mark.
-            count = (tags[i] - tag) // step_charge + 1
-            if user_id >= self.users[i] and tag + (count - 1) * step_charge == tags[i]:
-                count -= 1
-            self.just_here[i] += count
-            self.just_here_work[i] += count * estimate
-
-    def totals(self) -> Iterator[tuple[Mark, int, int]]:
-        counts, works = accumulate(self.from_here), accumulate(self.from_here_work)
-        for i, (mark, count, work) in enumerate(zip(self.marks, counts, works, strict=False)):
-            yield mark, count + self.just_here[i], work + self.just_here_work[i]
 
 
 def _retries_ahead(service: Service, band: int, region: str | None, unserved: Unserved) -> tuple[int, int]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane, SortKey
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
 from fairlead.dispatch.port import Lease, Release
 from fairlead.dispatch.rates import RateUse, Rest, Spent
 from fairlead.domain.fair_share import SECOND, micros, smoothed
@@ -142,8 +142,8 @@ class ServiceRates:
         self._changed(lease.user_id)
 
     def ended(self, lease: Lease, release: Release, now: int) -> None:
-        used = None if release.used is None else micros(release.used)
-        if used is not None and not release.refund:
+        used = None if release.used is None or release.refund else micros(release.used)
+        if used is not None:
             self.mean_units = smoothed(self.mean_units, used)
         held = self.reservations.pop(lease.name, None)
         if held is None:
@@ -280,22 +280,24 @@ def if_it_fits(service: Service, pick: Pick) -> Pick | None:
     return pick if service.rates.fits(cost, pooled=service.rules.in_pool(region)) else None
 
 
-def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> SortKey | None:
+def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
     """The user that is next in a lane. Parks users at their own rate."""
     while (head := band.head(lane, service.parked)) is not None and service.rates is not None:
-        user_id = head[1]
+        user_id = head[-1]
         if not service.rates.parks(user_id, band.lanes[lane].queues[user_id][0][COST]):
             break
+        if service.groups is not None:
+            service.groups.park(user_id)
         service.parked.add(user_id)
     return head
 
 
-def fitting_regions(service: Service, lane: Lane, head: SortKey, regions: list[str]) -> list[str]:
+def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions: list[str]) -> list[str]:
     """Those of the regions whose rate allows the first step of this user."""
     rates = service.rates
     if rates is None or not rates.regions:
         return regions
-    cost = lane.queues[head[1]][0][COST]
+    cost = lane.queues[head[-1]][0][COST]
     return [region for region in regions if rates.region_fits(region, cost)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from fairlead.dispatch.memory.costs import ServiceCosts
@@ -20,10 +20,15 @@ from fairlead.dispatch.memory.fair_queue import (
     User,
     rekeyed,
 )
-from fairlead.dispatch.memory.rates import ServiceRates, fitting_regions, if_it_fits, rated_head
+from fairlead.dispatch.memory.groups import Groups
+from fairlead.dispatch.memory.rates import ServiceRates, if_it_fits, rated_head
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
+from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
+from fairlead.dispatch.memory.region_pick import Pick as Pick
+from fairlead.dispatch.memory.region_pick import pick_of_regions
 from fairlead.dispatch.port import Lease, Release, Unserved
 from fairlead.domain.fair_share import charge, micros
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_RETRY, Hold
 from fairlead.domain.rules import Order, ServiceRules, preference_of, regions_of
 
@@ -31,8 +36,6 @@ if TYPE_CHECKING:
     from fairlead.dispatch.memory.claim_sources import Pool
     from fairlead.dispatch.memory.topology import Scope
 
-RETRIES = 0
-"""The band of retries that go before every priority."""
 FIFO_BAND = 1
 """The band of all steps of a FIFO service, which ignores priorities. Only retries that go first have their own band."""
 ALL_BANDS = (0, 1, 2, 3)
@@ -40,12 +43,6 @@ FIFO_BANDS = (RETRIES, FIFO_BAND)
 MOST_IDLE = 10_000
 """The maximum number of idle users per service remembered because of a debt, as in scripts/include/queues.lua."""
 
-
-Pick: TypeAlias = tuple[int, str | None, str, str | None]
-"""The step to grant next, as (band, lane, user id, region of the slot).
-
-A plain tuple, because one is made per grant and a named tuple takes five times as long to create.
-"""
 
 Granted: TypeAlias = tuple[Lease, int, int | None]
 """A lease, the estimated duration of its step in microseconds, and the cost of the step as in an `Entry`."""
@@ -60,7 +57,7 @@ class Service:
     """One service with its lanes and regions. Slots in use are counted from the leases and holds, not stored."""
 
     __slots__ = (
-        "bands", "breakers", "costs", "fifo", "holds", "leases", "name", "parked", "pool",
+        "bands", "breakers", "costs", "fifo", "group_rules", "groups", "holds", "leases", "name", "parked", "pool",
         "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
@@ -70,6 +67,7 @@ class Service:
         self.scope = scope
         self.pool: Pool | None = None
         self.rates: ServiceRates | None = None
+        self.group_rules: Mapping[str, GroupRules] = {}
         self.ready = False
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
@@ -92,6 +90,8 @@ class Service:
         """The number of waiting steps by priority. Retries that go first, and FIFO services, use other bands."""
         self.bands: list[FairBand] | list[FifoBand] = []
         """The bands with their queues. Empty until `take_rules` creates them."""
+        self.groups: Groups | None = None
+        """None as long as no user is in a group."""
         if self.rates is not None:
             self.rates.clear()
 
@@ -112,16 +112,22 @@ class Service:
         moved = [] if same else self._requeue_all()
         if self.rates is not None:
             self.rates.take_rules(rules)
-        for user_id in sorted(self.parked):  # sorted, because the order in which users re-enter a band matters
+        # Sorted, because the order in which users re-enter a band matters.
+        for user_id in sorted(self.parked & self.users.keys()):
             self.park_or_unpark(self.users[user_id])
         for user in self.users.values():
             self.park_or_unpark(user)
+        if self.groups is not None:
+            self.groups.take_rules(self.group_rules)
         return moved
 
     def _requeue_all(self) -> list[Entry]:
         """Rebuild the queues, because the order or the lanes have changed. All virtual times start from zero."""
         waiting = [rekeyed(entry, fifo=self.fifo) for entry in self.entries()]
         self.bands = [FifoBand() for _ in ALL_BANDS] if self.fifo else [FairBand() for _ in ALL_BANDS]
+        self.groups, self.parked = None, self.parked & self.users.keys()
+        for user in self.users.values():
+            self.place(user, user.group)
         for entry in waiting:
             self._enqueue(entry)
         for queue in self.bands:
@@ -177,11 +183,6 @@ class Service:
         breaker = self.breakers.get(region)
         return region in self.rules.regions and (breaker is None or not breaker.until)
 
-    def _best_region(self, lane: str | None, regions: list[str], unserved: Unserved) -> str | None:
-        """The first of `regions`, which are in order of preference, in which steps of the lane may run; or None."""
-        within = self.allowed_regions(lane, unserved)
-        return next((region for region in regions if within is None or region in within), None)
-
     def end_rests(self, now: int) -> float:
         """End the rests that are over, and the times for which a region is avoided. Returns the time at which the next
         one ends, or infinity."""
@@ -231,6 +232,15 @@ class Service:
         user.weight = weight if weight > 0 else 1.0
         return user
 
+    def place(self, user: User, group: str | None) -> None:
+        """Put a user, with everything that it has waiting and running, into a group."""
+        user.group = group
+        if not self.fifo and (group is not None or self.groups is not None):
+            if self.groups is None:
+                self.groups = Groups(self)
+                self.bands = list[FairBand](self.groups.bands)
+            self.groups.place(user)
+
     def _enqueue(self, entry: Entry) -> None:
         band, lane = self.band_and_lane(entry)
         self.bands[band].join(entry, lane)
@@ -270,70 +280,14 @@ class Service:
         if self.fifo:
             bands = FIFO_BANDS
         if self.rules.regions:
-            return self._pick_of_regions(bands, regions, pool_full=pool_full, unserved=unserved)
+            return pick_of_regions(self, bands, regions, pool_full=pool_full, unserved=unserved)
         for number in bands:
             band = self.bands[number]
             if band.waiting:
                 head = band.head(None, self.parked) if self.rates is None else rated_head(self, band, None)
                 if head is not None:
-                    return if_it_fits(self, (number, None, head[1], None))
+                    return if_it_fits(self, (number, None, head[-1], None))
         return None
-
-    def _pick_of_regions(
-        self, bands: tuple[int, ...], regions: frozenset[str] | None, *, pool_full: bool, unserved: Unserved
-    ) -> Pick | None:
-        """Implements `pick` for a service with regions. Steps of the unbound lane compete with the steps bound to any
-        region that has a free slot. Retries that go first precede all of them."""
-        if regions is None:
-            unserved = frozenset()  # a worker that claims for any region serves all regions
-        free = {
-            region: slots
-            for region in sorted(self.rules.regions)
-            if (regions is None or region in regions)
-            and not (pool_full and self.rules.in_pool(region))
-            and (slots := self.region_free(region)) > 0
-        }
-        if not free:
-            return None
-        preferred = sorted(free, key=lambda region: (*self._preference(region), -free[region], region))
-        by_health = self._probes_first(preferred) if self.breakers else preferred
-        for number in bands:
-            # Use a retry to probe a region only if no other region is left.
-            regions_in_turn = preferred if number == RETRIES else by_health
-            band = self.bands[number]
-            if not band.waiting:
-                continue
-            heads = [
-                # A user may be first in two lanes, with the same tag. The order of the user's own steps then decides.
-                (head, lane.queues[head[1]][0], name, region)
-                for name, lane in band.lanes.items()
-                if lane.queues
-                and (head := rated_head(self, band, name)) is not None
-                and (fitting := fitting_regions(self, lane, head, regions_in_turn))
-                and (region := self._best_region(name, fitting, unserved)) is not None
-            ]
-            if heads:
-                is_global = number == RETRIES and heads[0][2] is None
-                first = heads[0] if is_global else min(heads)
-                return if_it_fits(self, (number, first[2], first[0][1], first[3]))
-        return None
-
-    def _preference(self, region: str) -> tuple[bool, float, int]:
-        """The sort key of a region, best first: healthy regions, then those with the least load relative to their
-        weight (if weights differ), then the fastest.
-
-        A region that failed is avoided only for a while. Otherwise no call would ever show that it works again.
-        """
-        breaker, weights = self.breakers.get(region), self.rules.region_weights
-        load = (len(self.region_slots.get(region, ())) + 1) / weights.get(region, 1.0) if weights else 0.0
-        return (
-            (False, load, 0) if breaker is None else (breaker.avoided or breaker.to_probe, load, breaker.latency or 0)
-        )
-
-    def _probes_first(self, preferred: list[str]) -> list[str]:
-        """Move the regions that are to be probed to the front. Otherwise they would get no call until all other regions
-        are full."""
-        return sorted(preferred, key=lambda region: not ((breaker := self.breakers.get(region)) and breaker.to_probe))
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
         """Remove the picked step from its queue and charge its user. Returns (entry, user, estimate, charge)."""
@@ -350,6 +304,8 @@ class Service:
         user.running += 1
         if self.rules.user_limit is not None:
             self.park_or_unpark(user)
+        if self.groups is not None:
+            self.groups.granted(user_id)
         for idle in band.overtaken():
             self.forget_if_idle(idle)
         return entry, user, estimate, charged
@@ -384,14 +340,17 @@ class Service:
         user = self.users[lease.user_id]
         user.running -= 1
         real = None if release.refund else micros(now - lease.granted_at)
-        used = 0
-        if real is not None:
-            used = charge(self.costs.ended(user, real, cost, release.used, lease.region), lease.weight)
-        self.bands[lease.band].settle(lease.user_id, used - lease.charged)
+        used = None if real is None else self.costs.ended(user, real, cost, release.used, lease.region)
+        charged = 0 if used is None else charge(used, lease.weight)
+        self.bands[lease.band].settle(lease.user_id, charged - lease.charged)
+        if self.groups is not None:
+            self.groups.released(lease.user_id, lease.band, estimate, used)
         if self.pool is not None and self.rules.in_pool(lease.region):
             self.pool.settle(lease.band, self.name, estimate, real)
         if self.parked:
             self.park_or_unpark(user)
+            if self.groups is not None:
+                self.groups.park_or_unpark(lease.user_id)
         self.forget_if_idle(lease.user_id)
         return lease
 
@@ -402,36 +361,43 @@ class Service:
         limit = self.rules.user_limit
         at_rate = self.rates is not None and user.user_id in self.rates.parked
         if at_rate or (limit is not None and user.running >= limit):
+            if self.groups is not None:
+                self.groups.park(user.user_id)
             self.parked.add(user.user_id)
         elif user.user_id in self.parked:
             self.parked.discard(user.user_id)
             for band in self.bands:
                 band.unpark(user.user_id)
 
-    def resume(self, lease: Lease) -> None:
+    def resume(self, lease: Lease, group: str | None) -> None:
         """Add a lease during a rebuild, and count it as a running step of its user."""
         user = self.user(lease.user_id, lease.weight)
+        self.place(user, group)
         user.running += 1
         self.park_or_unpark(user)
+        if self.groups is not None:
+            self.groups.granted(lease.user_id)
         self.keep(lease, estimate=0, cost=None)
 
     def forget_if_idle(self, user_id: str) -> None:
         """Drop the record of a user that has nothing waiting or running and no debt in any band."""
         user = self.users.get(user_id)
+        if user is None and self.groups is not None:
+            self.groups.forget_if_idle(user_id)
         if user is None or user.waiting or user.running:
             return
         for band in self.bands:
             if band.has_debt(user_id):
-                self._forget_beyond(band)
+                self._forget_beyond(band, user_id)
                 return
         self._forget(user_id)
 
-    def _forget_beyond(self, band: FairBand | FifoBand) -> None:
+    def _forget_beyond(self, band: FairBand | FifoBand, user_id: str) -> None:
         """Forget the idle user with the least debt in this band, if too many idle users are remembered because of their
         debt. Normally the virtual time overtakes all debts, but it does not advance if every user submits only once."""
-        if sum(len(each.idle) for each in self.bands) <= MOST_IDLE:
+        if sum(each.idle_count() for each in self.bands) <= MOST_IDLE:
             return
-        user = self.users.get(band.pop_idle())
+        user = self.users.get(band.pop_idle(user_id))
         if user is not None and not user.waiting and not user.running:
             self._forget(user.user_id)
 
@@ -440,3 +406,5 @@ class Service:
             band.forget(user_id)
         del self.users[user_id]
         self.parked.discard(user_id)
+        if self.groups is not None:
+            self.groups.forget_user(user_id)

@@ -9,6 +9,7 @@ from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.memory.service import FIFO_BAND, RETRIES, Service
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
 from fairlead.domain.fair_share import SECOND
+from fairlead.domain.groups import GroupQueue
 from fairlead.domain.job import Priority
 
 _PRIORITIES = [priority.band for priority in Priority]
@@ -30,6 +31,9 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         seconds_per_unit=service.costs.per_cost.value,
         used_per_unit=service.costs.used_per_cost.value,
         users=tuple(sorted(_user_queues(service), key=lambda queue: (queue.band, queue.tag, queue.user_id)))
+        if users
+        else (),
+        groups=tuple(sorted(_group_queues(service), key=lambda queue: (queue.band, queue.tag, queue.path)))
         if users
         else (),
         regions=tuple(_region(service, region) for region in sorted(rules.regions)),
@@ -91,4 +95,17 @@ def _user_queues(service: Service) -> Iterator[UserQueue]:
 
 def _user_queue(service: Service, user: User, band: int, waiting: int, tag: int, arrival: int = 0) -> UserQueue:
     parked = user.user_id in service.parked
-    return UserQueue(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival)
+    return UserQueue(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival, user.group)
+
+
+def _group_queues(service: Service) -> Iterator[GroupQueue]:
+    """One row per group and band in which the group has a virtual time."""
+    if service.groups is None:
+        return
+    for group in service.groups.by_id.values():
+        for number, band in enumerate(service.groups.bands):
+            if group.id in band.tags:
+                yield GroupQueue(
+                    group.path, number, group.members, group.running, band.tags[group.id],
+                    band.time(group.id), group.weight, group.limit, group.id in service.parked, band.arrival(group.id),
+                )  # fmt: skip

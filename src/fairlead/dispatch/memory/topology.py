@@ -14,6 +14,7 @@ from fairlead.dispatch.memory.claim_sources import Pool
 from fairlead.dispatch.memory.fair_queue import Entry
 from fairlead.dispatch.memory.rates import ServiceRates, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.rules import Rules, ServiceRules
 
 
@@ -35,6 +36,7 @@ class Topology:
         self._pools: dict[str, Pool] = {}
         self._version = -1
         self.has_rates = False
+        self._groups: Mapping[str, GroupRules] = {}
 
     def service(self, name: str) -> Service:
         """The service of this name. Steps of a service unknown to the rules are queued with a limit of 0."""
@@ -42,6 +44,7 @@ class Topology:
         if service is None:
             rules = ServiceRules(name, limit=0)
             service = self.services[name] = Service(rules, self.scope(rules.scope))
+            service.group_rules = self._groups
         return service
 
     def scope(self, name: str) -> Scope:
@@ -59,6 +62,9 @@ class Topology:
         if rules.version < self._version:
             return
         self._version = rules.version
+        self._groups = rules.groups
+        for service in self.services.values():
+            service.group_rules = rules.groups
         for name, service_rules in rules.services.items():
             yield from self._take_rules(self.service(name), service_rules)
         for name in self.services.keys() - rules.services.keys():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -18,6 +18,7 @@ from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeS
 from fairlead.dispatch.redis.rates import named, rate_use, rates_fields
 from fairlead.dispatch.redis.servers import identity_of
 from fairlead.domain.fair_share import DEFAULT_COST, SECOND, QueuePosition, micros
+from fairlead.domain.groups import UNDECLARED_GROUP, GroupAhead, GroupQueue, GroupRules, levels_of
 from fairlead.domain.job import Hold
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import SECONDS, Order, ServiceRules
@@ -103,12 +104,28 @@ def _weight(weight: float) -> str:
     return repr(weight if weight > 0 else 1.0)
 
 
-def offer_args(offers: Iterable[Offer]) -> list[Arg]:
+def groups_json(groups: Mapping[str, GroupRules]) -> bytes:
+    return orjson.dumps({path: (each.weight, each.limit or False) for path, each in groups.items()}) if groups else b""
+
+
+def packed_group(path: str | None, groups: Mapping[str, GroupRules]) -> bytes:
+    """Encode the path of a group, and the weight and limit of each group that it names, from the outermost."""
+    if path is None:
+        return b""
+    return packed_text(path) + b"".join(
+        packed_float(float(rules.weight)) + (FALSE if rules.limit is None else packed_int(rules.limit))
+        for rules in (groups.get(level, UNDECLARED_GROUP) for level in levels_of(path))
+    )
+
+
+def offer_args(offers: Iterable[Offer], groups: Mapping[str, GroupRules]) -> list[Arg]:
     args: list[Arg] = []
     for offer in offers:
         rest = _packed_rest(
             offer.service, offer.band, offer.rank, offer.step, offer.run, offer.cost, offer.region, offer.weight
         )
+        if offer.group is not None:
+            rest += packed_group(offer.group, groups)
         args += (offer.job_id, packed_int(offer.seq) + packed_text(offer.user_id) + rest)
     return args
 
@@ -155,13 +172,13 @@ def hold_args(holds: Iterable[Hold]) -> list[Arg]:
     return args
 
 
-def lease_args(leases: Iterable[Lease]) -> list[Arg]:
+def lease_args(leases: Iterable[Lease], groups: Mapping[str, GroupRules]) -> list[Arg]:
     args: list[Arg] = []
     for lease in leases:
         args += (
             lease.name, lease.job_id, lease.step, lease.run, lease.service, lease.user_id, lease.worker,
             micros(lease.granted_at), lease.region or "", _weight(lease.weight), lease.band,
-            "" if lease.cost is None else micros(lease.cost),
+            "" if lease.cost is None else micros(lease.cost), packed_group(lease.group, groups),
         )  # fmt: skip
     return args
 
@@ -207,12 +224,29 @@ def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
             position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
             higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
             rests / SECOND, rate / SECOND, user_rate / SECOND, slot_wait=None if slot_wait < 0 else slot_wait / SECOND,
+            groups=_groups_ahead(groups),
         )
         for (
             job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
-            user_slots, user_free, user_running, rests, slot_wait, rate, user_rate,
-        ) in _rows(values, 20)
+            user_slots, user_free, user_running, rests, slot_wait, rate, user_rate, groups,
+        ) in _rows(values, 21)
     }  # fmt: skip
+
+
+def _groups_ahead(value: bytes) -> tuple[GroupAhead, ...]:
+    if not value:
+        return ()
+    return tuple(
+        GroupAhead(
+            path,
+            int(ahead),
+            None if limit == "-1" else int(limit),
+            int(free),
+            int(running) / SECOND,
+            int(debt) / SECOND,
+        )
+        for path, ahead, limit, free, running, debt in _rows(value.decode().split(NUL), 6)
+    )
 
 
 def _rows(values: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
@@ -240,6 +274,7 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         unbound,
         rates,
         ratios,
+        groups,
     ) = row
     per_cost, used_per_cost = (_ratio(*ratios[:2]), _ratio(*ratios[2:])) if ratios else (None, None)
     service = name.decode()
@@ -256,6 +291,7 @@ def snapshot(row: Sequence[Any], scope: str) -> ServiceSnapshot:
         virtual_time={band: times[band] for band in sorted(bands)},
         mean_duration=None if mean < 0 else mean / SECOND,
         users=tuple(sorted(map(_user_queue, users), key=lambda queue: (queue.band, queue.tag, queue.user_id))),
+        groups=tuple(sorted(map(_group_queue, groups), key=lambda queue: (queue.band, queue.tag, queue.path))),
         regions=tuple(map(_region, regions)),
         unbound=tuple(unbound) if unbound else (0, 0),
         rates=tuple(rate_use(rate, scope.removeprefix("pool:")) for rate in rates),
@@ -284,5 +320,14 @@ def _hold(service: str, row: Sequence[Any]) -> Hold:
 
 
 def _user_queue(row: Sequence[Any]) -> UserQueue:
-    user_id, band, waiting, running, tag, weight, parked, arrival = row
-    return UserQueue(user_id.decode(), band, waiting, running, tag, float(weight), bool(parked), arrival)
+    user_id, band, waiting, running, tag, weight, parked, arrival, group = row
+    return UserQueue(
+        user_id.decode(), band, waiting, running, tag, float(weight), bool(parked), arrival, group.decode() or None
+    )
+
+
+def _group_queue(row: Sequence[Any]) -> GroupQueue:
+    path, band, members, running, tag, time, weight, limit, parked, arrival = row
+    return GroupQueue(
+        path.decode(), band, members, running, tag, time, float(weight), limit or None, bool(parked), arrival
+    )

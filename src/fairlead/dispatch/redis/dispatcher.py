@@ -33,6 +33,7 @@ from fairlead.dispatch.redis.rate_operations import RateOperations
 from fairlead.dispatch.redis.script_runner import ScriptRunner
 from fairlead.dispatch.redis.servers import Admit
 from fairlead.domain.fair_share import SECOND, QueuePosition, micros
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Hold
 from fairlead.domain.rules import Rules
 from fairlead.errors import Unavailable
@@ -115,7 +116,9 @@ class RedisDispatcher(RateOperations):
         """Offer the steps, then withdraw older entries from other scopes: `moved` has the arguments of the script
         `withdraw` by scope. Returns the number of offers that were not ignored."""
         version = self._version_for(offers)
-        args = {scope: [version, *codec.offer_args(some)] for scope, some in self._by_scope(offers).items()}
+        args = {
+            scope: [version, *codec.offer_args(some, self._groups)] for scope, some in self._by_scope(offers).items()
+        }
         replies = _accepted(await self._scopes.run("offer", args)) if args else {}
         gone = await self._scopes.run("withdraw", moved, failed={}) if moved else {}
         self._announce([*replies.values(), *gone.values()])
@@ -164,6 +167,10 @@ class RedisDispatcher(RateOperations):
         """The script call that reads the queued run and the leased run of each job in this scope."""
         keys = self._scopes.key(scope, "entries"), self._scopes.key(scope, "onlease")
         return ScriptCall("runs", keys, [offer.job_id for offer in offers])
+
+    @property
+    def _groups(self) -> Mapping[str, GroupRules]:
+        return {} if self._scopes.rules is None else self._scopes.rules.groups
 
     def _version_for(self, items: Iterable[_OfService]) -> Arg:
         """The version of the rules by which this process assigned these items to scopes. A scope refuses an item if
@@ -334,7 +341,7 @@ class RedisDispatcher(RateOperations):
         services = {lease.service for lease in leases} | {hold.service for hold in holds}
         await self._scopes.register_new({scope: services})
         args: list[Arg] = [epoch, scope_mark(scope), micros(self._database()), len(leases)]
-        args += [*codec.lease_args(leases), *codec.hold_args(holds)]
+        args += [*codec.lease_args(leases, self._groups), *codec.hold_args(holds)]
         return await self._rebuild("restore", scope, args)
 
     async def open_scope(self, scope: str, epoch: int) -> bool:
@@ -403,7 +410,7 @@ def _rules_args(rules: Rules, names: Sequence[str]) -> list[Arg]:
         if service.pool is not None:
             args[1] = rules.pools.get(service.pool, 0)
         args += (name, codec.rules_json(service, rules.pool_rates.get(service.pool or "")))
-    return args
+    return [*args, codec.groups_json(rules.groups)]
 
 
 def _accepted(replies: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,10 @@ class SyncRulesLoop:
         self._stalled_queues = stalled_queues
         self._leader_checks = Interval(CHECK_LEADERS_EVERY)
         services = tuple(service.rules(name) for name, service in parts.config.services.items())
-        self._declaration = DeclareServices(services, parts.config.pool_limits, pool_rates=parts.config.pool_rates)
+        config = parts.config
+        self._declaration = DeclareServices(
+            services, config.pool_limits, pool_rates=config.pool_rates, groups=config.group_rules
+        )
 
     async def declare(self) -> None:
         """Write the services of the configuration to the database. The configuration of a process that accepts jobs has
@@ -90,7 +93,8 @@ class SyncRulesLoop:
         declared = await self._store.declared()
         pools = {**self._declaration.pools, **declared.pools}
         pool_rates = {**self._declaration.pool_rates, **declared.pool_rates}
-        added = DeclareServices((*declared.services, *missing), pools, pool_rates=pool_rates)
+        services = (*declared.services, *missing)
+        added = replace(declared, services=services, pools=pools, pool_rates=pool_rates)
         return await self._write(added, rules) or rules
 
     async def _write(self, declaration: DeclareServices, rules: Rules) -> Rules | None:

@@ -3,7 +3,8 @@
 Redis executes a script's whole text on every call, including the creation of its functions. Three directives keep that
 cheap:
 
---- @include part        inserts `include/part.lua`; inside a branch, its functions are created only there
+--- @include part        inserts `include/part.lua`, and what that includes; inside a branch, its functions are created
+                         only there
 --- @const NAME value    replaces the name by the value; a local would be looked up and captured by every function
 --- @nest                puts the rest of the script into a function. Its functions then capture the locals above
                          without a search through all of them, which saves 8 of 160 µs in an exchange of one step
@@ -36,7 +37,7 @@ def script(name: str, package: str = __name__) -> Script:
     files = resources.files(package)
 
     def part(match: re.Match[str]) -> str:
-        return (files / "include" / f"{match[1]}.lua").read_text("utf-8")
+        return _INCLUDE.sub(part, (files / "include" / f"{match[1]}.lua").read_text("utf-8"))
 
     source = _INCLUDE.sub(part, (files / f"{name}.lua").read_text("utf-8"))
     source, nested = _NEST.subn("return (function()", source)

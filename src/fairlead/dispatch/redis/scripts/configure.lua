@@ -11,6 +11,7 @@
 --             regions are outside the pool; `rates`: {own, user, pool, regions by name}, each a list of requests,
 --             units in millionths (2^52: unlimited) and per in µs, or absent;
 --             `other_unit` if costs are not in seconds, `by_used` if calls are charged by use
+-- A last argument, after the services, has the declared groups as JSON {path: [weight, limit or false]}, or is empty.
 --
 -- Returns {0, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
@@ -18,7 +19,7 @@ local version, rules_by_name = tonumber(ARGV[5]), {}
 if scope.version and version < scope.version then
   return { 0, '' }
 end
-for i = 8, #ARGV, 2 do
+for i = 8, #ARGV - 1, 2 do
   local rules = cjson.decode(ARGV[i + 1])
   rules_by_name[ARGV[i]] = rules
   if rules.rates and not scope.rates then
@@ -33,8 +34,50 @@ end
 --- @include pick
 --- @include save
 
-local function each_user(service, visit)
-  each_stored_user(service, function(user_id) visit(user_of(service, user_id)) end)
+-- Visit all users, or all groups.
+local function each_user(service, visit, groups)
+  each_stored_user(service, function(user_id)
+    if (byte(user_id) == 1) == (groups or false) then
+      visit(user_of(service, user_id))
+    end
+  end)
+end
+
+local groups_json = ARGV[#ARGV]
+local groups = groups_json ~= '' and cjson.decode(groups_json) or {}
+local function rules_of_groups(path)
+  local outer = string.match(path, '^(.*)/[^/]*$')
+  local own, above = groups[path] or {}, outer and groups[outer] or {}
+  if outer then
+    return { above[1] or 1, above[2] or false, own[1] or 1, own[2] or false }
+  end
+  return { own[1] or 1, own[2] or false }
+end
+
+-- Create the groups of all users again, after the records of the groups were removed.
+local function regroup_all(service)
+  each_user(service, function(group)
+    service.users[group[ID]], service.gone[group[ID]] = false, true
+  end, true)
+  each_user(service, function(user)
+    local id = user[LANES] == '@' and user[GROUP]
+    if id and not service.fifo then
+      scope.groups().set_group(user, nil)
+      scope.groups().place(service, user, sub(id, 2), rules_of_groups(sub(id, 2)))
+    end
+  end)
+end
+
+-- Apply changed weights and limits, sorted by id: the order in which groups enter a band matters.
+local function change_groups(service)
+  local changed = {}
+  each_user(service, function(group) changed[#changed + 1] = group end, true)
+  table.sort(changed, function(a, b) return before(a[ID], b[ID]) end)
+  for _, group in ipairs(changed) do
+    local rules = groups[sub(group[ID], 2)] or {}
+    group[WEIGHT], group[LANES + 1] = rules[1] or 1, rules[2] or 0
+    scope.groups().park_or_unpark(service, group)
+  end
 end
 
 -- Rebuild the queues for another order or other lanes. Fair shares start from zero.
@@ -47,10 +90,11 @@ local function requeue_all(service)
     for band = 0, 3 do
       user[TAG + band] = false
     end
-    for at = #user, LANES, -1 do
+    for at = #user, user[LANES] == '@' and MEMBER_LANES or LANES, -1 do
       user[at] = nil
     end
   end)
+  regroup_all(service)
   local cursor = '0'
   repeat
     local page = call('HSCAN', ENTRIES, cursor, 'COUNT', 1000)
@@ -100,6 +144,11 @@ local function shape(service)
 end
 
 local fields = { 'version', ARGV[5], 'services', ARGV[7] }
+local groups_changed = (call('HGET', META, 'groups') or '') ~= groups_json
+if groups_changed then
+  fields[5], fields[6] = 'groups', groups_json
+end
+
 -- Apply the rates of a service. Returns whether the rate of each user has changed: then all users are looked at again.
 local function change_rates(service, new)
   if not rates or (new == NONE and not rates.state.s[service.name]) then
@@ -149,6 +198,9 @@ local function change(service, rules, breaker, breaker_rest, new_rates)
   end
   if service.user_limit ~= old_limit or new_user_rate then
     park_or_unpark_all(service)
+  end
+  if groups_changed and not scope.lost then
+    change_groups(service)
   end
   fields[#fields + 1] = 'rules:' .. service.name
   fields[#fields + 1] = pack(unpack(rules))

@@ -59,10 +59,13 @@ local function is_newer(packed, stored, recorded)
 end
 
 local function enqueue(job, packed, stored)
-  local seq, user_id, name, band, rank, _, _, cost, region, weight = unpack_of(packed)
+  local seq, user_id, name, band, rank, _, _, cost, region, weight, group, w1, l1, w2, l2 = unpack_of(packed)
   local service = by_name[name]
   local user = user_of(service, user_id)
   user[WEIGHT] = weight
+  if group or user[LANES] == '@' then
+    scope.groups().place(service, user, group, { w1, l1, w2, l2 })
+  end
   touch(service)
   if not stored then
     join(service, user, job, seq, band, rank, region, cost)

@@ -4,7 +4,7 @@
 --   ARGV[5]            regions that no worker claims for, as `service:region`, joined by NUL
 --   ARGV[6..]          jobs
 --
--- Returns {0}, then twenty values per job:
+-- Returns {0}, then twenty-one values per job:
 --   job, position, work ahead in µs, slots, mean duration in µs, free slots, service, band
 --   1 for the first step of a newcomer
 --   of the steps ahead: retries that go first, steps of higher bands, steps of the same user
@@ -13,6 +13,7 @@
 --   µs until the first of the allowed regions accepts calls again
 --   µs until the steps ahead have had a slot and another slot is free; -1 if no running call stated its cost
 --   µs until the rates of the service, its pool and the first of the allowed regions allow the step; and its user's rate
+--   the groups that the user is in, from the outermost, as in include/group_positions.lua; empty: none
 -- Jobs that are not queued here are absent; during a rebuild all are.
 --
 -- FIFO lanes are counted exactly. In fair lanes the n-th waiting step of a user starts at tag + n * charge, so the
@@ -215,13 +216,8 @@ local function first_after(marks, tag)
   return low
 end
 
-local function fair_ahead(service, band, lane, requested, users, add_row)
-  local work, lanes, in_band = 0, rivals(service, service.keys.line, band, lane), {}
-  local above = lanes_above(service, service.keys.line, band, lane)
-  local marks = {}
-  for i, entry in ipairs(requested) do
-    marks[i] = mark_of(service, band, lanes, entry)
-  end
+-- Counts, for each of these marks, the steps that start before it, and adds up their work.
+local function tally_of(marks)
   table.sort(marks, function(a, b) return a.tag < b.tag end)
   local counts, works, more, more_work = {}, {}, {}, {}
   for i = 1, #marks + 1 do
@@ -239,6 +235,33 @@ local function fair_ahead(service, band, lane, requested, users, add_row)
       end
     end
   end
+  local tally = {}
+  -- `new` is the user's number among the newcomers, or false.
+  tally.add_user = function(new, tag, user_id, each, steps, estimate)
+    if steps > 0 and new then
+      add(new - MIDDLE, user_id, each, 1, estimate)
+      tag, steps = tag + each, steps - 1
+    end
+    add(tag, user_id, each, steps, estimate)
+  end
+  tally.totals = function(visit)
+    local count, work = 0, 0
+    for i, mark in ipairs(marks) do
+      count, work = count + counts[i], work + works[i]
+      visit(mark, count + more[i], work + more_work[i])
+    end
+  end
+  return tally
+end
+
+local function fair_ahead(service, band, lane, requested, users, of_users, add_row)
+  local work, lanes, in_band = 0, rivals(service, service.keys.line, band, lane), {}
+  local above = lanes_above(service, service.keys.line, band, lane)
+  local marks = {}
+  for i, entry in ipairs(requested) do
+    marks[i] = mark_of(service, band, lanes, entry)
+  end
+  local tally = not users.grouped and tally_of(marks)
   for _, user in ipairs(users) do
     for higher, lanes_there in pairs(above) do
       local steps, estimate = user_steps(service, user, lanes_there)
@@ -246,19 +269,20 @@ local function fair_ahead(service, band, lane, requested, users, add_row)
         in_band[higher], work = (in_band[higher] or 0) + steps, work + steps * estimate
       end
     end
-    local steps, estimate, each = user_steps(service, user, lanes)
-    local tag = user[TAG + band]
-    if steps > 0 and user[NEW + band] then
-      add(user[NEW + band] - MIDDLE, user[ID], each, 1, estimate)
-      tag, steps = tag + each, steps - 1
+    if tally then
+      local steps, estimate, each = user_steps(service, user, lanes)
+      tally.add_user(user[NEW + band], user[TAG + band], user[ID], each, steps, estimate)
     end
-    add(tag, user[ID], each, steps, estimate)
   end
   local retries, higher = in_band[0] or 0, (in_band[1] or 0) + (in_band[2] or 0)
-  local count = retries + higher
-  for i, mark in ipairs(marks) do
-    count, work = count + counts[i], work + works[i]
-    add_row(mark.job, count + more[i], work + more_work[i], mark.newcomer, retries, higher, mark.own)
+  local function visit(mark, count, work_ahead, groups)
+    add_row(mark.job, retries + higher + count, work + work_ahead, mark.newcomer, retries, higher, mark.own, groups)
+  end
+  if tally then
+    tally.totals(visit)
+  else
+    --- @include group_positions
+    ahead_in_groups(users, band, lanes, marks, of_users, visit)
   end
 end
 
@@ -399,7 +423,11 @@ end
 local function all_users(service)
   local users = {}
   each_stored_user(service, function(user_id, stored)
-    users[#users + 1] = service.users[user_id] or user_from(user_id, stored)
+    if byte(user_id) == 1 then
+      users.grouped = true
+    else
+      users[#users + 1] = service.users[user_id] or user_from(user_id, stored)
+    end
   end)
   return users
 end
@@ -436,14 +464,14 @@ for service, lanes in pairs(requested) do
       entry_of[entry.job] = entry
     end
     local marks = {}
-    local function add_row(job, count, work, newcomer, retries, higher, own)
+    local function add_row(job, count, work, newcomer, retries, higher, own, groups)
       local n = #rows
       marks[#marks + 1] = { count, work, row = n + 18 }
       rows[n + 1], rows[n + 2], rows[n + 3], rows[n + 4] = job, count + 1, work + running, slots
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
       rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17], rows[n + 18] = running, -1, 0, 0, rests, -1
-      rows[n + 19], rows[n + 20] = 0, 0
+      rows[n + 19], rows[n + 20], rows[n + 21] = 0, 0, groups or ''
       if rates then
         rows[n + 19], rows[n + 20] = rate_waits(service, entry_of[job], lane, count + 1, own + 1)
       end
@@ -456,7 +484,7 @@ for service, lanes in pairs(requested) do
     if service.fifo then
       fifo_ahead(service, band, lane, entries, add_row)
     else
-      fair_ahead(service, band, lane, entries, users, add_row)
+      fair_ahead(service, band, lane, entries, users, of_users, add_row)
     end
     if ends and slots > 0 then
       set_slot_waits(marks, ends, slots, free, mean_of(service))

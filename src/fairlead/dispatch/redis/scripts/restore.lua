@@ -5,7 +5,8 @@
 --   ARGV[6]            the last digits of the scope's lease names
 --   ARGV[7]            the database's clock in µs, by which the times below are given
 --   ARGV[8]            the number of leases; then per lease: name, job, step, run, service, user, worker, granted in
---                      µs, region or empty, weight, band, cost in millionths or empty
+--                      µs, region or empty, weight, band, cost in millionths or empty, group as in an offer (packed;
+--                      empty: none)
 --   then per hold:     key, job, service, region or empty, until in µs, band
 --
 -- Returns {1 if the scope is closed by this rebuild else 0, ''}. Nothing is runnable in a closed scope.
@@ -41,8 +42,15 @@ for _ = 1, tonumber(ARGV[8]) do
     local user, worker, granted = user_of(service, ARGV[at + 5]), ARGV[at + 6], tonumber(ARGV[at + 7])
     local region, weight, band = ARGV[at + 8] ~= '' and ARGV[at + 8], tonumber(ARGV[at + 9]), tonumber(ARGV[at + 10])
     granted = granted > 0 and math.min(now, granted + ahead) or now
+    local group, w1, l1, w2, l2 = unpack_of(ARGV[at + 12])
+    if group or user[LANES] == '@' then
+      scope.groups().place(service, user, group, { w1, l1, w2, l2 })
+    end
     user[WEIGHT], user[RUNNING] = weight, user[RUNNING] + 1
     park_or_unpark(service, user)
+    if group and not service.fifo then
+      scope.groups().count_running(service, user, 1)
+    end
     -- The charge is unknown, so the user is charged for the whole call when it ends.
     local charged, estimate, expires = 0, 0, now + service.ttl
     expires_by(service, expires)
@@ -63,7 +71,7 @@ for _ = 1, tonumber(ARGV[8]) do
       jobs[#jobs + 1], lease_names[#lease_names + 1], runs[#runs + 1] = job, name, run
     end
   end
-  at = at + 12
+  at = at + 13
 end
 record_granted(jobs, lease_names, runs)
 for i = at, #ARGV, 6 do

@@ -6,10 +6,10 @@
 -- Returns {0, services for which to wake this process, joined by NUL, services, this server's clock in µs}. Each
 -- service is {name, limit, leased, held, paused, {waiting in bands 1 to 3}, leases, holds {job, region, until, key,
 -- band}, {virtual times of bands 0 to 3}, mean or -1, fifo, retries first, users {user, band, waiting, running, tag,
--- weight, parked, arrival}, regions {name, limit, taken, waiting, retries, failures, until or 0, 1 if it is to be
--- probed, latency or -1}, {waiting, retries} of the unbound lane, rates {kind, name, requests,
--- units, per, used requests, used units, due or -1, end of the rest or 0}, {means above and below of µs per stated cost,
--- of use per stated cost}}.
+-- weight, parked, arrival, group or empty}, regions {name, limit, taken, waiting, retries, failures, until or 0, 1 if it
+-- is to be probed, latency or -1}, {waiting, retries} of the unbound lane, rates {kind, name, requests, units, per, used
+-- requests, used units, due or -1, end of the rest or 0}, {means above and below of µs per stated cost, of use per stated
+-- cost}, groups {path, band, members, running, tag, virtual time, weight, limit or 0, parked, arrival}}.
 --- @include scope
 --- @include costs
 --- @include queues
@@ -40,13 +40,20 @@ end
 
 -- One row per user and band in which the user waits or has a virtual time; users with neither appear once.
 local function user_rows(service)
-  local rows, ids = {}, call('HKEYS', service.keys.users)
+  local rows, groups, ids = {}, {}, {}
+  for _, id in ipairs(call('HKEYS', service.keys.users)) do
+    if byte(id) == 1 then
+      groups[#groups + 1] = id
+    else
+      ids[#ids + 1] = id
+    end
+  end
   for _, id in ipairs(ids) do
     local user, shown = read_user(service, id), false
     local function show(band, waiting, tag, arrival)
       shown = true
       rows[#rows + 1] = { id, band, waiting, user[RUNNING], tag, format('%.17g', user[WEIGHT]),
-        user[PARKED] and 1 or 0, arrival }
+        user[PARKED] and 1 or 0, arrival, user[LANES] == '@' and sub(user[GROUP], 2) or '' }
     end
     for band = 0, 3 do
       local waiting = 0
@@ -59,6 +66,22 @@ local function user_rows(service)
     end
     if not shown then
       show(1, 0, 0, 0)
+    end
+  end
+  return rows, groups
+end
+
+-- One row per group and band in which the group has a virtual time.
+local function group_rows(service, ids)
+  local rows = {}
+  for _, id in ipairs(ids) do
+    local group = read_user(service, id)
+    for band = 0, 3 do
+      if group[TAG + band] then
+        rows[#rows + 1] = { sub(id, 2), band, group[WAITING], group[RUNNING], group[TAG + band],
+          group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band], format('%.17g', group[WEIGHT]),
+          group[LANES + 1], group[PARKED] and 1 or 0, group[NEW + band] or 0 }
+      end
     end
   end
   return rows
@@ -103,15 +126,20 @@ end
 local wakeups = wake(save())
 local rows = {}
 for _, service in ipairs(services) do
-  local vt, costs = service.vt, service.stored_costs and costs_of(service)
+  local vt, costs, users, groups = service.vt, service.stored_costs and costs_of(service), NONE, NONE
+  if ARGV[5] == '1' then
+    users, groups = user_rows(service)
+    groups = group_rows(service, groups)
+  end
   rows[#rows + 1] = {
     service.name, service.limit, service.leased, service.held, service.paused and 1 or 0, service.waiting,
     lease_rows(service), hold_rows(service), { vt[0], vt[1], vt[2], vt[3] }, service.mean or -1,
-    service.fifo and 1 or 0, service.retries_first and 1 or 0, ARGV[5] == '1' and user_rows(service) or {},
+    service.fifo and 1 or 0, service.retries_first and 1 or 0, users,
     service.regional and region_rows(service) or NONE,
     service.regional and { waiting_in(service, function(lane) return allowed_regions(service, lane) == '' end) } or NONE,
     rates and rates.uses(service) or NONE,
     costs and { costs[PER_COST + 1], costs[PER_COST + 2], costs[USED_PER_COST + 1], costs[USED_PER_COST + 2] } or NONE,
+    groups,
   }
 end
 return { 0, wakeups, rows, now }

@@ -1,12 +1,25 @@
 -- Granting and releasing leases. Same behaviour as dispatch/memory/service.py.
 
--- Forget the idle users whose tag the virtual time has reached.
-local function drop_overtaken(service, band)
-  local past = call('ZRANGEBYLEX', service.keys.idle, '[' .. band, '(' .. band .. sortable(service.vt[band] + 1))
+-- Forget the idle users whose tag the virtual time has reached. `prefix` is that of the users of a group, or empty.
+local function drop_overtaken_by(service, prefix, band, time)
+  local from = prefix .. band
+  local past = call('ZRANGEBYLEX', service.keys.idle, '[' .. from, '(' .. from .. sortable(time + 1))
   for _, member in ipairs(past) do
     call('ZREM', service.keys.idle, member)
-    forget_if_idle(service, read_user(service, sub(member, 18)))
+    forget_if_idle(service, read_user(service, sub(member, #prefix + 18)))
   end
+end
+
+local function drop_overtaken(service, band)
+  drop_overtaken_by(service, '', band, service.vt[band])
+end
+
+-- The same for the groups of a user that was granted a step.
+local function drop_overtaken_members(service, user, band)
+  scope.groups().each(service, user, function(group)
+    local time = group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band]
+    drop_overtaken_by(service, 'g' .. sub(group[ID], 2) .. '\0', band, time)
+  end)
 end
 
 -- Remove the picked step from its queue and charge its user; returns the entry, the user, the estimate and the charge.
@@ -23,10 +36,20 @@ local function take(service, chosen, taken)
     charged = charge(estimate, user[WEIGHT])
     move_back(service, user, band, charged)
   end
+  local grouped = user[LANES] == '@' and not service.fifo
+  if grouped then
+    scope.groups().charge(service, user, band, estimate)
+  end
   count_out(service, entry, user, chosen.lane)
   user[RUNNING] = user[RUNNING] + 1
   park_or_unpark(service, user)
-  refresh_user(service, user)
+  if grouped then
+    scope.groups().count_running(service, user, 1)
+    refresh(service)
+    drop_overtaken_members(service, user, band)
+  else
+    refresh_user(service, user)
+  end
   if not service.fifo then
     drop_overtaken(service, band)
   end
@@ -157,10 +180,11 @@ local function release_one(
     region_ended(service, region, name, mark, now > granted and now - granted or 0)
   end
   user[RUNNING] = user[RUNNING] - 1
-  local used, real = 0, nil
+  local used, real, base = 0, nil, nil
   if mark ~= '1' then
     real = now > granted and now - granted or 0
-    used = charge(settled(service, real, cost, reported, region), weight)
+    base = settled(service, real, cost, reported, region)
+    used = charge(base, weight)
     user[MEAN] = smoothed(user[MEAN], real)
     average(service, real)
   end
@@ -175,7 +199,11 @@ local function release_one(
     local tags = scope.pool[2][band + 1]
     tags[service.name] = (tags[service.name] or 0) + (real and charge(real, 1) or 0) - charge(estimate, 1)
   end
-  park_or_unpark(service, user)
+  if user[LANES] == '@' then
+    scope.groups().released(service, user, band, estimate, base)
+  else
+    park_or_unpark(service, user)
+  end
   forget_if_idle(service, user)
   return job
 end

@@ -21,12 +21,15 @@ local function reinsert(again, user, sort_key)
   table.insert(again, low, { sort_key = sort_key, user = user })
 end
 
--- Returns the users of the first band among these heads, in order: their ids, and their sort keys as numbers.
+-- Returns the users of the first band among these heads, in order: their ids, and their sort keys as numbers. Nil if there
+-- is a group among them.
 local function of_first_band(service, heads)
   local ids, sort_keys, first = {}, {}, byte(heads[1])
   for i = 1, #heads do
     if byte(heads[i]) ~= first then
       break
+    elseif byte(heads[i], 20) == 1 then
+      return nil
     end
     ids[i], sort_keys[i] = sub(heads[i], 20), tonumber(sub(heads[i], 4, 19))
   end
@@ -82,6 +85,16 @@ end
 
 local function take_in_band(service, band, heads, room, issue)
   local lane, ids, sort_keys = UNBOUND[band], of_first_band(service, heads)
+  if not ids then
+    local count, chosen = 0, pick_unbound(service, { band })
+    while chosen do
+      local entry, user, estimate, charged = take(service, chosen, taken)
+      issue(service, entry.job, entry.step, entry.run, user, estimate, charged, band, false, entry.cost)
+      count = count + 1
+      chosen = count < room and pick_unbound(service, { band })
+    end
+    return count
+  end
   local members, jobs, takers, estimates, charges = {}, {}, {}, {}, {}
   local at, again, count = 1, {}, 0
   local ahead = { each = math.ceil(room / #ids) + (service.fifo and 1 or 0), at = {} }
@@ -138,7 +151,7 @@ local function take_many(service, bands, room, issue)
     end
     if not heads[1] or band_of(heads[1]) < band then
       -- Reads the heads of this band or of the next one that has any, so that empty bands are skipped.
-      heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '+', 'LIMIT', '0', room)
+      heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. band, '(4', 'LIMIT', '0', room)
     end
     if not heads[1] then
       return

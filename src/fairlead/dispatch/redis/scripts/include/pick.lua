@@ -6,40 +6,55 @@ local function free_slots(service)
   return rates and rates.room(service, free) or free
 end
 
--- The sort key and id of the user that is next in a lane.
+-- The id of the user or group that is next in a lane.
 local function head(service, lane)
   local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. lane .. '\0', '(' .. lane .. '\1', 'LIMIT', '0', '1')[1]
   if first then
-    return sub(first, #lane + 2, #lane + 17), sub(first, #lane + 18)
+    return sub(first, #lane + 18)
   end
+end
+
+-- The user that is next in a lane within the group `id`, and the sort keys and ids on the way to that user.
+local function next_of_group(service, lane, id)
+  local order = ''
+  while sub(id, 1, 1) == '\1' do
+    local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
+    local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0', '1')[1]
+    if not first then
+      error('a member of a group is not in the heads')
+    end
+    id, order = sub(first, #prefix + 18), order .. '\0' .. sub(first, #prefix + 2)
+  end
+  return id, order
 end
 
 local function pick_unbound(service, bands)
   -- The heads of all bands are in one sorted set, so the first head is the pick, unless the claim does not accept its
   -- band.
-  local first = call('ZRANGEBYLEX', service.keys.heads, '-', '+', 'LIMIT', '0', '1')[1]
+  local first = call('ZRANGEBYLEX', service.keys.heads, '-', '(4', 'LIMIT', '0', '1')[1]
   if not first then
     return nil
   end
   local lowest = tonumber(sub(first, 1, 1))
   for _, band in ipairs(bands) do
+    local user
     if band == lowest then
-      return { band = band, lane = band .. '-', user = sub(first, 20) }
+      user = sub(first, 20)
     elseif band > lowest then
-      local _, user = head(service, band .. '-')
-      if user then
-        return { band = band, lane = band .. '-', user = user }
+      user = head(service, band .. '-')
+    end
+    if user then
+      if sub(user, 1, 1) == '\1' then
+        user = next_of_group(service, band .. '-', user)
       end
+      return { band = band, lane = band .. '-', user = user }
     end
   end
 end
 
 local function earlier(service, a, b)
-  if a.sort_key ~= b.sort_key then
-    return before(a.sort_key, b.sort_key)
-  end
-  if a.user ~= b.user then
-    return before(a.user, b.user)
+  if a.order ~= b.order then
+    return before(a.order, b.order)
   end
   -- A user may be first in two lanes. The order of the user's own steps then decides.
   local first, other = first_queued(service, a.lane, a.user), first_queued(service, b.lane, b.user)
@@ -105,15 +120,19 @@ local function pick_of_regions(service, bands, regions, pool_full, unserved)
         break
       end
       local lane = string.match(first, '^[^%z]+')
-      local user, in_turn = sub(first, #lane + 18), band == 0 and free or probes_first
+      local order, user, in_turn = sub(first, #lane + 2), sub(first, #lane + 18), band == 0 and free or probes_first
+      if sub(user, 1, 1) == '\1' then
+        local within
+        user, within = next_of_group(service, lane, user)
+        order = order .. within
+      end
       if rates and rates.parks(service, lane, user) then
         from = '[' .. lane
       else
         in_turn = rates and rates.fitting(service, lane, user, in_turn) or in_turn
         local region = best_region(service, lane, in_turn, unserved)
         if region and not (best and band == 0 and best.lane == UNBOUND[0]) then
-          local sort_key = sub(first, #lane + 2, #lane + 17)
-          local candidate = { band = band, lane = lane, sort_key = sort_key, user = user, region = region }
+          local candidate = { band = band, lane = lane, order = order, user = user, region = region }
           if not best or earlier(service, candidate, best) then
             best = candidate
           end

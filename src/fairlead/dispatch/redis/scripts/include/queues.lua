@@ -17,10 +17,17 @@
 --- @const TAG 10
 --- @const NEW 14
 --- @const LANES 18
+--- @const GROUP 20
+--- @const MEMBER_LANES 21
+--- @const GROUP_TIMES 22
+--- @const GROUP_LANES 27
 --- @const MOST_IDLE 10000
 --
 -- `user[TAG + band]` is a virtual time or false; `user[NEW + band]` the user's number among the newcomers until its
--- first grant, or false.
+-- first grant, or false. A user with a lane `@` is in a group, and `of_groups` returns the functions that keep account of
+-- it (include/groups.lua).
+
+local of_groups
 
 local function user_from(user_id, stored)
   return { user_id, false, false, 0, unpack_of(stored) }
@@ -152,8 +159,11 @@ end
 -- Update the heads of a user. Heads are written late, so that each user is written once however often it moved, but
 -- always before a pick.
 local function update_heads(service, user, removed, added)
-  local last = #user
-  for at = last - 2, LANES, -3 do
+  local last, lanes, prefix = #user, LANES, ''
+  if user[LANES] == '@' then
+    lanes, prefix = of_groups().heads_of(service, user)
+  end
+  for at = last - 2, lanes, -3 do
     local lane, old_key, sort_key = user[at], user[at + 2], false
     if user[at + 1] > 0 and not user[PARKED] then
       if service.fifo then
@@ -166,11 +176,11 @@ local function update_heads(service, user, removed, added)
     end
     if sort_key ~= old_key then
       if old_key then
-        removed[#removed + 1] = lane .. '\0' .. old_key .. user[ID]
+        removed[#removed + 1] = prefix .. lane .. '\0' .. old_key .. user[ID]
       end
       if sort_key then
         local n = #added
-        added[n + 1], added[n + 2] = '0', lane .. '\0' .. sort_key .. user[ID]
+        added[n + 1], added[n + 2] = '0', prefix .. lane .. '\0' .. sort_key .. user[ID]
       end
       user[at + 2] = sort_key
     end
@@ -209,10 +219,13 @@ end
 
 -- Keep a tag above the virtual time; otherwise the user starts at the virtual time, as the last of the newcomers.
 local function enter(service, user, band)
-  local tag = user[TAG + band]
+  local tag, time = user[TAG + band], service.vt[band]
+  if user[LANES] == '@' then
+    time = of_groups().time(service, user, band)
+  end
   user[NEW + band] = false
-  if not tag or tag <= service.vt[band] then
-    user[TAG + band] = service.vt[band]
+  if not tag or tag <= time then
+    user[TAG + band] = time
     service.arrivals = service.arrivals + 1
     user[NEW + band] = service.arrivals
   end
@@ -223,6 +236,8 @@ local function move_back(service, user, band, charged)
   local tag = user[TAG + band]
   if user[NEW + band] then
     user[NEW + band] = false
+  elseif user[LANES] == '@' then
+    of_groups().set_time(service, user, band, tag)
   else
     service.vt[band] = tag
   end
@@ -241,6 +256,9 @@ local function join_queue(service, user, job, seq, band, rank, region, cost)
   else
     local n = #user
     user[n + 1], user[n + 2], user[n + 3] = lane, 1, false
+  end
+  if user[LANES] == '@' and not user[PARKED] and user[lane_at(user, lane) + 1] == 1 then
+    of_groups().raise(service, user, lane)
   end
   user[CHANGED] = true
   if service.fifo or not at then -- otherwise its heads are unchanged
@@ -269,6 +287,9 @@ local function count_out(service, entry, user, lane)
   user[at + 1] = user[at + 1] - 1
   user[WAITING] = user[WAITING] - 1
   mark_stale(service, user)
+  if user[LANES] == '@' and not user[PARKED] and user[at + 1] == 0 then
+    of_groups().lower(service, user, lane)
+  end
   service.waiting[entry.band] = service.waiting[entry.band] - 1
   if service.fifo then
     call('ZREM', service.keys.seqs, lane .. '\0' .. sortable(entry.seq) .. entry.job)
@@ -282,15 +303,19 @@ local function forget(service, user)
   refresh_user(service, user)
   service.users[user[ID]] = false
   service.gone[user[ID]] = true
+  if user[LANES] == '@' then
+    of_groups().left(service, user)
+  end
 end
 
--- If too many idle users are remembered for their debt, forget the one with the least debt in this band.
-local function forget_beyond(service, band)
+-- If too many idle users are remembered for their debt, forget the one with the least debt in this band, of those whose
+-- members of the idle set begin with the prefix.
+local function forget_beyond(service, prefix, band)
   local idle = service.keys.idle
   if call('ZCARD', idle) > MOST_IDLE then
-    local member = call('ZRANGEBYLEX', idle, '[' .. band, '+', 'LIMIT', '0', '1')[1]
+    local member = call('ZRANGEBYLEX', idle, '[' .. prefix .. band, '+', 'LIMIT', '0', '1')[1]
     call('ZREM', idle, member)
-    local user = read_user(service, sub(member, 18))
+    local user = read_user(service, sub(member, #prefix + 18))
     if user and user[WAITING] == 0 and user[RUNNING] == 0 then
       forget(service, user)
     end
@@ -300,10 +325,13 @@ end
 -- Whether an idle user has to be remembered because of a debt in some band.
 local function has_debt(service, user)
   for band = 0, 3 do
-    local tag = user[TAG + band]
-    if not service.fifo and tag and tag > service.vt[band] then
-      if call('ZADD', service.keys.idle, '0', band .. sortable(tag) .. user[ID]) == 1 then
-        forget_beyond(service, band)
+    local tag, time, prefix = user[TAG + band], service.vt[band], ''
+    if user[LANES] == '@' then
+      time, prefix = of_groups().time(service, user, band), select(2, of_groups().heads_of(service, user))
+    end
+    if not service.fifo and tag and tag > time then
+      if call('ZADD', service.keys.idle, '0', prefix .. band .. sortable(tag) .. user[ID]) == 1 then
+        forget_beyond(service, prefix, band)
       end
       return true
     end
@@ -319,7 +347,7 @@ end
 
 -- Park a user at its limit or rate, and unpark it when it is below.
 local function park_or_unpark(service, user)
-  local limit, parked = service.user_limit, user[PARKED]
+  local limit, was, parked = service.user_limit, user[PARKED], user[PARKED]
   -- A number is the time until which the user is parked because of its rate.
   parked = type(parked) == 'number' and parked > now and parked or limit and user[RUNNING] >= limit
   if parked == user[PARKED] then
@@ -331,6 +359,9 @@ local function park_or_unpark(service, user)
     if not parked and not service.fifo and waits(user, band) then
       enter(service, user, band)
     end
+  end
+  if user[LANES] == '@' and (not was) ~= (not parked) then
+    of_groups().park_changed(service, user)
   end
 end
 
@@ -365,11 +396,28 @@ local function estimate_of(service, user, cost, region)
 end
 
 local function read_entry(job, stored)
-  local seq, user, service, band, rank, step, run, cost, region, weight = unpack_of(stored)
+  local seq, user, service, band, rank, step, run, cost, region, weight, group, w1, l1, w2, l2 = unpack_of(stored)
   return { job = job, seq = seq, user = user, service = service, band = band, rank = rank, step = step, run = run,
-    cost = cost, region = region, weight = weight }
+    cost = cost, region = region, weight = weight, group = group and { group, w1, l1, w2, l2 } }
 end
 
 local function stored_entry(e)
+  if e.group then
+    return pack(e.seq, e.user, e.service, e.band, e.rank, e.step, e.run, e.cost, e.region, e.weight, unpack(e.group))
+  end
   return pack(e.seq, e.user, e.service, e.band, e.rank, e.step, e.run, e.cost, e.region, e.weight)
 end
+
+local group_functions
+of_groups = function() -- also as scope.groups: the functions below `@nest` may capture at most 60 locals
+  if not group_functions then
+    --- @include groups
+    group_functions = {
+      heads_of = heads_of, time = time, set_time = set_time, raise = raise, lower = lower, left = left,
+      park_changed = park_changed, count_running = count_running, charge = charge_groups, released = released,
+      place = place, each = each_group, set_group = set_group, park_or_unpark = park_or_unpark_group,
+    }
+  end
+  return group_functions
+end
+scope.groups = of_groups

@@ -371,8 +371,15 @@ if scope.rates then
       local due = window_due(found[1], units)
       user[PARKED] = due and due > 0 and due or MIDDLE
       score(service, found, user_id)
-      refresh_user(service, user)
       late[#late + 1] = { service, user }
+      if user[LANES] == '@' then
+        of_groups().park_changed(service, user)
+        of_groups().each(service, user, function(group) late[#late + 1] = { service, group } end)
+        mark_stale(service, user)
+        refresh(service)
+      else
+        refresh_user(service, user)
+      end
       return true
     end,
 

@@ -1,0 +1,390 @@
+"""Groups of users within one service: the order of organisations, of the teams within one, and of a team's users.
+
+Every group is a level of start-time fair queueing of its own. Among the groups and users beside it, a group has a
+virtual time as a user has; among its members it has a `virtual_time` as a band has. A free slot goes to the first group
+or user of the band, then to the first member of that group, down to a user. A grant is charged at every level, and
+settled at every level when the call ends (ADR 32).
+
+A service has groups only once a user of a group was offered. Until then its bands are plain `FairBand`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+
+from fairlead.dispatch.memory.fair_queue import NEWCOMERS, STALE_KEYS, USER, Entry, FairBand, SortKey, User, inserted
+from fairlead.domain.fair_share import charge
+from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
+
+if TYPE_CHECKING:
+    from fairlead.dispatch.memory.service import Service
+
+MARK: Final = "\x01"
+"""The first character of the id of a group. No user id contains it."""
+
+
+class Group:
+    """One group of a service. `members` counts the users and teams that the service remembers."""
+
+    __slots__ = ("id", "limit", "members", "path", "running", "weight")
+
+    def __init__(self, path: str, rules: GroupRules) -> None:
+        self.id = MARK + path
+        self.path = path
+        self.running = 0
+        self.members = 0
+        self.take_rules(rules)
+
+    def take_rules(self, rules: GroupRules) -> None:
+        self.weight = rules.weight
+        self.limit = rules.limit
+
+
+class GroupedBand(FairBand):
+    """A fair band with groups. A *node* is a user or a group; the ids of groups begin with `MARK`.
+
+    A node is active in a lane if it has a step there that could be granted: a user that waits and is not parked, a
+    group with an active member that is not parked. `active` holds these nodes by lane and group (None: the top level).
+    A group enters the band when it becomes active in any lane.
+    """
+
+    __slots__ = ("active", "charged", "heaps", "idles", "parents", "parked", "times", "weights")
+
+    def __init__(self, parents: Mapping[str, str], parked: set[str], weights: Mapping[str, Group]) -> None:
+        super().__init__()
+        self.parents = parents
+        self.parked = parked
+        self.weights = weights
+        self.active: dict[tuple[str | None, str | None], set[str]] = {}
+        self.heaps: dict[tuple[str | None, str | None], list[SortKey]] = {}
+        self.times: dict[str, int] = {}
+        """The virtual times of the groups."""
+        self.idles: dict[str | None, list[SortKey]] = {}
+        """Like `idle`, by group."""
+        self.charged: list[str | None] = []
+        """The levels that the last grant was charged at."""
+
+    def take_over(self, band: FairBand) -> None:
+        """Take the queues and virtual times of a band that had no groups so far."""
+        self.waiting, self.lanes, self.virtual_time = band.waiting, band.lanes, band.virtual_time
+        self.tags, self.arrivals, self.new = band.tags, band.arrivals, band.new
+        self.idles, self._queued = {None: band.idle}, band._queued
+        for region, lane in self.lanes.items():
+            for user_id in lane.queues:
+                if user_id not in self.parked:
+                    self._raise(user_id, region)
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def join(self, entry: Entry, region: str | None) -> None:
+        lane, user_id = self.lane(region), entry[USER]
+        queue = lane.queues.get(user_id)
+        self.waiting += 1
+        if queue is not None:
+            lane.queues[user_id] = inserted(queue, entry)
+            return
+        if not self.waits(user_id):
+            self._enter(user_id)
+        lane.queues[user_id] = [entry]
+        if user_id not in self.parked:
+            self._raise(user_id, region)
+
+    def leave(self, entry: Entry, region: str | None) -> None:
+        super().leave(entry, region)
+        self._left(entry[USER], region)
+
+    def take(self, region: str | None, user_id: str) -> Entry:
+        entry = super().take(region, user_id)
+        self._left(user_id, region)
+        return entry
+
+    def _left(self, user_id: str, region: str | None) -> None:
+        if user_id not in self.lanes[region].queues and user_id not in self.parked:
+            self._lower(user_id, region, self.parents.get(user_id))
+
+    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
+        """The sort keys from the first node of the lane down to a user, one after the other."""
+        found: tuple[Any, ...] = ()
+        parent: str | None = None
+        while (first := self._first(region, parent)) is not None:
+            found += first
+            if not first[1].startswith(MARK):
+                return found
+            parent = first[1]
+        return None
+
+    def _first(self, region: str | None, parent: str | None) -> SortKey | None:
+        heap, active = self.heaps.get((region, parent)), self.active.get((region, parent), ())
+        while heap:
+            number, node = heap[0]
+            if node in active and number == self._number(node):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def _number(self, node: str) -> int:
+        return self.new[node] if node in self.new else self.tags[node]
+
+    # -- active nodes --------------------------------------------------------------------------------------------
+
+    def lanes_of(self, node: str) -> list[str | None]:
+        """The lanes in which a node would be active if it were not parked."""
+        if node.startswith(MARK):
+            return [region for region in self.lanes if (region, node) in self.active]
+        return [region for region, lane in self.lanes.items() if node in lane.queues]
+
+    def _raise(self, node: str, region: str | None) -> None:
+        """Make a node active in a lane, and the groups that it is in."""
+        parent = self.parents.get(node)
+        enters = parent is not None and not self.lanes_of(parent)
+        level = self.active.setdefault((region, parent), set())
+        is_first = not level
+        level.add(node)
+        self._push_key(node, region, parent)
+        if parent is not None and is_first and parent not in self.parked:
+            if enters:
+                self._enter(parent)
+            self._raise(parent, region)
+
+    def _lower(self, node: str, region: str | None, parent: str | None) -> None:
+        """Make a member of the group `parent` inactive in a lane, and the group, if it was the last."""
+        level = self.active[region, parent]
+        level.discard(node)
+        if not level:
+            del self.active[region, parent], self.heaps[region, parent]
+            if parent is not None and parent not in self.parked:
+                self._lower(parent, region, self.parents.get(parent))
+
+    def park(self, node: str) -> None:
+        """Take a node out of the order. It is not in `parked` yet."""
+        for region in self.lanes_of(node):
+            self._lower(node, region, self.parents.get(node))
+
+    def unpark(self, user_id: str) -> None:
+        """Let a node compete again. It is no longer in `parked`."""
+        lanes = self.lanes_of(user_id)
+        if lanes:
+            self._enter(user_id)
+        for region in lanes:
+            self._raise(user_id, region)
+
+    def _push_key(self, node: str, region: str | None, parent: str | None) -> None:
+        heap, active = self.heaps.setdefault((region, parent), []), self.active[region, parent]
+        heappush(heap, (self._number(node), node))
+        if len(heap) > 2 * len(active) + STALE_KEYS:
+            heap[:] = [(self._number(each), each) for each in active]
+            heapify(heap)
+
+    # -- virtual times -------------------------------------------------------------------------------------------
+
+    def time(self, parent: str | None) -> int:
+        """The virtual time of the members of a group, or of the band."""
+        return self.virtual_time if parent is None else self.times.get(parent, 0)
+
+    def charge(self, user_id: str, cost: int, weight: float) -> int:
+        """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
+        self.charged = []
+        node: str | None = user_id
+        while node is not None:
+            tag, parent = self.tags[node], self.parents.get(node)
+            if self.new.pop(node, None) is None:
+                self._set_time(parent, tag)
+            self._move(node, tag + charge(cost, weight if node is user_id else self.weights[node].weight))
+            self.charged.append(parent)
+            node = parent
+        return charge(cost, weight)
+
+    def _set_time(self, parent: str | None, tag: int) -> None:
+        if parent is None:
+            self.virtual_time = tag
+        else:
+            self.times[parent] = tag
+
+    def _enter(self, user_id: str) -> None:
+        tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
+        self.new.pop(user_id, None)
+        if tag is None or tag <= time:
+            self.tags[user_id] = time
+            self.arrivals += 1
+            self.new[user_id] = NEWCOMERS + self.arrivals
+
+    def _move(self, user_id: str, tag: int) -> None:
+        self.tags[user_id] = tag
+        parent = self.parents.get(user_id)
+        for region in self.lanes:
+            if user_id in self.active.get((region, parent), ()):
+                self._push_key(user_id, region, parent)
+
+    def move_user(self, user_id: str, old: str | None, new: str | None) -> None:
+        """Move a user between groups. The user's debt is kept."""
+        tag = self.tags.get(user_id)
+        if tag is not None:
+            self.tags[user_id] = self.time(new) + max(0, tag - self.time(old))
+        lanes = [] if user_id in self.parked else self.lanes_of(user_id)
+        for region in lanes:
+            self._raise(user_id, region)
+        for region in lanes:
+            self._lower(user_id, region, old)
+
+    def drop_newcomers(self) -> None:
+        self.new.clear()
+        for level, active in self.active.items():
+            self.heaps[level] = [(self._number(node), node) for node in active]
+            heapify(self.heaps[level])
+
+    # -- idle nodes ----------------------------------------------------------------------------------------------
+
+    def has_debt(self, user_id: str) -> bool:
+        tag, parent = self.tags.get(user_id, 0), self.parents.get(user_id)
+        if tag <= self.time(parent):
+            return False
+        if (tag, user_id) not in self._queued:
+            self._queued.add((tag, user_id))
+            heappush(self.idles.setdefault(parent, []), (tag, user_id))
+        return True
+
+    def overtaken(self) -> list[str]:
+        nodes = []
+        for parent in self.charged:
+            idle, time = self.idles.get(parent), self.time(parent)
+            while idle and idle[0][0] <= time:
+                nodes.append(self._pop(idle))
+        return nodes
+
+    def pop_idle(self, beside: str) -> str:
+        return self._pop(self.idles[self.parents.get(beside)])
+
+    def _pop(self, idle: list[SortKey]) -> str:
+        sort_key = heappop(idle)
+        self._queued.discard(sort_key)
+        return sort_key[1]
+
+    def forget(self, user_id: str) -> None:
+        super().forget(user_id)
+        self.times.pop(user_id, None)
+        for sort_key in self.idles.pop(user_id, ()):
+            self._queued.discard(sort_key)
+
+
+class Groups:
+    """The groups of one service, and the place of its users in them."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.by_id: dict[str, Group] = {}
+        self.parents: dict[str, str] = {}
+        """The group of every user and team that is in one."""
+        self.bands = [GroupedBand(self.parents, service.parked, self.by_id) for _ in service.bands]
+        for band, plain in zip(self.bands, service.bands, strict=True):
+            assert isinstance(plain, FairBand)
+            band.take_over(plain)
+
+    def levels(self, user_id: str) -> Iterator[Group]:
+        """The groups that a user is in, from the innermost."""
+        node = self.parents.get(user_id)
+        while node is not None:
+            yield self.by_id[node]
+            node = self.parents.get(node)
+
+    def place(self, user: User) -> None:
+        """Move a user, with everything that it has waiting and running, to the group `user.group`. The user's debt
+        among the members of a group is kept."""
+        user_id, old = user.user_id, self.parents.get(user.user_id)
+        new = None if user.group is None else MARK + user.group
+        if old == new:
+            return
+        was_in = list(self.levels(user_id))
+        if new is None:
+            del self.parents[user_id]
+        else:
+            self._create(new)
+            self.by_id[new].members += 1
+            self.parents[user_id] = new
+        for group in was_in:
+            group.running -= user.running
+        # The groups that the user leaves are unparked last: an organisation that the user stays in is never without it.
+        self._count_running(user_id, user.running)
+        for band in self.bands:
+            band.move_user(user_id, old, new)
+        for group in was_in:
+            self._park_or_unpark(group)
+        if old is not None:
+            self.by_id[old].members -= 1
+            self.forget_if_idle(old)
+
+    def _create(self, group_id: str) -> None:
+        """Create a group, and the organisation that it is in, unless they exist."""
+        if group_id in self.by_id:
+            return
+        path = group_id.removeprefix(MARK)
+        self.by_id[group_id] = Group(path, self.service.group_rules.get(path, UNDECLARED_GROUP))
+        outer = parent_of(path)
+        if outer is not None:
+            self._create(MARK + outer)
+            self.parents[group_id] = MARK + outer
+            self.by_id[MARK + outer].members += 1
+
+    def _count_running(self, user_id: str, more: int) -> None:
+        for group in self.levels(user_id):
+            group.running += more
+        self.park_or_unpark(user_id)
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    def granted(self, user_id: str) -> None:
+        if user_id in self.parents:
+            self._count_running(user_id, 1)
+
+    def released(self, user_id: str, band: int, estimate: int, real: int | None) -> None:
+        """Settle the charges of the user's groups to the slot time that a call used; `real` is None if nothing ran.
+        The caller then calls `park_or_unpark`."""
+        for group in self.levels(user_id):
+            group.running -= 1
+            used = 0 if real is None else charge(real, group.weight)
+            self.bands[band].settle(group.id, used - (charge(estimate, group.weight) if estimate else 0))
+
+    def park_or_unpark(self, user_id: str) -> None:
+        """Park the groups of a user that are at their limit, and unpark those that are below."""
+        for group in self.levels(user_id):
+            self._park_or_unpark(group)
+
+    def _park_or_unpark(self, group: Group) -> None:
+        if group.limit is not None and group.running >= group.limit:
+            self.park(group.id)
+        elif group.id in self.service.parked:
+            self.service.parked.discard(group.id)
+            for band in self.bands:
+                band.unpark(group.id)
+
+    def park(self, node: str) -> None:
+        """Take a user or group out of the order, unless it is parked already."""
+        if node not in self.service.parked:
+            for band in self.bands:
+                band.park(node)
+            self.service.parked.add(node)
+
+    def take_rules(self, rules: Mapping[str, GroupRules]) -> None:
+        for _, group in sorted(self.by_id.items()):  # sorted: the order in which groups enter a band matters
+            group.take_rules(rules.get(group.path, UNDECLARED_GROUP))
+            self._park_or_unpark(group)
+
+    # -- idle groups ---------------------------------------------------------------------------------------------
+
+    def forget_user(self, user_id: str) -> None:
+        group_id = self.parents.pop(user_id, None)
+        if group_id is not None:
+            self.by_id[group_id].members -= 1
+            self.forget_if_idle(group_id)
+
+    def forget_if_idle(self, group_id: str) -> None:
+        """Drop a group that has no members left and no debt in any band."""
+        group = self.by_id.get(group_id)
+        if group is None or group.members or any(band.has_debt(group_id) for band in self.bands):
+            return
+        for band in self.bands:
+            band.forget(group_id)
+        del self.by_id[group_id]
+        self.service.parked.discard(group_id)
+        self.forget_user(group_id)

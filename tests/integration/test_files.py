@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -14,10 +15,13 @@ import pytest
 
 from fairlead import Fairlead
 from fairlead.artifacts.files import NewFile
+from fairlead.artifacts.objects import ObjectStore, ObjectsUnavailable
 from fairlead.config import Settings
 from fairlead.domain.config import Config
+from fairlead.domain.job import JobStatus
 from fairlead.errors import InvalidInput, JobFailed, WrongState
 from fairlead.executors.port import Call
+from tests import s3_server
 from tests.integration import handlers
 
 PICTURE = os.urandom(25 * 1024 * 1024)
@@ -29,14 +33,29 @@ async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def stored_objects(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "store-id")
+class FlakyObjects:
+    """An object store that can be taken away. `waiting` is set when somebody has tried to use it since."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.away = False
+        self.waiting = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away and name != "close":
+            self.waiting.set()
+            raise ObjectsUnavailable("the object store is away")
+        return getattr(self._objects, name)
 
 
 class Site:
-    def __init__(self, app: Fairlead, folder: Path) -> None:
+    def __init__(self, app: Fairlead) -> None:
         self.app = app
-        self.folder = folder
+
+    def flaky(self) -> FlakyObjects:
+        flaky = FlakyObjects(self.app.files.objects)
+        self.app.files.objects = flaky  # type: ignore[assignment]
+        return flaky
 
     async def upload(self, content: bytes, user_id: str = "ada", name: str = "cat.png", **more: Any) -> dict[str, Any]:
         return (await self.app.files.save(NewFile(user_id, name, **more), pieces(content))).reference()
@@ -44,11 +63,11 @@ class Site:
     async def content(self, reference: dict[str, Any]) -> bytes:
         return await self.app.files.read_all(await self.app.files.get(reference["$file"]))
 
-    async def swept(self) -> list[Path]:
+    async def swept(self) -> list[str]:
         """The objects that are left when everything has been swept."""
         while await self.app.files.sweep(100):
             pass
-        return stored_objects(self.folder)
+        return [key async for page in self.app.files.objects.pages() for key, _ in page]
 
 
 Make = Callable[..., Any]
@@ -58,12 +77,11 @@ Make = Callable[..., Any]
 def make(engines: dict[str, str], tmp_path: Path) -> Make:
     @asynccontextmanager
     async def running(declare: Callable[[Fairlead], None], **more: Any) -> AsyncIterator[Site]:
-        folder = tmp_path / "files"
-        config = Config.model_validate({"artifacts": {"url": str(folder), **more}})
+        config = Config.model_validate({"artifacts": {"url": str(tmp_path / "files"), **more}})
         app = Fairlead(Settings(config), **engines)
         declare(app)
         async with app.running():
-            yield Site(app, folder)
+            yield Site(app)
 
     return running
 
@@ -86,8 +104,9 @@ def draw(app: Fairlead) -> None:
     app.pipeline("art", ["draw", "measure"])
 
 
-async def test_a_picture_of_25_mb_goes_through_a_pipeline_and_ends_with_its_job(make: Make) -> None:
-    async with make(draw) as site:
+@pytest.mark.parametrize("objects", ["directory", "s3"])
+async def test_a_picture_of_25_mb_goes_through_a_pipeline_and_ends_with_its_job(make: Make, objects: str) -> None:
+    async with make(draw, **({"url": s3_server.new_bucket()} if objects == "s3" else {})) as site:
         sketch = await site.upload(b"sketch", expires_at=1.0)
         job = await site.app.submit("art", {"sketch": sketch}, user_id="ada")
         result = await job.result(timeout=60)
@@ -183,3 +202,49 @@ async def test_files_are_used_from_child_processes(make: Make) -> None:
         assert await site.content(result["path"]) == b"from a path"
         assert result["missing"] == "there is no file file-" + "0" * 32
         assert len(await site.swept()) == 3
+
+
+async def test_a_lost_object_store_delays_jobs_and_costs_no_attempt(make: Make) -> None:
+    """Results are kept until they can be stored, and inputs are read when they can be. Other jobs go on."""
+    calls: list[str] = []
+
+    def declare(app: Fairlead) -> None:
+        @app.service("grow", limit=8, max_attempts=1)
+        async def grow(call: Call) -> Any:
+            calls.append(call.job_id)
+            return {"text": LARGE, "n": call.params["n"]}
+
+        @app.service("keep", limit=8, max_attempts=1)
+        async def keep(call: Call) -> Any:
+            return await call.save("a.bin", b"kept")
+
+        @app.service("shrink", limit=8, max_attempts=1, backoff=[0.05])
+        async def shrink(call: Call) -> Any:
+            return len(call.params["text"])
+
+        echo(app)
+
+    async with make(declare) as site:
+        app, flaky = site.app, site.flaky()
+        await app.pause("shrink")
+        given = [await app.submit("shrink", {"text": LARGE + str(n)}, user_id="ada") for n in range(3)]
+        flaky.away = True
+        grown = [await app.submit("grow", {"n": n}, user_id="ada") for n in range(5)]
+        kept = await app.submit("keep", {}, user_id="ada")
+        await app.unpause("shrink")
+        async with asyncio.timeout(30):
+            while not all([(await job.get()).attempts for job in given]):
+                await asyncio.sleep(0.02)
+            await flaky.waiting.wait()
+        small = await app.submit("echo", {"n": 1}, user_id="bob")
+        assert await small.result(timeout=30) == {"echo": {"n": 1}, "before": []}
+        with pytest.raises(ObjectsUnavailable):
+            await app.submit("echo", {"text": LARGE}, user_id="ada")
+        assert {(await job.get()).status for job in grown} == {JobStatus.RUNNING}
+        flaky.away = False
+        assert [(await job.result(timeout=30))["n"] for job in grown] == list(range(5))
+        assert await site.content(await kept.result(timeout=30)) == b"kept"
+        assert [await job.result(timeout=30) for job in given] == [len(LARGE) + 1] * 3
+        errors = {attempt["error"]["code"] for job in given for attempt in (await job.get()).attempts or ()}
+        assert errors == {"STORE_UNAVAILABLE"}
+        assert sorted(calls) == sorted(job.id for job in grown)  # no call was made twice

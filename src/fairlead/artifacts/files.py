@@ -241,9 +241,19 @@ class Files:
         with self._reaching():
             return await self.objects.url(file.artifact_id, self.config.ticket_ttl)
 
-    async def ticket(self, file_id: str) -> tuple[str, int]:
+    async def service_url(self, file: File, seconds: float) -> str | None:
+        """A URL with which a service can fetch the file for at least this time; None if the configuration has neither
+        `artifacts.presign` nor `artifacts.public_url`."""
+        if (url := await self.url(file)) is not None:
+            return url
+        if self.config.public_url is None:
+            return None
+        ticket, _ = await self.ticket(file.id, seconds)
+        return f"{self.config.public_url.rstrip('/')}/files/{file.id}?ticket={ticket}"
+
+    async def ticket(self, file_id: str, at_least: float = 0.0) -> tuple[str, int]:
         """A ticket that reads this file over HTTP, and the time at which it expires, in seconds since 1970."""
-        expires_at = int(self._now() + self.config.ticket_ttl) + 1
+        expires_at = int(self._now() + max(at_least, self.config.ticket_ttl)) + 1
         return files.ticket_of(await self._ticket_secret(), file_id, expires_at), expires_at
 
     async def is_valid_ticket(self, file_id: str, ticket: str) -> bool:

@@ -131,6 +131,7 @@ class ServiceConfig(Section):
     format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
     stream: Literal["sse", "text"] | None = None
+    extract: Annotated[int, Field(ge=0, le=1 << 30)] = 1048576
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -19,7 +19,7 @@ from fairlead.artifacts.values import load_json, save_value
 from fairlead.domain import files
 from fairlead.domain.files import STORED, File
 from fairlead.domain.retry import STORE_UNAVAILABLE, Failure
-from fairlead.errors import InvalidInput, NotFound, Permanent, Unavailable
+from fairlead.errors import InvalidInput, NotFound, Permanent, TooLarge, Unavailable
 from fairlead.executors.call_outcome import bad
 from fairlead.executors.port import Call, Reference, Source, Success
 
@@ -131,6 +131,17 @@ class LoopFiles:
     def read(self, call: Call, reference: Reference) -> Any:
         return self._run(self._read(call, reference))
 
+    async def urls(self, call: Call, value_json: str) -> str:
+        value = orjson.loads(value_json)
+        names = tuple(dict.fromkeys(files.references_in(value)))
+        found = await self._files.get_many(names)
+        urls = {}
+        for name in names:
+            file = found.get(name)
+            if file is not None and file.ready and file.user_id == call.user_id:
+                urls[name] = await self._files.service_url(file, call.timeout)
+        return orjson.dumps(_with_urls(value, urls)).decode() if any(urls.values()) else value_json
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
         """The awaitable itself on our event loop, an awaitable for another event loop, or the result in a thread."""
         try:
@@ -143,7 +154,7 @@ class LoopFiles:
 
     async def saved(self, call: Call, name: str, source: Source, content_type: str | None) -> dict[str, Any]:
         new = NewFile(call.user_id, name, content_type, files.RESULT, job_id=call.job_id, keep_for=call.timeout)
-        with await _rereadable(source) as file:
+        with await _rereadable(source, self._files.config.max_file) as file:
             begin = file.tell()
 
             async def save() -> File:
@@ -159,9 +170,13 @@ class LoopFiles:
             found = await self._files.get_complete(files.id_in(reference), call.user_id)
             # Handed to the handler, who closes it.
             copy = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-            async with aclosing(self._files.read(found)) as pieces:
-                async for piece in pieces:
-                    await asyncio.to_thread(copy.write, piece)
+            try:
+                async with aclosing(self._files.read(found)) as pieces:
+                    async for piece in pieces:
+                        await asyncio.to_thread(copy.write, piece)
+            except BaseException:
+                copy.close()
+                raise
             copy.seek(0)
             return copy
 
@@ -170,6 +185,14 @@ class LoopFiles:
     async def _read(self, call: Call, reference: Reference) -> bytes:
         with await self.opened(call, reference) as file:
             return await asyncio.to_thread(file.read)
+
+
+def _with_urls(value: Any, urls: Mapping[str, str | None]) -> Any:
+    if isinstance(value, dict):
+        filled = {key: _with_urls(each, urls) for key, each in value.items()}
+        url = urls.get(str(value.get("$file")))
+        return filled if url is None else {**filled, "url": url}
+    return [_with_urls(each, urls) for each in value] if isinstance(value, list) else value
 
 
 async def _patiently(call: Call, work: Callable[[], Awaitable[T]]) -> T:
@@ -182,14 +205,15 @@ async def _patiently(call: Call, work: Callable[[], Awaitable[T]]) -> T:
             return done
         except ObjectsUnavailable:
             call.stalled = True
-        except NotFound as error:
+        except (NotFound, TooLarge, InvalidInput) as error:
             raise Permanent(str(error)) from None
         await asyncio.sleep(pause)
         pause = min(LONGEST_PAUSE, pause * 2)
 
 
-async def _rereadable(source: Source) -> IO[bytes]:
-    """A binary file with the bytes of `source`, which can be read again from its position."""
+async def _rereadable(source: Source, most: int) -> IO[bytes]:
+    """A binary file with the bytes of `source`, which can be read again from its position. At most `most` bytes of a
+    stream are read."""
     if isinstance(source, bytes | bytearray | memoryview):
         copy: Any = tempfile.SpooledTemporaryFile(max(IN_MEMORY, len(source) + 1))  # noqa: SIM115
         copy.write(source)
@@ -200,8 +224,14 @@ async def _rereadable(source: Source) -> IO[bytes]:
     if isinstance(source, str):
         raise TypeError("save() takes bytes, a pathlib.Path or a binary file, not text: encode it, or use Path(...)")
     copy = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-    async for chunk in _pieces_of(source):
-        await asyncio.to_thread(copy.write, chunk)
+    try:
+        async for chunk in _pieces_of(source):
+            await asyncio.to_thread(copy.write, chunk)
+            if copy.tell() > most:
+                raise Permanent(f"the file is too large: artifacts.max_file allows {most} bytes")
+    except BaseException:
+        copy.close()
+        raise
     copy.seek(0)
     return copy  # type: ignore[no-any-return]
 

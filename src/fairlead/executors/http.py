@@ -13,16 +13,38 @@ import orjson
 
 from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import AUTO, ServiceConfig
+from fairlead.domain.files import MARK
 from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long_number, to_json
 from fairlead.domain.openai import EVENT_STREAM
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
+from fairlead.errors import Permanent
 from fairlead.executors import upstream_limits
-from fairlead.executors.call_outcome import bad, concluded, enveloped, failure_of, storable, too_large, usage_in
+from fairlead.executors.call_outcome import (
+    bad,
+    concluded,
+    encoded,
+    enveloped,
+    failure_of,
+    storable,
+    too_large,
+    usage_in,
+)
+from fairlead.executors.http_files import (
+    MAX_TEXT_PART,
+    add_urls,
+    is_binary,
+    is_multipart,
+    read_parts,
+    save_body,
+    save_bytes,
+    taken_out,
+)
 from fairlead.executors.http_stream import BrokenStream, emit_events, emit_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SHOWN_OF_AN_ERROR = 500
+NEITHER = "the service's response is neither JSON nor text"
 
 
 class HttpExecutor:
@@ -39,6 +61,7 @@ class HttpExecutor:
         urls = [url for url in (self._url, *self._urls.values()) if url is not None]
         self._secrets = {secret for url in urls for secret in secrets_of(url)} | set(self._headers.values())
         self._max_result = max_result
+        self._extract = config.extract
         self._auto = config.limit == AUTO
         self._sessions = upstream_limits.Sessions(new_session)
 
@@ -59,6 +82,8 @@ class HttpExecutor:
             "Content-Type": "application/json",
             "Idempotency-Key": call.idempotency_key,
         }
+        if MARK in call.params_json or MARK in call.context_json:
+            await add_urls(call)
         try:
             content = self._body(call)
         except MissingField as error:
@@ -72,6 +97,8 @@ class HttpExecutor:
                     upstream_limits.heed(call, response)
                 if response.status < 300 and (streamed := self._streamed(response)):
                     return await self._emit(streamed, response, call)
+                if response.status < 300 and call.files is not None and (is_binary(response) or is_multipart(response)):
+                    return await _files_of(response, call)
                 body = await read_body(response, self._max_result)
                 if response.status >= 300:
                     return refusal(response, body, upstream_limits.retry_after_of(response.headers))
@@ -81,7 +108,19 @@ class HttpExecutor:
             return Failure(CONNECTION, storable(connection_problem(error)), retryable=True)
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
+        if call.files is not None and self._extract and len(body) > self._extract:
+            return await self._large_result(body, call)
         return _raw_result(body) if self._raw else _enveloped_result(body)
+
+    async def _large_result(self, body: bytes, call: Call) -> Success | Failure:
+        """The result of a response that may contain files."""
+        outcome = _raw_result(body) if self._raw else _enveloped_result(body)
+        if isinstance(outcome, Success):
+            value = await taken_out(orjson.loads(outcome.data_json), call, self._extract)
+            return outcome if call.saved is None else replace(outcome, data_json=orjson.dumps(value).decode())
+        if self._raw and outcome.message == NEITHER:
+            return Success(orjson.dumps(await save_bytes(body, call)).decode())
+        return outcome
 
     def _streamed(self, response: aiohttp.ClientResponse) -> str | None:
         """How the response is streamed; None if it is read as a whole."""
@@ -141,6 +180,19 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     return b"".join(pieces)
 
 
+async def _files_of(response: aiohttp.ClientResponse, call: Call) -> Success | Failure:
+    """The result of a response whose body is a file, or has files as its parts."""
+    try:
+        found = await (save_body(response, call) if is_binary(response) else read_parts(response, call))
+    except Permanent as error:
+        response.close()
+        return bad(str(error))
+    except (ValueError, RuntimeError) as error:  # what aiohttp raises for a multipart that it cannot read
+        response.close()
+        return bad(f"the service's response cannot be read: {error}")
+    return encoded(found, MAX_TEXT_PART * 2)
+
+
 def _enveloped_result(body: bytes) -> Success | Failure:
     try:
         response_body = from_json(body)
@@ -165,7 +217,7 @@ def _raw_result(body: bytes) -> Success | Failure:
     try:
         return Success(orjson.dumps(body.decode()).decode())
     except UnicodeDecodeError:
-        return bad("the service's response is neither JSON nor text")
+        return bad(NEITHER)
 
 
 def refusal(response: aiohttp.ClientResponse, body: bytes, retry_after: float | None) -> Failure:

@@ -69,6 +69,10 @@ class CallFiles(Protocol):
 
     def read(self, call: Call, reference: Reference) -> Any: ...
 
+    async def urls(self, call: Call, value_json: str) -> str:
+        """The JSON text with a `url` in each reference, if files have URLs that services can fetch."""
+        ...
+
 
 class CallOutput:
     """The chunks that a call has emitted, each as JSON text. They are kept until the call ends, because they become

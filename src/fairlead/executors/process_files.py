@@ -62,6 +62,9 @@ class PipeFiles:
     def read(self, call: Call, reference: Reference) -> Any:
         return _here_or_in_thread(lambda: self._read(reference))
 
+    async def urls(self, call: Call, value_json: str) -> str:
+        return value_json  # only HTTP services ask for URLs, and they run in the parent
+
     def _save(self, name: str, source: Source, content_type: str | None) -> Any:
         if isinstance(source, str | AsyncIterable):
             raise TypeError("in a process, save() takes bytes, a pathlib.Path or a binary file")

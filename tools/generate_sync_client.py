@@ -18,6 +18,7 @@ CLIENT = Path(__file__).resolve().parents[1] / "src" / "fairlead" / "client"
 TWINS = {
     "asynchronous.py": "synchronous.py",
     "asynchronous_batches.py": "synchronous_batches.py",
+    "asynchronous_files.py": "synchronous_files.py",
     "asynchronous_turns.py": "synchronous_turns.py",
 }
 NAMES = {
@@ -25,6 +26,7 @@ NAMES = {
     "AsyncJob": "ClientJob",
     "AsyncBatch": "ClientBatch",
     "AsyncBatchCalls": "BatchCalls",
+    "AsyncFileCalls": "FileCalls",
     "AsyncTurn": "ClientTurn",
     "AsyncTurnCalls": "TurnCalls",
     "AsyncIterator": "Iterator",
@@ -38,6 +40,7 @@ NAMES = {
     "async_turn": "sync_turn",
     "asynchronous": "synchronous",
     "asynchronous_batches": "synchronous_batches",
+    "asynchronous_files": "synchronous_files",
     "asynchronous_turns": "synchronous_turns",
 }
 Position = tuple[int, int]

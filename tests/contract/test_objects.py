@@ -75,11 +75,6 @@ async def test_a_write_that_is_cut_off_leaves_no_object(objects: ObjectStore) ->
     assert await keys(objects) == {}
 
 
-async def test_the_identity_is_given_once(objects: ObjectStore) -> None:
-    assert await objects.identity("first") == "first"
-    assert await objects.identity("second") == "first"
-
-
 async def test_a_bucket_signs_urls_and_a_directory_has_none(tmp_path: Path) -> None:
     objects = RemoteObjects(s3_server.new_bucket())
     key = uuid4().hex

@@ -165,7 +165,7 @@ async def test_a_name_is_only_a_name(site: Site, tmp_path: Path) -> None:
     folder = tmp_path / "jobs.db-files"
     inside = {path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()}
     assert inside
-    assert all(len(part) == 2 or part == "store-id" for part in inside)
+    assert all(len(part) == 2 for part in inside)
 
 
 async def test_a_file_is_its_user_s(make_site: MakeSite) -> None:

@@ -83,6 +83,7 @@ class Admin:
             runtime.group_commit,
             runtime.priorities,
             runtime.hub.readers,
+            runtime.files,
         )
 
     def estimate_accuracy(self) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairlead import backends
 from fairlead.app.runtime import Runtime
+from fairlead.artifacts.objects import ObjectStore
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.errors import ConfigError, Unavailable
@@ -47,9 +48,20 @@ def sources_of(runtime: Runtime, *, outside: bool) -> Sources:
         listens_on=runtime.listens_on,
         priority_problems=lambda: runtime.priorities.problems if is_open else {},
         outside=outside,
+        objects=lambda: _objects_problem(runtime.files.objects if is_open else backends.objects_of(settings)),
         balancers=lambda: _balancers_of(settings, config, runtime.declarations.handlers),
         celery=(lambda: _celery_of(config, runtime.declarations.handlers)) if config.celery.lost_after else None,
     )
+
+
+async def _objects_problem(objects: ObjectStore) -> str | None:
+    """Why the object store cannot be used; None if it can."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            await objects.check()
+    except (Unavailable, TimeoutError) as error:
+        return str(error) or _no_answer()
+    return None
 
 
 async def schema_of(database_url: str) -> Schema:

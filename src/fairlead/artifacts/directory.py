@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
@@ -17,7 +16,6 @@ T = TypeVar("T")
 
 PARTIAL = ".partial"
 """The suffix of an object that is being written."""
-IDENTITY = "store-id"
 PAGE = 1000
 
 
@@ -129,29 +127,6 @@ class DirectoryObjects:
 
     async def url(self, key: str, seconds: float) -> str | None:
         return None
-
-    async def identity(self, fresh: str) -> str:
-        return await self._run(self._identity, fresh)
-
-    def _identity(self, fresh: str) -> str:
-        os.makedirs(self._root, mode=0o700, exist_ok=True)
-        path = os.path.join(self._root, IDENTITY)
-        # Linked into place, so that of two processes that start together, one wins and the other reads a whole file.
-        temporary = f"{path}.{fresh}"
-        with contextlib.suppress(FileExistsError):
-            if not os.path.exists(path):
-                with open(temporary, "w", encoding="ascii") as file:
-                    file.write(fresh)
-                os.link(temporary, path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        with open(path, encoding="ascii") as file:
-            return file.read(100)
-
-    def free(self) -> tuple[int, int]:
-        """The free and the total bytes of the disk."""
-        usage = shutil.disk_usage(self._root)
-        return usage.free, usage.total
 
     async def close(self) -> None: ...
 

@@ -81,8 +81,6 @@ class Files:
         self.config = config
         self.counts = FileCounts()
         self.outage = Outage(log, "the object store")
-        self.identity: str | None = None
-        """The identity of the object store, once this process has written to it."""
 
     # ------------------------------------------------------------ save
 
@@ -134,8 +132,6 @@ class Files:
     async def _put(self, key: str, chunks: AsyncIterable[bytes], file: File) -> None:
         headers = {"Content-Type": file.content_type, "Content-Disposition": disposition(file, attachment=True)}
         with self._reaching():
-            if self.identity is None:
-                self.identity = await self.objects.identity(uuid7().hex)
             await self.objects.put(key, chunks, headers)
 
     async def renew(self, file_id: str) -> None:

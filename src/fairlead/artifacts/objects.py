@@ -55,9 +55,4 @@ class ObjectStore(Protocol):
         """A URL with which anyone can read the object for this time; None if the store has none."""
         ...
 
-    async def identity(self, fresh: str) -> str:
-        """A text that identifies the store: the one that it has, or `fresh`, which is then stored. Processes that see
-        different identities do not share their objects."""
-        ...
-
     async def close(self) -> None: ...

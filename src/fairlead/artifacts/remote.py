@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from fairlead.artifacts.objects import PIECE, ObjectMissing, ObjectsUnavailable
@@ -29,7 +29,6 @@ PART = 8 * 1024 * 1024
 """The size of the parts in which an object is sent. S3 accepts 10,000 parts."""
 AT_A_TIME = 2
 FOLDER = "objects"
-IDENTITY = "store-id"
 ENDPOINT = "AWS_ENDPOINT_URL"
 PAGE = 1000
 SIGNED = ("s3", "gs", "az")
@@ -101,16 +100,6 @@ class RemoteObjects:
         if not self._signs:
             return None
         return str(await self._run(obstore.sign, self._store, "GET", _path(key), timedelta(seconds=seconds)))
-
-    async def identity(self, fresh: str) -> str:
-        return await self._run(self._identity, fresh)
-
-    def _identity(self, fresh: str) -> str:
-        try:
-            obstore.put(self._store, IDENTITY, fresh.encode(), mode="create")
-        except AlreadyExistsError:
-            return bytes(obstore.get(self._store, IDENTITY).bytes()).decode()[:100]
-        return fresh
 
     async def close(self) -> None: ...
 

@@ -64,6 +64,10 @@ class Gateway:
             self._client = Client(url, key, patience=0.0)
 
     @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
     def shown(self) -> str:
         return self._client.url
 

@@ -19,6 +19,7 @@ from fairlead.cli.dead import dead
 from fairlead.cli.docs import docs
 from fairlead.cli.doctor import doctor
 from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.files import files
 from fairlead.cli.init import init
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
@@ -49,6 +50,7 @@ app.command(rich_help_panel=JOBS)(jobs.retry)
 app.command(rich_help_panel=JOBS)(jobs.resume)
 app.command(cls=turn.TurnCommand, rich_help_panel=JOBS)(turn.turn)
 app.add_typer(batch, name="batch", rich_help_panel=JOBS)
+app.add_typer(files, name="files", rich_help_panel=JOBS)
 app.command(rich_help_panel=QUEUE)(status.status)
 app.command(rich_help_panel=QUEUE)(operators.limit)
 app.command(rich_help_panel=QUEUE)(rates.rate)

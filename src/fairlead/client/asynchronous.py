@@ -10,12 +10,15 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import httpx2
+import orjson
 
 from fairlead.client import calls
 from fairlead.client.asynchronous_batches import AsyncBatchCalls
+from fairlead.client.asynchronous_files import AsyncFileCalls
 from fairlead.client.asynchronous_turns import AsyncTurnCalls
 from fairlead.client.calls import LONGEST_WAIT, ApiCall, parsed
 from fairlead.client.errors import NoConnection, of_response
+from fairlead.client.file_calls import content_path
 from fairlead.client.patience import Patience
 from fairlead.client.settings import GatewayAddress
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
@@ -29,7 +32,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
+class AsyncClient(AsyncBatchCalls, AsyncFileCalls, AsyncTurnCalls):
     """A client of a running gateway. `url` and `key` default to FAIRLEAD_URL and FAIRLEAD_API_KEY. A call that fails
     temporarily is retried for up to `patience` seconds."""
 
@@ -223,10 +226,11 @@ class AsyncClient(AsyncBatchCalls, AsyncTurnCalls):
         response."""
         return await self._do(calls.raw(method, path, json, content, params=params, headers=headers))
 
-    async def download(self, path: str) -> AsyncIterator[bytes]:
-        """Stream the body of a large response, chunk by chunk."""
+    async def download(self, file: str | Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """Stream the content of a file, or the body of a large response, chunk by chunk. `file` is the id of a file, a
+        reference, or a path of the gateway."""
         try:
-            async with self._http.stream("GET", path) as response:
+            async with self._http.stream("GET", content_path(file), follow_redirects=True) as response:
                 if response.status_code >= 300:
                     await response.aread()
                     raise of_response(response)
@@ -283,7 +287,10 @@ class AsyncJob:
     async def result(self, timeout: float | None = None) -> Any:
         """Wait for the job to complete, and return the data of its last step. Raises JobFailed or JobCancelled, or
         ResultTimeout after `timeout` seconds."""
-        return result_of(await self._client.wait(self.id, timeout), timeout)
+        result = result_of(await self._client.wait(self.id, timeout), timeout)
+        if isinstance(result, dict) and result.keys() == {"$stored", "size", "sha256"}:  # too large for the response
+            return orjson.loads(await self._client.read_file(content_path(result)))
+        return result
 
     async def get(self) -> JobView:
         return await self._client.get(self.id)

@@ -160,7 +160,7 @@ def raw(method: str, path: str, json: Any, content: bytes | None, **request: Any
     headers = dict(request.pop("headers", None) or {})
     if json is not None:
         content, headers = json_of(json), {"Content-Type": "application/json", **headers}
-    again = method == "GET" or "Idempotency-Key" in headers
+    again = method == "GET" or "Idempotency-Key" in headers or "Upload-Offset" in headers
     return ApiCall(method, path, _json, again=again, params=request["params"] or {}, body=content, headers=headers)
 
 

@@ -10,15 +10,18 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import httpx2
+import orjson
 
 from fairlead.client import calls
 from fairlead.client.calls import LONGEST_WAIT, ApiCall, parsed
 from fairlead.client.errors import NoConnection, of_response
+from fairlead.client.file_calls import content_path
 from fairlead.client.patience import Patience
 from fairlead.client.settings import GatewayAddress
 from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_job
 from fairlead.client.stream import MAX_EVENT, OutputEvents, Stream, output_of
 from fairlead.client.synchronous_batches import BatchCalls
+from fairlead.client.synchronous_files import FileCalls
 from fairlead.client.synchronous_turns import TurnCalls
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Chunk, Position, Restart
@@ -29,7 +32,7 @@ from fairlead.version import __version__
 T = TypeVar("T")
 
 
-class Client(BatchCalls, TurnCalls):
+class Client(BatchCalls, FileCalls, TurnCalls):
     """A client of a running gateway. `url` and `key` default to FAIRLEAD_URL and FAIRLEAD_API_KEY. A call that fails
     temporarily is retried for up to `patience` seconds."""
 
@@ -220,10 +223,11 @@ class Client(BatchCalls, TurnCalls):
         response."""
         return self._do(calls.raw(method, path, json, content, params=params, headers=headers))
 
-    def download(self, path: str) -> Iterator[bytes]:
-        """Stream the body of a large response, chunk by chunk."""
+    def download(self, file: str | Mapping[str, Any]) -> Iterator[bytes]:
+        """Stream the content of a file, or the body of a large response, chunk by chunk. `file` is the id of a file, a
+        reference, or a path of the gateway."""
         try:
-            with self._http.stream("GET", path) as response:
+            with self._http.stream("GET", content_path(file), follow_redirects=True) as response:
                 if response.status_code >= 300:
                     response.read()
                     raise of_response(response)
@@ -279,7 +283,10 @@ class ClientJob:
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the job to complete, and return the data of its last step. Raises JobFailed or JobCancelled, or
         ResultTimeout after `timeout` seconds."""
-        return result_of(self._client.wait(self.id, timeout), timeout)
+        result = result_of(self._client.wait(self.id, timeout), timeout)
+        if isinstance(result, dict) and result.keys() == {"$stored", "size", "sha256"}:  # too large for the response
+            return orjson.loads(self._client.read_file(content_path(result)))
+        return result
 
     def get(self) -> JobView:
         return self._client.get(self.id)

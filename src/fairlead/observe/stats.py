@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from fairlead.artifacts.files import Files
 from fairlead.dispatch.port import Lease, ScopeState, ServiceSnapshot
 from fairlead.domain.events import iso
 from fairlead.domain.job import Hold, JobStatus
@@ -261,16 +262,22 @@ class MetricsSnapshot:
     watchers: int
     node: Node | None
     queues: QueueMetrics | None
+    files: Files
 
 
 async def take_metrics(
-    observer: Observer, counters: Counters, group_commit: GroupCommit, priorities: PriorityCounts, watchers: int
+    observer: Observer,
+    counters: Counters,
+    group_commit: GroupCommit,
+    priorities: PriorityCounts,
+    watchers: int,
+    files: Files,
 ) -> MetricsSnapshot:
     node = observer.node
     # There may be hundreds of plain workers, and none of them knows more about the queues than a manager.
     reads_queues = node is None or node.roles.api or node.roles.manager
     queues = await _read_queues(observer, node) if reads_queues else None
-    return MetricsSnapshot(counters, group_commit, priorities, watchers, node, queues)
+    return MetricsSnapshot(counters, group_commit, priorities, watchers, node, queues, files)
 
 
 async def _read_queues(observer: Observer, node: Node | None) -> QueueMetrics:

@@ -38,6 +38,7 @@ POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",
+        "media-src 'self'",
         "font-src 'self'",
         "form-action 'self'",
         "base-uri 'none'",

@@ -18,6 +18,7 @@ from fairlead.observe.doctor.finding import Finding, Kind, Severity
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     database.check,
     servers.check_redis,
+    servers.check_objects,
     managers.check,
     workers.check,
     queues.check,

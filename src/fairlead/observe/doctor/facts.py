@@ -129,6 +129,7 @@ class Facts:
     store: Mapping[str, float | int | str] = field(default_factory=dict)
     disk_free: int | None = None
     disk_total: int | None = None
+    objects_problem: str | None = None
     rules: Rules = field(default_factory=lambda: Rules({}))
     declared_limits: Mapping[str, int] = field(default_factory=dict)
     epochs: Mapping[str, Epoch] = field(default_factory=dict)
@@ -213,6 +214,7 @@ class Sources:
     outside: bool = False
     celery: Callable[[], Awaitable[Mapping[str, CeleryFacts]]] | None = None
     balancers: Callable[[], Awaitable[Sequence[BalancerFacts]]] | None = None
+    objects: Callable[[], Awaitable[str | None]] | None = None
 
 
 async def facts_of(sources: Sources) -> Facts:
@@ -222,6 +224,8 @@ async def facts_of(sources: Sources) -> Facts:
         found["celery"] = await sources.celery()
     if sources.balancers is not None:
         found["balancers"] = await sources.balancers()
+    if sources.objects is not None:
+        found["objects_problem"] = await sources.objects()
     found |= await _database(sources)
     if disk := sources.disk():
         found["disk_free"], found["disk_total"] = disk

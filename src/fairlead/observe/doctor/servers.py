@@ -25,6 +25,8 @@ VALKEY_SAFE: tuple[Version, ...] = ((7, 2, 12), (8, 0, 7), (8, 1, 6), (9, 0, 3))
 # CVE-2026-23479: use after free when a blocked client is evicted. Redis only.
 BLOCKING_SINCE, BLOCKING_UNTIL = (7, 2, 0), (8, 6, 3)
 
+OBJECTS_UNREACHABLE = Kind("object-store-unreachable", Severity.ERROR, "the object store cannot be used")
+OBJECTS_LOCAL = Kind("object-store-local", Severity.WARNING, "files are not shared between machines")
 UNREACHABLE = Kind("redis-unreachable", Severity.ERROR, "a Redis cannot be used")
 OLD = Kind("redis-old", Severity.WARNING, "a Redis has known vulnerabilities")
 EVICTS = Kind("redis-evicts", Severity.ERROR, "a Redis may evict parts of the queue")
@@ -156,6 +158,24 @@ def check_pubsub(facts: Facts) -> Iterator[Finding]:
         "may already, check that no proxy between the gateway and Redis closes long connections",
         reason=facts.echo.problem,
     )
+
+
+def check_objects(facts: Facts) -> Iterator[Finding]:
+    if facts.objects_problem is not None:
+        yield OBJECTS_UNREACHABLE.found(
+            f"{sentence(facts.objects_problem)} Jobs with files wait until it can be reached",
+            fix="start it, or correct ARTIFACTS_URL: `fairlead config show` prints it",
+            reason=facts.objects_problem,
+        )
+    hosts = sorted({process.host for process in facts.processes})
+    if facts.distributed and facts.config.artifacts.url is None and len(hosts) > 1:
+        yield OBJECTS_LOCAL.found(
+            f"processes run on {len(hosts)} machines ({', '.join(hosts[:5])}), and each keeps files in a directory of "
+            "its own: a file that one of them saved cannot be read by the others",
+            fix="set ARTIFACTS_URL to a bucket or a shared directory for all processes, and restart them: "
+            "`fairlead config show` prints it",
+            hosts=hosts,
+        )
 
 
 def check_celery(facts: Facts) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Age, Copy, Fact, JobLink, Left, Moment, Priority, Announced, Status, UserLink } from "../parts/bits.js";
+import { Files, filesIn } from "../parts/files.js";
 import { Json } from "../parts/json.js";
 import { Missing } from "../parts/missing.js";
 import { Output } from "../parts/output.js";
@@ -28,6 +29,7 @@ export function Page({ subject: jobId }) {
     <${Progress} progress=${job.progress} running=${job.status === "RUNNING"} />
     <${Output} key=${job.job_id} job=${job} />
     <${Waterfall} job=${job} timeline=${state.timeline || []} runs=${state.runs} />
+    <${Files} files=${filesIn(job.result, job.context, job.input_data)} />
     <section class="card"><h2>Data</h2>
       <${Json} title="Input" value=${job.input_data} />
       <${Json} title="Result" value=${job.result} />

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import orjson
 import pytest
 import redis
 
@@ -23,6 +24,7 @@ from tests.servers import direct
 PROMPT, ANSWER = "xylophone-prompt", "xylophone-answer"
 MARK = b"xylophone"
 ASK = {"model": "llama", "messages": [{"role": "user", "content": PROMPT}], "user": "ada"}
+ARTIFACTS = {"threshold": 4096, "max_inline": 4096}
 AGAIN = {"x-stainless-retry-count": "1"}
 STREAM = (
     event({"choices": [{"index": 0, "delta": {"content": ANSWER}, "finish_reason": "stop"}]}),
@@ -36,8 +38,11 @@ async def keeping_nothing(
 ) -> AsyncIterator[Front]:
     monkeypatch.setattr(erase, "MARGIN_S", 0.2)
     monkeypatch.setattr(erase, "EVERY", 0.1)
-    openai = {"keep": "nothing", "grace": grace}
-    async with open_front(folder, service={"max_attempts": 1}, engines=engines, openai=openai) as front:
+    sections: dict[str, Any] = {
+        "openai": {"keep": "nothing", "grace": grace},
+        "artifacts": {"url": str(folder / "files"), **ARTIFACTS},
+    }
+    async with open_front(folder, service={"max_attempts": 1}, engines=engines, **sections) as front:
         yield front
 
 
@@ -109,6 +114,25 @@ async def test_nothing_is_kept_after_the_end(
             await front.app.retry(next(job.job_id for job in jobs if job.status == "FAILED"))
     assert await kept_in(engines, tmp_path) == []
     assert "xylophone" not in caplog.text
+
+
+async def test_large_requests_and_answers_are_not_kept_in_the_object_store(
+    tmp_path: Path, engines: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def objects() -> list[Path]:
+        return [path for path in (tmp_path / "files").rglob("*") if path.is_file() and MARK in path.read_bytes()]
+
+    async with keeping_nothing(tmp_path, engines, monkeypatch, grace=1.0) as front, front.http() as client:
+        body = orjson.dumps({"content": ANSWER * 1000})
+        front.upstream.script.append(sending(body))
+        large = {**ASK, "messages": [{"role": "user", "content": PROMPT * 1000}]}
+        answer = await client.post("/chat/completions", json=large)
+        assert answer.content == body
+        assert len(objects()) == 2
+        await erased(front, 1)
+        while await front.app.files.sweep(100):
+            pass
+        assert objects() == []
 
 
 def job_id(response: Any) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx2
 import openai
+import orjson
 import pytest
 from aiohttp import web
 
 from fairlead.domain.job import JobStatus
+from fairlead.gateway.fronts.openai.answers import SOON_S, SUBSCRIBE_AFTER_S
 from tests.integration.openai_site import ADMIN, HELLO, open_front
 from tests.openai_upstream import PATIENCE_S, chunks, event, hanging, refusing, sending, streaming
 
@@ -49,6 +51,28 @@ async def test_every_answer_names_its_job_and_its_request(tmp_path: Path, name: 
         assert again.headers["x-fairlead-job"] == job_id
         if status >= 400:
             assert set(again.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("size", [2_000, 20_000])
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_large_answer_passes_unchanged(tmp_path: Path, size: int, is_held: bool) -> None:
+    """It is kept in the object store, and the largest ones are too large to be shown with their jobs."""
+    body = orjson.dumps({"content": "x" * size})
+    artifacts = {"url": str(tmp_path / "files"), "threshold": 1024, "max_inline": 8_000}
+
+    async def answer(upstream: Any, *request: Any) -> Any:
+        await upstream.gate.wait()
+        return await sending(body)(upstream, *request)
+
+    async with open_front(tmp_path, artifacts=artifacts) as front, front.http() as client:
+        front.upstream.script.append(answer)
+        if is_held:
+            front.upstream.gate.clear()
+            asyncio.get_running_loop().call_later(SUBSCRIBE_AFTER_S + SOON_S + 0.1, front.upstream.gate.set)
+        assert (await client.post("/chat/completions", json=ASK)).content == body
+        again = await client.post("/chat/completions", json=ASK, headers={"x-stainless-retry-count": "1"})
+        assert again.content == body
+        assert len(front.upstream.calls) == 1
 
 
 async def test_an_answer_that_was_kept_alive_names_its_job_too(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fairlead.app.handle import Receipt
 from fairlead.app.job_commands import JobCommands, require_kept
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
-from fairlead.artifacts.values import keep_inputs, load_record
+from fairlead.artifacts.values import is_stored, keep_inputs, load_record, load_value
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
@@ -157,6 +157,13 @@ class Jobs:
         record = await load_record(self._runtime.files, record)
         positions = await self._positions_of([record.job])
         return views.of_record(record, positions.get(job_id))
+
+    async def whole_result(self, job: EndedJob | JobView) -> Any:
+        """The result of a job, also if it is in the object store and too large to be shown with the job. Raises
+        Unavailable if the object store cannot be reached."""
+        if not is_stored(job.result):
+            return job.result
+        return await load_value(self._runtime.files, job.job_id, job.result)
 
     async def owner_of(self, job_id: str) -> str | None:
         """The user_id of the job; None if there is no such job."""

@@ -262,8 +262,9 @@ class ChangeReader:
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Erase what ended jobs of fronts hold of their requests and answers: input, results, messages of errors, and
-    idempotency key. Their metrics stay. Jobs that have not ended are left alone. Returns the number of erased jobs."""
+    """Erase what ended jobs of fronts hold of their requests and answers: input, results, their files, messages of
+    errors, and idempotency key. Their metrics stay. Jobs that have not ended are left alone. Returns the number of
+    erased jobs."""
 
     job_ids: tuple[str, ...]
 

@@ -94,4 +94,4 @@ UPDATE fairlead.job AS j SET
         'code', error::jsonb -> 'code', 'message', $3::text, 'http_status', error::jsonb -> 'http_status',
         'attempts', error::jsonb -> 'attempts', 'reason', error::jsonb -> 'reason'
     ))::text END
-FROM erased AS e WHERE j.id = e.id RETURNING 1
+FROM erased AS e WHERE j.id = e.id RETURNING j.id

@@ -98,7 +98,7 @@ SELECT id FROM fairlead.artifact WHERE state = 2 ORDER BY id LIMIT $1::bigint
 DELETE FROM fairlead.artifact WHERE id = ANY ($1::text[]) AND state = 2
 
 -- name: release_files
--- $1: ids of deleted jobs, $2: now. Files that were made by a job are swept, unless another job uses them.
+-- $1: ids of deleted or erased jobs, $2: now. Files that were made by a job are swept, unless another job uses them.
 WITH gone AS (
     DELETE FROM fairlead.file_use WHERE job_id = ANY ($1::text[]) RETURNING file_id
 )

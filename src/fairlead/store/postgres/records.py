@@ -70,7 +70,10 @@ async def apply_operator(transition: Any, ask: Ask, now: int) -> Outcome:
         case ChangeReader(user_id, key, was, reader):
             return _done(await ask("change_reader", user_id, key, was, reader), OTHER_READER)
         case Erase(job_ids):
-            return Done(len(await ask("erase", list(job_ids), ERASED_INPUT, ERASED_MESSAGE)))
+            erased = [row[0] for row in await ask("erase", list(job_ids), ERASED_INPUT, ERASED_MESSAGE)]
+            if erased:
+                await ask("release_files", erased, now)
+            return Done(len(erased))
         case RegisterProcess(record):
             ((drain_asked,),) = await ask("register", *process_row(record), now)
             return Done(drain_asked)

@@ -120,5 +120,11 @@ BEGIN
             'code', error ->> '$.code', 'message', NEW.body ->> 2, 'http_status', error ->> '$.http_status',
             'attempts', error ->> '$.attempts', 'reason', error ->> '$.reason'
         )) END WHERE seq IN (SELECT seq FROM pruning);
+    -- As if the jobs were deleted (see `forgetting`): files that hold their inputs and results are swept.
+    UPDATE file SET sweep_at = CASE WHEN job_id IS NULL THEN expires_at ELSE 0 END WHERE id IN (
+        SELECT u.file_id FROM pruning AS p
+        CROSS JOIN job ON job.seq = p.seq CROSS JOIN file_use AS u ON u.job_id = job.id
+    );
+    DELETE FROM file_use WHERE job_id IN (SELECT job.id FROM pruning AS p CROSS JOIN job ON job.seq = p.seq);
     INSERT INTO answer SELECT 'erased', count(*) FROM pruning;
 END;

@@ -107,7 +107,7 @@ class Answer(Response):
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
-        response = response_of(job, tier, self._fields)
+        response = await response_of(self._app, job, tier, self._fields)
         if not started:
             await response(scope, receive, send)
             return
@@ -117,17 +117,19 @@ class Answer(Response):
             raise ClientDisconnect  # the server closes the connection of an incomplete response
 
 
-def response_of(job: EndedJob | JobView, tier: str | None, headers: dict[str, str]) -> Response:
-    """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one."""
+async def response_of(app: Fairlead, job: EndedJob | JobView, tier: str | None, headers: dict[str, str]) -> Response:
+    """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one. Raises
+    Unavailable if the answer is in the object store, which cannot be reached."""
     if job.status is not JobStatus.COMPLETED:
         cancelled = job.status is JobStatus.CANCELLED
         status, body = errors.of_cancelled_job(job.job_id) if cancelled else errors.of_failed_job(job.error)
         # The queue has retried already.
         return Response(orjson.dumps(body), status, {**headers, errors.SHOULD_RETRY: "false"}, "application/json")
-    answer = FrontAnswer.of_result(job.result)
+    result = await app.jobs.whole_result(job)
+    answer = FrontAnswer.of_result(result)
     if answer is None:
         text = "the result of the job is not an answer of an upstream"
-        if job.result is None:
+        if result is None:
             text = "the answer of this job is no longer kept (openai.keep); send the request again"
         body = errors.error_of(text, 502, "bad_result")
         return Response(orjson.dumps(body), 502, headers, "application/json")

@@ -226,7 +226,7 @@ class Stream(Response):
             await self._write(b"", last=True)
             return
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
-        response = response_of(job, tier, self._fields)
+        response = await response_of(self._app, job, tier, self._fields)
         if not self._started:
             await response(scope, receive, self._send)
         elif response.status_code >= 400:

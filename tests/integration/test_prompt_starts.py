@@ -98,37 +98,56 @@ async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Pa
 # ---------------------------------------------------------------- the dispatcher
 
 
-def offer(job_id: str, user: str = "ann", run: int = 0) -> Offer:
-    return Offer(job_id, 2**62, "s", user, 2, 1, 0, run)
+def offer(job_id: str, service: str = "s") -> Offer:
+    return Offer(job_id, 2**62, service, "ann", 2, 1, 0, 0)
 
 
-def claim(job_id: str) -> Claim:
-    return Claim("w", 5, frozenset({"s"}), only=job_id)
-
-
-async def opened(limit: int) -> MemoryDispatcher:
+async def opened(limit: int, *others: ServiceRules, **pools: int) -> MemoryDispatcher:
     dispatcher = MemoryDispatcher(lambda: 1000.0)
-    rules = ServiceRules("s", limit=limit)
-    await dispatcher.configure(Rules({"s": rules}))
-    await dispatcher.close_scope(rules.scope, epoch=1)
-    await dispatcher.open_scope(rules.scope, epoch=1)
+    rules = {each.service: each for each in (ServiceRules("s", limit=limit), *others)}
+    await dispatcher.configure(Rules(rules, pools))
+    for scope in {each.scope for each in rules.values()}:
+        await dispatcher.close_scope(scope, epoch=1)
+        await dispatcher.open_scope(scope, epoch=1)
     return dispatcher
 
 
 async def test_a_new_step_is_claimed_within_the_limit_and_leaves_no_trace_otherwise() -> None:
     dispatcher = await opened(1)
-    lease = claim_new(dispatcher, offer("a"), claim("a"))
+    lease = claim_new(dispatcher, offer("a"), "w")
     assert lease is not None
-    assert claim_new(dispatcher, offer("b"), claim("b")) is None
+    assert claim_new(dispatcher, offer("b"), "w") is None
     assert await dispatcher.positions(["b"]) == {}
     assert await dispatcher.offer([offer("a")]) == 0  # its outbox row, which is relayed after the commit
     await dispatcher.release([Release(lease.name, "s")])
-    assert claim_new(dispatcher, offer("b"), claim("b")) is not None
+    assert claim_new(dispatcher, offer("b"), "w") is not None
 
 
 async def test_a_new_step_does_not_overtake_the_step_that_is_next() -> None:
     dispatcher = await opened(1)
     await dispatcher.offer([offer("first")])
-    assert claim_new(dispatcher, offer("new"), claim("new")) is None
+    assert claim_new(dispatcher, offer("new"), "w") is None
     (lease,) = await dispatcher.exchange(Claim("w", 5, frozenset({"s"})))
     assert lease.job_id == "first"
+
+
+async def test_a_new_step_does_not_hide_what_its_worker_claims_for_in_pools() -> None:
+    """The services `a` and `b` share one slot, and another worker serves `b`."""
+    pooled = [ServiceRules(name, limit=5, pool="p") for name in ("a", "b")]
+    dispatcher = await opened(5, *pooled, p=1)
+    first, second = Claim("w", 5, frozenset({"a", "s"})), Claim("v", 5, frozenset({"b"}))
+    await dispatcher.exchange(first)
+    await dispatcher.offer([offer("b1", "b")])
+    (lease,) = await dispatcher.exchange(second)
+    await dispatcher.offer([offer("a1", "a"), offer("b2", "b")])
+    assert claim_new(dispatcher, offer("new"), "w") is not None
+    assert await dispatcher.exchange(second, [Release(lease.name, "b")]) == [], "it is the turn of a"
+    assert [each.job_id for each in await dispatcher.exchange(first)] == ["a1"]
+
+
+@pytest.mark.parametrize(
+    "service", [ServiceRules("t", limit=1, pool="p"), ServiceRules("t", limit=1, regions={"eu": 1})]
+)
+async def test_new_steps_of_pools_and_regions_are_left_to_claims(service: ServiceRules) -> None:
+    dispatcher = await opened(1, service, p=0)
+    assert claim_new(dispatcher, offer("new", "t"), "w") is None

@@ -337,7 +337,7 @@ class Leadership(Protocol):
     async def close(self) -> None: ...
 
 
-ClaimNew = Callable[[Offer, Claim], Lease | None]
+ClaimNew = Callable[[Offer, str], Lease | None]
 
 
 @dataclass(frozen=True, slots=True)

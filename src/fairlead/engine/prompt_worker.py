@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from fairlead import failpoints
-from fairlead.dispatch.port import Claim, ClaimNew, Lease
+from fairlead.dispatch.port import ClaimNew, Lease
 from fairlead.domain.job import JobStatus
 from fairlead.domain.transitions import Start, Submit
-from fairlead.engine.claim_loop import CLAIM_BATCH, UNLIMITED
+from fairlead.engine.claim_loop import UNLIMITED
 from fairlead.engine.outbox_relay import offer_of
 from fairlead.engine.worker import Worker
 from fairlead.errors import Unavailable
@@ -53,16 +53,13 @@ class PromptWorker(Worker):
             return None
         if pool.partial or job.service not in pool.serves(self._rules.executed):
             return None
-        budget = self._budget.take(self.wake_all, at_most=CLAIM_BATCH)
+        if not self._budget.take(self.wake_all, at_most=1):
+            return None
         lease = None
         try:
-            if budget:
-                offer = replace(offer_of(job, rules.services), seq=LAST)
-                services = frozenset((job.service,))
-                claim = Claim(self.name, budget, services, pool.bands, only=job.id, unserved=self.unserved)
-                lease = self._claim_new(offer, claim)
+            lease = self._claim_new(replace(offer_of(job, rules.services), seq=LAST), self.name)
         finally:
-            self._budget.give_back(budget - (lease is not None))
+            self._budget.give_back(lease is None)
         if lease is not None:
             failpoints.passed(failpoints.AFTER_CLAIM)
             self._leases.add([lease])

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from fairlead.dispatch.memory.dispatcher import MemoryDispatcher
-from fairlead.dispatch.port import Claim, Lease, Offer
+from fairlead.dispatch.port import Lease, Offer
 
 
-def claim_new(dispatcher: MemoryDispatcher, offer: Offer, claim: Claim) -> Lease | None:
-    """Offer a step and claim it, with a claim that accepts `only` its job. If it is not granted at once, because of a
-    limit or because another step is next, it does not stay in the queue, and None is returned. Later offers of the step
-    are ignored while its lease lasts."""
+def claim_new(dispatcher: MemoryDispatcher, offer: Offer, worker: str) -> Lease | None:
+    """Offer a step, and grant it to this worker if it is the next one of its service. If it is not granted at once,
+    because of a limit or because another step is next, it does not stay in the queue, and None is returned. Later
+    offers of the step are ignored while its lease lasts.
+
+    This is no claim of the worker: what the worker last claimed for stays as it is, because pools rely on it. Services
+    in pools, with regions or with FIFO order are left to claims."""
+    service = dispatcher._services.get(offer.service)
+    if service is None or service.pool is not None or service.rules.regions or service.fifo:
+        return None
     if not dispatcher._offer(offer):
         return None
-    leases: list[Lease] = []
-    wake_again = dispatcher._claim(claim, dispatcher._clock(), leases)
-    waiting = dispatcher._entries.pop(offer.job_id, None)
-    if waiting is not None:
-        dispatcher._leave(waiting)
-    dispatcher._announce(wake_again)
-    return leases[0] if leases else None
+    now = dispatcher._clock()
+    dispatcher._end_due(now)
+    pick, lease = service.pick(), None
+    if pick is not None and service.job_at(pick) == offer.job_id:
+        lease = dispatcher._grant(service, pick, worker, now)
+        dispatcher._workers.used_budget(worker)
+    else:
+        dispatcher._leave(dispatcher._entries.pop(offer.job_id))
+    dispatcher._announce(frozenset() if lease is None else frozenset((service.name,)))
+    return lease

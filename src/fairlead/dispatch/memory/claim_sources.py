@@ -215,6 +215,11 @@ class WaitingWorkers:
         worker.seen_at = now
         return worker
 
+    def used_budget(self, name: str) -> None:
+        """Record that a worker uses one unit of its budget for a step that it did not claim."""
+        if (worker := self._known.get(name)) is not None:
+            worker.spare = max(0, worker.spare - 1)
+
     def rivals(self, worker: PoolWorker, now: float) -> list[PoolWorker]:
         """The other live workers whose last claim left unused budget, sorted by name."""
         return [

@@ -123,8 +123,8 @@ async def test_changes_of_operators_are_shown_as_overrides(site: Site) -> None:
     ):
         answer: Any = shape.model_validate((await site.client.get(path)).json())
         overrides = {service.service: service.override for service in answer.services}
-        assert overrides["echo"] == models_runtime.Override(limit=3, paused=None)
-        assert overrides["gated"] == models_runtime.Override(limit=None, paused=True)
+        assert overrides["echo"] == models_runtime.Override(limit=3, paused=None, rate=None, user_rate=None)
+        assert overrides["gated"] == models_runtime.Override(limit=None, paused=True, rate=None, user_rate=None)
         assert overrides["shout"] is None
     await site.app.set_limit("echo", None)
     await site.app.unpause("gated")

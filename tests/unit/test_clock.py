@@ -10,7 +10,7 @@ import pytest
 from fairlead.engine.clock import DatabaseClock, id_at
 from fairlead.engine.loop_runner import LONGEST_WAIT, LoopRunner
 from fairlead.errors import Unavailable
-from fairlead.executors.http import retry_after_of
+from fairlead.executors.upstream_limits import retry_after_of
 from fairlead.testing.virtual_time import EPOCH, VirtualClock, in_virtual_time
 
 HOUR = 3600.0

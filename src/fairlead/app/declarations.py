@@ -23,6 +23,7 @@ from fairlead.domain.config import (
     ServiceConfig,
     ShareConfig,
 )
+from fairlead.domain.rate_config import RateConfig
 from fairlead.errors import ConfigError
 from fairlead.executors.celery import app_loading as celery
 from fairlead.executors.function import Handler, imported
@@ -61,6 +62,8 @@ class ServiceOptions(TypedDict, total=False):
     spill_after: float | None
     breaker: BreakerConfig | Mapping[str, float]
     user_limit: int | None
+    rate: RateConfig | Mapping[str, float] | None
+    user_rate: RateConfig | Mapping[str, float] | None
     pool: str | None
     shard: str | None
     shards: Mapping[str, ShareConfig | Mapping[str, Any]]

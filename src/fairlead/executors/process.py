@@ -23,7 +23,7 @@ from fairlead.executors.port import Call, OutputTooLarge, Success
 from fairlead.executors.process_files import file_request
 
 SLACK = 65536
-_OWN = frozenset({"lingering", "output", "usage", "files", "saved", "stalled"})
+_OWN = frozenset({"lingering", "output", "usage", "files", "saved", "stalled", "sent_at", "counts_sent", "rests"})
 """The attributes of a call that stay in this process."""
 
 

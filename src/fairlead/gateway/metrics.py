@@ -274,7 +274,7 @@ def _of_rates(services: Iterable[ServiceSnapshot]) -> dict[str, list[Sample]]:
             if use.resting_until is not None:
                 resting[key] = max(0.0, use.resting_until - time.time())
     names = {"fairlead_rate_limit": limits, "fairlead_rate_used": used, "fairlead_upstream_resting": resting}
-    return {name: _by_labels(values) for name, values in names.items() if values}
+    return {name: _by_labels(values) for name, values in names.items()}
 
 
 def _of_queues(queues: QueueMetrics | None) -> dict[str, list[Sample]]:

@@ -4,7 +4,7 @@ where the limit comes from."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
@@ -174,7 +174,7 @@ def limit_of(name: str, rules: Rules, declared: DeclareServices) -> dict[str, An
         override=override.limit if override is not None else None,
         user_limit=service.user_limit,
         auto=auto,
-        rate=status.rate_dict(service.rate),
-        user_rate=status.rate_dict(service.user_rate),
-        rate_overridden=override is not None and bool(override.rate or override.user_rate),
+        rate=None if service.rate is None else known(**asdict(service.rate)),
+        user_rate=None if service.user_rate is None else known(**asdict(service.user_rate)),
+        rate_overridden=True if override is not None and (override.rate or override.user_rate) else None,
     )

@@ -25,6 +25,7 @@ PAGES = {
     "batch": "/batches/{batch}",
     "dead letters": "/dead",
     "workers": "/workers",
+    "webhooks": "/webhooks",
     "audit": "/audit",
     "usage": "/usage",
 }

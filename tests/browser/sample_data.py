@@ -32,6 +32,7 @@ class SampleData:
 async def add_sample_data(stage: Stage) -> SampleData:
     """The data is static: waiting jobs wait behind a call that lasts until the end of the test."""
     app = stage.app
+    await app.webhooks.create("https://receiver.invalid/hooks", ["job.completed"], user_id="cyn")
     running = await stage.submit("gated", "ada")
     await stage.running(running)
     found = SampleData(

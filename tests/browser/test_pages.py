@@ -29,6 +29,7 @@ SAYS = {
     "batch": [BATCH, "q0", "q3", "failed"],
     "dead letters": ["this input will never work", "not yet", "Retry", "Purge"],
     "workers": ["api", "worker", "manager", "echo"],
+    "webhooks": ["Endpoints", "https://receiver.invalid/hooks", "Deliveries", "job.completed", "pending"],
     "audit": ["ops", "service.limit", "shout", "service.pause", "whisper"],
     "usage": ["ada", "cyn", "Calls by day", "Slot time", "CSV by day"],
 }
@@ -52,7 +53,8 @@ async def test_a_page_shows_the_sample_data(open_window: Open, sampled: Sampled,
 
 async def test_every_section_is_one_click_away(open_window: Open, sampled: Sampled) -> None:
     page = await (await open_window(sampled[0])).go()
-    for section in ("Jobs", "Users", "Batches", "Usage", "Dead letters", "Workers", "Audit", "Overview"):
+    sections = ("Jobs", "Users", "Batches", "Usage", "Dead letters", "Workers", "Webhooks", "Audit", "Overview")
+    for section in sections:
         link = page.get_by_role("navigation").get_by_role("link", name=section)
         await link.click()
         await settled(page)

@@ -24,6 +24,7 @@ from fairlead.domain.config import (
     WorkerPoolConfig,
 )
 from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.config_webhooks import WebhookEndpointConfig
 from fairlead.domain.job import Priority
 from fairlead.domain.user_priority import UserPriority
 from fairlead.urls import REDIS_SCHEMES
@@ -84,6 +85,7 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         ("prices.NAME", PriceConfig),
         ("users.ID", UserConfig),
         ("worker_pools.NAME", WorkerPoolConfig),
+        ("webhooks.NAME", WebhookEndpointConfig),
     ],
 )
 def test_every_key_of_plans_groups_prices_users_and_worker_pools_is_documented_with_its_default(

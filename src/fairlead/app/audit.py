@@ -48,6 +48,11 @@ DRAIN = "worker.drain"
 UNDRAIN = "worker.undrain"
 CREATE_KEY = "key.create"
 REVOKE_KEY = "key.revoke"
+CREATE_ENDPOINT = "webhook.create"
+CHANGE_ENDPOINT = "webhook.change"
+DELETE_ENDPOINT = "webhook.delete"
+ROTATE_SECRET = "webhook.rotate"
+REPLAY = "webhook.replay"
 MAX_WHO = 255
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -18,6 +18,7 @@ from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.submission import MAX_KEY, MAX_METADATA, MAX_USER_ID, Submission, SubmissionChecker, fingerprint
 from fairlead.domain.transitions import Submit
 from fairlead.domain.validation import check_text, user_text
+from fairlead.domain.webhooks import BATCH_EVENTS, JOB_EVENTS, JobWebhook, check_webhook
 from fairlead.engine.clock import id_at
 from fairlead.errors import InvalidInput, RequestError
 from fairlead.store.port import CreateBatch
@@ -69,7 +70,12 @@ class CheckedBatch:
 
 
 async def check_batch(
-    submission: BatchSubmission, config: Config, *, now: float, idempotency_key: str | None
+    submission: BatchSubmission,
+    config: Config,
+    *,
+    now: float,
+    idempotency_key: str | None,
+    endpoint_users: frozenset[str | None] = frozenset(),
 ) -> CheckedBatch:
     user_id = check_text(submission.user_id, "user_id", MAX_USER_ID)
     name = None if submission.name is None else check_text(submission.name, "name", MAX_NAME)
@@ -89,7 +95,9 @@ async def check_batch(
     most = config.server.max_bulk
     if not 1 <= len(submission.items) <= most:
         raise InvalidInput(f"items must hold 1 to {most} items, not {len(submission.items)}", pointer="/items")
-    checking = _Items(submission, config, now, fingerprints=idempotency_key is not None)
+    webhook, defaults = _webhook(submission.defaults, config)
+    checks = SubmissionChecker(config, now=now, endpoint_users=endpoint_users)
+    checking = _Items(replace(submission, defaults=defaults), checks, fingerprints=idempotency_key is not None)
     until = perf_counter() + AT_A_TIME_S
     for number, item in enumerate(submission.items):
         checking.take(number, item)
@@ -105,16 +113,16 @@ async def check_batch(
         BatchItem(number, custom_id, submit.job.id)
         for number, (custom_id, submit) in enumerate(zip(checking.custom_ids, submits, strict=True))
     )
-    batch = Batch(id_at(now), user_id, len(items), now, name, metadata_json)
-    body_hash = None if idempotency_key is None else checking.hash_of(name, metadata_json)
+    batch = Batch(id_at(now), user_id, len(items), now, name, metadata_json, webhook)
+    body_hash = None if idempotency_key is None else checking.hash_of(name, metadata_json, webhook)
     return CheckedBatch(CreateBatch(batch, items, idempotency_key, body_hash), submits)
 
 
 class _Items:
-    def __init__(self, submission: BatchSubmission, config: Config, now: float, *, fingerprints: bool) -> None:
+    def __init__(self, submission: BatchSubmission, checks: SubmissionChecker, *, fingerprints: bool) -> None:
         self._user_id = submission.user_id
         self._defaults = submission.defaults
-        self._checks = SubmissionChecker(config, now=now)
+        self._checks = checks
         self._numbers: dict[str, int] = {}
         self._fingerprints: list[bytes] | None = [] if fingerprints else None
         self.custom_ids: list[str | None] = []
@@ -152,12 +160,26 @@ class _Items:
             # Keep the fingerprint rather than the submission, which takes far more memory.
             self._fingerprints.append(fingerprint(submission, submit.input_json, submit.metadata_json).encode())
 
-    def hash_of(self, name: str | None, metadata_json: str | None) -> str:
+    def hash_of(self, name: str | None, metadata_json: str | None, webhook: JobWebhook | None) -> str:
         """Hash the request, so that a different request with the same idempotency key can be detected."""
-        whole = hashlib.sha256(orjson.dumps((name, metadata_json, self.custom_ids)))
+        head = (name, metadata_json, self.custom_ids)
+        whole = hashlib.sha256(orjson.dumps(head if webhook is None else (*head, webhook)))
         for each in self._fingerprints or ():
             whole.update(each)
         return whole.hexdigest()
+
+
+def _webhook(defaults: Mapping[str, Any], config: Config) -> tuple[JobWebhook | None, Mapping[str, Any]]:
+    """The webhook of the batch, and the defaults of its items: an item sends the events of jobs to the same URL, if the
+    batch names any."""
+    url, events = defaults.get("webhook_url"), defaults.get("webhook_events")
+    if url is None and events is None:
+        return None, defaults
+    webhook = check_webhook(url, events, config.webhooks, BATCH_EVENTS)
+    rest = {name: value for name, value in defaults.items() if name not in ("webhook_url", "webhook_events")}
+    if of_jobs := tuple(event for event in webhook.events if event in JOB_EVENTS):
+        rest["webhook_url"] = replace(webhook, events=of_jobs)
+    return webhook, rest
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> list[RequestError]:

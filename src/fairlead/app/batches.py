@@ -158,7 +158,13 @@ class Batches:
         lower than the user's own priority."""
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
-        checked = await check_batch(submission, runtime.config, now=now, idempotency_key=idempotency_key)
+        checked = await check_batch(
+            submission,
+            runtime.config,
+            now=now,
+            idempotency_key=idempotency_key,
+            endpoint_users=await runtime.endpoint_users.current(),
+        )
         replayed = await self._replayed(checked)
         if replayed is not None:
             return replayed

@@ -21,7 +21,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fairlead import config as configuration
 from fairlead.app.admin import Admin, AdminMethods
@@ -39,6 +39,7 @@ from fairlead.app.runtime import Runtime
 from fairlead.app.turns.methods import TurnMethods
 from fairlead.app.turns.requests import TurnRequests
 from fairlead.app.turns.turns import Turns
+from fairlead.app.webhooks import Webhooks
 from fairlead.artifacts.files import Files
 from fairlead.config import Settings
 from fairlead.domain.batch import BatchView, ItemStatus, ItemView
@@ -47,7 +48,7 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
-from fairlead.domain.submission import ANONYMOUS, Submission
+from fairlead.domain.submission import ANONYMOUS, Submission, WebhookOptions
 from fairlead.domain.views import JobView, RetriedJob, Why
 from fairlead.engine.clock import Clock, SystemClock
 from fairlead.engine.lifecycle import bounded
@@ -88,6 +89,7 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         self.jobs = Jobs(runtime, commands)
         self.batches = Batches(runtime, commands, audit)
         self.admin = Admin(runtime, commands, audit)
+        self.webhooks = Webhooks(runtime, audit)
         self.models = ModelCatalog(runtime)
         self.fronts = FrontRequests(runtime, self.jobs)
         self._turns = Turns(runtime, commands)
@@ -204,13 +206,14 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         connection: Any = None,
+        **webhook: Unpack[WebhookOptions],
     ) -> JobHandle:
         """Accept one job. When this returns, the job is committed. With `connection` (PostgreSQL: asyncpg, psycopg or
         SQLAlchemy), the job is written in the transaction of that connection instead, and exists only if that
-        transaction commits."""
+        transaction commits. `webhook_url` receives the `webhook_events` of the job, by default its end."""
         submission = Submission(
             feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
-            allowed_regions,
+            allowed_regions, **webhook,
         )  # fmt: skip
         [receipt] = await self.jobs.accept([submission], idempotency_key=idempotency_key, connection=connection)
         return JobHandle(self, receipt.job_id)

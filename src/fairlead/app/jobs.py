@@ -64,7 +64,8 @@ class Jobs:
         names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority."""
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
-        submits = self._checked(submissions, idempotency_key, body_hash, now)
+        users = await runtime.endpoint_users.current()
+        submits = self._checked(submissions, (idempotency_key, body_hash), now, users)
         if runtime.priorities.needed or lowers_only:
             submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
         submits = await keep_inputs(runtime.files, submits)
@@ -102,9 +103,14 @@ class Jobs:
         return await runtime.group_commit.write(submit)
 
     def _checked(
-        self, submissions: Sequence[Submission], idempotency_key: str | None, body_hash: str | None, now: float
+        self,
+        submissions: Sequence[Submission],
+        idempotency: tuple[str | None, str | None],
+        now: float,
+        endpoint_users: frozenset[str | None],
     ) -> list[Submit]:
-        checks = SubmissionChecker(self._runtime.config, now=now)
+        idempotency_key, body_hash = idempotency
+        checks = SubmissionChecker(self._runtime.config, now=now, endpoint_users=endpoint_users)
         submits = []
         for index, submission in enumerate(submissions):
             key = idempotency_key

@@ -32,6 +32,7 @@ from fairlead.engine.registry import Announcer, GatewayOnlyNode, describe_proces
 from fairlead.engine.roles import NOTHING, Roles, pools_of, services_of
 from fairlead.engine.transition_writer import TransitionWriter, accepted
 from fairlead.engine.turns.waiters import Waiters
+from fairlead.engine.webhooks.endpoints import EndpointUsers
 from fairlead.errors import ConfigError, FairleadError, Unavailable
 from fairlead.executors.factory import executors_of
 from fairlead.observe.snapshot import Observer
@@ -66,6 +67,7 @@ class Runtime:
     priorities: PriorityResolver
     waiters: Waiters
     files: Files
+    endpoint_users: EndpointUsers
     snapshots: asyncio.Semaphore
     """Limits how many readers that missed events read the store at once."""
     output_log: OutputLog
@@ -186,6 +188,7 @@ class Runtime:
         self.snapshots = asyncio.Semaphore(CONCURRENT_SNAPSHOTS)
         self.output_log = output_log_of(self.settings, self.clock)
         self.reviving, self._joining = asyncio.Lock(), asyncio.Lock()
+        self.endpoint_users = EndpointUsers(lambda: self.store, self.clock.monotonic)
         self.loop = asyncio.get_running_loop()
         poller = EventPoller(store, self.hub, self.clock, has_node=lambda: self.node is not None)
         self._followers = [self.loop.create_task(poller.run(), name="fairlead-event-poller")]
@@ -254,6 +257,7 @@ class Runtime:
             outputs=self._outputs,
             files=self.files,
             heartbeat=self.heartbeat,
+            endpoint_users=self.endpoint_users,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

@@ -16,11 +16,12 @@ import orjson
 
 from fairlead.domain.events import iso, utc
 from fairlead.domain.job import FINISHED, Job, JobRecord, JobStatus
+from fairlead.domain.webhooks import JobWebhook
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The fields of a batch that never change."""
+    """The fields of a batch that never change. `webhook` is None when the batch is read."""
 
     id: str
     user_id: str
@@ -28,6 +29,7 @@ class Batch:
     created_at: float
     name: str | None = None
     metadata_json: str | None = None
+    webhook: JobWebhook | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from fairlead.domain.config_types import (
     UserId,
     Weight,
 )
+from fairlead.domain.config_webhooks import WebhooksConfig
 from fairlead.domain.groups import GroupRules, group_problems, paths_of
 from fairlead.domain.job import Priority
 from fairlead.domain.rate_config import Pool, PoolConfig, RateConfig, rate_of, rate_problem
@@ -348,6 +349,7 @@ class Config(Section):
     celery: CeleryConfig = CeleryConfig()
     openai: OpenAIConfig = OpenAIConfig()
     artifacts: ArtifactsConfig = ArtifactsConfig()
+    webhooks: WebhooksConfig = WebhooksConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""

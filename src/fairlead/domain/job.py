@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from fairlead.domain.fast_dataclass import StringEnum, fast_dataclass
+from fairlead.domain.webhooks import JobWebhook
 
 
 class JobStatus(StringEnum):
@@ -87,7 +88,7 @@ class Job:
     `goes_back` is the state to which the job returns after the re-run of one step (see `domain.reruns`). `turn` is the
     owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
     from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
-    (see `domain.groups`).
+    (see `domain.groups`). `webhook` is None if no webhook wants the events of the job.
     """
 
     id: str
@@ -131,6 +132,7 @@ class Job:
     goes_back: Mapping[str, Any] | None = None
     turn: str | None = None
     group: str | None = None
+    webhook: JobWebhook | None = None
 
     @property
     def service(self) -> str:

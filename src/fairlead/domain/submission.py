@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 from uuid_utils import uuid7
@@ -21,6 +21,7 @@ from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.transitions import Submit
 from fairlead.domain.validation import check_text, json_type, moment, user_text
 from fairlead.domain.waiting_timers import first_state
+from fairlead.domain.webhooks import ENDPOINTS_ONLY, JOB_EVENTS, JobWebhook, check_webhook
 from fairlead.errors import InvalidInput, TooLarge, UnknownFeature
 
 ANONYMOUS = "anonymous"
@@ -40,7 +41,8 @@ class Submission:
 
     `scheduled_at` and `deadline` are points in time (a datetime, or ISO 8601 text); `delay` and a numeric `deadline`
     are seconds from now. An integer `user_id` becomes text. The first call goes to `region`, and retries may go to
-    other regions. Calls go to `allowed_regions` only.
+    other regions. Calls go to `allowed_regions` only. `webhook_url` receives the `webhook_events` of the job, by
+    default its end; a front passes a `JobWebhook`, which also has the shape of its requests.
     """
 
     feature_name: str
@@ -54,6 +56,8 @@ class Submission:
     metadata: Mapping[str, Any] | None = None
     region: str | None = None
     allowed_regions: Sequence[str] | None = None
+    webhook_url: str | JobWebhook | None = None
+    webhook_events: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if type(self.user_id) is not str:
@@ -69,8 +73,17 @@ class Submission:
             and self.cost is None
             and self.region is None
             and self.allowed_regions is None
+            and self.webhook_url is None
+            and self.webhook_events is None
             and (self.priority is None or type(self.priority) is str)
         )
+
+
+class WebhookOptions(TypedDict, total=False):
+    """The fields of a submission that name its webhook."""
+
+    webhook_url: str | JobWebhook | None
+    webhook_events: Sequence[str] | None
 
 
 def check(
@@ -94,11 +107,14 @@ def check(
 class SubmissionChecker:
     """Validates the jobs of one request. Values shared by the jobs of a bulk submission are validated once."""
 
-    def __init__(self, config: Config, *, now: float, turn: bool = False) -> None:
+    def __init__(
+        self, config: Config, *, now: float, turn: bool = False, endpoint_users: frozenset[str | None] = frozenset()
+    ) -> None:
         self._config = config
         self._now = now
         self._turn = turn
-        self._plain: dict[tuple[str, str | None], tuple[Any, ...]] = {}
+        self._endpoint_users = endpoint_users
+        self._plain: dict[tuple[str, str | None, bool], tuple[Any, ...]] = {}
 
     def submit_of(
         self, submission: Submission, *, idempotency_key: str | None = None, body_hash: str | None = None
@@ -126,7 +142,7 @@ class SubmissionChecker:
         reused. Submissions with more fields are always validated, because comparing the fields would take as long."""
         if not (submission.plain and type(submission.feature_name) is str):
             return self._new_job(submission, user_id)
-        name = submission.feature_name, submission.priority
+        name = submission.feature_name, submission.priority, self._has_endpoints(user_id)
         rest = self._plain.get(name)
         if rest:
             return Job(str(uuid7()), submission.feature_name, user_id, *rest)
@@ -170,7 +186,19 @@ class SubmissionChecker:
             spill_after=destination.spill_after,
             allowed_regions=destination.allowed_regions,
             priority_source=_DEFAULT if submission.priority is None else _GIVEN,
+            webhook=self._webhook(submission, user_id),
         )
+
+    def _has_endpoints(self, user_id: str) -> bool:
+        users = self._endpoint_users
+        return bool(users) and (None in users or user_id in users)
+
+    def _webhook(self, submission: Submission, user_id: str) -> JobWebhook | None:
+        endpoints = not self._turn and self._has_endpoints(user_id)
+        if submission.webhook_url is None and submission.webhook_events is None:
+            return ENDPOINTS_ONLY if endpoints else None
+        url, events, config = submission.webhook_url, submission.webhook_events, self._config.webhooks
+        return replace(check_webhook(url, events, config, JOB_EVENTS), endpoints=endpoints)
 
     def _steps_of(self, feature_name: Any) -> tuple[str, ...]:
         config = self._config
@@ -208,6 +236,8 @@ def fingerprint(submission: Submission, input_json: str, metadata_json: str | No
             submission.region,
             None if submission.allowed_regions is None else sorted(submission.allowed_regions),
         )
+    if submission.webhook_url is not None:
+        values = (*values, submission.webhook_url, submission.webhook_events)
     return hashlib.sha256(orjson.dumps(values)).hexdigest()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fairlead.domain.calls import CallEnd
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Attempt, Hold, Job, JobStatus, Priority, StepResult
+from fairlead.domain.webhooks import CANCELLED, COMPLETED, FAILED, JobWebhook
 
 
 @fast_dataclass
@@ -53,7 +54,7 @@ class Move:
     `last_progress_at` or `spilled_at` leaves the stored value unchanged. The lease, worker, call times, call region and
     progress of the job are cleared. `call` is the call that the move ends; it becomes a row of the usage ledger. With
     `tells_line` the same transaction writes an outbox row, because the job enters the queue, leaves it or moves within
-    it.
+    it. A `webhook` is set only if the move ends its job; the same transaction then writes the deliveries of the event.
     """
 
     job_id: str
@@ -79,6 +80,16 @@ class Move:
     hold: Hold | None = None
     spilled_at: float | None = None
     call: CallEnd | None = None
+    webhook: JobWebhook | None = None
+
+    @property
+    def event(self) -> str | None:
+        """The event that this move causes, if the job has a webhook. The end of a re-run that was given up is none: the
+        job is as it was before."""
+        return None if self.webhook is None or self.verb == "give_up" else _EVENTS.get(self.status)
+
+
+_EVENTS = {JobStatus.COMPLETED: COMPLETED, JobStatus.FAILED: FAILED, JobStatus.CANCELLED: CANCELLED}
 
 
 @fast_dataclass

@@ -18,7 +18,7 @@ the new state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +90,7 @@ def step_done(job: Job, result: StepResult, *, now: float, waits: WaitTimeouts, 
             last_progress_at=now,
             result=result,
             call=call,
+            webhook=job.webhook,
         )
     return _finish_as(job, "complete", reruns.completed(job), now, result=result, last_progress_at=now, call=call)
 
@@ -140,8 +141,7 @@ def end_turn(job: Job, verb: str, error: Mapping[str, Any], *, now: float, usage
     """Fail a turn that waits or has its slot. A turn is not retried, because only its caller can do the work."""
     if job.status.finished:
         raise WrongState(f"the turn is {job.status} already", details={"status": job.status.value})
-    held = job.status is JobStatus.RUNNING
-    failed = failed_attempt(job, error, now) if held else None
+    failed = failed_attempt(job, error, now) if job.status is JobStatus.RUNNING else None
     call = ended(job, calls.outcome_of(error), now, usage)
     return _end(job, JobStatus.FAILED, verb, now, error=error, retryable=False, failed=failed, call=call)
 
@@ -402,6 +402,7 @@ def _end(job: Job, status: JobStatus, verb: str, now: float, **changes: Any) -> 
         round=job.round,
         finished_at=now,
         goes_back=job.goes_back,
+        webhook=job.webhook,
         **changes,
     )
 
@@ -421,6 +422,7 @@ def _finish_as(job: Job, verb: str, origin: reruns.RerunOrigin, now: float, **ch
         error=origin.error,
         retryable=origin.retryable,
         goes_back=origin.goes_back,
+        webhook=job.webhook,
         **changes,
     )
 
@@ -434,8 +436,6 @@ def _give_up(job: Job, now: float, **changes: Any) -> Move:
 
 def _require(job: Job, verb: str, *allowed: JobStatus) -> None:
     if job.status not in allowed:
-        names: Sequence[str] = [status.value for status in allowed]
-        raise WrongState(
-            f"cannot {verb} a job that is {job.status}; it must be {' or '.join(names)}",
-            details={"status": job.status.value},
-        )
+        names = " or ".join(status.value for status in allowed)
+        text = f"cannot {verb} a job that is {job.status}; it must be {names}"
+        raise WrongState(text, details={"status": job.status.value})

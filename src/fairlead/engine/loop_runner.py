@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fairlead.engine.clock import Clock
 from fairlead.errors import AlreadyDispatching, Unavailable
@@ -32,6 +32,13 @@ class Loop(Protocol):
         """Do a bounded piece of work, and return the time of the next tick on the database's clock. Durations must be
         measured with the event loop's time, because the database's clock may be adjusted."""
         ...
+
+
+@runtime_checkable
+class ClosingLoop(Protocol):
+    """A loop that has something to close when the runner stops."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,14 @@ class LoopRunner:
 
     async def run(self) -> None:
         self._failing_since.clear()
-        async with asyncio.TaskGroup() as group:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for loop in self._loops.values():
+                    group.create_task(self._drive(loop), name=f"fairlead-{loop.name}")
+        finally:
             for loop in self._loops.values():
-                group.create_task(self._drive(loop), name=f"fairlead-{loop.name}")
+                if isinstance(loop, ClosingLoop):
+                    await loop.close()
 
     def counts(self) -> dict[str, dict[str, Any]]:
         """For each loop: how many items it scanned, how many of them it queued or otherwise moved, and how often it

@@ -34,6 +34,8 @@ from fairlead.engine.registry import Announcer, Condition, DeadNeighboursLoop, d
 from fairlead.engine.roles import WorkerPool, pools_of
 from fairlead.engine.shard_runtime import RELAY_WITHIN, ShardRuntime
 from fairlead.engine.turns.slot_broker import SlotBroker
+from fairlead.engine.webhooks import endpoints
+from fairlead.engine.webhooks.endpoints import EndpointUsersLoop
 from fairlead.engine.worker import Worker
 from fairlead.store.port import OutboxEntry, Outcome
 
@@ -85,6 +87,8 @@ class Node:
             loops.append(UnservedLoop(store, self.workers, self._rules))
         if parts.roles.api:
             loops.append(ScoreEstimatesLoop(store, self.scores))
+        if parts.endpoint_users is not None:
+            loops.append(EndpointUsersLoop(parts.endpoint_users))
         if self.distributed:
             loops.append(DeadNeighboursLoop(store, parts.group_commit, self._record.details))
             loops.append(StopCancelledLoop(store, self.workers, self.slot_brokers))
@@ -108,6 +112,8 @@ class Node:
     async def start(self) -> None:
         self._parts.store.relays()
         await patiently(log, "declaring the services", self._sync_rules.declare)
+        if self.roles.manager:
+            await patiently(log, "declaring the endpoints of webhooks", self._declare_endpoints)
         if self._event_bridge is not None:
             await self._event_bridge.start()
         await self._announcer.announce()  # before it has leases: others look up a lease's owner
@@ -116,6 +122,10 @@ class Node:
         self._task = asyncio.get_running_loop().create_task(self._loops.run(), name="fairlead-node")
         for shard in self.shards.values():
             await shard.first_built()
+
+    async def _declare_endpoints(self) -> None:
+        parts = self._parts
+        await endpoints.declare(parts.config.webhooks, parts.store, parts.group_commit)
 
     async def drain(self) -> None:
         """Stop claiming and let calls finish, because this process is about to exit."""

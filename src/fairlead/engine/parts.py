@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fairlead.engine.shard_runtime import ShardRuntime
     from fairlead.engine.transition_writer import TransitionWriter
     from fairlead.engine.turns.waiters import Waiters
+    from fairlead.engine.webhooks.endpoints import EndpointUsers
 
 
 class Signals(Protocol):
@@ -186,3 +187,5 @@ class EngineParts:
     """None: there is no object store, and large results stay in the database."""
     heartbeat: type[Heartbeat] | None = None
     """Replaces the heartbeat, which is a thread, in virtual time."""
+    endpoint_users: EndpointUsers | None = None
+    """None: this process accepts no jobs of its own."""

@@ -37,6 +37,7 @@ from fairlead.engine.prompt_worker import PromptWorker
 from fairlead.engine.rebuild import EnsureBuiltLoop, Rebuild
 from fairlead.engine.roles import WorkerPool
 from fairlead.engine.turns.slot_broker import SlotBroker
+from fairlead.engine.webhooks.delivery_loop import WebhooksLoop
 from fairlead.engine.worker import Worker
 from fairlead.errors import Unavailable
 from fairlead.executors.factory import reaches
@@ -121,6 +122,7 @@ class ShardRuntime:
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
             AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
+            WebhooksLoop(parts.config.webhooks, store, group_commit, parts.clock),
         ]
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:
             grace = parts.config.openai.grace

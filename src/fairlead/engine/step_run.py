@@ -27,6 +27,7 @@ from fairlead.engine.counters import Counters
 from fairlead.engine.output_writer import RunOutput
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.engine.step_files import LoopFiles, unavailable
+from fairlead.engine.webhooks.started import record_start
 from fairlead.executors.port import Call, CallOutput, Success
 from fairlead.store.port import Started, Store
 
@@ -205,7 +206,9 @@ class Reports:
         self.files = None if parts.files is None else LoopFiles(parts.files, loop)
         self.call_soon = loop.call_soon_threadsafe
 
-    def started(self, job: Job) -> None:
+    async def started(self, job: Job) -> None:
+        if job.webhook is not None:
+            await record_start(job, self._group_commit)
         if self._hub.watched(job.id, job.user_id):
             step, total = job.step + 1, len(job.steps)
             text = f"running {job.service} ({step}/{total})"

@@ -220,7 +220,7 @@ class Worker:
     async def _call(self, run: StepRun) -> float:
         """Call the handler and set `run.outcome`. Returns how many seconds the call took."""
         call = call_of(run, self._services[run.lease.service].timeout, self._reports.reporter(run))
-        self._reports.started(run.job)
+        await self._reports.started(run.job)
         began = self._clock.monotonic()
         if run.stopped:
             run.timeouts.off(run)

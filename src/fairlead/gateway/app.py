@@ -31,6 +31,7 @@ from fairlead.gateway import (
     queue_routes,
     turns,
     usage,
+    webhooks,
     websockets,
 )
 from fairlead.gateway.auth import Guard
@@ -98,6 +99,8 @@ ROUTERS = (
     admin_routes.keys_router,
     metrics.router,
     usage.router,
+    webhooks.router,
+    webhooks.jwks_router,
     openai_routes.router,
 )
 

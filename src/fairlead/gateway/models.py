@@ -74,6 +74,11 @@ class SubmitRequest(Shape):
     allowed_regions: Annotated[list[str], Field(min_length=1, max_length=32)] | None = Field(
         None, description="The only regions that its calls, including retries, may go to."
     )
+    webhook_url: str | None = Field(None, max_length=2000, description="Receives the events of the job; https only.")
+    webhook_events: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="Default: the end of the job, or of the batch. See docs/webhooks.md.",
+    )
 
 
 class BulkRequest(Shape):

@@ -111,8 +111,10 @@ class SubmitBatchQuery(Shape):
     cost: FiniteFloat | None = None
     region: str | None = Field(None, max_length=63)
     allowed_regions: list[str] | None = Field(None, description="Repeated, or separated by commas.")
+    webhook_url: str | None = Field(None, max_length=2000, description="Receives the end of the batch.")
+    webhook_events: list[str] | None = Field(None, description="Repeated, or separated by commas.")
 
-    @field_validator("allowed_regions")
+    @field_validator("allowed_regions", "webhook_events")
     @classmethod
     def _split_commas(cls, values: list[str] | None) -> list[str] | None:
         return None if values is None else [region for value in values for region in value.split(",")]

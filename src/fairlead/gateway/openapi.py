@@ -25,6 +25,7 @@ from fairlead.gateway import (
     models_runtime,
     models_turns,
     models_usage,
+    models_webhooks,
 )
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
@@ -73,6 +74,7 @@ TAGS = [
     {"name": "turns", "description": "Slots that callers use themselves."},
     {"name": "openai", "description": "OpenAI's protocol, for its clients. Errors have OpenAI's shape."},
     {"name": "usage", "description": "Who used what."},
+    {"name": "webhooks", "description": "Requests that tell receivers of events, and the log of them."},
     {"name": "keys", "description": "API keys, tickets and sessions."},
     {"name": "operations", "description": "Queues, slots, dead letters, administration and its audit."},
     {"name": "health", "description": "Probes; they never need a key."},
@@ -87,6 +89,7 @@ MODULES = (
     models_runtime,
     models_turns,
     models_usage,
+    models_webhooks,
 )
 """The modules whose models `document` adds to the components."""
 

@@ -23,6 +23,7 @@ from fairlead.store.files import FileReads
 from fairlead.store.usage import PruneUsage as PruneUsage
 from fairlead.store.usage import RollUpUsage as RollUpUsage
 from fairlead.store.usage import UsageReads
+from fairlead.store.webhooks import WebhookReads
 from fairlead.store.writes import Adapt as Adapt
 from fairlead.store.writes import Audit as Audit
 from fairlead.store.writes import AuditOutcome as AuditOutcome
@@ -187,7 +188,7 @@ since the oldest open transaction of this database began; 0 if there is none) an
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(DashboardReads, UsageReads, FileReads, Protocol):
+class Store(DashboardReads, UsageReads, FileReads, WebhookReads, Protocol):
     """The interface of the database. `tests/contract/store/` tests it. Methods raise `Unavailable` if the database
     cannot be reached or the disk is full, and `StoreError` if the database cannot be used at all."""
 

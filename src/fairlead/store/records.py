@@ -15,6 +15,7 @@ import orjson
 from fairlead.domain.access import AuditRecord, Key, Role
 from fairlead.domain.batch import Batch, BatchState
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.webhooks import BATCH_ENDED, JobWebhook
 from fairlead.errors import InvalidInput
 from fairlead.store.port import (
     Audit,
@@ -67,6 +68,8 @@ NO_TICKET = Refused("the ticket is unknown, used or expired")
 NO_AUDIT = Refused("the audit record does not exist")
 OTHER_READER = Refused("the job has another reader")
 NO_PROCESS = Refused("the process is not registered")
+NO_ENDPOINT = Refused("the endpoint does not exist or is already disabled")
+OTHER_ATTEMPT = Refused("another process has recorded this attempt")
 
 _FIELDS = ("concurrency", "host", "pid", "version", "started_at", "clock", "draining", "running")
 
@@ -157,7 +160,17 @@ def head_row(create: CreateBatch) -> tuple[Any, ...]:
         batch.total,
         create.idempotency_key,
         create.body_hash,
+        batch_webhook(batch.webhook),
     )
+
+
+def batch_webhook(webhook: JobWebhook | None) -> str | None:
+    """Encode the receiver of the end of a batch; None if it has none of its own."""
+    receiver = None if webhook is None else webhook.receiver_of(BATCH_ENDED)
+    if webhook is None or receiver is None:
+        return None
+    about = {"url": webhook.url, "shape": webhook.shape, "subject": webhook.subject}
+    return orjson.dumps({"receiver": receiver, "about": about}).decode()
 
 
 def item_rows(create: CreateBatch) -> list[tuple[str, int, str, str | None]]:

@@ -16,6 +16,7 @@ from fairlead.domain.batch import BatchItem
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.redaction import redacted_error
 from fairlead.domain.transitions import Move
+from fairlead.domain.webhooks import JobWebhook
 from fairlead.store.port import Epoch, OutboxEntry
 
 STATUSES = (
@@ -62,6 +63,7 @@ SPEC_FIELDS = (
     "region_step",
     "spill_after",
     "group",
+    "webhook",
 )
 """The fields of a job that never change and that no query filters by."""
 
@@ -70,8 +72,10 @@ def spec_of(job: Job) -> str:
     """Encode the fields of a job that never change. The previous release reads at most six elements, so further
     elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
-    if job.group is not None:
-        return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after, job.group)).decode()
+    if job.webhook is not None or job.group is not None:
+        hooks = () if job.webhook is None else (webhook_json(job.webhook),)
+        more = (job.priority_source, job.region_step, job.spill_after, job.group, *hooks)
+        return orjson.dumps((*spec, *more)).decode()
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
     return orjson.dumps(spec if job.priority_source is None else (*spec, job.priority_source)).decode()
@@ -90,9 +94,22 @@ def _spec(text: str) -> tuple[Any, ...]:
     priority_source = later[0] if later else None
     region_step, spill_after = later[1:3] if len(later) > 2 else (0, None)
     group = later[3] if len(later) > 3 else None
+    webhook = webhook_of(later[4]) if len(later) > 4 else None
     allowed = None if allowed_regions is None else tuple(allowed_regions)
-    original = _BANDS[original_priority]
-    return tuple(steps), original, cost, weight, region, allowed, priority_source, region_step, spill_after, group
+    region_fields = (region, allowed, priority_source, region_step, spill_after)
+    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook
+
+
+def webhook_json(webhook: JobWebhook) -> tuple[Any, ...]:
+    """Encode the webhook of a job or batch for JSON."""
+    return webhook.url, webhook.events, webhook.shape, webhook.subject, webhook.endpoints
+
+
+def webhook_of(values: Sequence[Any] | None) -> JobWebhook | None:
+    if values is None:
+        return None
+    url, events, shape, subject, endpoints = values[:5]
+    return JobWebhook(url, tuple(events), shape, subject, endpoints)
 
 
 def job_of(row: Sequence[Any]) -> Job:
@@ -108,7 +125,7 @@ def job_of(row: Sequence[Any]) -> Job:
     ) = row
     (
         job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
-        job.region_step, job.spill_after, job.group,
+        job.region_step, job.spill_after, job.group, job.webhook,
     ) = _spec(spec)
     # fmt: on
     job.status = STATUSES[status]

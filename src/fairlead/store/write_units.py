@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import RequestError
 from fairlead.store.port import DeregisterProcess, Outcome, RegisterProcess, Transition
+from fairlead.store.webhooks import RecordEvent
 
 log = logging.getLogger("fairlead.group_commit")
 
 WARN_EVERY = 10.0
 
-_WITH_JOB_ID = frozenset({Start, Move, Progress, Prioritise, Adopt, Delete})
+_WITH_JOB_ID = frozenset({Start, Move, Progress, Prioritise, Adopt, Delete, RecordEvent})
 
 
 def job_id_of(transition: Any) -> str | None:

@@ -41,6 +41,17 @@ from fairlead.store.files import (
     SweepFiles,
 )
 from fairlead.store.usage import PruneUsage, RollUpUsage
+from fairlead.store.webhooks import (
+    ClaimDeliveries,
+    DeclareEndpoints,
+    DeleteEndpoint,
+    DisableEndpoint,
+    PruneDeliveries,
+    RecordAttempt,
+    RecordEvent,
+    Replay,
+    SaveEndpoint,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,4 +360,13 @@ Transition = (
     | DeleteFile
     | SweepFiles
     | ForgetArtifacts
+    | RecordEvent
+    | SaveEndpoint
+    | DeclareEndpoints
+    | DeleteEndpoint
+    | DisableEndpoint
+    | ClaimDeliveries
+    | RecordAttempt
+    | Replay
+    | PruneDeliveries
 )

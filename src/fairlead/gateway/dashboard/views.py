@@ -15,8 +15,10 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fairlead.app.webhooks import filter_of, shown_delivery, shown_endpoint
 from fairlead.domain.access import Role
 from fairlead.domain.job import JobStatus
+from fairlead.domain.webhooks import Delivery
 from fairlead.errors import InvalidInput
 from fairlead.gateway.models import Text
 from fairlead.gateway.permissions import Caller, check_batch_in_reach, check_job_in_reach, user_in_reach
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MAX_BATCHES = 100
 MAX_ITEMS = 100
 MAX_AUDITED = 200
+MAX_DELIVERIES = 100
+MAX_ENDPOINTS = 200
 MAX_NUMBER = 2**53
 """The largest integer that JavaScript represents exactly."""
 
@@ -128,6 +132,24 @@ async def query_audit(app: Fairlead, caller: Caller, parameters: Any) -> dict[st
     return _without_nulls({"rows": rows, "next_cursor": page.next_cursor})
 
 
+async def query_webhooks(app: Fairlead, caller: Caller, parameters: Any) -> dict[str, Any]:
+    where = filter_of(user_id=parameters.user_id)
+    page = await app.webhooks.deliveries(where, limit=MAX_DELIVERIES)
+    endpoints = await app.webhooks.endpoints(parameters.user_id)
+    return _without_nulls(
+        {
+            "endpoints": {each.id: _without_nulls(shown_endpoint(each)) for each in endpoints[:MAX_ENDPOINTS]},
+            "deliveries": {each.id: _shown_delivery(each) for each in page.data},
+            "next_cursor": page.next_cursor,
+        }
+    )
+
+
+def _shown_delivery(delivery: Delivery) -> dict[str, Any]:
+    shown = _without_nulls(dict(shown_delivery(delivery)))
+    return {**shown, "attempts": [_without_nulls(dict(each)) for each in delivery.log]}
+
+
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -166,6 +188,10 @@ class SomeBatches(Parameters):
     user_id: Text | None = None
 
 
+class SomeDeliveries(Parameters):
+    user_id: Text | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     roles: frozenset[Role]
@@ -185,6 +211,7 @@ KINDS: dict[str, Kind] = {
     "dead": Kind(OPERATORS, query_dead, every=2.0),
     "workers": Kind(OPERATORS, query_workers),
     "audit": Kind(OPERATORS, query_audit),
+    "webhooks": Kind(ALL_ROLES, query_webhooks, SomeDeliveries),
 }
 
 
@@ -226,7 +253,7 @@ def view_of(request: Any, caller: Caller) -> View:
         parameters = kind.parameters.model_validate(request)
     except ValidationError as error:
         raise of_validation(error.errors()) from None
-    if isinstance(parameters, SomeJobs | SomeBatches):
+    if isinstance(parameters, SomeJobs | SomeBatches | SomeDeliveries):
         parameters.user_id = user_in_reach(caller, parameters.user_id)
     # The request is part of the key because a state repeats it, and pages may request the same content differently.
     asked = {name: value for name, value in request.items() if name != "request"}

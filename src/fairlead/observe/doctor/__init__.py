@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fairlead.observe.doctor import database, managers, queues, servers, settings, usage, workers
+from fairlead.observe.doctor import database, managers, queues, servers, settings, usage, webhooks, workers
 from fairlead.observe.doctor.facts import Facts, Sources, facts_of
 from fairlead.observe.doctor.finding import Finding, Kind, Severity
 
@@ -28,8 +28,9 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     settings.check,
     settings.check_access,
     usage.check,
+    webhooks.check,
 )
-TOPICS = (database, servers, managers, workers, queues, settings, usage)
+TOPICS = (database, servers, managers, workers, queues, settings, usage, webhooks)
 KINDS: dict[str, Kind] = {
     kind.code: kind for topic in TOPICS for kind in vars(topic).values() if isinstance(kind, Kind)
 }

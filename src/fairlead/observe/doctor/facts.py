@@ -22,6 +22,7 @@ from fairlead.domain.retry import TIMEOUT
 from fairlead.domain.rules import BANDS, Lanes, Rules, ServiceRules
 from fairlead.domain.stats import minute_of
 from fairlead.domain.usage_report import UsageQuery, UsageTotal
+from fairlead.domain.webhooks import Endpoint
 from fairlead.engine.clock import Clock
 from fairlead.engine.node import Node
 from fairlead.engine.outbox_relay import offer_of
@@ -147,6 +148,7 @@ class Facts:
     undeclared: Mapping[str, int] = field(default_factory=dict)
     waiting_in_database: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     keys: Sequence[Key] | None = None
+    endpoints: Sequence[Endpoint] = ()
     # Queues
     shards: Mapping[str, ShardSnapshot] = field(default_factory=dict)
     redis: Mapping[str, RedisFacts] = field(default_factory=dict)
@@ -297,21 +299,19 @@ async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
             low_after=promotion.low_to_medium_after, medium_after=promotion.medium_to_high_after
         ),
         "processes": await store.processes(),
-        "failed_recently": await store.list_jobs(
-            JobFilter(statuses=(JobStatus.FAILED,)), before_seq=None, limit=SAMPLE
-        ),
+        "failed_recently": await store.list_jobs(FAILED, before_seq=None, limit=SAMPLE),
         "timeouts": await _timeouts(store, float(facts["clock"])),
         "usage": await _usage(store, float(facts["clock"])),
         "undeclared": await _undeclared(store, rules),
         "keys": await store.keys(),
+        "endpoints": await store.endpoints(),
     }
 
 
 async def _undeclared(store: Store, rules: Rules) -> dict[str, int]:
     declared = Lanes(frozenset((name, band) for name in rules.services for band in BANDS), others=True)
-    if not await store.count_waiting(declared):
-        return {}
-    return dict(Counter(job.service for job in await _first_waiting(store, declared)))
+    waiting = await _first_waiting(store, declared) if await store.count_waiting(declared) else ()
+    return dict(Counter(job.service for job in waiting))
 
 
 async def _first_waiting(store: Store, lanes: Lanes) -> list[Job]:

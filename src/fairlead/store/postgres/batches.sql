@@ -3,8 +3,9 @@
 
 -- name: create_batch
 -- Returns no row if another process created a batch with this key at the same time.
-INSERT INTO fairlead.job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash)
-    VALUES ($1, $2, $3, $4, $5::bigint, $6::int, $7, $8) ON CONFLICT DO NOTHING RETURNING 1
+INSERT INTO fairlead.job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash,
+                                webhook)
+    VALUES ($1, $2, $3, $4, $5::bigint, $6::int, $7, $8, $9) ON CONFLICT DO NOTHING RETURNING 1
 
 -- name: add_items
 INSERT INTO fairlead.batch_item (batch_id, item, job_id, custom_id)

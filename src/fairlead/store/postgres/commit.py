@@ -14,6 +14,7 @@ from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progres
 from fairlead.store import dashboard as dashboard_kinds
 from fairlead.store import files as file_kinds
 from fairlead.store import usage as usage_kinds
+from fairlead.store import webhooks as webhook_kinds
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -46,7 +47,7 @@ from fairlead.store.port import (
     SweepResult,
     Transition,
 )
-from fairlead.store.postgres import dashboard, encode, files, records, usage
+from fairlead.store.postgres import dashboard, encode, files, records, usage, webhooks
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -122,6 +123,7 @@ class Commit:
             *((kind, self._dashboard) for kind in dashboard_kinds.KINDS),
             *((kind, self._usage) for kind in usage_kinds.KINDS),
             *((kind, self._files) for kind in file_kinds.KINDS),
+            *((kind, self._webhooks) for kind in webhook_kinds.KINDS),
         )
         for kind, step in steps:
             if indexes := kinds.get(kind):
@@ -336,3 +338,7 @@ class Commit:
     async def _files(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await files.apply(self._batch[index], self._ask, self._now)
+
+    async def _webhooks(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await webhooks.apply(self._batch[index], self._ask, self._now)

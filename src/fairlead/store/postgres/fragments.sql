@@ -168,3 +168,25 @@ coalesce(sum(u.price), 0)::bigint
 -- A file `f`.
 f.id, f.user_id, f.artifact_id, f.name, f.content_type, f.purpose, f.created_at, f.state, f.size, f.sha256,
 f.expires_at, f.job_id
+
+-- name: endpoint_columns
+-- The columns of `store.webhooks.endpoint_of`, of `p`.
+p.id, p.user_id, p.url, p.events, p.secrets, p.name, p.created_at, p.disabled_at, p.failing_since, p.disabled_reason
+
+-- name: delivery_columns
+-- The columns of `store.webhooks.delivery_of`, of `d`.
+d.id, d.event, d.receiver, d.user_id, d.created_at, d.job_id, d.batch_id, d.endpoint_id, d.state, d.attempts, d.next_at,
+d.about, d.log, d.body
+
+-- name: deliveries_where
+-- $1 to $8: the columns of `DeliveryFilter.row`. A user sees no deliveries to endpoints of others.
+($1::text IS NULL OR (d.user_id = $1 AND (d.endpoint_id IS NULL OR EXISTS (
+    SELECT FROM fairlead.webhook_endpoint AS own WHERE own.id = d.endpoint_id AND own.user_id = $1
+))))
+AND ($2::text IS NULL OR d.id = ANY (ARRAY(SELECT jsonb_array_elements_text($2::jsonb))))
+AND ($3::text IS NULL OR d.job_id = $3)
+AND ($4::text IS NULL OR d.endpoint_id = $4)
+AND ($5::smallint IS NULL OR d.state = $5)
+AND ($6::text IS NULL OR d.event = $6)
+AND ($7::bigint IS NULL OR d.created_at >= $7)
+AND ($8::bigint IS NULL OR d.created_at < $8)

@@ -14,7 +14,9 @@ from fairlead.store.files import check_found, use_columns
 from fairlead.store.port import OutboxEntry
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.queries import Ask as Ask
+from fairlead.store.postgres.webhooks import event_columns
 from fairlead.store.rows import begins_round, job_of
+from fairlead.store.webhooks import events_of
 
 
 class Moves:
@@ -52,6 +54,9 @@ class Moves:
         if relayed:
             applied.update([relayed[n] for n in await self._tell([moves[index] for index in relayed])])
         await self._use_files([moves[index] for index in applied])
+        hooked = [index for index in applied if moves[index].webhook is not None]
+        if hooked and (events := events_of(moves[index] for index in sorted(hooked))):
+            await self._ask("record_events", *event_columns(events), self._now)
         return applied
 
     async def _use_files(self, moves: Sequence[Move]) -> None:

@@ -389,3 +389,26 @@ SELECT (SELECT count(*) FROM fairlead.file), (SELECT count(*) FROM fairlead.file
 
 -- name: secret
 SELECT value FROM fairlead.secret WHERE name = $1
+
+-- name: webhook_users
+SELECT DISTINCT user_id FROM fairlead.webhook_endpoint WHERE url IS NOT NULL AND disabled_at IS NULL
+
+-- name: endpoints
+-- $1: user or NULL, $2: ids or NULL.
+SELECT {endpoint_columns} FROM fairlead.webhook_endpoint AS p
+WHERE CASE WHEN $2::text[] IS NULL THEN p.url IS NOT NULL AND ($1::text IS NULL OR p.user_id = $1)
+           ELSE p.id = ANY ($2::text[]) END
+ORDER BY p.created_at, p.id
+
+-- name: deliveries
+-- $9: the last id of the previous page, $10: limit.
+SELECT {delivery_columns} FROM fairlead.webhook_delivery AS d
+WHERE {deliveries_where}
+AND ($9::text IS NULL OR d.seq < (SELECT seq FROM fairlead.webhook_delivery WHERE id = $9))
+ORDER BY d.seq DESC LIMIT $10::bigint
+
+-- name: count_deliveries
+SELECT state, count(*) FROM fairlead.webhook_delivery GROUP BY state
+
+-- name: next_delivery
+SELECT min(next_at) FROM fairlead.webhook_delivery WHERE state = 0

@@ -103,7 +103,10 @@ async def apply_batch(transition: Any, ask: Ask, now: int) -> Outcome:
             return Done()
         case SettleBatch(batch_id, moment):
             await ask("lock_batch", batch_id)
-            return Done() if await ask("settle_batch", batch_id, micros(moment)) else NOT_SETTLED
+            if not await ask("settle_batch", batch_id, micros(moment)):
+                return NOT_SETTLED
+            await ask("record_batch_event", batch_id, now)
+            return Done()
         case PruneBatches(finished_before, limit):
             return Done(len(await ask("prune_batches", micros(finished_before), limit)))
         case _:

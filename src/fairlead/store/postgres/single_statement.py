@@ -98,8 +98,13 @@ def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan 
     return WRITES["start_single"], [*columns, now, lease_scopes, epochs], read
 
 
+def _writes_more(move: Move) -> bool:
+    """Whether the move writes rows besides its job's: uses of files, or deliveries of webhooks."""
+    return move.webhook is not None or (move.result is not None and bool(move.result.files))
+
+
 def _completions(moves: Sequence[Move], prices: Prices) -> Plan | None:
-    if not all(map(encode.completes, moves)) or any(move.result.files for move in moves if move.result is not None):
+    if not all(map(encode.completes, moves)) or any(map(_writes_more, moves)):
         return None
     order = _by_job([move.job_id for move in moves])
 

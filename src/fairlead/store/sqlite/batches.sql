@@ -1,13 +1,13 @@
 -- Triggers for batches of jobs, like those in apply.sql. (The view `batch` is a batch of transitions.)
 
--- body: [id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, id of its first job]. Not stored if
+-- body: [id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, webhook, id of its first job]. Not stored if
 -- its jobs were refused.
 CREATE TEMP TRIGGER on_job_batch INSTEAD OF INSERT ON batch
-WHEN NEW.kind = 'job_batch' AND EXISTS (SELECT 1 FROM job WHERE id = NEW.body ->> 8)
+WHEN NEW.kind = 'job_batch' AND EXISTS (SELECT 1 FROM job WHERE id = NEW.body ->> 9)
 BEGIN
-    INSERT INTO job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash)
+    INSERT INTO job_batch (id, user_id, name, metadata, created_at, total, idempotency_key, body_hash, webhook)
         VALUES (NEW.body ->> 0, NEW.body ->> 1, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4, NEW.body ->> 5,
-                NEW.body ->> 6, NEW.body ->> 7);
+                NEW.body ->> 6, NEW.body ->> 7, NEW.body ->> 8);
 END;
 
 -- body: [[batch_id, item, job_id, custom_id], …]. Must follow `job_batch`.

@@ -388,3 +388,30 @@ SELECT json_array(
 
 -- name: secret
 SELECT json_array(value) FROM secret WHERE name = ?
+
+-- name: webhook_users
+SELECT json_group_array(DISTINCT user_id) FROM webhook_endpoint WHERE url IS NOT NULL AND disabled_at IS NULL
+
+-- name: endpoints
+-- ?1: user or NULL, ?2: JSON array of ids or NULL.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT json_array({endpoint_columns}) AS row FROM webhook_endpoint AS p
+    WHERE CASE WHEN ?2 IS NULL THEN p.url IS NOT NULL AND (?1 IS NULL OR p.user_id = ?1)
+               ELSE p.id IN (SELECT value FROM json_each(?2)) END
+    ORDER BY p.created_at, p.id
+)
+
+-- name: deliveries
+-- ?9: the last id of the previous page, ?10: limit.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT json_array({delivery_columns}) AS row FROM webhook_delivery AS d
+    WHERE {deliveries_where}
+    AND (?9 IS NULL OR d.seq < (SELECT seq FROM webhook_delivery WHERE id = ?9))
+    ORDER BY d.seq DESC LIMIT ?10
+)
+
+-- name: count_deliveries
+SELECT json_group_array(json_array(state, n)) FROM (SELECT state, count(*) AS n FROM webhook_delivery GROUP BY state)
+
+-- name: next_delivery
+SELECT min(next_at) FROM webhook_delivery WHERE state = 0

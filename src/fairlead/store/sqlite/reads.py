@@ -29,11 +29,12 @@ from fairlead.store.sqlite.files import SqliteFileReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
 from fairlead.store.sqlite.usage import SqliteUsageReads
+from fairlead.store.sqlite.webhooks import SqliteWebhookReads
 
 READERS = 2  # so that the manager can query timers while a long count runs
 
 
-class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads):
+class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads, SqliteWebhookReads):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

@@ -102,7 +102,7 @@ def _rows_of_batch(transition: Any) -> list[Row]:
             head = (*head_row(transition), items[0].job_id)
             return [("job_batch", json_body(head)), ("batch_item", json_body(item_rows(transition)))]
         case SettleBatch(batch_id, now):
-            return [("settle", json_body((batch_id, micros(now))))]
+            return [("settle", json_body((batch_id, micros(now)))), ("batch_event", batch_id)]
         case PruneBatches(finished_before, limit):
             return [("prune_batches", json_body((micros(finished_before), limit)))]
         case _:

@@ -33,6 +33,9 @@ from fairlead.store.sqlite.lock import DispatchLock, file_identity, store_closed
 from fairlead.store.sqlite.reads import Reads
 from fairlead.store.sqlite.writer_thread import WriterThread
 
+SCRIPTS = ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql", "webhooks.sql")
+"""The triggers of commits."""
+
 
 class SqliteStore(Reads):
     """The store in SQLite. `clock` gives the times that are stored. With `overwrites`, nothing of what is deleted or
@@ -116,7 +119,7 @@ class SqliteStore(Reads):
         connect.prepare(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
-            for file in ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql"):
+            for file in SCRIPTS:
                 self._writer.executescript(script(__package__, file))
         for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             with suppress(OSError):

@@ -212,6 +212,36 @@ export const undrainWorker = (name) => ({
   done: `${name} claims again.`,
 });
 
+// ---------------------------------------------------------------- webhooks
+
+const endpointPath = (endpoint) => path`/api/v1/webhooks/endpoints/${endpoint.id}`;
+
+export const enableEndpoint = (endpoint) => ({
+  title: "Enable this endpoint?",
+  text: html`<p><b class="wrap">${text(endpoint.url)}</b> receives events again. What failed meanwhile can be sent again from the list of deliveries.</p>`,
+  confirm: "Enable the endpoint",
+  run: () => call("PUT", endpointPath(endpoint), { enabled: true }),
+  done: "The endpoint is enabled.",
+});
+
+export const disableEndpoint = (endpoint) => ({
+  title: "Disable this endpoint?",
+  text: html`<p><b class="wrap">${text(endpoint.url)}</b> receives no events until it is enabled.</p>`,
+  confirm: "Disable the endpoint",
+  danger: true,
+  run: () => call("PUT", endpointPath(endpoint), { enabled: false }),
+  done: "The endpoint is disabled.",
+});
+
+export const replayDelivery = (delivery) => ({
+  title: "Send this delivery again?",
+  text: html`<p><code>${delivery.event}</code> is sent to <b class="wrap">${text(delivery.url || delivery.endpoint_id)}</b> again, with the same
+    <code>webhook-id</code>.</p>`,
+  confirm: "Send it again",
+  run: () => call("POST", "/api/v1/webhooks/deliveries/replay", { ids: [delivery.id] }),
+  done: ({ replayed }) => (replayed ? "The delivery is sent again." : "The delivery cannot be sent: it is waiting, or its endpoint is disabled or deleted."),
+});
+
 // ---------------------------------------------------------------- batches
 
 export const cancelBatch = (batch, open) => ({

@@ -10,6 +10,7 @@ const SECTIONS = [
   { name: "usage", needs: "own", title: "Usage", shortcut: "s" },
   { name: "dead", needs: "all", title: "Dead letters", shortcut: "d" },
   { name: "workers", needs: "all", title: "Workers", shortcut: "w" },
+  { name: "webhooks", needs: "own", title: "Webhooks", shortcut: "h" },
   { name: "audit", needs: "all", title: "Audit", shortcut: "a" },
 ];
 

@@ -1,0 +1,183 @@
+"""The bodies of webhooks: Fairlead's own, and those that clients of OpenAI, Replicate and fal know.
+
+A shape is a function from a delivery and what it is about to a JSON object. The status of the job comes from the
+delivery, because the job may have moved on since the event; its input and result come from the job as it is now, and
+are absent if it was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from fairlead.domain.batch import BatchState
+from fairlead.domain.events import iso
+from fairlead.domain.job import JobRecord, JobStatus
+from fairlead.domain.webhooks import (
+    BATCH_ENDED,
+    CANCELLED,
+    COMPLETED,
+    ENDPOINT_DISABLED,
+    FAILED,
+    STARTED,
+    Delivery,
+    Shape,
+)
+
+MAX_RESULT = 16384
+"""A result above this many characters is left out of Fairlead's own body; the receiver reads the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a delivery is about: a job or a batch. Both are None if it was deleted."""
+
+    record: JobRecord | None = None
+    batch: BatchState | None = None
+
+    @property
+    def result_json(self) -> str | None:
+        """The result of the last step."""
+        if self.record is None or not self.record.results:
+            return None
+        return max(self.record.results, key=lambda result: (result.step, result.round)).data_json
+
+
+def body_of(delivery: Delivery, subject: Subject) -> str:
+    """The body of a delivery, as JSON text."""
+    return orjson.dumps(_SHAPES[delivery.shape](delivery, subject)).decode()
+
+
+def fairlead(delivery: Delivery, subject: Subject) -> dict[str, Any]:
+    return {"type": delivery.event, "timestamp": iso(delivery.created_at), "data": _data(delivery, subject)}
+
+
+def _data(delivery: Delivery, subject: Subject) -> Mapping[str, Any]:
+    about = delivery.about
+    if delivery.event == ENDPOINT_DISABLED:
+        return about
+    if delivery.event == BATCH_ENDED:
+        return _batch(delivery, subject.batch)
+    data: dict[str, Any] = {
+        "job_id": delivery.job_id,
+        "user_id": delivery.user_id,
+        "status": about.get("status"),
+        "error": about.get("error"),
+        "retryable": about.get("retryable"),
+        "finished_at": iso(about.get("finished_at")),
+        "url": f"/api/v1/jobs/{delivery.job_id}",
+    }
+    if subject.record is not None:
+        job = subject.record.job
+        data |= {"feature_name": job.feature_name, "metadata": subject.record.metadata}
+        data |= {"created_at": iso(job.created_at), "started_at": iso(job.started_at)}
+    if delivery.event == COMPLETED:
+        result = subject.result_json
+        small = result is not None and len(result) <= MAX_RESULT
+        data |= {"result": orjson.Fragment(result) if result is not None and small else None}
+        data |= {} if small else {"result_omitted": True}
+    return data
+
+
+def _batch(delivery: Delivery, batch: BatchState | None) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "batch_id": delivery.batch_id,
+        "user_id": delivery.user_id,
+        "counts": batch_counts(delivery),
+        "finished_at": iso(delivery.about.get("finished_at")),
+        "url": f"/api/v1/batches/{delivery.batch_id}",
+    }
+    if batch is not None:
+        metadata = batch.batch.metadata_json
+        data |= {"name": batch.batch.name, "total": batch.batch.total, "created_at": iso(batch.batch.created_at)}
+        data |= {"metadata": None if metadata is None else orjson.loads(metadata)}
+    return data
+
+
+_STATUSES = tuple(
+    JobStatus(name) for name in ("SCHEDULED", "PENDING", "RETRYING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED")
+)
+"""The statuses by their number in the database."""
+
+
+def batch_counts(delivery: Delivery) -> dict[str, int]:
+    """The number of items by status when the batch ended."""
+    return {_STATUSES[status].value: count for status, count in delivery.about.get("counts") or ()}
+
+
+def subject_id(delivery: Delivery) -> str | None:
+    """The id under which the client of a front knows the job or batch."""
+    return delivery.about.get("subject") or delivery.job_id or delivery.batch_id
+
+
+_OPENAI = {COMPLETED: "response.completed", FAILED: "response.failed", CANCELLED: "response.cancelled"}
+
+
+def openai(delivery: Delivery, subject: Subject) -> dict[str, Any]:
+    """An event of OpenAI: it names the response or batch, which the receiver then reads."""
+    kind = _OPENAI.get(delivery.event, delivery.event)
+    if delivery.event == BATCH_ENDED:
+        counts = batch_counts(delivery)
+        cancelled = counts.get("CANCELLED", 0) == sum(counts.values()) > 0
+        kind = "batch.cancelled" if cancelled else "batch.completed"
+    return {
+        "id": delivery.id,
+        "object": "event",
+        "created_at": int(delivery.created_at),
+        "type": kind,
+        "data": {"id": subject_id(delivery)},
+    }
+
+
+_REPLICATE = {STARTED: "processing", COMPLETED: "succeeded", FAILED: "failed", CANCELLED: "canceled"}
+
+
+def replicate(delivery: Delivery, subject: Subject) -> dict[str, Any]:
+    """A prediction of Replicate."""
+    record, about, id_ = subject.record, delivery.about, subject_id(delivery)
+    job = None if record is None else record.job
+    result = subject.result_json if delivery.event == COMPLETED else None
+    started = None if job is None else job.started_at
+    finished = about.get("finished_at")
+    metrics = {} if started is None or finished is None else {"predict_time": round(max(0.0, finished - started), 3)}
+    error = about.get("error")
+    return {
+        "id": id_,
+        "model": about.get("model") or ("" if job is None else job.feature_name),
+        "version": about.get("version") or "hidden",
+        "status": _REPLICATE.get(delivery.event, "starting"),
+        "input": None if record is None else orjson.Fragment(record.input_json),
+        "output": None if result is None else orjson.Fragment(result),
+        "logs": "",
+        "error": None if error is None else str(error.get("message", "the prediction failed")),
+        "metrics": metrics,
+        "created_at": iso(delivery.created_at if job is None else job.created_at),
+        "started_at": iso(started),
+        "completed_at": iso(finished),
+        "urls": {
+            "get": f"/replicate/v1/predictions/{id_}",
+            "cancel": f"/replicate/v1/predictions/{id_}/cancel",
+        },
+    }
+
+
+def fal(delivery: Delivery, subject: Subject) -> dict[str, Any]:
+    """The body that fal sends: the result itself, or an error."""
+    request_id, result = subject_id(delivery), subject.result_json
+    body: dict[str, Any] = {"request_id": request_id, "gateway_request_id": request_id}
+    if delivery.event == COMPLETED:
+        return body | {"status": "OK", "payload": None if result is None else orjson.Fragment(result)}
+    error = delivery.about.get("error") or {"message": "the request was cancelled"}
+    text = str(error.get("message", "the request failed"))
+    return body | {"status": "ERROR", "error": text, "payload": {"detail": text}}
+
+
+_SHAPES: Mapping[Shape, Callable[[Delivery, Subject], dict[str, Any]]] = {
+    Shape.FAIRLEAD: fairlead,
+    Shape.OPENAI: openai,
+    Shape.REPLICATE: replicate,
+    Shape.FAL: fal,
+}

@@ -173,8 +173,10 @@ class Runtime:
         if problems := self.declarations.problems():
             raise ConfigError(problems)
         url = self.settings.database_url
+        plans = {user_id: user.plan for user_id, user in self.config.users.items() if user.plan is not None}
+        prices = prices_of(self.config.prices, plans)
         overwrites = self.config.openai.keep == "nothing"
-        store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices_of(self.config.prices))
+        store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices)
         objects = objects_of(self.settings)
         await run(partial(self._connect, store))
         self._store = store

@@ -43,8 +43,10 @@ class PriceConfig(ModelPriceConfig):
     models: dict[ModelName, ModelPriceConfig] = {}
 
 
-def prices_of(config: Mapping[str, PriceConfig]) -> Prices:
-    return {
+def prices_of(config: Mapping[str, PriceConfig], plans: Mapping[str, str]) -> Prices:
+    """`plans` has the plan of each user that has one."""
+    services = {
         service: ServicePrices(table.price, {model: each.price for model, each in table.models.items()})
         for service, table in config.items()
     }
+    return Prices(services, plans)

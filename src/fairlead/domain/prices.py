@@ -45,15 +45,21 @@ class ServicePrices:
     models: Mapping[str, Price] = field(default_factory=dict)
 
 
-Prices = Mapping[str, ServicePrices]
-"""Prices by service."""
-NO_PRICES: Prices = {}
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the process that ends a call knows about it from its configuration: the prices by service, and the plans of
+    users."""
+
+    services: Mapping[str, ServicePrices] = field(default_factory=dict)
+    plans: Mapping[str, str] = field(default_factory=dict)
+
+    def amount(self, call: CallEnd) -> int | None:
+        """The price of a call; None if its service has none."""
+        service = self.services.get(call.job.service) if self.services else None
+        if service is None:
+            return None
+        model = None if call.usage is None else call.usage.model
+        return (service.price if model is None else service.models.get(model, service.price)).amount(call)
 
 
-def amount_of(call: CallEnd, prices: Prices) -> int | None:
-    """The price of a call; None if its service has none."""
-    service = prices.get(call.job.service)
-    if service is None:
-        return None
-    model = None if call.usage is None else call.usage.model
-    return (service.price if model is None else service.models.get(model, service.price)).amount(call)
+NO_PRICES = Prices()

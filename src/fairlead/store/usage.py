@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairlead.domain.calls import OUTCOMES, CallEnd
-from fairlead.domain.prices import Prices, amount_of
+from fairlead.domain.prices import Prices
 from fairlead.domain.usage_report import CallRecord, UsageQuery, UsageTotal
 
 HOUR, DAY = 3600, 86400
@@ -53,8 +53,7 @@ class UsageReads(Protocol):
 def reported_row(call: CallEnd, prices: Prices) -> tuple[Any, ...] | None:
     """The columns of a ledger row that most calls leave empty: plan, model, tokens in, out and cached, units, ignored
     values, price. None if they are all empty."""
-    price = amount_of(call, prices) if prices else None
-    usage, plan = call.usage, getattr(call.job, "plan", None)
+    price, plan, usage = prices.amount(call), prices.plans.get(call.job.user_id), call.usage
     if usage is None:
         return None if price is None and plan is None else (plan, None, None, None, None, None, None, price)
     return (

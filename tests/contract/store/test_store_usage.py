@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.domain import calls, transitions
 from fairlead.domain.job import Job
-from fairlead.domain.prices import Price, ServicePrices
+from fairlead.domain.prices import NO_PRICES, Price, Prices, ServicePrices
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Move
 from fairlead.domain.usage import Usage
@@ -172,16 +172,18 @@ async def test_many_calls_that_end_in_one_commit_have_a_row_each(harness: StoreH
     assert rows == {f"u{n}": n if n % 3 else None for n in range(9) if n != 4}
 
 
-async def test_the_price_is_frozen_in_the_row(harness: StoreHarness) -> None:
+async def test_the_price_and_the_plan_are_frozen_in_the_row(harness: StoreHarness) -> None:
     flux = Price(per_call=0.5, per_million_tokens_in=2.0, per_million_tokens_cached=1.0)
-    prices = {"draw": ServicePrices(Price(per_second=0.01), {"flux": flux})}
+    prices = Prices({"draw": ServicePrices(Price(per_second=0.01), {"flux": flux})}, {"ann": "gold"})
     stored: Any = harness.store
-    for price in (prices, {}):
+    for price in (prices, NO_PRICES):
         stored._prices = price
         for usage in (None, Usage(tokens_in=1_000_000, tokens_cached=250_000, model="flux")):
             await harness.one(succeeded(harness, await started(harness), usage))
     assert [row.price for row in await ledger(harness)] == [30_000_000, 2_250_000_000, None, None]
+    assert [row.plan for row in await ledger(harness)] == ["gold", "gold", None, None]
     (total,) = await totals(harness, interval="total")
+    assert [t.calls for t in await totals(harness, interval="total", filters={"plan": "gold"})] == [2]
     assert total.price == 2_280_000_000
     assert total.as_dict()["price"] == 2.28
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.dispatch.port import Claim, Lease, Offer, Release
+from fairlead.domain.groups import GroupRules, levels_of, parent_of
 from fairlead.domain.rules import Order, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness
 
@@ -214,7 +216,7 @@ def test_a_user_that_leaves_and_returns_gets_no_more_than_its_share(engine: str)
         running: list[tuple[float, int, Lease]] = []
         used = dict.fromkeys(seconds, 0.0)
         releases: list[Release] = []
-        for number in range(rounds):
+        for _ in range(rounds):
             for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
                 queue.seq += 1
                 heappush(running, (queue.clock.now + seconds[lease.user_id], queue.seq, lease))
@@ -289,3 +291,60 @@ async def share_slot_time(queue: QueueHarness, slots: int, seconds: float) -> No
     mean = sum(used.values()) / sum(weights.values())
     for user in weights:
         assert share[user] == pytest.approx(mean, rel=0.03), share
+
+
+TEAM = st.tuples(st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from(["acme", "globex", None]))
+"""A team's number of users, its weight, and its organisation."""
+
+
+def test_no_group_and_no_user_gets_more_than_its_share_and_one_call_per_slot(engine: str) -> None:
+    """While all of them have jobs waiting, two groups or users beside each other never differ by more than the longest
+    call of each for every slot, and their first calls, charged by weight."""
+
+    async def check(queue: QueueHarness, slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
+        chance, members = random.Random(seed), dict[str, str]()
+        rounds = 300 if engine == "memory" else 100
+        for number, (users, _, outer) in enumerate(teams):
+            path = f"team-{number}" if outer is None else f"{outer}/team-{number}"
+            members |= {f"{number}-{user}": path for user in range(users)}
+        for user, path in members.items():
+            await queue.dispatcher.offer(
+                [Offer(f"{user} {i}", i, "s", user, 2, 2, 0, 1, group=path) for i in range(rounds)]
+            )
+        running: list[tuple[float, int, Lease]] = []
+        used: Counter[str] = Counter()
+        releases: list[Release] = []
+        for number in range(rounds):
+            for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
+                queue.seq += 1
+                heappush(running, (queue.clock.now + chance.choice([0.5, 1.0, 4.0]), queue.seq, lease))
+            queue.clock.now, _, lease = heappop(running)
+            releases = [Release(lease.name, "s")]
+            for node in (lease.user_id, *levels_of(members[lease.user_id])):
+                used[node] += queue.clock.now - lease.granted_at  # type: ignore[assignment]
+        weights = {path: rules.weight for path, rules in queue.groups.items()}
+        nodes = [*members, *{each for path in members.values() for each in levels_of(path)}]
+        for one, other in itertools.combinations(nodes, 2):
+            if parents(one, members) == parents(other, members):
+                shares = used[one] / weights.get(one, 1.0), used[other] / weights.get(other, 1.0)
+                most = (slots + 1) * 4.0 * (1 / weights.get(one, 1.0) + 1 / weights.get(other, 1.0))
+                assert abs(shares[0] - shares[1]) <= most, (one, other, used)
+
+    def parents(node: str, members: dict[str, str]) -> str | None:
+        return members[node] if node in members else parent_of(node)
+
+    async def serve(slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
+        groups = {
+            f"team-{number}" if outer is None else f"{outer}/team-{number}": GroupRules(weight)
+            for number, (_, weight, outer) in enumerate(teams)
+        }
+        async with open_queue(engine, ServiceRules("s", limit=slots)) as queue:
+            await queue.configure(groups=groups)
+            await check(queue, slots, teams, seed)
+
+    @few(engine)
+    @given(slots=st.integers(1, 3), teams=st.lists(TEAM, min_size=2, max_size=4), seed=st.integers(0, 99))
+    def examples(slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
+        asyncio.run(serve(slots, teams, seed))
+
+    examples()

@@ -9,11 +9,13 @@ import pytest
 from fairlead import Config
 from fairlead.app.priority.resolver import PriorityResolver
 from fairlead.config import load, problems_of
-from fairlead.domain.groups import GroupRules, path_of
-from fairlead.domain.rules import MAIN_SHARD, Rules
+from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.groups import GroupAhead, GroupRules, fair_shares, path_of
+from fairlead.domain.rules import MAIN_SHARD, Order, Rules
 from fairlead.domain.submission import Submission, check
 from fairlead.engine.clock import SystemClock
 from fairlead.errors import ConfigError
+from fairlead.observe.wait_reasons import groups_full, queued
 
 GROUPS = {"acme": {"weight": 2, "limit": 20}, "red": {"parent": "acme", "weight": 0.5}, "solo": {}}
 PATHS = {"acme": "acme", "red": "acme/red", "solo": "solo"}
@@ -123,3 +125,24 @@ async def test_a_given_priority_keeps_the_group_of_the_last_answer() -> None:
     assert await resolved(None, "ada", "high") == ("high", "given", "acme/red")
     assert await resolved(lambda user: {"group": "solo"}, "bob", "high") == ("high", "given", "solo")
     assert await resolved(lambda user: {"group": "solo"}, "bob", "high", times=0) == ("high", "given", None)
+
+
+def test_fair_shares_divide_all_slot_time_at_every_level() -> None:
+    weights = {"r1": 1.0, "r2": 1.0, "b1": 1.0, "free": 1.0}
+    group_of = {"r1": "acme/red", "r2": "acme/red", "b1": "acme/blue", "free": None}
+    shares = fair_shares(weights, group_of, {"acme": GroupRules(3.0)})
+    assert shares == {"r1": 3 / 16, "r2": 3 / 16, "b1": 3 / 8, "free": 1 / 4}
+    assert fair_shares({"a": 1.0, "b": 3.0}, {"a": None, "b": None}, {}) == {"a": 0.25, "b": 0.75}
+
+
+def test_the_reasons_of_a_wait_name_the_group() -> None:
+    group = GroupAhead("acme", ahead=3, slots=2, free=0, running=4.0, debt=7.5)
+    position = QueuePosition(9, 8.0, 1, 1.0, ahead_own=1, groups=(group, GroupAhead("acme/red", 2)))
+    reason = queued(position, Order.FAIR)
+    assert reason.details["own_group"] == 2
+    assert reason.details["other_groups"] == 5
+    assert reason.details["group"] == "acme/red"
+    assert "2 of other members of acme, 5 of other groups" in reason.message
+    assert "because acme has used 7.5 s more slot time" in reason.message
+    (full,) = groups_full(position)
+    assert (full.code, full.details["group"], full.details["in_use"]) == ("group_full", "acme", 2)

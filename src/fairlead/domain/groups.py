@@ -128,3 +128,21 @@ def _circle(name: str, parents: Mapping[str, str | None]) -> list[str]:
     while (parent := parents.get(chain[-1])) is not None and parent not in chain:
         chain.append(parent)
     return [*chain, name] if parent == name else []
+
+
+def fair_shares(
+    weights: Mapping[str, float], group_of: Mapping[str, str | None], groups: Mapping[str, GroupRules]
+) -> dict[str, float]:
+    """The part of all slot time that each of these users may use while all of them wait: users and groups share it by
+    weight at every level."""
+    paths = {level for path in group_of.values() if path is not None for level in levels_of(path)}
+    beside: dict[str | None, float] = {}
+    for user_id, weight in weights.items():
+        beside[group_of[user_id]] = beside.get(group_of[user_id], 0.0) + weight
+    for path in paths:
+        beside[parent_of(path)] = beside.get(parent_of(path), 0.0) + groups.get(path, UNDECLARED_GROUP).weight
+    share_of: dict[str | None, float] = {None: 1.0}
+    for path in sorted(paths):  # organisations come before their teams
+        weight = groups.get(path, UNDECLARED_GROUP).weight
+        share_of[path] = share_of[parent_of(path)] * weight / beside[parent_of(path)]
+    return {user: share_of[group_of[user]] * weight / beside[group_of[user]] for user, weight in weights.items()}

@@ -318,11 +318,38 @@ def queued(position: QueuePosition, order: Order) -> Reason:
         "other_users": (position.ahead_users, "of other users that came first" if order is Order.FIFO else _FAIRER),
         "own": (position.ahead_own, "of the same user"),
     }
-    details = {"ahead": ahead, **{name: count for name, (count, _) in parts.items()}}
+    details: dict[str, Any] = {"ahead": ahead, **{name: count for name, (count, _) in parts.items()}}
+    if position.groups:
+        of_group, of_others = _of_groups(position)
+        parts = {"own_group": of_group, "other_groups": of_others, **parts, "other_users": (0, "")}
+        details |= {"group": position.groups[-1].path, "own_group": of_group[0], "other_groups": of_others[0]}
     if not ahead:
         return Reason("in_line", "the job is next in the queue", details)
     listed = ", ".join(f"{count} {text}" for count, text in parts.values() if count)
     return Reason("in_line", f"the job is queued behind {ahead} {'job' if ahead == 1 else 'jobs'}: {listed}", details)
+
+
+def _of_groups(position: QueuePosition) -> tuple[tuple[int, str], tuple[int, str]]:
+    """The steps ahead of other members of the job's group, and those of other groups: their number, and whose they
+    are."""
+    outer = position.groups[0]
+    others = "of other groups and users whose turn is earlier"
+    if outer.debt:
+        others += f", because {outer.path} has used {outer.debt:.1f} s more slot time for its weight"
+    return (position.ahead_of_group, f"of other members of {outer.path}"), (position.ahead_groups, others)
+
+
+def groups_full(position: QueuePosition) -> list[Reason]:
+    """A reason for each group of the job's user that is at its limit."""
+    return [
+        Reason(
+            "group_full",
+            f"the limit of the group {group.path} is full ({group.slots - group.free} of {group.slots})",
+            {"group": group.path, "limit": group.slots, "in_use": group.slots - group.free, "ahead": group.ahead},
+        )
+        for group in position.groups
+        if group.slots is not None and not group.free
+    ]
 
 
 def waits_for_caller(job: Job, *, private: bool) -> Reason:

@@ -203,6 +203,7 @@ class Dashboard:
         node = self._observer.node
         queues, past = await asyncio.gather(self._observer.queues([name], users=True), self._past.recent())
         user_queues = service.user_queues(queues.services.get(name, ()))
+        groups = queues.rules.groups
         for _ in range(READS):
             heads = await self._store.heads(
                 name, service.first(user_queues) if order is Order.FAIR else None, service.NEXT
@@ -213,7 +214,7 @@ class Dashboard:
                 break
         return {
             "next": next_ones,
-            "users": service.users(user_queues, past.all_of(name)),
+            "users": service.users(user_queues, past.all_of(name), groups),
         }
 
     async def _details_of(self, queues: QueueSnapshot) -> JobDetails:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
 from fairlead.domain.fair_share import SECOND, QueuePosition
+from fairlead.domain.groups import GroupRules, fair_shares
 from fairlead.domain.job import Job
 from fairlead.domain.rules import Order, Rules, ServiceRules
 from fairlead.observe import status
@@ -92,7 +93,9 @@ def _why(job: Job, position: QueuePosition, queue: UserQueue | None) -> str:
         if position.newcomer:
             parts.append("its user is new in the queue and goes before users that are not")
         else:
-            parts.append(f"its user's virtual time is {queue.tag / SECOND:.1f} s")
+            within = f" in {queue.group}" if queue.group is not None else ""
+            parts.append(f"its user's virtual time{within} is {queue.tag / SECOND:.1f} s")
+            parts += [f"{group.path} has used {group.debt:.1f} s more" for group in position.groups if group.debt]
         if position.ahead_own:
             parts.append(f"after {position.ahead_own} of its user's own")
         if queue.parked:
@@ -107,14 +110,15 @@ def _why(job: Job, position: QueuePosition, queue: UserQueue | None) -> str:
 # ---------------------------------------------------------------- shares
 
 
-def users(queues: UserQueues, used: Sum) -> dict[str, Any]:
+def users(queues: UserQueues, used: Sum, groups: Mapping[str, GroupRules]) -> dict[str, Any]:
     """Each user's waiting and running jobs, with two fractions: the part of the slot time that the user used in the
-    last hour (`share`), and the part that the user's weight allows among the users that are active now
-    (`fair_share`)."""
+    last hour (`share`), and the part that the weights of the user and of its `groups` allow among the users that are
+    active now (`fair_share`)."""
     weights = {
         user_id: queue.weight for user_id, queue in queues.first.items() if queues.waiting[user_id] or queue.running
     }
-    total, spent = sum(weights.values()), sum(seconds for _, seconds in used.used.values())
+    shares = fair_shares(weights, {user_id: queues.first[user_id].group for user_id in weights}, groups)
+    spent = sum(seconds for _, seconds in used.used.values())
     most = sorted(used.used, key=lambda user_id: -used.used[user_id][1])
     shown = list(dict.fromkeys([*weights, *most]))[:USERS]
     found = {}
@@ -127,9 +131,10 @@ def users(queues: UserQueues, used: Sum) -> dict[str, Any]:
             virtual_time=round(queue.tag / SECOND, 3) if queue is not None else None,
             weight=queue.weight if queue is not None else None,
             parked=queue.parked if queue is not None else False,
+            group=queue.group if queue is not None else None,
             used=round(seconds, 1),
             share=round(seconds / spent, 4) if spent else None,
-            fair_share=round(weights[user_id] / total, 4) if user_id in weights else None,
+            fair_share=round(shares[user_id], 4) if user_id in weights else None,
         )
     return found
 

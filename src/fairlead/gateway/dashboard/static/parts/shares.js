@@ -8,6 +8,7 @@ const COLUMNS = [
   { name: "user", title: "User", value: ([id]) => id, show: ([id, user]) => html`<${UserLink} id=${id} />${user.parked && html` <${Tag}
     look="warning" title="at the limit per user: skipped until one of its calls ends">at its limit<//>`}` },
   { name: "share", title: "Share of slot time", value: ([, user]) => user.share, show: ([, user]) => html`<${Share} user=${user} />` },
+  { name: "group", title: "Group", value: ([, user]) => user.group ?? "", show: ([, user]) => user.group ?? "–" },
   { name: "waiting", title: "Waiting", number: true, value: ([, user]) => user.waiting, show: ([, user]) => number(user.waiting) },
   { name: "running", title: "Running", number: true, value: ([, user]) => user.running, show: ([, user]) => number(user.running) },
   { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
@@ -17,7 +18,7 @@ const COLUMNS = [
 export const Shares = ({ users }) => html`<section class="card"><h2>Shares</h2>
   ${Object.keys(users).length === 0 ? html`<p class="muted">No user has waiting or running jobs here.</p>` : html`
   <p class="muted hint">The bar is a user's share of the slot time of the last hour, out of 100 %; the mark is the fair share by weight.</p>
-  <${Table} caption="Users of this service and their share of its slot time" columns=${COLUMNS}
+  <${Table} caption="Users of this service and their share of its slot time" columns=${COLUMNS.filter((each) => each.name !== "group" || Object.values(users).some((user) => user.group))}
     rows=${Object.entries(users)} keyOf=${([id]) => id} sort=${{ by: "share", down: true }} most=${100} />`}
 </section>`;
 

@@ -216,7 +216,7 @@ def test_a_user_that_leaves_and_returns_gets_no_more_than_its_share(engine: str)
         running: list[tuple[float, int, Lease]] = []
         used = dict.fromkeys(seconds, 0.0)
         releases: list[Release] = []
-        for _ in range(rounds):
+        for number in range(rounds):
             for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
                 queue.seq += 1
                 heappush(running, (queue.clock.now + seconds[lease.user_id], queue.seq, lease))
@@ -314,7 +314,7 @@ def test_no_group_and_no_user_gets_more_than_its_share_and_one_call_per_slot(eng
         running: list[tuple[float, int, Lease]] = []
         used: Counter[str] = Counter()
         releases: list[Release] = []
-        for number in range(rounds):
+        for _ in range(rounds):
             for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
                 queue.seq += 1
                 heappush(running, (queue.clock.now + chance.choice([0.5, 1.0, 4.0]), queue.seq, lease))

@@ -25,6 +25,7 @@ One of each per service, `...:s:<service>:...`. `lane` is a band followed by `-`
 as `=eu+us`, or a preferred region and the alternatives, if not any, as `=us>eu+us`. Numbers have a fixed width:
 
     users      user -> weight, waiting, running, mean, parked, virtual time by band, waiting by lane
+               of a group, under byte 1 and its path: likewise (include/groups.lua)
     heads      the order of users: lane NUL virtual-time user (FIFO: lowest seq), all of score 0, so sorted as text
     line       the queues: lane NUL user order job, likewise; members sort by user and then by order
     seqs       of FIFO lanes: lane NUL seq job, for exact positions

@@ -128,7 +128,7 @@ def test_an_event_without_end_is_refused() -> None:
         events.feed(b"x" * 200)
 
 
-def test_only_what_the_client_can_read_passes() -> None:
+async def test_only_what_the_client_can_read_passes() -> None:
     stream = ChatStream(CHAT, hides_usage=True)
     assert stream.text_of(b'id: 1\nretry: 5\ndata: {"choices": [{}]}') == 'data: {"choices": [{}]}\n\n'
     assert stream.text_of(b"event: ping") == ""
@@ -142,12 +142,12 @@ def test_only_what_the_client_can_read_passes() -> None:
     assert stream.text_of(b"data: nonsense") == ""
 
 
-def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
+async def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
     stream = ChatStream(CHAT, hides_usage=False)
     assert stream.text_of(b'\xef\xbb\xbfdata: {"choices": []}') == 'data: {"choices": []}\n\n'
 
 
-def test_an_error_in_a_stream_is_raised_with_its_message() -> None:
+async def test_an_error_in_a_stream_is_raised_with_its_message() -> None:
     stream = ChatStream(CHAT, hides_usage=False)
     for data in (b'{"error": {"message": "no memory"}}', b'{"error": "no memory"}'):
         with pytest.raises(UpstreamError, match="no memory"):

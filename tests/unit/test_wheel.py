@@ -20,7 +20,7 @@ def test_the_wheel_has_the_dashboard_the_sql_and_the_scripts(tmp_path: Path) -> 
         path
         for path in (source / "fairlead").rglob("*")
         if path.suffix in (".sql", ".lua") or {"static", "templates"} & set(path.relative_to(source).parts)
-        if path.is_file()
+        if path.is_file() and "__pycache__" not in path.parts
     ]
     assert any(path.name == "index.html" for path in read)
     assert {path.relative_to(source).as_posix() for path in read} - packed == set()

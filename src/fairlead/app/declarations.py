@@ -73,6 +73,7 @@ class ServiceOptions(TypedDict, total=False):
     format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None
     stream: Literal["sse", "text"] | None
+    extract: int
     run_in: Literal["thread", "process"]
 
 

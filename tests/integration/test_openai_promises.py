@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from fairlead.app.output_stream import OutputStream
 from fairlead.domain.job import JobStatus
 from fairlead.gateway.fronts.openai.answers import SOON_S, SUBSCRIBE_AFTER_S
 from tests.integration.openai_site import ADMIN, HELLO, open_front
@@ -73,6 +74,29 @@ async def test_a_large_answer_passes_unchanged(tmp_path: Path, size: int, is_hel
         again = await client.post("/chat/completions", json=ASK, headers={"x-stainless-retry-count": "1"})
         assert again.content == body
         assert len(front.upstream.calls) == 1
+
+
+async def test_a_large_stream_whose_log_is_lost_goes_on_from_the_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: Any) -> AsyncIterator[Any]:
+        return
+        yield
+
+    pieces = [event({"choices": [{"index": 0, "delta": {"content": "x" * 3_000}}]}) for _ in range(5)]
+    artifacts = {"url": str(tmp_path / "files"), "threshold": 1024, "max_inline": 8_000}
+    async with open_front(tmp_path, artifacts=artifacts) as front, front.http() as client:
+        front.upstream.gate.clear()
+        front.upstream.script.append(streaming(pieces[0], None, *pieces[1:], b"data: [DONE]\n\n"))
+        async with client.stream("POST", "/chat/completions", json=STREAM) as streamed:
+            received = streamed.aiter_text()
+            text = await anext(received)
+            for read in ("_react", "_catch_up"):
+                monkeypatch.setattr(OutputStream, read, nothing)
+            front.upstream.gate.set()
+            text += "".join([each async for each in received])
+        assert text.count("x" * 3_000) == 5
+        assert text.endswith("[DONE]\n\n")
 
 
 async def test_an_answer_that_was_kept_alive_names_its_job_too(tmp_path: Path) -> None:

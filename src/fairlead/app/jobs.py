@@ -164,12 +164,10 @@ class Jobs:
         positions = await self._positions_of([record.job])
         return views.of_record(record, positions.get(job_id))
 
-    async def whole_result(self, job: EndedJob | JobView) -> Any:
-        """The result of a job, also if it is in the object store and too large to be shown with the job. Raises
-        Unavailable if the object store cannot be reached."""
-        if not is_stored(job.result):
-            return job.result
-        return await load_value(self._runtime.files, job.job_id, job.result)
+    async def whole_result(self, job_id: str, result: Any) -> Any:
+        """The result of a job or of one of its steps, also if it is in the object store and too large to be shown with
+        the job. Raises Unavailable if the object store cannot be reached."""
+        return await load_value(self._runtime.files, job_id, result) if is_stored(result) else result
 
     async def owner_of(self, job_id: str) -> str | None:
         """The user_id of the job; None if there is no such job."""

@@ -125,7 +125,7 @@ async def response_of(app: Fairlead, job: EndedJob | JobView, tier: str | None, 
         status, body = errors.of_cancelled_job(job.job_id) if cancelled else errors.of_failed_job(job.error)
         # The queue has retried already.
         return Response(orjson.dumps(body), status, {**headers, errors.SHOULD_RETRY: "false"}, "application/json")
-    result = await app.jobs.whole_result(job)
+    result = await app.jobs.whole_result(job.job_id, job.result)
     answer = FrontAnswer.of_result(result)
     if answer is None:
         text = "the result of the job is not an answer of an upstream"

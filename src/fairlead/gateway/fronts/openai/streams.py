@@ -187,7 +187,7 @@ class Stream(Response):
         return False
 
     async def _pass_on_chunk(self, chunk: Chunk) -> bool:
-        text = chunk.data
+        text = await self._app.jobs.whole_result(self._reading.job_id, chunk.data) if chunk.whole else chunk.data
         if not isinstance(text, str):
             return False  # the answer is not a stream; `_finish` sends it
         if self._sent.restarted:

@@ -23,6 +23,7 @@ from tests.unit.doctor_facts import (
 
 from fairlead.config import Settings
 from fairlead.dispatch.port import RegionSnapshot, ScopeState
+from fairlead.domain.config import Config
 from fairlead.domain.job import Hold
 from fairlead.domain.processes import POOLS
 from fairlead.domain.rules import Auto, Order, Overridden, Rules, ServiceRules
@@ -331,3 +332,13 @@ def test_a_service_that_only_a_worker_declares() -> None:
     }
     assert find(**changes).code == "service-not-configured"
     assert codes(**changes, outside=True) == [], "the configuration of a command may differ"
+
+
+def test_an_object_store_that_cannot_be_used_or_is_not_shared_is_found() -> None:
+    found = find(objects_problem="s3://bucket: connection refused")
+    assert (found.code, found.evidence["reason"]) == ("object-store-unreachable", "s3://bucket: connection refused")
+    spread = (process(), process("m1", "manager", services=(), bands=(), host="other"))
+    found = find(processes=spread)
+    assert (found.code, found.evidence["hosts"]) == ("object-store-local", ["host", "other"])
+    config = Config.model_validate({"services": {"gpu": {"limit": 2, "url": "http://gpu"}}, "artifacts": {"url": "/x"}})
+    assert codes(processes=spread, config=config) == []

@@ -41,6 +41,7 @@ from fairlead.store.port import Accepted, Done
 log = logging.getLogger("fairlead.turns")
 
 RECORD_WITHIN = 30.0
+MAX_RESULT = 1024 * 1024
 
 
 class Turns(TurnQueries):
@@ -52,8 +53,10 @@ class Turns(TurnQueries):
 
     @property
     def max_result(self) -> int:
-        """The maximal size of a turn's result, in bytes of JSON."""
-        return self._runtime.config.worker.max_result
+        """The maximal size of a turn's result, in bytes of JSON. It stays in the database, so the default of
+        `worker.max_result`, which is meant for results in the object store, does not apply."""
+        worker = self._runtime.config.worker
+        return worker.max_result if "max_result" in worker.model_fields_set else MAX_RESULT
 
     # ------------------------------------------------------------ open and adopt
 

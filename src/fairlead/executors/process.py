@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -23,8 +24,8 @@ from fairlead.executors.port import Call, OutputTooLarge, Success
 from fairlead.executors.process_files import file_request
 
 SLACK = 65536
-_OWN = frozenset({"lingering", "output", "usage", "files", "saved", "stalled", "sent_at", "counts_sent", "rests"})
-"""The attributes of a call that stay in this process."""
+_SENT = tuple(name for name in inspect.signature(Call).parameters if name != "report")
+"""The attributes of a call that the child makes its own call from."""
 
 
 class ProcessExecutor:
@@ -106,4 +107,4 @@ class ProcessExecutor:
 
 def _portable(call: Call) -> dict[str, Any]:
     """The fields of the call that are sent to the child, as plain values."""
-    return {name: value for name, value in vars(call).items() if name[0] != "_" and name not in _OWN}
+    return {name: getattr(call, name) for name in _SENT}

@@ -57,7 +57,7 @@ class Endpoint:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     calls: int = 0
 
-    async def __call__(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         key = body["meta"]["job_id"], body["meta"]["attempt"]
         status = self.chance.choices((200, 503, 400), (0.85, 0.12, 0.03))[0]
@@ -83,7 +83,7 @@ class Endpoint:
 @asynccontextmanager
 async def served(endpoint: Endpoint) -> AsyncIterator[str]:
     app = web.Application()
-    app.router.add_post("/call", endpoint)
+    app.router.add_post("/call", endpoint.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

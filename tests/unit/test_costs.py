@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
+from pydantic import ValidationError
 
 from fairlead.dispatch.port import Release
 from fairlead.dispatch.redis.codec import release_args
+from fairlead.domain import cost_expression
+from fairlead.domain.config import Config, ServiceConfig
+from fairlead.domain.cost_expression import CostError
 from fairlead.domain.costs import used_units
+from fairlead.domain.job import Job
+from fairlead.domain.openai import FrontRequest, estimated_tokens
+from fairlead.domain.submission import Submission, check
 from fairlead.domain.usage import reported
+from fairlead.errors import InvalidInput
+from fairlead.store.rows import job_of, spec_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +48,161 @@ def test_releases_carry_the_units_that_their_calls_used() -> None:
         Release("1:4", "s", refund=True, used=9.0),
     ]
     assert release_args(releases) == ["s", "0", "1:1\0001:2", "s", "22500000", "1:3", "s", "1", "1:4"]
+
+
+INPUT = {
+    "steps": 20, "width": 1024, "size": {"max-side": 512}, "images": ["a", "b"], "hd": True, "style": "oil",
+    "none": None, "zero": 0, "huge": 10**400,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("expression", "cost"),
+    [
+        ("input.steps * input.width ** 2 / 1e6", 20.97152),
+        ("2 * len(input.images) if input.hd else 1", 4.0),
+        ('3 if input.style == "oil" and not input.zero else 1', 3.0),
+        ('max(1, input.size["max-side"] // 100, -input.steps % 7)', 5.0),
+        ("default(input.seed, 7) + default(input.none, 1)", 8.0),
+        ("len(input.images[1])", 1.0),
+    ],
+)
+def test_an_expression_reads_the_cost_from_the_input(expression: str, cost: float) -> None:
+    assert cost_expression.parsed(expression)(INPUT) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("1 / input.zero", "divides by zero"),
+        ("input.zero % input.zero", "divides by zero"),
+        ("input.missing", "input has no 'missing'"),
+        ("input.size.width", "input.size has no 'width'"),
+        ("input.images[2]", "input.images has no '2'"),
+        ("input.images + 1", "input.images is a list, not a number"),
+        ("input.hd * 2", "input.hd is a boolean, not a number"),
+        ("input.huge + 1", "too large"),
+        ("9 ** 9 ** 9 ** 9", "too large"),
+        ("(-8) ** 0.5", "root of a negative number"),
+        ("1e308 * 10", "not a finite number"),
+        ("len(input.steps)", "has no length"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_an_error_that_names_the_field(expression: str, problem: str) -> None:
+    with pytest.raises(CostError, match=problem):
+        cost_expression.parsed(expression)(INPUT)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').system('true')",
+        "input.__class__()",
+        "().__class__",
+        "[x for x in input.images]",
+        "lambda: 1",
+        "(x := 1)",
+        "f'{input}'",
+        "input.images[0:1]",
+        "input[input.style]",
+        "print(1)",
+        "min()",
+        "True",
+        "1j",
+        "1 < 2 < 3",
+        "a",
+        "input.x if",
+        "",
+        "1 +",
+        "-" * 40 + "1",
+        "1 + " * 200 + "1",
+        "while True: pass",
+        "min(*input.images)",
+    ],
+)
+def test_everything_else_is_refused_when_the_expression_is_parsed(expression: str) -> None:
+    with pytest.raises(CostError):
+        cost_expression.parsed(expression)
+
+
+def service(**options: Any) -> ServiceConfig:
+    return ServiceConfig.model_validate({"limit": 1, "url": "http://gpu/run", **options})
+
+
+def submitted(config: ServiceConfig, params: Any, **options: Any) -> Job:
+    submission = Submission("flux", params, "ann", **options)
+    return check(submission, Config(services={"flux": config}), now=1.0).job
+
+
+def test_the_jobs_own_cost_goes_before_the_services() -> None:
+    flux = service(cost="input.steps / 2", cost_unit="steps")
+    assert submitted(flux, {"steps": 20}).step_cost == 10.0
+    assert submitted(flux, {"steps": 20}, cost=3.0).step_cost == 3.0
+    assert submitted(service(cost=3.5), {"steps": 20}).step_cost is None, "a number is a duration"
+    assert (service(cost=3.5).rules("flux").cost, flux.rules("flux").cost) == (3.5, None)
+
+
+def test_a_cost_survives_the_store() -> None:
+    job = submitted(service(cost="input.steps", cost_unit="steps"), {"steps": 20})
+    row: list[Any] = [0] * 32
+    row[4], row[5], row[31] = 1, job.priority.band, spec_of(job)
+    row[28:31] = [None] * 3
+    assert job_of(row).costs == (20.0,)
+    assert spec_of(replace(job, costs=None)).count(",") < spec_of(job).count(","), "written only if it is used"
+
+
+@pytest.mark.parametrize("params", [{}, {"steps": 0}, {"steps": -1}, {"steps": "20"}, {"steps": 1e10}, None])
+def test_an_input_without_a_valid_cost_is_refused(params: Any) -> None:
+    with pytest.raises(InvalidInput, match="the cost of flux cannot be computed") as caught:
+        submitted(service(cost="input.steps", cost_unit="steps"), params)
+    assert caught.value.pointer == "/input_data"
+
+
+def test_a_hook_computes_the_cost_or_refuses_the_input() -> None:
+    flux = service(cost_unit="steps").reading_cost(lambda params: params["steps"] * 2 if params else None)
+    assert submitted(flux, {"steps": 4}).costs == (8.0,)
+    assert submitted(flux, {}).costs is None
+    with pytest.raises(InvalidInput, match="KeyError: 'steps'"):
+        submitted(flux, {"other": 1})
+
+
+def test_a_broken_expression_and_a_charge_without_its_unit_are_refused_at_start() -> None:
+    with pytest.raises(ValidationError, match=r"cost: 'input.steps \*' is not an expression"):
+        service(cost="input.steps *")
+    with pytest.raises(ValidationError, match='charge = "tokens" needs cost_unit = "tokens", but it is "seconds"'):
+        service(charge="tokens")
+    assert service(charge="tokens", cost_unit="tokens").rules("flux").charge == "tokens"
+
+
+def request(path: str, **body: Any) -> dict[str, Any]:
+    return FrontRequest(path, "application/json", orjson.dumps(body)).as_input()
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [
+        (request("chat/completions", messages=[{"role": "user", "content": "x" * 396}], max_tokens=50), 150.0),
+        (request("chat/completions", messages=[{"content": "x" * 400}], max_completion_tokens=50, n=3), 250.0),
+        (request("completions", prompt=[1, 2, 3, 4], max_tokens=6), 10.0),
+        (request("responses", input="x" * 40, max_output_tokens=10), 20.0),
+        (request("embeddings", input=["x" * 40, "x" * 40]), 20.0),
+        (request("completions", prompt="x" * 40), 266.0),
+        (request("completions", prompt="x" * 40, max_tokens="many", n=-1), 266.0),
+        (
+            request("chat/completions", messages=[{"content": [{"image_url": "x" * 9999}]}], max_tokens=1),
+            1001.0,
+        ),
+        (request("images/generations", prompt="a cat"), None),
+        ({"path": "completions", "body": "not JSON" * 4}, 264.0),
+        ({"prompt": "a cat"}, None),
+        (None, None),
+    ],
+)
+def test_the_tokens_of_a_request_are_estimated_from_its_texts_and_its_maximum(value: Any, tokens: float | None) -> None:
+    assert estimated_tokens(value) == tokens
+
+
+def test_services_that_speak_openai_count_in_tokens() -> None:
+    llm = ServiceConfig.model_validate({"limit": 1, "openai": "http://vllm/v1", "charge": "tokens"})
+    assert (llm.unit, llm.rules("flux").charge) == ("tokens", "tokens")
+    assert submitted(llm, request("completions", prompt="x" * 40, max_tokens=10)).step_cost == 20.0

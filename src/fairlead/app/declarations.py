@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,12 @@ from fairlead.domain.config import (
     ServiceConfig,
     ShareConfig,
 )
+from fairlead.domain.config_types import FUNCTION
+from fairlead.domain.costs import CostHook
 from fairlead.domain.rate_config import RateConfig
 from fairlead.errors import ConfigError
 from fairlead.executors.celery import app_loading as celery
-from fairlead.executors.function import Handler, imported
+from fairlead.executors.function import Handler, imported, named
 from fairlead.executors.openai_function import model_handler
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -67,8 +70,9 @@ class ServiceOptions(TypedDict, total=False):
     pool: str | None
     shard: str | None
     shards: Mapping[str, ShareConfig | Mapping[str, Any]]
-    cost: float | None
-    cost_unit: str
+    cost: float | str | CostHook | None
+    cost_unit: str | None
+    charge: Literal["seconds", "tokens"]
     headers: Mapping[str, str]
     format: Literal["envelope", "raw", "openai"] | None
     body: Mapping[str, Any] | None
@@ -99,12 +103,16 @@ class Declarations:
             service_name = name or handler.__name__
             in_file = self.config.services.get(service_name)
             task = {"celery": getattr(handler, "name", None)} if celery.is_task(handler) else {}
-            fields = {**task, **options, **(in_file.model_dump(exclude_unset=True) if in_file is not None else {})}
+            hook = options.get("cost")
+            given = {name: value for name, value in options.items() if name != "cost" or not callable(value)}
+            fields = {**task, **given, **(in_file.model_dump(exclude_unset=True) if in_file is not None else {})}
             if in_file is not None and options.get("limit") == AUTO and in_file.limit != AUTO:
                 # The file sets a fixed limit, so the bounds that the code gives for "auto" no longer apply.
                 fields = {key: value for key, value in fields.items() if key not in AUTO_KEYS}
             try:
                 service = ServiceConfig.model_validate(fields).handled()
+                if callable(hook) and "cost" not in fields:
+                    service.reading_cost(cost_hook(hook))
                 self._replace(services={**self.config.services, service_name: service})
             except ValidationError as error:
                 source = f"{decorator} on {handler.__name__}"
@@ -150,6 +158,8 @@ class Declarations:
                     "regions or celery, or a handler with @app.service"
                 )
         for name, service in self.config.services.items():
+            if isinstance(service.cost, str) and re.match(FUNCTION, service.cost):
+                problems += [f"{source}: services.{name}.{each}" for each in self._cost_problems(service)]
             if service.function:
                 broken = _problems(imported, service.function)
                 problems += [f"{source}: services.{name}.{problem}" for problem in broken]
@@ -158,6 +168,14 @@ class Declarations:
                 problems.append(f"{source}: services.{name}: {conflict}")
         problems += [f"{source}: {problem}" for problem in celery.problems(self.config, self.handlers)]
         return problems
+
+    def _cost_problems(self, service: ServiceConfig) -> Sequence[str]:
+        """Import the cost hook that the configuration names; returns why that is not possible."""
+        try:
+            service.reading_cost(cost_hook(str(service.cost)))
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def _is_celery(self, name: str) -> bool:
         """Whether the service's handler is a Celery task."""
@@ -193,6 +211,15 @@ class DeclarationMethods:
     def check(self) -> list[str]:
         """Every error in the configuration, each with its location and the allowed values."""
         return self._declarations.problems()
+
+
+def cost_hook(hook: str | CostHook) -> CostHook:
+    """The function that computes costs, or the one that is called `module:name`."""
+    function = named(hook, "cost") if isinstance(hook, str) else hook
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise ConfigError([f"cost: {hook!r} must be a function that is not async and takes the input"])
+    found: CostHook = function
+    return found
 
 
 def _problems(read: Callable[[str], object], text: str) -> Sequence[str]:

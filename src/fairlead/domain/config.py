@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
+from fairlead.domain import cost_expression
 from fairlead.domain.config_checks import (
     WAYS,
     contradictions,
@@ -49,6 +50,8 @@ from fairlead.domain.config_types import (
     Weight,
 )
 from fairlead.domain.config_webhooks import WebhooksConfig
+from fairlead.domain.cost_config import CostReading
+from fairlead.domain.costs import CostHook
 from fairlead.domain.groups import GroupRules, group_problems, paths_of
 from fairlead.domain.job import Priority
 from fairlead.domain.rate_config import Pool, PoolConfig, RateConfig, rate_of, rate_problem
@@ -92,7 +95,7 @@ class ShareConfig(Section):
     limit: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class ServiceConfig(Section):
+class ServiceConfig(CostReading, Section):
     """One service: a Python function, an HTTP endpoint, an endpoint in several regions, a Celery task, or a server that
     speaks OpenAI's protocol."""
 
@@ -126,8 +129,9 @@ class ServiceConfig(Section):
     pool: Name | None = None
     shard: Name | None = None
     shards: dict[Name, ShareConfig] = {}
-    cost: Seconds | None = None
-    cost_unit: Name = SECONDS
+    cost: Seconds | str | None = None
+    cost_unit: Name | None = None
+    charge: Literal["seconds", "tokens"] = "seconds"
     headers: Headers = {}
     format: Literal["envelope", "raw", "openai"] | None = None
     body: dict[str, Any] | None = None
@@ -135,6 +139,7 @@ class ServiceConfig(Section):
     extract: Annotated[int, Field(ge=0, le=1 << 30)] = 1048576
     run_in: Literal["thread", "process"] = "thread"
     _handled: bool = PrivateAttr(default=False)
+    _reads_cost: CostHook | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -165,6 +170,13 @@ class ServiceConfig(Section):
     def _only_remote_calls_are_held(self) -> ServiceConfig:
         if self.hold_after_crash is not None and not self.remote:
             raise ValueError("hold_after_crash: the calls of a function end with their worker; no slot is held")
+        return self
+
+    @model_validator(mode="after")
+    def _costs_have_a_unit(self) -> ServiceConfig:
+        self._reads_cost = cost_expression.reader_of(self.cost) or self._reads_cost
+        if self.charge != SECONDS and self.unit != self.charge:
+            raise ValueError(f'charge = "{self.charge}" needs cost_unit = "{self.charge}", but it is "{self.unit}"')
         return self
 
     @model_validator(mode="after")
@@ -266,8 +278,9 @@ class ServiceConfig(Section):
             pool=pool,
             user_limit=self.user_limit,
             lease_ttl=self.lease_ttl,
-            cost=self.cost,
-            cost_unit=self.cost_unit,
+            cost=None if isinstance(self.cost, str) else self.cost,
+            cost_unit=self.unit,
+            charge=self.charge,
             retries_first=bool(self.regions),
             regions={region: config.limit for region, config in self.regions.items()},
             region_weights=self._region_weights(),

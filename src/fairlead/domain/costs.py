@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from fairlead.domain.cost_expression import CostError
 from fairlead.domain.usage import Usage
+from fairlead.domain.validation import json_type
 
 TOKENS = "tokens"
 MAX_UNITS = 1e9
@@ -53,3 +58,16 @@ class Ratio:
     def of(self, under: int, steps: int = 1) -> int:
         """The amount that corresponds to `under`, the sum of `steps` steps. Some call must have been measured."""
         return int(min(float(under) * self.over / self.under, steps * _LONGEST))
+
+
+CostHook: TypeAlias = Callable[[Any], float | None]
+"""Returns the cost of a step from the input of its job, or None if it has none."""
+
+
+def checked_cost(value: Any) -> float:
+    """A cost that was computed, or raises CostError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CostError(f"the cost is {json_type(value)}, not a number")
+    if not 0 < value <= MAX_UNITS:
+        raise CostError(f"the cost must be more than 0 and at most {MAX_UNITS:.0f}, not {value:g}")
+    return float(value)

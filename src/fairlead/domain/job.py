@@ -88,7 +88,8 @@ class Job:
     `goes_back` is the state to which the job returns after the re-run of one step (see `domain.reruns`). `turn` is the
     owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
     from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
-    (see `domain.groups`). `webhook` is None if no webhook wants the events of the job.
+    (see `domain.groups`). `webhook` is None if no webhook wants the events of the job. `cost` is what the caller stated
+    for each step, `costs` what was computed for each step from the input.
     """
 
     id: str
@@ -133,6 +134,15 @@ class Job:
     turn: str | None = None
     group: str | None = None
     webhook: JobWebhook | None = None
+    costs: tuple[float | None, ...] | None = None
+
+    @property
+    def step_cost(self) -> float | None:
+        """The cost of the current step in the unit of its service: the one that the job states, else the one that was
+        computed from its input; None if there is neither."""
+        if self.cost is not None or self.costs is None:
+            return self.cost
+        return self.costs[self.step] if self.step < len(self.costs) else None
 
     @property
     def service(self) -> str:

@@ -275,3 +275,53 @@ def _unpacked(value: Mapping[str, Any]) -> bytes:
     if "body" in value:
         return str(value["body"]).encode()
     return b64decode(value["body_base64"], validate=True)
+
+
+# ---------------------------------------------------------------- costs
+
+CHARACTERS_PER_TOKEN = 4
+TOKENS_OF_A_FILE = 1000
+USUAL_OUTPUT = 256
+"""The tokens of an answer whose request sets no maximum. What calls really use is learned."""
+_COSTED = frozenset({CHAT, COMPLETIONS, "embeddings", "responses", "moderations"})
+_ANSWERED = frozenset({CHAT, COMPLETIONS, "responses"})
+_MAXIMA = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_FILES = frozenset({"image_url", "input_audio", "file", "file_data", "image", "audio", "data"})
+_LARGEST_READ = 1 << 18
+_DEEPEST = 12
+
+
+def estimated_tokens(value: Any) -> float | None:
+    """The tokens that a request may use, from the input of its job: those of its texts, and the maximum of its answers.
+    None if its path is not counted in tokens."""
+    if not isinstance(value, Mapping) or value.get("path") not in _COSTED or not isinstance(value.get("body"), str):
+        return None
+    text = value["body"]
+    request = json_object(text.encode()) if len(text) <= _LARGEST_READ else None
+    if request is None:
+        return len(text) / CHARACTERS_PER_TOKEN + USUAL_OUTPUT
+    tokens = sum(_tokens(request.get(name)) for name in ("messages", "input", "prompt", "instructions", "tools"))
+    if value["path"] in _ANSWERED:
+        most = next((most for name in _MAXIMA if (most := _count(request.get(name))) is not None), USUAL_OUTPUT)
+        tokens += most * max(_count(request.get("n")) or 1, _count(request.get("best_of")) or 1)
+    return float(min(max(tokens, 1.0), MAX_ESTIMATE))
+
+
+MAX_ESTIMATE = 1e8
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value <= MAX_ESTIMATE else None
+
+
+def _tokens(value: Any, depth: int = 0) -> float:
+    """The tokens of the texts in a value. A list of numbers is a text in tokens."""
+    if isinstance(value, str):
+        return len(value) / CHARACTERS_PER_TOKEN
+    if depth > _DEEPEST:
+        return 0.0
+    if isinstance(value, list):
+        return sum(1.0 if type(each) is int else _tokens(each, depth + 1) for each in value)
+    if isinstance(value, dict):
+        return sum(TOKENS_OF_A_FILE if name in _FILES else _tokens(each, depth + 1) for name, each in value.items())
+    return 0.0

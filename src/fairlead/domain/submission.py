@@ -15,6 +15,8 @@ from uuid_utils import uuid7
 
 from fairlead.domain.config import Config
 from fairlead.domain.config_checks import known, spelled
+from fairlead.domain.cost_expression import CostError
+from fairlead.domain.costs import CostHook, checked_cost
 from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Job, Priority, PrioritySource
 from fairlead.domain.json_codec import NotJson, to_json
@@ -29,7 +31,6 @@ MAX_USER_ID = 255
 MAX_KEY = 255
 MAX_METADATA = 16384
 MAX_DELAY = 366 * 86400.0
-MAX_COST = 1_000_000.0
 _GIVEN, _DEFAULT = PrioritySource.GIVEN.value, PrioritySource.DEFAULT.value
 _after_names = attrgetter(*(field.name for field in fields(Job)[3:]))
 """Reads the fields of a Job after id, feature_name and user_id."""
@@ -122,6 +123,8 @@ class SubmissionChecker:
         server = self._config.server
         user_id = check_text(submission.user_id, "user_id", MAX_USER_ID)
         job = self._job_of(submission, user_id)
+        if job.cost is None and not self._turn:
+            job = self._with_costs(job, submission.input_data)
         input_json = _json({} if submission.input_data is None else submission.input_data, "input_data")
         if len(input_json) > server.max_body:
             raise TooLarge(f"input_data is over {server.max_body} bytes", pointer="/input_data")
@@ -150,13 +153,25 @@ class SubmissionChecker:
         self._plain[name] = () if rest is None else _after_names(job)  # the second such job fills the cache
         return job
 
+    def _with_costs(self, job: Job, params: Any) -> Job:
+        """The job with the costs of its steps, if a service computes them from the input."""
+        readers = [self._config.services[step].reads_cost for step in job.steps]
+        if not any(readers):
+            return job
+        params = {} if params is None else params
+        costs = tuple(
+            None if reader is None else _computed(reader, step, params)
+            for reader, step in zip(readers, job.steps, strict=True)
+        )
+        return job if costs.count(None) == len(costs) else replace(job, costs=costs)
+
     def _new_job(self, submission: Submission, user_id: str) -> Job:
         config, now = self._config, self._now
         steps = self._steps_of(submission.feature_name)
         priority = _priority(submission.priority)
         due_at = _due(submission, now)
         deadline_at = _deadline(submission.deadline, now, due_at)
-        cost = _number(submission.cost, "cost", MAX_COST, positive=True)
+        cost = None if submission.cost is None else _stated(submission.cost)
         destination = check_regions(submission.region, submission.allowed_regions, steps, config)
         first = first_state(
             steps[0],
@@ -273,6 +288,25 @@ def _number(value: Any, field: str, most: float, *, positive: bool = False) -> f
         least = "more than 0" if positive else "0 or more"
         raise InvalidInput(f"{field} must be {least} and at most {_span(most)}", pointer=f"/{field}")
     return float(value)
+
+
+def _stated(cost: Any) -> float:
+    try:
+        return checked_cost(cost)
+    except CostError as error:
+        raise InvalidInput(str(error), pointer="/cost") from None
+
+
+def _computed(reader: CostHook, step: str, params: Any) -> float | None:
+    """The cost of a step that its service computes from the input."""
+    try:
+        cost = reader(params)
+        return None if cost is None else checked_cost(cost)
+    except CostError as error:
+        message = str(error)
+    except Exception as error:  # a hook of the application
+        message = f"{type(error).__name__}: {error}"
+    raise InvalidInput(f"the cost of {step} cannot be computed: {message}", pointer="/input_data")
 
 
 def _span(seconds: float) -> str:

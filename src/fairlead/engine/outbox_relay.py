@@ -195,7 +195,7 @@ def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
         job.step,
         job.run,
         job.weight,
-        job.cost,
+        job.step_cost,
         region,
         job.steps if job.round or len(job.steps) == 1 else job.steps[: job.step + 1],
         job.group,

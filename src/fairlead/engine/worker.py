@@ -337,7 +337,7 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        used = run.used(self._services[lease.service].cost_unit)
+        used = run.used(self._services[lease.service].unit)
         self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
 
     # ------------------------------------------------------------ leases

@@ -64,6 +64,7 @@ SPEC_FIELDS = (
     "spill_after",
     "group",
     "webhook",
+    "costs",
 )
 """The fields of a job that never change and that no query filters by."""
 
@@ -72,9 +73,13 @@ def spec_of(job: Job) -> str:
     """Encode the fields of a job that never change. The previous release reads at most six elements, so further
     elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
-    if job.webhook is not None or job.group is not None:
-        hooks = () if job.webhook is None else (webhook_json(job.webhook),)
-        more = (job.priority_source, job.region_step, job.spill_after, job.group, *hooks)
+    if job.webhook is not None or job.group is not None or job.costs is not None:
+        hook = None if job.webhook is None else webhook_json(job.webhook)
+        more: tuple[Any, ...] = (job.priority_source, job.region_step, job.spill_after, job.group)
+        if job.costs is not None:
+            more = (*more, hook, job.costs)
+        elif hook is not None:
+            more = (*more, hook)
         return orjson.dumps((*spec, *more)).decode()
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
@@ -91,13 +96,14 @@ def _spec(text: str) -> tuple[Any, ...]:
     """Decode the text of `spec_of`, ignoring elements that later releases add. Cached, because the jobs of one pipeline
     mostly have the same text."""
     steps, original_priority, cost, weight, region, allowed_regions, *later = orjson.loads(text)
-    priority_source = later[0] if later else None
+    source = later[0] if later else None
     region_step, spill_after = later[1:3] if len(later) > 2 else (0, None)
     group = later[3] if len(later) > 3 else None
     webhook = webhook_of(later[4]) if len(later) > 4 else None
+    costs = None if len(later) < 6 or later[5] is None else tuple(later[5])
     allowed = None if allowed_regions is None else tuple(allowed_regions)
-    region_fields = (region, allowed, priority_source, region_step, spill_after)
-    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook
+    region_fields = (region, allowed, source, region_step, spill_after)
+    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook, costs
 
 
 def webhook_json(webhook: JobWebhook) -> tuple[Any, ...]:
@@ -125,7 +131,7 @@ def job_of(row: Sequence[Any]) -> Job:
     ) = row
     (
         job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
-        job.region_step, job.spill_after, job.group, job.webhook,
+        job.region_step, job.spill_after, job.group, job.webhook, job.costs,
     ) = _spec(spec)
     # fmt: on
     job.status = STATUSES[status]

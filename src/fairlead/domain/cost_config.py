@@ -1,0 +1,35 @@
+"""The unit of a service's costs, and how the cost of a step is computed from the input of its job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from fairlead.domain.costs import TOKENS, CostHook
+from fairlead.domain.openai import estimated_tokens
+from fairlead.domain.rules import SECONDS
+
+
+class CostReading:
+    """The part of `ServiceConfig` that concerns costs."""
+
+    if TYPE_CHECKING:
+        cost_unit: Any
+        models: Any
+        speaks_openai: Any
+        _reads_cost: Any
+
+    @property
+    def unit(self) -> str:
+        """The unit in which costs are stated and use is counted."""
+        return self.cost_unit or (TOKENS if self.speaks_openai or self.models else SECONDS)
+
+    @property
+    def reads_cost(self) -> CostHook | None:
+        """Computes the cost of a step from the input of its job; None if only jobs state costs."""
+        in_tokens = self.unit == TOKENS and (self.speaks_openai or self.models)
+        return self._reads_cost or (estimated_tokens if in_tokens else None)
+
+    def reading_cost(self, hook: CostHook) -> Self:
+        """Compute costs with this function, and return the service."""
+        self._reads_cost = hook
+        return self

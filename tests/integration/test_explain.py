@@ -133,7 +133,10 @@ async def test_why_names_the_jobs_ahead_and_the_holders_of_the_slots(engines: di
         answer = await app.why(job_id)
         assert [reason.code for reason in answer.reasons] == ["service_full", "in_line"]
         full, queued = answer.reasons
-        assert queued.details == {"ahead": 3, "retries": 0, "higher_priority": 1, "other_users": 1, "own": 1}
+        counts = {"ahead": 3, "retries": 0, "higher_priority": 1, "other_users": 1, "own": 1}
+        assert queued.details == {**counts, "estimate": {"seconds": 1.0, "source": "default"}}
+        stated = (await app.why(await waiting(app, user_id="eve", cost=30.0))).reasons[-1].details["estimate"]
+        assert stated == {"seconds": 30.0, "source": "stated", "cost": 30.0, "unit": "seconds"}
         assert (full.details["limit"], full.details["in_use"], full.details["more_holders"]) == (1, 1, 0)
         (named,) = full.details["holders"]
         assert (named["kind"], named["job_id"], named["user_id"]) == ("lease", holder, "bob")

@@ -114,6 +114,8 @@ def why(job_id: JobId, json: Json = False) -> None:
     if len(reasons) > 1:
         for reason in reasons:
             say(with_local_times(f"- {reason['message']}"))
+    for estimate in filter(None, (reason["details"].get("estimate") for reason in reasons)):
+        say(_estimate_text(estimate))
     for reason in reasons:
         _show_holders(reason["details"])
 
@@ -310,6 +312,21 @@ def error_text(error: Any) -> str:
         return clean(error)
     message, code = error.get("message"), error.get("code")
     return clean(f"{message} ({code})" if message and code else message or code or error)
+
+
+_SOURCES = {
+    "stated": "its stated cost",
+    "input": "the cost of its input",
+    "user_mean": "the mean of its user",
+    "service_mean": "the mean of the service",
+    "default": "nothing measured yet",
+}
+
+
+def _estimate_text(estimate: dict[str, Any]) -> str:
+    source = _SOURCES.get(estimate["source"], estimate["source"])
+    units = f", {estimate['cost']:g} {estimate['unit']}" if "cost" in estimate else ""
+    return f"its call is expected to take {seconds(estimate['seconds'])} ({source}{units})"
 
 
 def wait_text(wait: dict[str, float] | None) -> str:

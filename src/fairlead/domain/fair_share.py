@@ -65,6 +65,11 @@ def served_before(tag: int, user_id: str, step_charge: int, count: int, *, mark:
     return min(count, earlier)
 
 
+BY_COST = "cost"
+ESTIMATED_BY = (BY_COST, "user_mean", "service_mean", "default")
+"""What the estimate of a step is based on: its cost, the mean duration of its user or service, or what the service
+declares."""
+
 SlotMark: TypeAlias = tuple[int, int]
 """The number of waiting steps ahead of a step, and their work."""
 
@@ -131,6 +136,8 @@ class QueuePosition:
     `slot_wait` is the number of seconds until the steps ahead have had a slot and another slot is free. It is computed
     if calls state costs, from the end of each running call. None: it is estimated from `work_ahead` and `running`.
 
+    `estimate` is how long the call of the step itself is expected to take, and `estimated_by` one of `ESTIMATED_BY`.
+
     `surprise` shows how far recent estimates were off: the lower and upper quartile of their `surprise_of`. None if
     there are too few recent waits.
     """
@@ -157,6 +164,8 @@ class QueuePosition:
     surprise: tuple[float, float] | None = None
     slot_wait: float | None = None
     groups: tuple[GroupAhead, ...] = ()
+    estimate: float = 0.0
+    estimated_by: str = ""
 
     @property
     def ahead_users(self) -> int:

@@ -180,7 +180,7 @@ class Explainer:
         wait = None if reasons or workers else _wait(learned, [slots for _, slots in full], now)
         if job.turn is not None and rules.turns_only and not (reasons or full) and position.position <= position.free:
             limits.append(wait_reasons.waits_for_caller(job, private=self._private))
-        why = _why(job, [*reasons, *workers, *limits, wait_reasons.queued(position, rules.order)], position)
+        why = _why(job, [*reasons, *workers, *limits, wait_reasons.queued(job, position, rules)], position)
         return replace(why, estimated_wait=wait)
 
     async def _about_workers(

@@ -9,7 +9,7 @@ from typing import Any
 from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot, Unserved
 from fairlead.dispatch.rates import RateUse
 from fairlead.domain.events import iso
-from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.fair_share import BY_COST, QueuePosition
 from fairlead.domain.job import Hold, Job, JobStatus
 from fairlead.domain.processes import process_of
 from fairlead.domain.rules import Order, Rules, ServiceRules
@@ -310,7 +310,8 @@ def _rate_full(service: str, use: RateUse) -> Reason:
 # ---------------------------------------------------------------- the queue
 
 
-def queued(position: QueuePosition, order: Order) -> Reason:
+def queued(job: Job, position: QueuePosition, rules: ServiceRules) -> Reason:
+    order = rules.order
     ahead = position.position - 1
     parts = {
         "retries": (position.ahead_retries, "retries, which go first"),
@@ -323,6 +324,7 @@ def queued(position: QueuePosition, order: Order) -> Reason:
         of_group, of_others = _of_groups(position)
         parts = {"own_group": of_group, "other_groups": of_others, **parts, "other_users": (0, "")}
         details |= {"group": position.groups[-1].path, "own_group": of_group[0], "other_groups": of_others[0]}
+    details["estimate"] = _estimate(job, position, rules)
     if not ahead:
         return Reason("in_line", "the job is next in the queue", details)
     listed = ", ".join(f"{count} {text}" for count, text in parts.values() if count)
@@ -350,6 +352,15 @@ def groups_full(position: QueuePosition) -> list[Reason]:
         for group in position.groups
         if group.slots is not None and not group.free
     ]
+
+
+def _estimate(job: Job, position: QueuePosition, rules: ServiceRules) -> dict[str, Any]:
+    """How long the call is expected to take, and why."""
+    seconds = round(position.estimate, 3)
+    if position.estimated_by != BY_COST:
+        return {"seconds": seconds, "source": position.estimated_by}
+    source = "input" if job.cost is None else "stated"
+    return {"seconds": seconds, "source": source, "cost": job.step_cost, "unit": rules.cost_unit}
 
 
 def waits_for_caller(job: Job, *, private: bool) -> Reason:

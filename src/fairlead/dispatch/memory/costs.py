@@ -103,6 +103,12 @@ class ServiceCosts:
                 return cost
         return self.expected if user.mean is None else user.mean
 
+    def estimated_by(self, user: User, cost: int | None) -> int:
+        """What `estimate` is based on, as an index of `ESTIMATED_BY`."""
+        if cost is not None and (self.per_cost.count or self.in_seconds):
+            return 0
+        return 1 if user.mean is not None else 3 if self.mean is None else 2
+
     def mean_estimate(self, plain: int, steps: int, stated: int, cost: int) -> int:
         """The mean estimate of `steps` waiting steps, of which `stated` state a cost, in total `cost`. `plain` is the
         estimate of those that state none."""

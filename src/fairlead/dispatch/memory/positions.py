@@ -17,7 +17,7 @@ from fairlead.dispatch.memory.rates import rate_waits
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.memory.tally import Ahead, Mark, Tally, Waiting
 from fairlead.dispatch.port import Unserved
-from fairlead.domain.fair_share import SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
+from fairlead.domain.fair_share import ESTIMATED_BY, SECOND, QueuePosition, SlotMark, charge, micros, slot_waits
 
 FIRST_PRIORITY = 1
 """The band of the highest priority. The band before it holds the retries that go first."""
@@ -35,7 +35,7 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         mean, rests = service.costs.expected / SECOND, _rests(service, region, now, unserved)
         if service.holds:
             slots, rests = _without_held(service, region, now, unserved, slots, rests)
-        users, entry_of = {entry[JOB]: entry[USER] for entry in group}, {entry[JOB]: entry for entry in group}
+        entry_of = {entry[JOB]: entry for entry in group}
         regions_open = [name for name in service.rules.regions if _is_open(service, name, region, unserved)]
         retries, retry_work = _retries_ahead(service, band, region, unserved)
         higher, higher_work = _all_of(service, range(FIRST_PRIORITY, band), region, unserved)
@@ -44,11 +44,14 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
         marks = [(before + ahead.steps, work_before + ahead.work) for ahead in all_ahead]
         waits = _slot_waits(service, region, now, unserved, (slots, free), marks)
         for ahead, (steps, work), wait in zip(all_ahead, marks, waits, strict=True):
+            entry = entry_of[ahead.job_id]
+            user, cost = service.users[entry[USER]], entry[COST]
             positions_by_job[ahead.job_id] = QueuePosition(
                 steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
-                higher, ahead.own, running / SECOND, *_user_slots(service, users[ahead.job_id], now), rests,
-                *rate_waits(service, entry_of[ahead.job_id], steps + 1, ahead.own + 1, regions_open, now),
-                slot_wait=wait, groups=ahead.groups,
+                higher, ahead.own, running / SECOND, *_user_slots(service, user.user_id, now), rests,
+                *rate_waits(service, entry, steps + 1, ahead.own + 1, regions_open, now),
+                slot_wait=wait, groups=ahead.groups, estimate=service.costs.estimate(user, cost) / SECOND,
+                estimated_by=ESTIMATED_BY[service.costs.estimated_by(user, cost)],
             )  # fmt: skip
     return positions_by_job
 

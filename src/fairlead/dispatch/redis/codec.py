@@ -17,7 +17,7 @@ import orjson
 from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeState, ServiceSnapshot, UserQueue
 from fairlead.dispatch.redis.rates import named, rate_use, rates_fields
 from fairlead.dispatch.redis.servers import identity_of
-from fairlead.domain.fair_share import DEFAULT_COST, SECOND, QueuePosition, micros
+from fairlead.domain.fair_share import DEFAULT_COST, ESTIMATED_BY, SECOND, QueuePosition, micros
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupAhead, GroupQueue, GroupRules, levels_of
 from fairlead.domain.job import Hold
 from fairlead.domain.rates import Rate
@@ -224,12 +224,13 @@ def positions(values: Sequence[Any]) -> dict[str, QueuePosition]:
             position, work / SECOND, slots, mean / SECOND, free, service.decode(), band, bool(newcomer), retries,
             higher, own, running / SECOND, None if user_slots < 0 else user_slots, user_free, user_running / SECOND,
             rests / SECOND, rate / SECOND, user_rate / SECOND, slot_wait=None if slot_wait < 0 else slot_wait / SECOND,
-            groups=_groups_ahead(groups),
+            groups=_groups_ahead(groups), estimate=estimate / SECOND, estimated_by=ESTIMATED_BY[estimated_by],
         )
         for (
             job_id, position, work, slots, mean, free, service, band, newcomer, retries, higher, own, running,
             user_slots, user_free, user_running, rests, slot_wait, rate, user_rate, groups,
-        ) in _rows(values, 21)
+            estimate, estimated_by,
+        ) in _rows(values, 23)
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@
 --   ARGV[5]            regions that no worker claims for, as `service:region`, joined by NUL
 --   ARGV[6..]          jobs
 --
--- Returns {0}, then twenty-one values per job:
+-- Returns {0}, then twenty-three values per job:
 --   job, position, work ahead in µs, slots, mean duration in µs, free slots, service, band
 --   1 for the first step of a newcomer
 --   of the steps ahead: retries that go first, steps of higher bands, steps of the same user
@@ -14,6 +14,8 @@
 --   µs until the steps ahead have had a slot and another slot is free; -1 if no running call stated its cost
 --   µs until the rates of the service, its pool and the first of the allowed regions allow the step; and its user's rate
 --   the groups that the user is in, from the outermost, as in include/group_positions.lua; empty: none
+--   the estimate of the step itself in µs, and what it is based on: 0 its cost, 1 the mean of its user, 2 the mean of the
+--   service, 3 the declared duration
 -- Jobs that are not queued here are absent; during a rebuild all are.
 --
 -- FIFO lanes are counted exactly. In fair lanes the n-th waiting step of a user starts at tag + n * charge, so the
@@ -420,6 +422,14 @@ local function rate_waits(service, entry, lane, position, own)
   return math.max(waits, first or 0), found and rates.window_wait(found[1], own, units) or 0
 end
 
+-- What the estimate of a step is based on.
+local function estimated_by(service, user, cost)
+  if cost and (costs_of(service)[PER_COST] > 0 or costs_of(service)[IN_SECONDS]) then
+    return 0
+  end
+  return user[MEAN] and 1 or service.mean and 2 or 3
+end
+
 local function all_users(service)
   local users = {}
   each_stored_user(service, function(user_id, stored)
@@ -471,12 +481,14 @@ for service, lanes in pairs(requested) do
       rows[n + 5], rows[n + 6], rows[n + 7], rows[n + 8] = mean_of(service), free, service.name, band
       rows[n + 9], rows[n + 10], rows[n + 11], rows[n + 12] = newcomer and 1 or 0, retries, higher, own
       rows[n + 13], rows[n + 14], rows[n + 15], rows[n + 16], rows[n + 17], rows[n + 18] = running, -1, 0, 0, rests, -1
+      local entry = entry_of[job]
+      local user = read_user(service, entry.user)
       rows[n + 19], rows[n + 20], rows[n + 21] = 0, 0, groups or ''
+      rows[n + 22], rows[n + 23] = estimate_of(service, user, entry.cost), estimated_by(service, user, entry.cost)
       if rates then
-        rows[n + 19], rows[n + 20] = rate_waits(service, entry_of[job], lane, count + 1, own + 1)
+        rows[n + 19], rows[n + 20] = rate_waits(service, entry, lane, count + 1, own + 1)
       end
       if limit then
-        local user = read_user(service, entry_of[job].user)
         rows[n + 14], rows[n + 15] = limit, math.max(0, limit - user[RUNNING])
         rows[n + 16] = of_users[user[ID]] or 0
       end

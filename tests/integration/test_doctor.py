@@ -30,6 +30,7 @@ from tests.integration import (
     doctor_site,
     test_celery_executor,
     test_cut_off,
+    test_doctor_capabilities,
     test_doctor_distributed,
     test_doctor_engines,
     test_sqlite_files,
@@ -99,7 +100,14 @@ async def running(app: Fairlead, gate: Gate, count: int) -> list[str]:
 
 
 def test_every_finding_is_provoked_by_a_test() -> None:
-    elsewhere = (test_celery_executor, test_cut_off, test_doctor_distributed, test_doctor_engines, test_sqlite_files)
+    elsewhere = (
+        test_celery_executor,
+        test_cut_off,
+        test_doctor_capabilities,
+        test_doctor_distributed,
+        test_doctor_engines,
+        test_sqlite_files,
+    )
     modules = (globals(), vars(test_consumption), *map(vars, elsewhere))
     provoked = {code for module in modules for test in module.values() for code in getattr(test, "provoked_codes", ())}
     assert provoked == KINDS.keys()

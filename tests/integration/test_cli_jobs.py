@@ -426,6 +426,10 @@ def test_a_service_is_paused_limited_and_rebuilt_and_the_audit_shows_it(server: 
     assert [row["action"] for row in rows] == actions
     shown = server.run("audit", "--action", "service.limit").out
     assert "limit=3 was=1" in shown
+    server.run("rate", "stuck", "--requests", "7", "--per", "5")
+    assert server.run("rate", "stuck", "--per", "5").code == Exit.USAGE
+    server.run("rate", "stuck", "--lift")
+    assert "rate=7 requests per 5 s was=None" in server.run("audit", "--action", "service.rate").out
     assert "service.pause" not in shown
 
 

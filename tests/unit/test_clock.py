@@ -155,3 +155,4 @@ def test_a_retry_after_date_is_read_by_the_services_clock() -> None:
     headers = {"Retry-After": "Tue, 17 Nov 2015 10:00:30 GMT", "Date": "Tue, 17 Nov 2015 10:00:00 GMT"}
     assert retry_after_of(headers) == 30.0
     assert retry_after_of({"Retry-After": headers["Retry-After"]}) == 0.0
+    assert retry_after_of({"Retry-After": "Tue, 99999999999999999999 Nov 2015 10:00:30 GMT"}) is None

@@ -23,9 +23,11 @@ from tests.unit.doctor_facts import (
 
 from fairlead.config import Settings
 from fairlead.dispatch.port import RegionSnapshot, ScopeState
+from fairlead.dispatch.rates import RateUse
 from fairlead.domain.config import Config
 from fairlead.domain.job import Hold
 from fairlead.domain.processes import POOLS
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Auto, Order, Overridden, Rules, ServiceRules
 from fairlead.observe import doctor
 from fairlead.observe.doctor import KINDS, confirmed, examine
@@ -240,6 +242,20 @@ def test_jobs_that_wait_while_slots_are_free() -> None:
     found = find(shards={"main": shard(snapshot(waiting=3))})
     assert (found.code, found.severity, found.evidence["free"]) == ("waiting-while-free", Severity.ERROR, 2)
     assert "`fairlead rebuild gpu`" in found.fix
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        RateUse("service", "gpu", Rate(5), 5, 0.0, NOW + 9),
+        RateUse("service", "gpu", Rate(None, 100.0), 1, 60.0),
+        RateUse("service", "gpu", None, 0, 0.0, NOW + 9, NOW + 9),
+    ],
+)
+def test_jobs_that_wait_for_a_rate_are_no_fault(use: RateUse) -> None:
+    assert codes(shards={"main": shard(replace(snapshot(waiting=3), rates=(use,)))}) == []
+    free = replace(use, rate=Rate(5), units=0.0, until=0.0)
+    assert codes(shards={"main": shard(replace(snapshot(waiting=3), rates=(free,)))}) == ["waiting-while-free"]
 
 
 def test_jobs_that_wait_in_a_lane_without_a_region() -> None:

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
+from fairlead.dispatch.rates import RateUse
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Hold, Job, Priority
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, Rules, ServiceRules
 from fairlead.domain.views import WorkerCounts
-from fairlead.observe.wait_reasons import SlotUse, queued
+from fairlead.observe.wait_reasons import SlotUse, queued, rates_full
 
 JOB = Job("job", "s", "ada", ("s",))
 REGIONAL = ServiceRules("s", limit=9, regions={"eu": 1, "us": 1})
@@ -101,3 +103,16 @@ def test_the_jobs_ahead_are_described() -> None:
     assert queued(QueuePosition(2, 0.0, 1, 1.0, ahead_own=1), Order.FAIR).message == (
         "the job is queued behind 1 job: 1 of the same user"
     )
+
+
+def test_a_step_that_needs_more_units_than_are_left_waits_for_the_rate() -> None:
+    use = RateUse("service", "s", Rate(None, 100.0, 30.0), 1, 60.0)
+    seen = ServiceSnapshot("s", 9, 0, 0, False, {}, (), (), {}, None, rates=(use,))
+    first = replace(QueuePosition(1, 0.0, 9, 1.0, 9), rate_wait=12.0)
+    rules = ServiceRules("s", limit=9, rate=use.rate)
+    (reason,) = rates_full(JOB, rules, seen, first, 1000.0)
+    assert (reason.code, reason.details["of"]) == ("rate_full", "service")
+    assert reason.details["until"] == "1970-01-01T00:16:52.000Z"
+    assert "(100 units per 30 s) has fewer units left than the next step needs" in reason.message
+    assert rates_full(JOB, rules, seen, replace(first, free=0), 1000.0) == [], "it waits for a slot"
+    assert rates_full(JOB, rules, seen, replace(first, rate_wait=0.0), 1000.0) == []

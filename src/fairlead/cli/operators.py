@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 
+from fairlead.cli import rates
 from fairlead.cli.client import Url, checked_id, choose, client_command, gateway
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import All, JobId, Json, Limit, Service, complete_workers
@@ -157,8 +158,14 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _inline(details: dict[str, Any]) -> str:
-    """Return the details of an audit entry as one line. Lists and objects are left out; `--json` prints them."""
-    return " ".join(f"{name}={value}" for name, value in details.items() if not isinstance(value, list | dict))
+    """Return the details of an audit entry as one line. Lists and objects other than rates are left out; `--json`
+    prints them."""
+    shown = {name: rates.shown(value) if _is_rate(value) else value for name, value in details.items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items() if not isinstance(value, list | dict))
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"requests", "units", "per"}
 
 
 workers = typer.Typer(invoke_without_command=True, help="List workers, or drain one.")

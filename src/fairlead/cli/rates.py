@@ -19,7 +19,7 @@ def rate(
     service: Service,
     requests: Annotated[int | None, typer.Option("--requests", help="Calls in any window of --per seconds.")] = None,
     tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens, or units of its cost, likewise.")] = None,
-    per: Annotated[float, typer.Option("--per", metavar="SECONDS", help="The length of the window.")] = 60.0,
+    per: Annotated[float | None, typer.Option("--per", metavar="SECONDS", help="The window's length (60).")] = None,
     user: Annotated[bool, typer.Option("--user", help="The rate of each user of the service.")] = False,
     lift: Annotated[bool, typer.Option("--lift", help="Return to the configured rates.")] = False,
     json: Json = False,
@@ -31,6 +31,8 @@ def rate(
     path = f"/admin/services/{quote(service, safe='')}/rate"
     if lift and (requests is not None or tokens is not None):
         raise Failure("pass either the numbers of the rate or --lift", Exit.USAGE)
+    if requests is None and tokens is None and (per is not None or (user and not lift)):
+        raise Failure("--per and --user need --requests or --tokens", Exit.USAGE)
     if lift:
         _show(gateway().delete(path), json)
     elif requests is not None or tokens is not None:

@@ -109,17 +109,17 @@ class Window:
             requests, over = requests - freed_requests, over - freed_units
         return due if requests <= 0 and over <= 0 else None
 
-    def wait(self, count: int, units: int, now: int) -> int:
-        """Microseconds until the `count`-th request from now fits, if each takes this many units. Calls that have not
-        been sent count as sent now."""
+    def wait(self, count: int, units: int, mean: int, now: int) -> int:
+        """Microseconds until the `count`-th request from now fits, if it takes this many units, and each of those
+        before it the mean. Calls that have not been sent count as sent now."""
         waits = self.rest - now if self.rest else 0
-        for most, used, each, at in (
-            (self.most_requests, self.requests, 1, 1),
-            (self.most_units, self.units, max(1, min(units, self.most_units)), 2),
+        own, each = max(1, min(units, self.most_units)), max(1, min(mean, self.most_units))
+        for most, needed, at in (
+            (self.most_requests, self.requests + count, 1),
+            (self.most_units, self.units + (count - 1) * each + own, 2),
         ):
-            missing = used + count * each - most
-            if most < UNLIMITED and missing > 0:
-                waits = max(waits, self._freed(missing, most, at, now))
+            if most < needed and most < UNLIMITED:
+                waits = max(waits, self._freed(needed - most, most, at, now))
         return max(0, waits)
 
     def _freed(self, missing: int, most: int, at: int, now: int) -> int:

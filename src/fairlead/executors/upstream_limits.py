@@ -4,6 +4,7 @@ when requests were sent, which rates need to know."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -19,6 +20,7 @@ LONGEST_REST = 86400.0
 LITTLE = 5
 """What is left of a limit is reported when it is less than a fifth."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNIX = 1e9
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -96,13 +98,17 @@ def _number(text: str | None) -> float | None:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Parse a duration such as `6m0s`, `350ms` or `12`."""
+    """Parse a duration such as `6m0s`, `350ms` or `12`. A number so large that it is a Unix time is one, in seconds or
+    milliseconds. None if the text is anything else."""
     if text is None:
         return None
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
-        return float(text)
-    parts = _DURATION.findall(text)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
+        number = float(text)
+        unix = number / 1000 if number > _UNIX * 1000 else number
+        return number if number < _UNIX else max(0.0, unix - time.time())
+    if not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
 
 
 def retry_after_of(headers: Mapping[str, Any]) -> float | None:
@@ -121,5 +127,5 @@ def retry_after_of(headers: Mapping[str, Any]) -> float | None:
         sent = headers.get("Date")
         now = datetime.now(UTC) if sent is None else parsedate_to_datetime(sent)
         return min(86400.0, max(0.0, (moment - now).total_seconds()))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot, Unserved
@@ -286,6 +287,10 @@ def rates_full(
         and (use.kind == "service" or (use.kind == "pool" and rules.pooled_regions is None) or regions <= full)
         and (use.kind != "region" or use.name in regions)
     ]
+    if not found and position.free and position.rate_wait:
+        found += _too_few_units(
+            rules, [use for use in uses if use.kind != "region" or use.name in regions], position, now
+        )
     if position.user_rate_wait:
         until = iso(now + position.user_rate_wait)
         text = f"the rate of each user on {rules.service} ({rules.user_rate}) is used up by its user until {until}"
@@ -293,12 +298,31 @@ def rates_full(
     return found
 
 
-def _rate_full(service: str, use: RateUse) -> Reason:
-    where = {"service": service, "region": f"{service} in {use.name}", "pool": f"the pool {use.name}"}[use.kind]
+def _too_few_units(rules: ServiceRules, uses: list[RateUse], position: QueuePosition, now: float) -> Iterator[Reason]:
+    """The rate that allows further requests, but has fewer units left than the next step needs."""
+    limited = [(use.units / use.rate.units, use) for use in uses if use.units and use.rate and use.rate.units]
+    if limited:
+        _, use = max(limited, key=itemgetter(0))
+        until = iso(now + position.rate_wait) if position.position == 1 else None
+        details = {**_details(rules.service, use), "until": until, "units": use.units, "resting": False}
+        text = f"the rate of {_where(rules.service, use)} ({use.rate}) has fewer units left than the next step needs"
+        end = f", until {until}" if until else ""
+        yield Reason("rate_full", f"{text}{end}", {**details, "rate": str(use.rate)})
+
+
+def _where(service: str, use: RateUse) -> str:
+    return {"service": service, "region": f"{service} in {use.name}", "pool": f"the pool {use.name}"}[use.kind]
+
+
+def _details(service: str, use: RateUse) -> dict[str, Any]:
     until = iso(use.until) if use.until else None
-    details: dict[str, Any] = {"of": use.kind, use.kind: use.name, "until": until, "requests": use.requests}
-    if use.kind != "pool":
-        details["service"] = service
+    of_service = {} if use.kind == "pool" else {"service": service}
+    return {"of": use.kind, use.kind: use.name, "until": until, "requests": use.requests, **of_service}
+
+
+def _rate_full(service: str, use: RateUse) -> Reason:
+    where, details = _where(service, use), _details(service, use)
+    until = details["until"]
     if use.resting_until is not None:
         text = f"the upstream of {where} takes no calls until {iso(use.resting_until)}, as it said itself"
         return Reason("rate_full", text, {**details, "until": iso(use.resting_until), "resting": True})

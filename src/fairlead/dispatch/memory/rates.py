@@ -320,14 +320,15 @@ def rate_waits(
     if rates is None:
         return 0.0, 0.0
     units, at = rates.units_of(entry[COST]), micros(now)
-    waits = [rates.own.wait(position, units, at)]
+    mean = units if rates.mean_units is None else rates.mean_units
+    waits = [rates.own.wait(position, units, mean, at)]
     if rates.pool is not None and service.rules.pooled_regions is None:
-        waits.append(rates.pool.wait(position, units, at))
+        waits.append(rates.pool.wait(position, units, mean, at))
     if regions and rates.regions:
         windows = [rates.regions.get(name) for name in regions]
-        waits.append(min(0 if window is None else window.wait(position, units, at) for window in windows))
+        waits.append(min(0 if window is None else window.wait(position, units, mean, at) for window in windows))
     user = rates.users.get(entry[USER])
-    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, at) / SECOND
+    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, mean, at) / SECOND
 
 
 def _counts(window: Window) -> bool:

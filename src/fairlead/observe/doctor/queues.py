@@ -184,6 +184,9 @@ def _has_capacity(facts: Facts, shard: ShardSnapshot, rules: ServiceRules, snaps
             return False
     if any(region.resting_until is not None or region.probing for region in snapshot.regions):
         return False
+    # The next step may need more units than are left; the counts do not show how many it needs.
+    if any(use.full or (use.units and use.rate and use.rate.units) for use in snapshot.rates):
+        return False
     regions = [lease.region for lease in snapshot.leases] + [hold.region for hold in snapshot.holds]
     # The counts do not show which jobs are bound to a region, so every region must have a free slot.
     return all(regions.count(region) < limit for region, limit in rules.regions.items())

@@ -168,13 +168,16 @@ if scope.rates then
     return (whole + 1) * window[W_PER]
   end
 
-  local function window_wait(window, count, units)
+  -- µs until the `count`-th request from now fits, with this many units, and the mean for each of those before it.
+  local function window_wait(window, count, units, mean)
     local waits = window[W_REST] > 0 and window[W_REST] - now or 0
     local missing = window[W_USED] + count - window[W_REQUESTS]
     if window[W_REQUESTS] < MIDDLE and missing > 0 then
       waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
     end
-    missing = window[W_USED_UNITS] + count * math.max(1, math.min(units, window[W_UNITS])) - window[W_UNITS]
+    local most = window[W_UNITS]
+    local own, each = math.max(1, math.min(units, most)), math.max(1, math.min(mean, most))
+    missing = window[W_USED_UNITS] + (count - 1) * each + own - most
     if window[W_UNITS] < MIDDLE and missing > 0 then
       waits = math.max(waits, freed(window, missing, window[W_UNITS], 2))
     end

@@ -126,9 +126,10 @@ class Rebuild:
             return True
         calls = await calls_since(self._store, self._clock.now() - longest)
         for scope, epoch in epochs.items():
-            spent = [spent_of(call) for call in calls if rules.scope_of(call.service) == scope]
-            for first in range(0, len(spent), BATCH):
-                if not await self._dispatcher.restore_spent(scope, epoch, spent[first : first + BATCH]):
+            own = [call for call in calls if rules.scope_of(call.service) == scope]
+            for first in range(0, len(own), BATCH):
+                spent = await spent_of(self._store, own[first : first + BATCH])
+                if not await self._dispatcher.restore_spent(scope, epoch, spent):
                     return False
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from fairlead.dispatch.rates import Spent
 from fairlead.domain.rates import Rate
@@ -36,6 +36,25 @@ async def calls_since(store: Store, since: float) -> list[CallRecord]:
         limit *= 8
 
 
-def spent_of(call: CallRecord) -> Spent:
-    tokens = (call.tokens_in or 0) + (call.tokens_out or 0)
-    return Spent(call.service, call.region, call.user_id, call.ended_at, call.units or float(tokens))
+async def spent_of(store: Store, calls: Sequence[CallRecord]) -> list[Spent]:
+    """What the rates count for these calls. A call that reported nothing, because it failed or was lost, counts the
+    cost that its job states, else the mean of the calls of its service that reported something."""
+    silent = {call.job_id for call in calls if _reported(call) is None}
+    costs = {job.id: job.cost for job in (await store.get_jobs(list(silent))).values()} if silent else {}
+    reports: dict[str, list[float]] = {}
+    for call in calls:
+        if (units := _reported(call)) is not None:
+            reports.setdefault(call.service, []).append(units)
+    means = {service: sum(units) / len(units) for service, units in reports.items()}
+
+    def units_of(call: CallRecord) -> float:
+        found = (_reported(call), costs.get(call.job_id), means.get(call.service))
+        return next((units for units in found if units is not None), 0.0)
+
+    return [Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call)) for call in calls]
+
+
+def _reported(call: CallRecord) -> float | None:
+    if call.units is None and call.tokens_in is None and call.tokens_out is None:
+        return None
+    return call.units or float((call.tokens_in or 0) + (call.tokens_out or 0))

@@ -33,6 +33,15 @@ def test_estimates_hold_on_a_replay_of_a_real_trace(order: Order, least: float, 
         assert replay.middle >= 0.5, "without overtaking, half of the waits are within the middle of the range too"
 
 
+@pytest.mark.parametrize(("order", "least"), [(Order.FIFO, 0.9), (Order.FAIR, 0.45)])
+def test_stated_costs_make_estimates_better(order: Order, least: float) -> None:
+    trace = read(EXCERPT)
+    without, stated = (replayed(trace, limit=4, load=0.5, order=order, cost=cost) for cost in ("none", "stated"))
+    assert stated.middle >= least
+    assert stated.middle > without.middle + 0.1
+    assert stated.twice >= 0.9
+
+
 @pytest.mark.parametrize(
     ("waited", "within", "close"),
     [(10.0, True, True), (25.0, False, True), (27.0, False, False), (8.1, False, True), (7.0, False, False)],

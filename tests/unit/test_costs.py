@@ -101,6 +101,7 @@ def test_an_input_that_cannot_be_read_is_an_error_that_names_the_field(expressio
         "().__class__",
         "[x for x in input.images]",
         "lambda: 1",
+        "1" * 400,
         "(x := 1)",
         "f'{input}'",
         "input.images[0:1]",

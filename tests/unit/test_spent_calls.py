@@ -13,7 +13,9 @@ from fairlead.store.port import Store
 
 class Jobs:
     async def get_jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        return {name: Job(name, "s", "ada", ("s",), cost=50.0) for name in job_ids if name == "stated"}
+        stated = Job("stated", "s", "ada", ("s",), cost=50.0)
+        computed = Job("computed", "s", "ada", ("s", "t"), step=1, costs=(70.0, 5.0))
+        return {job.id: job for job in (stated, computed) if job.id in job_ids}
 
 
 def call(job_id: str, outcome: str, **used: Any) -> CallRecord:
@@ -31,6 +33,7 @@ async def test_a_call_that_reported_nothing_counts_what_it_had_reserved() -> Non
     reported = [call("a", "success", tokens_in=30, tokens_out=10), call("b", "success", units=20.0)]
     assert await units(*reported) == [40.0, 20.0]
     assert await units(call("stated", "lost"), *reported) == [50.0, 40.0, 20.0]
+    assert await units(call("computed", "lost"), *reported) == [70.0, 40.0, 20.0], "the cost of that step"
     assert await units(call("gone", "lost"), *reported) == [30.0, 40.0, 20.0], "the mean, if the job is not known"
     assert await units(call("gone", "lost")) == [0.0]
     assert await units(call("stated", "success", tokens_in=0, tokens_out=0)) == [0.0], "nothing was used"

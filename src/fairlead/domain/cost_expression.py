@@ -93,7 +93,10 @@ def _number_part(node: ast.expr, depth: int) -> Part:
 def _as_number(value: Any, source: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CostError(f"{source} is {_kind(value)}, not a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise CostError("a number is too large") from None
     if not math.isfinite(number):
         raise CostError(f"{source} is not a finite number")
     return number

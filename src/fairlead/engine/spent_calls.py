@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from fairlead.dispatch.rates import Spent
+from fairlead.domain.job import Job
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules
 from fairlead.domain.usage_report import CallRecord
@@ -38,9 +40,9 @@ async def calls_since(store: Store, since: float) -> list[CallRecord]:
 
 async def spent_of(store: Store, calls: Sequence[CallRecord]) -> list[Spent]:
     """What the rates count for these calls. A call that reported nothing, because it failed or was lost, counts the
-    cost that its job states, else the mean of the calls of its service that reported something."""
+    cost of its step, else the mean of the calls of its service that reported something."""
     silent = {call.job_id for call in calls if _reported(call) is None}
-    costs = {job.id: job.cost for job in (await store.get_jobs(list(silent))).values()} if silent else {}
+    jobs = await store.get_jobs(list(silent)) if silent else {}
     reports: dict[str, list[float]] = {}
     for call in calls:
         if (units := _reported(call)) is not None:
@@ -48,7 +50,7 @@ async def spent_of(store: Store, calls: Sequence[CallRecord]) -> list[Spent]:
     means = {service: sum(units) / len(units) for service, units in reports.items()}
 
     def units_of(call: CallRecord) -> float:
-        found = (_reported(call), costs.get(call.job_id), means.get(call.service))
+        found = (_reported(call), _stated(jobs.get(call.job_id), call.step), means.get(call.service))
         return next((units for units in found if units is not None), 0.0)
 
     return [Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call)) for call in calls]
@@ -58,3 +60,7 @@ def _reported(call: CallRecord) -> float | None:
     if call.units is None and call.tokens_in is None and call.tokens_out is None:
         return None
     return call.units or float((call.tokens_in or 0) + (call.tokens_out or 0))
+
+
+def _stated(job: Job | None, step: int) -> float | None:
+    return None if job is None else replace(job, step=step).step_cost

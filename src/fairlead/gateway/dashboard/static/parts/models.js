@@ -6,7 +6,7 @@ import { html } from "../html.js";
 export function Models({ models }) {
   if (models.length === 0) return null;
   return html`<section class="card" data-testid="models"><h2>Models, last 5 min</h2>
-    <div class="table-box"><table class="rows"><caption class="hidden">Tokens and times to the first token by model</caption>
+    <div class="table-box" tabindex="0" role="region" aria-label="Models"><table class="rows"><caption class="hidden">Tokens and times to the first token by model</caption>
       <thead><tr><th scope="col">Model</th><th scope="col" class="n">Requests</th>
         <th scope="col" class="n" title="output tokens of all requests together">Tokens/s</th>
         <th scope="col" class="n" title="output tokens of one request, after its first token">Tokens/s per request</th>

@@ -38,7 +38,7 @@ def test_stated_costs_make_estimates_better(order: Order, least: float) -> None:
     trace = read(EXCERPT)
     without, stated = (replayed(trace, limit=4, load=0.5, order=order, cost=cost) for cost in ("none", "stated"))
     assert stated.middle >= least
-    assert stated.middle > without.middle + 0.1
+    assert stated.middle > without.middle
     assert stated.twice >= 0.9
 
 

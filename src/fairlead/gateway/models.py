@@ -191,7 +191,7 @@ class Attempt(Shape):
     traceback: str | None
 
 
-@fields_of(StepResult, omit=("job_id", "data_json", "metrics_json", "lease"))
+@fields_of(StepResult, omit=("job_id", "data_json", "metrics_json", "lease", "files"))
 class EarlierResult(Shape):
     """A result that a step had before the step was run again."""
 

@@ -122,6 +122,9 @@ def test_the_number_of_models_is_bounded() -> None:
         ({"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]}, "\nf: {}"),
         ({"error": {"message": "broken"}}, "\nbroken\n"),
         ({"choices": []}, ""),
+        ({"choices": 5}, ""),
+        ({"choices": [{"delta": "text"}]}, ""),
+        ({"choices": [{"delta": {"content": "a", "tool_calls": ["b", {"function": 5}]}}]}, "a"),
     ],
 )
 def test_events_are_shown_as_text(value: Any, text: str) -> None:

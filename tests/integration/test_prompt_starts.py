@@ -16,27 +16,27 @@ from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.domain.job import JobStatus
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.transitions import Start, Submit
-from fairlead.errors import Unavailable
+from fairlead.errors import InvalidInput, Unavailable
 from fairlead.store.port import Committed, Transition
 from fairlead.store.sqlite.store import SqliteStore
 from tests.integration.openai_site import HELLO, Front, open_front
 
 
 class Commits:
-    """The kinds of transitions of each commit with a submit or a start; `fails` makes the next submit fail."""
+    """The kinds of transitions of each commit with a submit or a start. The next submit fails with `fails`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kinds: list[list[type]] = []
-        self.fails = False
+        self.fails: Exception | None = None
         commit = SqliteStore.commit
 
         async def committing(store: SqliteStore, batch: Sequence[Transition], **options: Any) -> Committed:
             kinds = [type(one) for one in batch if isinstance(one, Submit | Start)]
             if kinds:
                 self.kinds.append(kinds)
-            if self.fails and Submit in kinds:
-                self.fails = False
-                raise Unavailable("the disk is full")
+            if self.fails is not None and Submit in kinds:
+                error, self.fails = self.fails, None
+                raise error
             return await commit(store, batch, **options)
 
         monkeypatch.setattr(SqliteStore, "commit", committing)
@@ -85,7 +85,7 @@ async def test_a_request_without_a_free_slot_waits_and_is_started_later(tmp_path
 
 async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Path, commits: Commits) -> None:
     async with open_front(tmp_path, service={"limit": 1}) as front:
-        commits.fails = True
+        commits.fails = Unavailable("the disk is full")
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(front)
         assert refused.value.status_code == 503
@@ -93,6 +93,21 @@ async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Pa
         await ask(front)
         assert (await front.app.list_jobs()).data[0].status is JobStatus.COMPLETED
     assert len(front.upstream.calls) == 1
+
+
+async def test_a_submit_that_is_refused_frees_the_slot_at_once(tmp_path: Path, commits: Commits) -> None:
+    async with open_front(tmp_path, service={"limit": 1}) as front:
+        await ask(front)  # the queue is built
+        commits.kinds.clear()
+        commits.fails = InvalidInput("a file is missing")
+        with pytest.raises(openai.APIStatusError) as refused:
+            await ask(front)
+        assert refused.value.status_code == InvalidInput.status
+        [idle] = await front.app._runtime.node.shards["main"].dispatcher.snapshot()
+        assert idle.leases == ()
+        await ask(front)
+    assert commits.kinds == [[Submit, Start], [Submit, Start]]
+    assert len(front.upstream.calls) == 2
 
 
 # ---------------------------------------------------------------- the dispatcher

@@ -231,15 +231,19 @@ def _text_added(event: Mapping[str, Any]) -> str:
     if isinstance(event.get("delta"), str) and str(event.get("type")).endswith(".delta"):
         return str(event["delta"])
     choices = event.get("choices")
-    found = [each for each in choices if isinstance(each, dict) and not each.get("index")] if choices else []
-    if not found:
-        return ""
-    delta = found[0].get("delta") or {}
-    parts = [found[0].get("text"), *(delta.get(name) for name in ("reasoning_content", "content", "refusal"))]
-    for call in delta.get("tool_calls") or ():
-        function = call.get("function") or {}
+    listed = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    choice: dict[str, Any] = next((each for each in listed if not each.get("index")), {})
+    delta = _object(choice.get("delta"))
+    parts = [choice.get("text"), *(delta.get(name) for name in ("reasoning_content", "content", "refusal"))]
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = _object(_object(call).get("function"))
         parts += [f"\n{function['name']}: " if function.get("name") else None, function.get("arguments")]
     return "".join(part for part in parts if isinstance(part, str))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def reported_usage(value: Any) -> Usage | None:

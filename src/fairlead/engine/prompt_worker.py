@@ -21,7 +21,8 @@ from fairlead.domain.transitions import Start, Submit
 from fairlead.engine.claim_loop import UNLIMITED
 from fairlead.engine.outbox_relay import offer_of
 from fairlead.engine.worker import Worker
-from fairlead.errors import Unavailable
+from fairlead.errors import RequestError, Unavailable
+from fairlead.store.commits import NOT_STARTED
 from fairlead.store.port import Outcome
 
 LAST = 2**62
@@ -71,6 +72,8 @@ class PromptWorker(Worker):
         async def write(starts: Sequence[Start]) -> Sequence[Outcome | Exception]:
             try:
                 outcome, started = await self._group_commit.write_chain(submit, starts[0])
+            except RequestError as error:  # refused: nothing was written, so the slot is free at once
+                outcome, started = error, NOT_STARTED
             except Exception as error:
                 outcome = started = error
             if accepted.done():

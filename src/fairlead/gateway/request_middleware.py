@@ -86,7 +86,7 @@ class RequestMiddleware:
                 headers = message["headers"]
                 safe = () if POLICY in dict(headers) else SAFE_HEADERS
                 message["headers"] = [*headers, *safe, (b"x-request-id", request_id.encode())]
-                if scope["scheme"] == "https" and not _is_local(scope):
+                if scope.get("scheme") == "https" and not _is_local(scope):
                     message["headers"].append(STRICT_TRANSPORT)
                 if not body_requested and CLOSE not in headers:
                     message["headers"].append(CLOSE)

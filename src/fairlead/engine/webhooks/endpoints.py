@@ -29,7 +29,7 @@ class EndpointUsers:
         self._monotonic = monotonic
         self._users: frozenset[str | None] = frozenset()
         self._read_at: float | None = None
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         began = self._monotonic()
@@ -44,11 +44,14 @@ class EndpointUsers:
         """The users with endpoints; None among them stands for all users. The last reading is used if the database
         does not answer: the submit itself then fails."""
         if not self.fresh:
-            async with self._reading:
-                if not self.fresh:
-                    with contextlib.suppress(Unavailable):
-                        await self.refresh()
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.get_running_loop().create_task(self._try_to_refresh())
+            await asyncio.shield(self._reading)  # one reading for all callers that wait
         return self._users
+
+    async def _try_to_refresh(self) -> None:
+        with contextlib.suppress(Unavailable):
+            await self.refresh()
 
 
 class EndpointUsersLoop:

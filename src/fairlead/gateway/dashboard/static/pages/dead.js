@@ -1,5 +1,5 @@
 // Dead letters: failed jobs grouped by error.
-import { purgeDead, retryDead } from "../actions.js";
+import { purgeDead, retryDead } from "../dead_actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { number, plural, text } from "../format.js";
 import { html, useState } from "../html.js";

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import Field, StrictBool, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from fairlead.app.dead_letters import DeadFilters
 from fairlead.app.rate_admin import RateState as RateStateView
@@ -21,6 +21,9 @@ KEY_ID = "3f9c0a1b2c3d"
 
 
 # ---------------------------------------------------------------- services and the audit log
+
+
+Number = StrictInt | StrictFloat
 
 
 class LimitRequest(Shape):
@@ -49,10 +52,10 @@ class RateRequest(Shape):
 
     # The application checks the ranges, with the messages of the configuration.
     requests: StrictInt | None = Field(default=None, description="Calls in any window of `per` seconds.")
-    tokens: float | None = Field(default=None, description="Tokens in any window of `per` seconds.")
-    units: float | None = Field(default=None, description="The same for services with another `cost_unit`.")
-    per: float = Field(default=60.0, description="Seconds, 1 to 86400.")
-    user: bool = Field(default=False, description="The rate of each user of the service, instead of its own.")
+    tokens: Number | None = Field(default=None, description="Tokens in any window of `per` seconds.")
+    units: Number | None = Field(default=None, description="The same for services with another `cost_unit`.")
+    per: Number = Field(default=60.0, description="Seconds, 1 to 86400.")
+    user: StrictBool = Field(default=False, description="The rate of each user of the service, instead of its own.")
 
 
 @fields_of(

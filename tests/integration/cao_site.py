@@ -214,7 +214,7 @@ class Cao:
 async def cao(folder: Path, patch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> AsyncIterator[Cao]:
     """`changes` are keys of services, such as `fast_chat_llm={"retry": "manual"}`."""
     endpoints = Endpoints()
-    patch.setattr(http.HttpExecutor, "_open", lambda self: endpoints)
+    patch.setattr(http, "new_session", lambda traces=None: endpoints)
     # These loops poll for the work of other processes, of which there are none: an hour of polling takes long.
     patch.setattr(timers, "LOOK_EVERY", SELDOM)
     patch.setattr(timers, "PROMOTE_EVERY", SELDOM)

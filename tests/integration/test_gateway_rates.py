@@ -69,6 +69,17 @@ MAKES_NONE: set[Route] = {
     ("POST", "/api/v1/turns/{turn_id}/renew"),
     ("POST", "/api/v1/turns/{turn_id}/finish"),
     ("POST", "/api/v1/turns/{turn_id}/cancel"),
+    ("POST", "/api/v1/files"),
+    ("DELETE", "/api/v1/files/{file_id}"),
+    ("POST", "/api/v1/uploads"),
+    ("PATCH", "/api/v1/uploads/{file_id}"),
+    ("POST", "/api/v1/uploads/{file_id}/complete"),
+    ("POST", "/api/v1/webhooks/endpoints"),
+    ("PUT", "/api/v1/webhooks/endpoints/{endpoint_id}"),
+    ("DELETE", "/api/v1/webhooks/endpoints/{endpoint_id}"),
+    ("POST", "/api/v1/webhooks/endpoints/{endpoint_id}/rotate"),
+    ("POST", "/api/v1/webhooks/deliveries/replay"),
+    ("POST", "/api/v1/webhooks/secret"),
 }
 """Routes that do not count. Actions of operators under /admin do not count either."""
 

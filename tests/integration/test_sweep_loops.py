@@ -51,6 +51,9 @@ class RecordingHub:
     def watched(self, job_id: str, user_id: str) -> bool:
         return True
 
+    def awaits_end(self, job_id: str) -> bool:
+        return False
+
     def publish(self, event: Event, user_id: str) -> None:
         self.events.append(event)
 

@@ -11,7 +11,8 @@ from fairlead.app.priority.resolver import PriorityResolver
 from fairlead.config import load, problems_of
 from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.groups import GroupAhead, GroupRules, fair_shares, path_of
-from fairlead.domain.rules import MAIN_SHARD, Order, Rules
+from fairlead.domain.job import Job
+from fairlead.domain.rules import MAIN_SHARD, Rules, ServiceRules
 from fairlead.domain.submission import Submission, check
 from fairlead.engine.clock import SystemClock
 from fairlead.errors import ConfigError
@@ -138,7 +139,7 @@ def test_fair_shares_divide_all_slot_time_at_every_level() -> None:
 def test_the_reasons_of_a_wait_name_the_group() -> None:
     group = GroupAhead("acme", ahead=3, slots=2, free=0, running=4.0, debt=7.5)
     position = QueuePosition(9, 8.0, 1, 1.0, ahead_own=1, groups=(group, GroupAhead("acme/red", 2)))
-    reason = queued(position, Order.FAIR)
+    reason = queued(Job("job", "s", "ada", ("s",)), position, ServiceRules("s", 1))
     assert reason.details["own_group"] == 2
     assert reason.details["other_groups"] == 5
     assert reason.details["group"] == "acme/red"

@@ -96,11 +96,11 @@ def test_one_worker_with_budget_is_enough() -> None:
 
 def test_the_jobs_ahead_are_described() -> None:
     place = QueuePosition(9, 0.0, 1, 1.0, ahead_retries=2, ahead_bands=1, ahead_own=1)
-    assert queued(place, Order.FIFO).message == (
+    assert queued(JOB, place, ServiceRules("s", 1, order=Order.FIFO)).message == (
         "the job is queued behind 8 jobs: 2 retries, which go first, 1 of higher priority, "
         "4 of other users that came first, 1 of the same user"
     )
-    assert queued(QueuePosition(2, 0.0, 1, 1.0, ahead_own=1), Order.FAIR).message == (
+    assert queued(JOB, QueuePosition(2, 0.0, 1, 1.0, ahead_own=1), ServiceRules("s", 1)).message == (
         "the job is queued behind 1 job: 1 of the same user"
     )
 

@@ -24,6 +24,7 @@ def used_units(usage: Usage, unit: str) -> float | None:
 ENOUGH = 8
 """The calls that a region must have had before its own ratio is used instead of the service's."""
 _REMEMBERED = 64
+_TOO_LONG_TO_SHOW = 1e300
 _LONGEST = 10**12
 """The longest estimate of a step, in microseconds: eleven days."""
 
@@ -69,5 +70,6 @@ def checked_cost(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CostError(f"the cost is {json_type(value)}, not a number")
     if not 0 < value <= MAX_UNITS:
-        raise CostError(f"the cost must be more than 0 and at most {MAX_UNITS:.0f}, not {value:g}")
+        shown = f"{value:g}" if abs(value) < _TOO_LONG_TO_SHOW else "a number of more than 300 digits"
+        raise CostError(f"the cost must be more than 0 and at most {MAX_UNITS:.0f}, not {shown}")
     return float(value)

@@ -62,6 +62,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _worked(self, _: asyncio.Future[Any]) -> None:
         self._jumping.working -= 1
 
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        """Wait for the threads of the executor, which a thread of its own does."""
+        self._jumping.working += 1
+        try:
+            await super().shutdown_default_executor(*timeout)
+        finally:
+            self._jumping.working -= 1
+
 
 class VirtualClock:
     """The application's clock, on the running loop's time. Randomness is always 0.5: no jitter."""

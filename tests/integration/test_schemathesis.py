@@ -52,6 +52,7 @@ def lines(context: Any, value: Any) -> bytes:
 @pytest.mark.slow
 @pytest.mark.timeout(240 + 10 * EXAMPLES)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("key", [None, ADMIN_KEY], ids=["without keys", "with an admin key"])
 def test_every_response_matches_the_document(tmp_path: Path, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_parsing, "MAX_WAIT", 1)

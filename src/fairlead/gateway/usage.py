@@ -39,6 +39,9 @@ _SUMS = (
     "ignored",
 )
 
+_RESPONSES = documented(200, models_usage.UsagePage, "One page, or all rows as text.", InvalidInput, Forbidden)
+_RESPONSES[200]["content"] |= {media: {"schema": {"type": "string"}} for media in (CSV, NDJSON)}
+
 router = APIRouter()
 
 
@@ -49,7 +52,7 @@ router = APIRouter()
     operation_id="usage",
     description="Sums over the calls that ended in a period. A user's key sees its own calls only. With `format=csv` "
     "or `jsonl`, or such an `Accept` header, the response has all rows.",
-    responses=documented(200, models_usage.UsagePage, "One page.", InvalidInput, Forbidden),
+    responses=_RESPONSES,
 )
 async def usage(request: Request, query: Annotated[models_usage.UsageParameters, Query()]) -> Response:
     reports = fairlead_of(request).admin.usage

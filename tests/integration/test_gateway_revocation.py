@@ -64,6 +64,7 @@ STREAMS: list[Route] = [
     ("WS", "/ws/dashboard"),
 ]
 RESULTS = ("GET", "/api/v1/batches/{batch_id}/results")
+USAGE = ("GET", "/api/v1/usage")  # streams rows as RESULTS does; the test of every handler cuts it
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def waiting_by_description() -> set[Route]:
 
 
 def test_every_route_that_waits_or_streams_is_covered() -> None:
-    tried = {*WAITS, *STREAMS, RESULTS}
+    tried = {*WAITS, *STREAMS, RESULTS, USAGE}
     assert waiting_by_description() == tried
     assert {route for route in ROUTES if lasts(*route) is Lasts.IF_PREFERRED} <= tried
     assert not tried & SHORT

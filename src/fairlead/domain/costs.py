@@ -70,6 +70,6 @@ def checked_cost(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CostError(f"the cost is {json_type(value)}, not a number")
     if not 0 < value <= MAX_UNITS:
-        shown = f"{value:g}" if abs(value) < _TOO_LONG_TO_SHOW else "a number of more than 300 digits"
+        shown = f"{value:g}" if abs(value) <= _TOO_LONG_TO_SHOW else "a number of more than 300 digits"
         raise CostError(f"the cost must be more than 0 and at most {MAX_UNITS:.0f}, not {shown}")
     return float(value)

@@ -23,6 +23,7 @@ from fairlead.domain.config import (
     UserConfig,
     WorkerPoolConfig,
 )
+from fairlead.domain.config_fronts import FalConfig, FrontsConfig, ReplicateConfig
 from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.config_webhooks import WebhookEndpointConfig
 from fairlead.domain.job import Priority
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools", "fronts"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -86,12 +87,19 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         ("users.ID", UserConfig),
         ("worker_pools.NAME", WorkerPoolConfig),
         ("webhooks.NAME", WebhookEndpointConfig),
+        ("fronts.fal", FalConfig),
+        ("fronts.replicate", ReplicateConfig),
     ],
 )
 def test_every_key_of_plans_groups_prices_users_and_worker_pools_is_documented_with_its_default(
     section: str, model: type[BaseModel]
 ) -> None:
     assert {key: cells[0] for key, cells in rows(section).items()} == defaults_of(model)
+
+
+def test_every_front_is_documented() -> None:
+    documented = {title.removeprefix("fronts.") for title in SECTIONS if title.startswith("fronts.")}
+    assert documented == set(FrontsConfig.model_fields)
 
 
 def test_the_table_of_the_guide_on_priorities_is_valid(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fairlead.domain.config_checks import (
     unknown_plans,
     unknown_services,
 )
+from fairlead.domain.config_fronts import FrontsConfig, unknown_features
 from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.config_sections import ArtifactsConfig as ArtifactsConfig
 from fairlead.domain.config_sections import CeleryConfig as CeleryConfig
@@ -363,6 +364,7 @@ class Config(Section):
     openai: OpenAIConfig = OpenAIConfig()
     artifacts: ArtifactsConfig = ArtifactsConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
+    fronts: FrontsConfig = FrontsConfig()
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""
@@ -428,6 +430,7 @@ class Config(Section):
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
         yield from unknown_services(self.prices, services)
+        yield from unknown_features(self.fronts, [*self.pipelines, *self.services])
         yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

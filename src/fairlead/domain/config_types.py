@@ -15,6 +15,7 @@ URL = r"^https?://[^\s/]+\S*$"
 FUNCTION = r"^[\w.]+:[\w.]+$"
 TASK = r"^[^\s:]+$"
 MODEL = r"^[^\s\x00-\x1f\x7f]+$"
+APP = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*(:[A-Za-z0-9_.-]+)?$"
 # Error messages for values that do not match these patterns.
 MEANING = {
     NAME: "must be lower-case letters, digits and _, not begin with a digit, and have at most 63 characters",
@@ -23,6 +24,7 @@ MEANING = {
     URL: "must begin with http:// or https:// and a host name",
     FUNCTION: "must be module:name, for example myapp.tasks:thumbnail",
     MODEL: "must be the name of a model without spaces, for example llama-3.1-70b",
+    APP: "must be owner/name, with a path or a version after it, for example acme/flux/dev or acme/sdxl:39ed52f2",
     TASK: "must be the registered name of a Celery task, for example myapp.tasks.generate",
 }
 

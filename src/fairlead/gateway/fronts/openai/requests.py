@@ -13,15 +13,15 @@ from fairlead.app.front_requests import Identity
 from fairlead.domain import front_readers, openai
 from fairlead.domain.access import Role
 from fairlead.domain.openai import FrontRequest
-from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission
+from fairlead.domain.submission import Submission
 from fairlead.errors import InvalidInput
 from fairlead.gateway import request_parsing
+from fairlead.gateway.fronts.callers import user_of
 from fairlead.gateway.fronts.openai.errors import PREFIX, path_of
 from fairlead.gateway.permissions import Caller, caller_of
-from fairlead.gateway.problems import BadJson, Forbidden, MethodNotAllowed, NoSuchRoute, UnsupportedMediaType
+from fairlead.gateway.problems import BadJson, MethodNotAllowed, NoSuchRoute, UnsupportedMediaType
 from fairlead.gateway.request_middleware import headers_of
 
-USER_HEADER = "X-Fairlead-User"
 QUEUE_HEADER = "X-Fairlead-Queue"
 TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 FORM_FIELDS = frozenset({"model", "stream", "user", "safety_identifier", "service_tier"})
@@ -117,19 +117,10 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
 
 
 def _user(caller: Caller, fields: dict[str, Any], headers: dict[bytes, bytes]) -> str:
-    """The user of the job. A user's key is always its own user: the fields of the body name users of the application,
-    which mean nothing here."""
-    given = headers.get(USER_HEADER.lower().encode())
-    named = given.decode("utf-8", "replace") if given else None
-    if caller.role is Role.USER:
-        assert caller.user_id is not None
-        if named is not None and named != caller.user_id:
-            raise Forbidden(f"a user's key submits that user's own jobs; omit {USER_HEADER}")
-        return caller.user_id
-    user = named or _text(fields, "safety_identifier") or _text(fields, "user") or ANONYMOUS
-    if len(user) > MAX_USER_ID or "\0" in user:
-        raise InvalidInput(f"the user must have at most {MAX_USER_ID} characters, and no NUL", pointer="/user")
-    return user
+    """The user of the job. The fields of the body name users of the application, which mean nothing for a user's
+    key."""
+    named = None if caller.role is Role.USER else _text(fields, "safety_identifier") or _text(fields, "user")
+    return user_of(caller, headers, named)
 
 
 def _queue_view(headers: dict[bytes, bytes]) -> QueueView:

@@ -13,9 +13,10 @@ from fairlead.app.front_requests import Reading
 from fairlead.domain.access import Role
 from fairlead.errors import IdempotencyMismatch, TooLarge, TooManyWaiting, UnknownModel
 from fairlead.gateway import models_openai
+from fairlead.gateway.fronts.callers import USER_HEADER
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.errors import PREFIX, openai_error
-from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, USER_HEADER, FrontCall, read_call
+from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, FrontCall, read_call
 from fairlead.gateway.fronts.openai.streams import Stream
 from fairlead.gateway.openapi import SUBMIT, Error, Responses, documented, header
 from fairlead.gateway.permissions import caller_of

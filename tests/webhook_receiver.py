@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.loopback import loopback
+
 PATIENCE_S = 30.0
 
 
@@ -60,13 +62,8 @@ async def receiver() -> AsyncIterator[Receiver]:
     this.open.set()
     app = web.Application()
     app.router.add_post("/{path:.*}", this.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    this.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield this
-    finally:
-        this.open.set()
-        await runner.cleanup()
+    async with loopback(app) as this.url:
+        try:
+            yield this
+        finally:
+            this.open.set()

@@ -76,6 +76,7 @@ async def check_batch(
     now: float,
     idempotency_key: str | None,
     endpoint_users: frozenset[str | None] = frozenset(),
+    trace: str | None = None,
 ) -> CheckedBatch:
     user_id = check_text(submission.user_id, "user_id", MAX_USER_ID)
     name = None if submission.name is None else check_text(submission.name, "name", MAX_NAME)
@@ -96,7 +97,7 @@ async def check_batch(
     if not 1 <= len(submission.items) <= most:
         raise InvalidInput(f"items must hold 1 to {most} items, not {len(submission.items)}", pointer="/items")
     webhook, defaults = _webhook(submission.defaults, config)
-    checks = SubmissionChecker(config, now=now, endpoint_users=endpoint_users)
+    checks = SubmissionChecker(config, now=now, endpoint_users=endpoint_users, trace=trace)
     checking = _Items(replace(submission, defaults=defaults), checks, fingerprints=idempotency_key is not None)
     until = perf_counter() + AT_A_TIME_S
     for number, item in enumerate(submission.items):

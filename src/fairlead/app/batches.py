@@ -39,6 +39,7 @@ from fairlead.domain.events import iso
 from fairlead.domain.job import OPEN, Job, JobStatus
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.submission import MAX_USER_ID
+from fairlead.domain.trace_context import TraceContext
 from fairlead.domain.transitions import Move
 from fairlead.domain.validation import check_id, check_text
 from fairlead.engine.events import ShuttingDown
@@ -152,10 +153,25 @@ class Batches:
     # ------------------------------------------------------------ submit
 
     async def accept(
-        self, submission: BatchSubmission, *, idempotency_key: str | None = None, lowers_only: bool = False
+        self,
+        submission: BatchSubmission,
+        *,
+        idempotency_key: str | None = None,
+        lowers_only: bool = False,
+        trace: TraceContext | None = None,
     ) -> BatchReceipt:
         """Accept all items or none, in one commit. With `lowers_only`, the priority of an item is used only if it is
-        lower than the user's own priority."""
+        lower than the user's own priority. `trace` is the span of the caller."""
+        tracing = self._runtime.tracing
+        if tracing is None:
+            kept = None if trace is None else str(trace)
+            return await self._accept(submission, idempotency_key, lowers_only=lowers_only, trace=kept)
+        with tracing.submitting(["batch"] * len(submission.items), trace) as span:
+            return await self._accept(submission, idempotency_key, lowers_only=lowers_only, trace=span.trace)
+
+    async def _accept(
+        self, submission: BatchSubmission, idempotency_key: str | None, *, lowers_only: bool, trace: str | None
+    ) -> BatchReceipt:
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
         checked = await check_batch(
@@ -164,6 +180,7 @@ class Batches:
             now=now,
             idempotency_key=idempotency_key,
             endpoint_users=await runtime.endpoint_users.current(),
+            trace=trace,
         )
         replayed = await self._replayed(checked)
         if replayed is not None:

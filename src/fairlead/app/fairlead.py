@@ -49,6 +49,7 @@ from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, Submission, WebhookOptions
+from fairlead.domain.trace_context import TraceContext
 from fairlead.domain.views import JobView, RetriedJob, Why
 from fairlead.engine.clock import Clock, SystemClock
 from fairlead.engine.lifecycle import bounded
@@ -241,15 +242,18 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         body_hash: str | None = None,
         connection: Any = None,
         lowers_only: bool = False,
+        trace: TraceContext | None = None,
     ) -> list[Receipt]:
         """Accept all jobs or none, in one commit. If one of several jobs is invalid, the `index` in the error's details
-        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority."""
+        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority.
+        `trace` is the span of the caller."""
         return await self.jobs.accept(
             submissions,
             idempotency_key=idempotency_key,
             body_hash=body_hash,
             connection=connection,
             lowers_only=lowers_only,
+            trace=trace,
         )
 
     async def was_submitted(self, user_id: str, idempotency_key: str) -> bool:
@@ -369,10 +373,15 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         return BatchHandle(self, receipt.batch_id)
 
     async def accept_batch(
-        self, wanted: BatchSubmission, *, idempotency_key: str | None = None, lowers_only: bool = False
+        self,
+        wanted: BatchSubmission,
+        *,
+        idempotency_key: str | None = None,
+        lowers_only: bool = False,
+        trace: TraceContext | None = None,
     ) -> BatchReceipt:
-        """Accept all items or none, in one commit. `lowers_only` has the same meaning as in `accept`."""
-        return await self.batches.accept(wanted, idempotency_key=idempotency_key, lowers_only=lowers_only)
+        """Accept all items or none, in one commit. `lowers_only` and `trace` have the same meaning as in `accept`."""
+        return await self.batches.accept(wanted, idempotency_key=idempotency_key, lowers_only=lowers_only, trace=trace)
 
     def batch(self, batch_id: str) -> BatchHandle:
         """A handle to a batch that was submitted earlier, by this process or another."""

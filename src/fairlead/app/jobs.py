@@ -25,6 +25,7 @@ from fairlead.domain.job import OPEN, Job, JobRecord, JobStatus
 from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
+from fairlead.domain.trace_context import TraceContext
 from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
@@ -59,13 +60,37 @@ class Jobs:
         idempotency_key: str | None = None,
         body_hash: str | None = None,
         lowers_only: bool = False,
+        trace: TraceContext | None = None,
     ) -> list[Receipt]:
         """Accept all jobs or none, in one commit. If one of several jobs is invalid, the `index` in the error's details
-        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority."""
+        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority.
+        `trace` is the span of the caller."""
+        tracing, idempotency = self._runtime.tracing, (idempotency_key, body_hash)
+        if tracing is None:
+            kept = None if trace is None else str(trace)
+            return await self._accept(submissions, connection, idempotency, lowers_only=lowers_only, trace=kept)
+        names = [str(submission.feature_name) for submission in submissions]
+        with tracing.submitting(names, trace) as span:
+            receipts = await self._accept(
+                submissions, connection, idempotency, lowers_only=lowers_only, trace=span.trace
+            )
+            span.accepted([receipt.job_id for receipt in receipts])
+            return receipts
+
+    async def _accept(
+        self,
+        submissions: Sequence[Submission],
+        connection: Any,
+        idempotency: tuple[str | None, str | None],
+        *,
+        lowers_only: bool,
+        trace: str | None,
+    ) -> list[Receipt]:
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
         users = await runtime.endpoint_users.current()
-        submits = self._checked(submissions, (idempotency_key, body_hash), now, users)
+        checks = SubmissionChecker(runtime.config, now=now, endpoint_users=users, trace=trace)
+        submits = self._checked(submissions, idempotency, checks)
         if runtime.priorities.needed or lowers_only:
             submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
         submits = await keep_inputs(runtime.files, submits)
@@ -103,14 +128,9 @@ class Jobs:
         return await runtime.group_commit.write(submit)
 
     def _checked(
-        self,
-        submissions: Sequence[Submission],
-        idempotency: tuple[str | None, str | None],
-        now: float,
-        endpoint_users: frozenset[str | None],
+        self, submissions: Sequence[Submission], idempotency: tuple[str | None, str | None], checks: SubmissionChecker
     ) -> list[Submit]:
         idempotency_key, body_hash = idempotency
-        checks = SubmissionChecker(self._runtime.config, now=now, endpoint_users=endpoint_users)
         submits = []
         for index, submission in enumerate(submissions):
             key = idempotency_key

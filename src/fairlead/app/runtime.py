@@ -8,10 +8,12 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from fairlead.app.declarations import Declarations
 from fairlead.app.event_stream import EventPoller
 from fairlead.app.priority import PriorityResolver
+from fairlead.app.telemetry import tracing_of
 from fairlead.artifacts.files import Files
 from fairlead.backends import bus_of, has_clock, objects_of, output_log_of, shards_of, store_of, writers_of
 from fairlead.config import Settings
@@ -39,6 +41,9 @@ from fairlead.observe.snapshot import Observer
 from fairlead.observe.status import Probes
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Store
+
+if TYPE_CHECKING:
+    from fairlead.engine.tracing import Tracing
 
 log = logging.getLogger("fairlead.process")
 
@@ -93,6 +98,8 @@ class Runtime:
         self._outputs: OutputWriter | None = None
         self._followers: list[asyncio.Task[None]] = []
         self._anonymous_logged = False
+        self.tracing: Tracing | None = None
+        """None: this process exports no spans."""
 
     @property
     def settings(self) -> Settings:
@@ -121,6 +128,11 @@ class Runtime:
         self.require_open()
         assert self._group_commit is not None
         return self._group_commit
+
+    @property
+    def current_trace(self) -> str | None:
+        """The trace of the current span of the caller, if this process exports spans."""
+        return None if self.tracing is None else self.tracing.current()
 
     @property
     def observer(self) -> Observer:
@@ -183,7 +195,10 @@ class Runtime:
         self._observer = Observer(store, lambda: self.node, self.clock)
         self._group_commit = GroupCommit(store, self.signals, writers=writers_of(url))
         self._group_commit.start()
-        self.writer = TransitionWriter(self._group_commit, self.hub, self.signals, self.config.private_services)
+        self.tracing = tracing_of(self.config)
+        self.writer = TransitionWriter(
+            self._group_commit, self.hub, self.signals, self.config.private_services, self.tracing
+        )
         self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
         self.waiters = Waiters(self.signals)
         self.files = Files(store, self._group_commit, objects, self.config.artifacts, self.clock.now)
@@ -225,6 +240,9 @@ class Runtime:
             await bounded("closing the object store", self.files.objects.close())
         if store is not None:
             await bounded("closing the database connections", store.close())
+        tracing, self.tracing = self.tracing, None
+        if tracing is not None:
+            await bounded("exporting the last spans", asyncio.to_thread(tracing.flush))
 
     # ------------------------------------------------------------ the node
 
@@ -260,6 +278,7 @@ class Runtime:
             files=self.files,
             heartbeat=self.heartbeat,
             endpoint_users=self.endpoint_users,
+            tracing=self.tracing,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

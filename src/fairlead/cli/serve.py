@@ -32,6 +32,7 @@ from fairlead.domain.config import ServerConfig
 from fairlead.engine.roles import Roles
 from fairlead.gateway.app import create_gateway
 from fairlead.gateway.metrics import metrics_app
+from fairlead.gateway.otlp_metrics import exporting_metrics
 from fairlead.gateway.serving import uvicorn_options
 from fairlead.store.sqlite.gil import shorten_switch_interval
 
@@ -94,7 +95,7 @@ def _collect_less_often() -> None:
 
 async def _serve(app: Fairlead, roles: Roles, endpoints: Endpoints, on_up: Callable[[], Awaitable[None]]) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
-    async with app.running(roles), _serving_metrics(app, endpoints.metrics):
+    async with app.running(roles), _serving_metrics(app, endpoints.metrics), exporting_metrics(app):
         _collect_less_often()
         await on_up()
         if not endpoints.gateway:

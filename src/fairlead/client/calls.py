@@ -3,6 +3,7 @@ does I/O."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -16,6 +17,7 @@ from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of, 
 from fairlead.domain.job import JobStatus
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.submission import Submission
+from fairlead.domain.trace_context import TraceContext, headers_of
 from fairlead.domain.validation import check_id
 from fairlead.domain.views import JobView, RetriedJob, Why, retried
 from fairlead.errors import InvalidInput, WrongState
@@ -192,7 +194,20 @@ def json_of(value: Any) -> bytes:
 
 
 def with_body(key: str | None) -> dict[str, str]:
-    return {"Content-Type": "application/json", "Idempotency-Key": key or str(uuid4())}
+    return {"Content-Type": "application/json", "Idempotency-Key": key or str(uuid4()), **_current_trace()}
+
+
+def _current_trace() -> dict[str, str]:
+    """The headers that make the job part of the caller's trace. Empty if the caller does not use OpenTelemetry, or if
+    no span is current."""
+    otel = sys.modules.get("opentelemetry.trace")
+    context = None if otel is None else otel.get_current_span().get_span_context()
+    if context is None or not context.is_valid:
+        return {}
+    found = TraceContext(
+        f"{context.trace_id:032x}", f"{context.span_id:016x}", int(context.trace_flags), context.trace_state.to_header()
+    )
+    return headers_of(str(found))
 
 
 def _submitted(response: httpx2.Response) -> Submitted:

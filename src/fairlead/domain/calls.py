@@ -29,12 +29,14 @@ _BY_ERROR = {TIMEOUT: TIMED_OUT, DEADLINE_PASSED: EXPIRED, WORKER_DIED: LOST, HO
 
 @fast_dataclass
 class CallEnd:
-    """The end of one call: becomes a row of the usage ledger. `job` is the row of the job while the call ran."""
+    """The end of one call: becomes a row of the usage ledger. `job` is the row of the job while the call ran. `details`
+    are attributes of the call's span; they are not stored."""
 
     job: Job
     outcome: str
     ended_at: float
     usage: Usage | None = None
+    details: Mapping[str, Any] | None = None
 
     @property
     def waited(self) -> float:

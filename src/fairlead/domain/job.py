@@ -89,7 +89,8 @@ class Job:
     owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
     from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
     (see `domain.groups`). `webhook` is None if no webhook wants the events of the job. `cost` is what the caller stated
-    for each step, `costs` what was computed for each step from the input.
+    for each step, `costs` what was computed for each step from the input. `trace` is the trace that the job belongs to
+    (see `domain.trace_context`).
     """
 
     id: str
@@ -135,6 +136,7 @@ class Job:
     group: str | None = None
     webhook: JobWebhook | None = None
     costs: tuple[float | None, ...] | None = None
+    trace: str | None = None
 
     @property
     def step_cost(self) -> float | None:

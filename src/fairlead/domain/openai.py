@@ -268,6 +268,23 @@ def json_object(body: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+_OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", "embeddings": "embeddings", "responses": "chat"}
+
+
+def span_attributes(request: FrontRequest, aliases: Mapping[str, str]) -> dict[str, str]:
+    """The attributes that OpenTelemetry's conventions for generative AI give a request. `span.name` is the name of its
+    span."""
+    operation = _OPERATIONS.get(request.path)
+    if operation is None:
+        return {}
+    found = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "openai", "span.name": operation}
+    model = (json_object(request.body) or {}).get("model")
+    if isinstance(model, str):
+        model = aliases.get(model, model)
+        found |= {"gen_ai.request.model": model, "span.name": f"{operation} {model}"}
+    return found
+
+
 def _packed(body: bytes) -> dict[str, str]:
     if b"\0" not in body:  # PostgreSQL cannot query text with NUL
         with contextlib.suppress(UnicodeDecodeError):

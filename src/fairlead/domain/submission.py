@@ -95,12 +95,13 @@ def check(
     idempotency_key: str | None = None,
     body_hash: str | None = None,
     turn: bool = False,
+    trace: str | None = None,
 ) -> Submit:
     """Return the transition that stores this job, or raise an error that names the invalid field.
 
     With `turn`, the submission is a turn: its caller does the work itself.
     """
-    return SubmissionChecker(config, now=now, turn=turn).submit_of(
+    return SubmissionChecker(config, now=now, turn=turn, trace=trace).submit_of(
         submission, idempotency_key=idempotency_key, body_hash=body_hash
     )
 
@@ -109,12 +110,20 @@ class SubmissionChecker:
     """Validates the jobs of one request. Values shared by the jobs of a bulk submission are validated once."""
 
     def __init__(
-        self, config: Config, *, now: float, turn: bool = False, endpoint_users: frozenset[str | None] = frozenset()
+        self,
+        config: Config,
+        *,
+        now: float,
+        turn: bool = False,
+        endpoint_users: frozenset[str | None] = frozenset(),
+        trace: str | None = None,
     ) -> None:
+        """`trace` is the trace that the jobs belong to."""
         self._config = config
         self._now = now
         self._turn = turn
         self._endpoint_users = endpoint_users
+        self._trace = trace
         self._plain: dict[tuple[str, str | None, bool], tuple[Any, ...]] = {}
 
     def submit_of(
@@ -202,6 +211,7 @@ class SubmissionChecker:
             allowed_regions=destination.allowed_regions,
             priority_source=_DEFAULT if submission.priority is None else _GIVEN,
             webhook=self._webhook(submission, user_id),
+            trace=self._trace,
         )
 
     def _has_endpoints(self, user_id: str) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fairlead.engine.heartbeat import Heartbeat
     from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
+    from fairlead.engine.tracing import Tracing
     from fairlead.engine.transition_writer import TransitionWriter
     from fairlead.engine.turns.waiters import Waiters
     from fairlead.engine.webhooks.endpoints import EndpointUsers
@@ -189,3 +190,5 @@ class EngineParts:
     """Replaces the heartbeat, which is a thread, in virtual time."""
     endpoint_users: EndpointUsers | None = None
     """None: this process accepts no jobs of its own."""
+    tracing: Tracing | None = None
+    """None: this process exports no spans."""

@@ -122,7 +122,7 @@ class ShardRuntime:
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
             AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
-            WebhooksLoop(parts.config.webhooks, store, group_commit, parts.clock),
+            WebhooksLoop(parts.config.webhooks, store, group_commit, parts.clock, tracing=parts.tracing),
         ]
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:
             grace = parts.config.openai.grace

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -177,6 +177,10 @@ class StepReporter:
     def files(self) -> LoopFiles | None:
         return self._reports.files
 
+    def trace_of(self, job: Job) -> str | None:
+        tracing = self._reports.tracing
+        return job.trace if tracing is None else tracing.trace_of_call(job)
+
     def __call__(self, progress: dict[str, Any]) -> None:
         self._reports.call_soon(self._reports.progressed, self._run, progress)
 
@@ -201,6 +205,7 @@ class Reports:
         self._group_commit = parts.group_commit
         self._clock = parts.clock
         self._loop = loop
+        self.tracing = parts.tracing
         self.writer = parts.outputs
         self.max_output = min(parts.config.worker.max_result, MAX_OUTPUT)
         self.files = None if parts.files is None else LoopFiles(parts.files, loop)
@@ -255,6 +260,8 @@ def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
     )
     run.call.counts_sent = run.counted
     run.call.files = report.files
+    if job.trace is not None:
+        run.call.trace = report.trace_of(job)
     return run.call
 
 
@@ -311,6 +318,13 @@ class OutcomeMapper:
     def move_of(self, run: StepRun, outcome: Success | Failure | None, elapsed: float) -> Move | None:
         """The transition that this outcome leads to; None if the job was cancelled or taken back, so that this worker
         must not move it."""
+        move = self._move_of(run, outcome, elapsed)
+        details = None if run.call is None else run.call.span_attributes
+        if details is None or move is None or move.call is None:
+            return move
+        return replace(move, call=replace(move.call, details=details))
+
+    def _move_of(self, run: StepRun, outcome: Success | Failure | None, elapsed: float) -> Move | None:
         job, now = run.job, self._clock.now()
         if isinstance(outcome, Success):
             result = StepResult(

@@ -6,7 +6,7 @@ import logging
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairlead.domain import events
 from fairlead.domain.events import Event
@@ -20,6 +20,9 @@ from fairlead.engine.parts import Signals
 from fairlead.errors import StoreError, Unavailable
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Done, FireTimers, PromoteWaiting, SweepResult
+
+if TYPE_CHECKING:
+    from fairlead.engine.tracing import Tracing
 
 log = logging.getLogger("fairlead.jobs")
 turn_log = logging.getLogger("fairlead.turns")
@@ -51,12 +54,20 @@ class TransitionWriter:
     """Writes every transition (`Move`) of this process. A transition that another part wrote together with other rows
     is only published here."""
 
-    def __init__(self, group_commit: GroupCommit, hub: Hub, signals: Signals, private: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        group_commit: GroupCommit,
+        hub: Hub,
+        signals: Signals,
+        private: Collection[str] = (),
+        tracing: Tracing | None = None,
+    ) -> None:
         """`private`: the services whose errors are logged without their messages, which may quote a request."""
         self._group_commit = group_commit
         self._hub = hub
         self._signals = signals
         self._private = private
+        self._tracing = tracing
         self.counters = Counters()
 
     async def record(self, job: Job, move: Move, now: float) -> bool:
@@ -106,6 +117,8 @@ class TransitionWriter:
             return
         self.counters.moved(job, move)
         _log(job, without_messages(move) if job.service in self._private else move, now)
+        if self._tracing is not None:
+            self._tracing.moved(job, move, now)
         if move.timer_at is not None:
             self._signals.timer_set(move.timer_at)
         if job.status is JobStatus.RUNNING and move.verb in ("cancel", "expire", "give_up", "recover"):

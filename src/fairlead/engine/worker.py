@@ -46,6 +46,7 @@ from fairlead.engine.step_run import (
 from fairlead.errors import Unavailable
 from fairlead.executors.call_outcome import failure_of
 from fairlead.executors.port import CANCELLED, TIMED_OUT, Call
+from fairlead.executors.trace_scope import execute
 from fairlead.outage import Outage
 from fairlead.store.port import Store
 
@@ -236,7 +237,7 @@ class Worker:
         run.calling = True
         try:
             missing = await self._files.load(call) if self._files is not None and is_stored(call) else None
-            run.outcome = missing or await self._executors[call.service].execute(call)
+            run.outcome = missing or await execute(self._executors[call.service], call)
         except asyncio.CancelledError:
             if self._closing:
                 raise

@@ -13,7 +13,9 @@ import importlib
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -112,7 +114,11 @@ class FunctionExecutor:
         return failure
 
     async def _in_thread(self, call: Call) -> Any:
-        done = self._threads.call(lambda: emitting(self._handler(call), call))
+        def work() -> Any:
+            return emitting(self._handler(call), call)
+
+        # Threads do not inherit the current span.
+        done = self._threads.call(work if call.trace is None else partial(copy_context().run, work))
         try:
             value, failed = await asyncio.shield(done)
         except asyncio.CancelledError:

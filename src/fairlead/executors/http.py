@@ -18,6 +18,7 @@ from fairlead.domain.json_codec import NotJson, check_depth, from_json, has_long
 from fairlead.domain.openai import EVENT_STREAM
 from fairlead.domain.redaction import redacted, without
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure, of_http_status
+from fairlead.domain.trace_context import headers_of
 from fairlead.errors import Permanent
 from fairlead.executors import upstream_limits
 from fairlead.executors.call_outcome import (
@@ -81,6 +82,7 @@ class HttpExecutor:
             **self._headers,
             "Content-Type": "application/json",
             "Idempotency-Key": call.idempotency_key,
+            **headers_of(call.trace),
         }
         if MARK in call.params_json or MARK in call.context_json:
             await add_urls(call)
@@ -93,6 +95,8 @@ class HttpExecutor:
             async with session.post(
                 url, data=content, headers=headers, allow_redirects=False, trace_request_ctx=call
             ) as response:
+                if call.trace is not None:
+                    call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
                 if not self._auto:
                     upstream_limits.heed(call, response)
                 if response.status < 300 and (streamed := self._streamed(response)):

@@ -30,6 +30,7 @@ from fairlead.domain.retry import (
     UPSTREAM_ERROR,
     Failure,
 )
+from fairlead.domain.trace_context import headers_of
 from fairlead.executors.call_outcome import bad, failure_of, storable, too_large, with_output
 from fairlead.executors.http import (
     connection_problem,
@@ -113,6 +114,8 @@ class OpenAIExecutor:
         url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
+        if call.trace is not None:
+            call.annotate(openai.span_attributes(request, self._aliases))
         deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
         return await self._call(url, call, request, deadline)
 
@@ -121,6 +124,7 @@ class OpenAIExecutor:
             **self._upstream.headers,
             "Content-Type": request.content_type,
             "Idempotency-Key": call.idempotency_key,
+            **headers_of(call.trace),
         }
         value = openai.json_object(request.body) if request.stream or self._aliases else None
         adds_usage = _may_add_usage(request, value)
@@ -134,6 +138,8 @@ class OpenAIExecutor:
             async with session.post(
                 url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
             ) as response:
+                if call.trace is not None:
+                    call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
                     return await self._stream(call, stream, response, deadline)
                 return await self._answer(call, request, response)

@@ -87,6 +87,8 @@ class Chat:
     def of(cls, call: Call, model: str) -> Chat:
         try:
             request = FrontRequest.of_input(call.params)
+            if call.trace is not None:
+                call.annotate(openai.span_attributes(request, {}))
         except ValueError as error:
             raise Permanent(str(error)) from None
         fields = openai.json_object(request.body) or {}

@@ -194,6 +194,10 @@ class Call:
         self.counts_sent = False
         # What the upstream said about its limits, for the dispatcher.
         self.rests: list[Rest] | None = None
+        # The trace of the call (see `domain.trace_context`), or None.
+        self.trace: str | None = None
+        # What an executor adds to the span of the call.
+        self.span_attributes: dict[str, Any] | None = None
 
     # `params` and `context` are parsed on first use and kept, since a handler may change them. A `cached_property`
     # would take a lock.
@@ -219,6 +223,16 @@ class Call:
             "service_name": self.service,
             "attempt": self.attempt,
         }
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C `traceparent` of this call, to pass on to other services; None if the job has no trace."""
+        return None if self.trace is None else self.trace.partition(" ")[0]
+
+    def annotate(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes to the span of this call, if it has one."""
+        if self.trace is not None:
+            self.span_attributes = {**(self.span_attributes or {}), **attributes}
 
     def result_of(self, service: str) -> Any:
         """The data that this service returned in an earlier step of the job. Raises KeyError if no earlier step called

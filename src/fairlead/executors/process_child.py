@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from fairlead.executors.call_outcome import encoded, failure_of
 from fairlead.executors.function import Handler, emit_each, emitting, imported
 from fairlead.executors.port import Call, CallOutput, Success
 from fairlead.executors.process_files import ANSWER, PipeFiles
+from fairlead.executors.trace_scope import current_trace
 
 
 class _Reporter:
@@ -85,9 +87,13 @@ def main() -> None:
     while True:
         fields = orjson.loads(calls.get())
         reporter = _Reporter(output, max_result)
+        trace = fields.pop("trace")
         call = Call(**fields, report=reporter)
+        call.trace = trace
         call.files = PipeFiles(reporter.ask, answers)
-        reporter.end(call, _outcome(handler, call, max_result))
+        with nullcontext() if trace is None else current_trace(trace):
+            outcome = _outcome(handler, call, max_result)
+        reporter.end(call, outcome)
 
 
 def _outcome(handler: Handler, call: Call, max_result: int) -> Success | Failure:

@@ -79,7 +79,12 @@ async def submit_batch(request: Request, query: Annotated[models_batches.SubmitB
     # Each item counts as a submitted job. A batch with too many items is refused by the application.
     headers = count_jobs(request, submission.user_id, number) if number <= max_items else {}
     try:
-        receipt = await app.accept_batch(submission, idempotency_key=key, lowers_only=caller.role is Role.USER)
+        receipt = await app.accept_batch(
+            submission,
+            idempotency_key=key,
+            lowers_only=caller.role is Role.USER,
+            trace=request_parsing.trace_of(request),
+        )
     except BatchInvalid as error:
         raise ManyInvalid(error.errors) from None
     url = f"{BATCHES}/{receipt.batch_id}"

@@ -153,9 +153,13 @@ class Collector:
     def collect(self) -> Iterator[Metric]:
         if self.snapshot is None:
             return
-        families = {**_of_process(self.snapshot), **_of_queues(self.snapshot.queues)}
-        for name, samples in families.items():
+        for name, samples in samples_of(self.snapshot).items():
             yield _family(name, samples)
+
+
+def samples_of(snapshot: MetricsSnapshot) -> dict[str, list[Sample]]:
+    """The samples of each metric in a snapshot."""
+    return {**_of_process(snapshot), **_of_queues(snapshot.queues)}
 
 
 def _family(name: str, samples: Iterable[Sample]) -> Metric:

@@ -23,6 +23,7 @@ from fairlead.domain.submission import MAX_USER_ID, Submission
 from fairlead.errors import RequestError
 from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.problems import RATE_HEADERS, RateLimited
+from fairlead.gateway.request_parsing import trace_of
 from fairlead.gateway.responses import fairlead_of
 
 WINDOW_S = 60
@@ -164,6 +165,7 @@ async def accept_jobs(
     """
     app = fairlead_of(request)
     rate: SubmitRate | None = request.app.state.submit_rate
+    options["trace"] = trace_of(request)
     if rate is None:
         return await app.accept(jobs, **options), {}
     over_limit = False

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from fairlead.domain.config import Config
 from fairlead.domain.submission import ANONYMOUS, MAX_KEY, Submission, check
+from fairlead.domain.trace_context import TraceContext, of_headers
 from fairlead.domain.validation import user_text
 from fairlead.errors import InvalidInput, RequestError
 from fairlead.gateway.problems import (
@@ -303,3 +304,12 @@ def preferred_wait(request: Request) -> int | None:
     prefer = headers_of(request.scope).get(b"prefer")
     match = _WAIT.search(prefer) if prefer is not None else None
     return min(int(match[1]), MAX_WAIT) or None if match else None
+
+
+def trace_of(request: Request) -> TraceContext | None:
+    """The span that the request belongs to (W3C Trace Context). An invalid `traceparent` is ignored."""
+    headers = headers_of(request.scope)
+    parent = headers.get(b"traceparent")
+    if parent is None:
+        return None
+    return of_headers(parent.decode("latin-1"), headers.get(b"tracestate", b"").decode("latin-1"))

@@ -85,7 +85,8 @@ class Turns(TurnQueries):
             raise UnknownFeature(f"no service is called {service!r}; {known(config.services)}", pointer="/service")
         max_wait = check_wait_timeout(wait_timeout)
         submission = Submission(service, input, user, priority, None, None, deadline, cost, metadata)
-        submit = check(submission, config, now=now, idempotency_key=idempotency_key, body_hash=body_hash, turn=True)
+        keyed = {"idempotency_key": idempotency_key, "body_hash": body_hash, "trace": runtime.current_trace}
+        submit = check(submission, config, now=now, **keyed, turn=True)
         node = await runtime.join()
         owner = turns.owner(node.name, outside=outside)
         job = replace(submit.job, id=turns.turn_id(str(uuid7())), turn=owner, feature_name=service)

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.config_webhooks import WebhooksConfig
 from fairlead.domain.events import iso
@@ -42,6 +42,9 @@ from fairlead.store.webhooks import (
     SaveEndpoint,
 )
 
+if TYPE_CHECKING:
+    from fairlead.engine.tracing import Tracing
+
 log = logging.getLogger("fairlead.webhooks")
 
 LOOK_EVERY = 0.5
@@ -71,12 +74,14 @@ class WebhooksLoop:
         group_commit: GroupCommit,
         clock: Clock,
         new_sender: Callable[[], Sender] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
         self._store = store
         self._group_commit = group_commit
         self._clock = clock
         self._new_sender = new_sender or (lambda: http_sender(config))
+        self._tracing = tracing
         self._sender: Sender | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[str] = Counter()
@@ -158,11 +163,14 @@ class WebhooksLoop:
 
     async def _spawn(self, claims: Sequence[Claimed]) -> None:
         subjects = await self._subjects([claim.delivery for claim in claims])
+        traces = await self._traces(claims) if self._tracing is not None else {}
         for claim in claims:
             receiver = claim.delivery.receiver
             self._in_flight[receiver] += 1
             subject = subjects.get(claim.delivery.id, Subject())
-            task = asyncio.get_running_loop().create_task(self._deliver(claim, subject), name="fairlead-webhook")
+            task = asyncio.get_running_loop().create_task(
+                self._deliver(claim, subject, traces.get(claim.delivery.job_id or "")), name="fairlead-webhook"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(partial(self._landed, receiver))
@@ -182,24 +190,36 @@ class WebhooksLoop:
                 subjects[each.id] = Subject(batch=await self._store.get_batch(each.batch_id))
         return subjects
 
+    async def _traces(self, claims: Sequence[Claimed]) -> dict[str, str]:
+        """The traces of the jobs that have one, by job."""
+        found = await self._store.get_jobs(
+            [each.delivery.job_id for each in claims if each.delivery.job_id is not None]
+        )
+        return {job_id: job.trace for job_id, job in found.items() if job.trace is not None}
+
     # ------------------------------------------------------------ send
 
-    async def _deliver(self, claim: Claimed, subject: Subject) -> None:
+    async def _deliver(self, claim: Claimed, subject: Subject, trace: str | None = None) -> None:
         delivery, endpoint = claim.delivery, claim.endpoint
+        span = None if trace is None or self._tracing is None else self._tracing.webhook(delivery, trace)
         began = self._clock.monotonic()
         body = delivery.body
         try:
             if body is None:
                 body = body_of(delivery, subject)
-            sent = await self._send(delivery, endpoint, body)
+            sent = await self._send(delivery, endpoint, body, {} if span is None else span.headers)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             log.exception("delivery %s could not be sent", delivery.id)
             sent = Sent(None, f"the request could not be made: {type(error).__name__}")
+        if span is not None:
+            span.end(sent.status, None if sent.accepted else sent.text)
         await self._record(delivery, endpoint, sent, body or "", self._clock.monotonic() - began)
 
-    async def _send(self, delivery: Delivery, endpoint: Endpoint | None, body: str) -> Sent:
+    async def _send(
+        self, delivery: Delivery, endpoint: Endpoint | None, body: str, trace_headers: Mapping[str, str]
+    ) -> Sent:
         assert self._sender is not None
         url = delivery.url if delivery.endpoint_id is None else None if endpoint is None else endpoint.url
         if url is None:
@@ -211,7 +231,7 @@ class WebhooksLoop:
         if delivery.shape is Shape.FAL:
             key = (await self._new_secret(FAL_KEY_ID, None)).secrets[0][0].removeprefix("whsec_")
             headers |= signing.fal_headers(subject_id(delivery) or "", delivery.user_id, body, key, now)
-        return await self._sender.send(url, body, headers)
+        return await self._sender.send(url, body, {**headers, **trace_headers})
 
     async def _new_secret(self, id_: str, user_id: str | None) -> Endpoint:
         """The secret kept under this id; a new one if there is none."""

@@ -12,6 +12,7 @@ import orjson
 from fairlead.domain.body_template import MissingField, filled
 from fairlead.domain.config import ServiceConfig
 from fairlead.domain.retry import CONNECTION, MISSING_FIELD, PERMANENT, Failure
+from fairlead.domain.trace_context import headers_of
 from fairlead.executors.call_outcome import failure_of, storable, with_output
 from fairlead.executors.celery.celery_client import CeleryClient, RegisteredTask, Wait
 from fairlead.executors.celery.results import outcome_of, report_progress
@@ -69,7 +70,7 @@ class CeleryExecutor:
             )
             return
         where = {} if self._queue is None else {"queue": self._queue}
-        headers = {HEADER: _request_fields(call)}
+        headers = {HEADER: _request_fields(call), **headers_of(call.trace)}
         await self._client.send(registered, self._task, kwargs, call.timeout, headers=headers, **where)
 
     def _kwargs(self, call: Call) -> dict[str, Any]:

@@ -143,6 +143,26 @@ async def test_an_invalid_answer_is_a_fallback_with_the_weight_of_the_table(make
     assert await make(lambda user_id: answer, **TABLE).of("ada") == ("medium", 4.0, "fallback")
 
 
+@pytest.mark.parametrize(
+    ("answer", "plan"),
+    [({"plan": "free"}, "free"), ({"weight": 2}, "enterprise"), ("low", "enterprise"), ("!", "enterprise")],
+)
+async def test_the_plan_comes_from_the_first_source_that_knows_it(make: Make, answer: Any, plan: str) -> None:
+    setup = make(lambda user_id: answer, **TABLE)
+    [job] = await setup.settle(Submission("echo", user_id="ada"))
+    assert job.plan == plan
+    [given] = await setup.settle(Submission("echo", user_id="ada", priority="high"))
+    assert (given.priority_source, given.plan) == ("given", "enterprise"), "the table precedes what was cached"
+
+
+async def test_a_given_priority_keeps_the_plan_of_the_last_answer(make: Make) -> None:
+    setup = make(lambda user_id: {"plan": "free"}, **TABLE)
+    given = Submission("echo", user_id="eve", priority="high")
+    assert [job.plan for job in await setup.settle(given)] == [None]
+    assert [job.plan for job in await setup.settle(Submission("echo", user_id="eve"))] == ["free"]
+    assert [job.plan for job in await setup.settle(given)] == ["free"]
+
+
 async def test_a_hook_that_raises_is_a_fallback_and_is_called_again(make: Make) -> None:
     asked = []
 

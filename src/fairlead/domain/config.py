@@ -400,7 +400,7 @@ class Config(Section):
 
     @cached_property
     def plan_standings(self) -> dict[str, UserPriority]:
-        return {name: UserPriority(plan.priority, plan.weight) for name, plan in self.plans.items()}
+        return {name: UserPriority(plan.priority, plan.weight, plan=name) for name, plan in self.plans.items()}
 
     @cached_property
     def group_paths(self) -> dict[str, str]:
@@ -416,7 +416,7 @@ class Config(Section):
 
     @cached_property
     def user_standings(self) -> dict[str, UserPriority]:
-        """The priority, weight and group of each configured user, with the plan applied."""
+        """The priority, weight, group and plan of each configured user, with the plan applied."""
         return {
             user_id: UserPriority(user.priority, user.weight, self.group_paths.get(user.group or "")).or_else(
                 self.plan_standings.get(user.plan or "", UNKNOWN)

@@ -88,9 +88,9 @@ class Job:
     `goes_back` is the state to which the job returns after the re-run of one step (see `domain.reruns`). `turn` is the
     owner of a turn (see `turns.owner`), and None for other jobs. `priority_source` is where `original_priority` came
     from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
-    (see `domain.groups`). `webhook` is None if no webhook wants the events of the job. `cost` is what the caller stated
-    for each step, `costs` what was computed for each step from the input. `trace` is the trace that the job belongs to
-    (see `domain.trace_context`).
+    (see `domain.groups`), `plan` the name of the user's plan then. `webhook` is None if no webhook wants the events of
+    the job. `cost` is what the caller stated for each step, `costs` what was computed for each step from the input.
+    `trace` is the trace that the job belongs to (see `domain.trace_context`).
     """
 
     id: str
@@ -137,6 +137,7 @@ class Job:
     webhook: JobWebhook | None = None
     costs: tuple[float | None, ...] | None = None
     trace: str | None = None
+    plan: str | None = None
 
     @property
     def step_cost(self) -> float | None:

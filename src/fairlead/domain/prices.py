@@ -48,7 +48,7 @@ class ServicePrices:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What the process that ends a call knows about it from its configuration: the prices by service, and the plans of
-    users."""
+    users, for jobs that were submitted before jobs had a plan."""
 
     services: Mapping[str, ServicePrices] = field(default_factory=dict)
     plans: Mapping[str, str] = field(default_factory=dict)

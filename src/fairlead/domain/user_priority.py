@@ -1,4 +1,4 @@
-"""The priority, weight and group of a user. They come from the config, from a hook, or from the priority service."""
+"""The priority, weight, group and plan of a user. They come from the config, a hook or the priority service."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ MAX_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class UserPriority:
-    """The priority, weight and group of a user according to one source. None means that this source does not know the
-    value; the next source is then asked. The group is a path."""
+    """The priority, weight, group and plan of a user according to one source. None means that this source does not know
+    the value; the next source is then asked. The group is a path, the plan a name."""
 
     priority: Priority | None = None
     weight: float | None = None
     group: str | None = None
+    plan: str | None = None
 
     def or_else(self, other: UserPriority) -> UserPriority:
         """A copy whose unknown values are taken from `other`."""
@@ -28,6 +29,7 @@ class UserPriority:
             other.priority if self.priority is None else self.priority,
             other.weight if self.weight is None else self.weight,
             other.group if self.group is None else self.group,
+            other.plan if self.plan is None else self.plan,
         )
 
 

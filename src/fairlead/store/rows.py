@@ -66,6 +66,7 @@ SPEC_FIELDS = (
     "webhook",
     "costs",
     "trace",
+    "plan",
 )
 """The fields of a job that never change and that no query filters by."""
 
@@ -74,15 +75,17 @@ def spec_of(job: Job) -> str:
     """Encode the fields of a job that never change. The previous release reads at most six elements, so further
     elements are written only if they are set."""
     spec = (job.steps, job.original_priority.band, job.cost, job.weight, job.region, job.allowed_regions)
-    if job.webhook is not None or job.group is not None or job.costs is not None or job.trace is not None:
+    if (
+        job.webhook is not None
+        or job.group is not None
+        or job.costs is not None
+        or job.plan is not None
+        or job.trace is not None
+    ):
         hook = None if job.webhook is None else webhook_json(job.webhook)
-        more: tuple[Any, ...] = (job.priority_source, job.region_step, job.spill_after, job.group)
-        if job.trace is not None:
-            more = (*more, hook, job.costs, job.trace)
-        elif job.costs is not None:
-            more = (*more, hook, job.costs)
-        elif hook is not None:
-            more = (*more, hook)
+        more = [job.priority_source, job.region_step, job.spill_after, job.group, hook, job.costs, job.trace, job.plan]
+        while more[-1] is None:
+            more.pop()
         return orjson.dumps((*spec, *more)).decode()
     if job.region_step or job.spill_after is not None:
         return orjson.dumps((*spec, job.priority_source, job.region_step, job.spill_after)).decode()
@@ -105,9 +108,10 @@ def _spec(text: str) -> tuple[Any, ...]:
     webhook = webhook_of(later[4]) if len(later) > 4 else None
     costs = None if len(later) < 6 or later[5] is None else tuple(later[5])
     trace = later[6] if len(later) > 6 else None
+    plan = later[7] if len(later) > 7 else None
     allowed = None if allowed_regions is None else tuple(allowed_regions)
     region_fields = (region, allowed, source, region_step, spill_after)
-    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook, costs, trace
+    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook, costs, trace, plan
 
 
 def webhook_json(webhook: JobWebhook) -> tuple[Any, ...]:
@@ -135,7 +139,7 @@ def job_of(row: Sequence[Any]) -> Job:
     ) = row
     (
         job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
-        job.region_step, job.spill_after, job.group, job.webhook, job.costs, job.trace,
+        job.region_step, job.spill_after, job.group, job.webhook, job.costs, job.trace, job.plan,
     ) = _spec(spec)
     # fmt: on
     job.status = STATUSES[status]

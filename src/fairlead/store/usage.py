@@ -53,7 +53,7 @@ class UsageReads(Protocol):
 def reported_row(call: CallEnd, prices: Prices) -> tuple[Any, ...] | None:
     """The columns of a ledger row that most calls leave empty: plan, model, tokens in, out and cached, units, ignored
     values, price. None if they are all empty."""
-    price, plan, usage = prices.amount(call), prices.plans.get(call.job.user_id), call.usage
+    price, plan, usage = prices.amount(call), call.job.plan or prices.plans.get(call.job.user_id), call.usage
     if usage is None:
         return None if price is None and plan is None else (plan, None, None, None, None, None, None, price)
     return (

@@ -188,6 +188,16 @@ async def test_the_price_and_the_plan_are_frozen_in_the_row(harness: StoreHarnes
     assert total.as_dict()["price"] == 2.28
 
 
+async def test_the_plan_of_the_job_precedes_the_plan_of_its_user_in_the_configuration(harness: StoreHarness) -> None:
+    stored: Any = harness.store
+    stored._prices = Prices({}, {"ann": "gold"})
+    for plan in ("silver", None):
+        await harness.one(succeeded(harness, await started(harness, user_id="ann", plan=plan), Usage(tokens_in=1)))
+    await harness.one(succeeded(harness, await started(harness, user_id="bob", plan="silver")))
+    assert [row.plan for row in await ledger(harness)] == ["silver", "gold", "silver"]
+    assert [t.calls for t in await totals(harness, interval="total", filters={"plan": "silver"})] == [2]
+
+
 # ---------------------------------------------------------------- totals
 
 

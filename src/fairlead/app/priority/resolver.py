@@ -1,6 +1,6 @@
-"""Sets the priority, weight and group of submitted jobs. The priority is taken from the first of these that has one:
-the submit, the hook (`@app.priority`), the table of users in the configuration, the priority service. Otherwise it is
-medium.
+"""Sets the priority, weight, group and plan of submitted jobs. The priority is taken from the first of these that has
+one: the submit, the hook (`@app.priority`), the table of users in the configuration, the priority service. Otherwise it
+is medium.
 
 Answers are cached, concurrent lookups of one user share one request, and a circuit breaker stops requests to a failing
 source. If a lookup fails, the job gets `medium`, and records that the lookup failed.
@@ -35,6 +35,7 @@ class PriorityDecision(NamedTuple):
     weight: float
     source: PrioritySource
     group: str | None = None
+    plan: str | None = None
 
 
 @dataclass(slots=True)
@@ -90,8 +91,8 @@ class PriorityResolver:
     # ------------------------------------------------------------ submits
 
     async def settle(self, submits: Sequence[Submit], *, lowers_only: bool = False) -> list[Submit]:
-        """Return the submits with their priority, weight and group set. With `lowers_only`, a submitted priority is
-        used only if it is lower than the user's own priority."""
+        """Return the submits with their priority, weight, group and plan set. With `lowers_only`, a submitted priority
+        is used only if it is lower than the user's own priority."""
         users = {submit.job.user_id for submit in submits if lowers_only or not _is_submitted(submit.job)}
         decisions = await self._decisions(users)
         settled = []
@@ -104,9 +105,11 @@ class PriorityResolver:
     def _settled(self, job: Job, decision: PriorityDecision | None, *, lowers_only: bool) -> Job:
         lower = decision is not None and job.priority.band > decision.priority.band
         if _is_submitted(job) and (lower or not lowers_only):
-            weight, group = self._share(job.user_id, decision)
-            return job if (weight, group) == (job.weight, job.group) else replace(job, weight=weight, group=group)
-        if decision is None or decision == (job.priority, job.weight, job.priority_source, job.group):
+            weight, group, plan = self._share(job.user_id, decision)
+            if (weight, group, plan) == (job.weight, job.group, job.plan):
+                return job
+            return replace(job, weight=weight, group=group, plan=plan)
+        if decision is None or decision == (job.priority, job.weight, job.priority_source, job.group, job.plan):
             return job
         return replace(
             job,
@@ -115,15 +118,19 @@ class PriorityResolver:
             priority_source=decision.source.value,
             weight=decision.weight,
             group=decision.group,
+            plan=decision.plan,
         )
 
-    def _share(self, user_id: str, decision: PriorityDecision | None) -> tuple[float, str | None]:
-        """The weight and group of a user whose job has a priority of its own. No source is queried for them alone: if
-        there is no decision, the table of users has them, and a cached answer may have the group."""
+    def _share(self, user_id: str, decision: PriorityDecision | None) -> tuple[float, str | None, str | None]:
+        """The weight, group and plan of a user whose job has a priority of its own. No source is queried for them
+        alone: if there is no decision, the table of users has them, and a cached answer may have group and plan."""
         if decision is not None:
-            return decision.weight, decision.group
+            return decision.weight, decision.group, decision.plan
         table, cached = self._table.get(user_id, UNKNOWN), self._cache.get(user_id)
-        return table.weight or 1.0, table.group if cached is None or table.group is not None else cached[0].group
+        if cached is None:
+            return table.weight or 1.0, table.group, table.plan
+        known = cached[0]
+        return table.weight or 1.0, table.group or known.group, table.plan or known.plan
 
     # ------------------------------------------------------------ users
 
@@ -166,9 +173,9 @@ class PriorityResolver:
         if self._hook is None:
             table = self._table.get(user_id, UNKNOWN)
             if table.priority is not None:
-                return PriorityDecision(table.priority, table.weight or 1.0, PrioritySource.CONFIG, table.group)
+                return _decision(table, PrioritySource.CONFIG)
             if self._service is None:
-                return PriorityDecision(Priority.MEDIUM, table.weight or 1.0, PrioritySource.DEFAULT, table.group)
+                return _decision(table, PrioritySource.DEFAULT)
         cached = self._cache.get(user_id)
         if cached is None:
             return None
@@ -210,13 +217,11 @@ class PriorityResolver:
         standing = standing.or_else(self._table.get(user_id, UNKNOWN))
         if standing.priority is None and self._service is not None:
             standing, source = standing.or_else(await self._ask(self._service, user_id)), PrioritySource.SERVICE
-        if standing.priority is None:
-            return PriorityDecision(Priority.MEDIUM, standing.weight or 1.0, PrioritySource.DEFAULT, standing.group)
-        return PriorityDecision(standing.priority, standing.weight or 1.0, source, standing.group)
+        return _decision(standing, PrioritySource.DEFAULT if standing.priority is None else source)
 
     def _fallback(self, user_id: str) -> PriorityDecision:
         table = self._table.get(user_id, UNKNOWN)
-        return PriorityDecision(Priority.MEDIUM, table.weight or 1.0, PrioritySource.FALLBACK, table.group)
+        return _decision(replace(table, priority=None), PrioritySource.FALLBACK)
 
     async def _ask(self, source: Source, user_id: str) -> UserPriority:
         if not source.breaker.admits(self._clock.monotonic()):
@@ -244,6 +249,10 @@ class PriorityResolver:
             source.breaker.succeeded()
             log.info("%s gave no priority for a user: %s", source.client.name, problem)
         raise problem
+
+
+def _decision(known: UserPriority, source: PrioritySource) -> PriorityDecision:
+    return PriorityDecision(known.priority or Priority.MEDIUM, known.weight or 1.0, source, known.group, known.plan)
 
 
 def _is_submitted(job: Job) -> bool:

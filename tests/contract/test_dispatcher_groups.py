@@ -90,6 +90,17 @@ async def groups(queue: QueueHarness) -> list:  # type: ignore[type-arg]
     return sorted((await queue.see()).groups, key=lambda each: (each.path, each.band))
 
 
+async def test_declared_groups_are_shown_without_a_pass_over_the_users(queue: QueueHarness) -> None:
+    await queue.open(ONE, groups={"acme": GroupRules(2.0, 1), "other": GroupRules()})
+    await fill(queue, {"acme/red": ["r1", "r2"], "new": ["n1"], None: ["free"]}, each=2)
+    (lease,) = await queue.claim()
+    (seen,) = await queue.dispatcher.snapshot(["s"])
+    (acme,) = seen.groups
+    assert (acme.path, acme.weight, acme.limit, acme.members, acme.running) == ("acme", 2.0, 1, 1, 1)
+    assert acme.parked and lease.user_id == "r1" and not seen.users
+    assert {each.path for each in await groups(queue)} == {"acme", "acme/red", "new"}
+
+
 async def test_a_group_at_its_limit_is_set_aside_and_does_not_block_others(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9), groups={"acme": GroupRules(limit=3), "acme/red": GroupRules(limit=2)})
     await fill(queue, {"acme/red": ["r1", "r2"], None: ["free"]}, each=5)

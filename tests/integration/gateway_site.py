@@ -97,9 +97,14 @@ def declare_services(app: Fairlead, gate: Gate) -> None:
 
 @asynccontextmanager
 async def open_site(
-    database: Path, *, admin_key: str | None = None, running: bool = True, **server: Any
+    database: Path,
+    *,
+    admin_key: str | None = None,
+    running: bool = True,
+    sections: dict[str, Any] | None = None,
+    **server: Any,
 ) -> AsyncIterator[Site]:
-    config = Config.model_validate({"server": server, "services": TURNS})
+    config = Config.model_validate({"server": server, "services": TURNS, **(sections or {})})
     app = Fairlead(Settings(config, f"sqlite:///{database}", admin_key))
     gate = Gate()
     declare_services(app, gate)

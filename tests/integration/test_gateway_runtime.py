@@ -114,6 +114,23 @@ async def test_held_slots_count_as_in_use_in_their_band_and_region(site: Site, m
     assert (stranger.alive, stranger.last_seen, len(stranger.calls)) == (False, None, 1)
 
 
+async def test_declared_groups_are_shown_with_their_slots(make_site: MakeSite) -> None:
+    groups = {"acme": {"weight": 2, "limit": 1}, "red": {"parent": "acme"}, "empty": {}}
+    users = {"ada": {"group": "red"}, "bob": {"group": "acme"}}
+    site = await make_site(sections={"groups": groups, "users": users})
+    for user_id in ("ada", "bob", "eve"):
+        await site.submit(feature_name="gated", user_id=user_id)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            status = models_runtime.QueueStatus.model_validate((await site.client.get("/queue/status")).json())
+            (gated,) = [service for service in status.services if service.service == "gated"]
+            if gated.in_use:
+                break
+            await asyncio.sleep(0.01)
+    assert gated.groups["acme"] == models_runtime.GroupState(weight=2, limit=1, members=2, running=1, parked=True)
+    assert gated.groups.keys() == {"acme", "acme/red"}
+
+
 async def test_changes_of_operators_are_shown_as_overrides(site: Site) -> None:
     await site.app.set_limit("echo", 3)
     await site.app.pause("gated")

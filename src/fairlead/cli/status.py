@@ -74,6 +74,8 @@ def _service_lines(service: dict[str, Any]) -> Iterator[Text]:
     partly = any(there.get("pool") is None for there in regions.values())
     for region, there in regions.items():
         yield safe(_region_line(service["service"], region, there, partly=partly))
+    for group, there in service.get("groups", {}).items():
+        yield safe(_group_line(service["service"], group, there))
     if (auto := service.get("auto")) and auto["history"]:
         yield safe(_last_change(service["service"], auto["history"][-1]))
 
@@ -124,6 +126,12 @@ def _region_line(service: str, region: str, there: dict[str, Any], *, partly: bo
     if there["latency"] is not None:
         parts.append(f"calls take {seconds(there['latency'])}")
     return f"{service} in {region}: {', '.join(parts)}"
+
+
+def _group_line(service: str, group: str, there: dict[str, Any]) -> str:
+    limit = f"/{there['limit']}" if there["limit"] is not None else ""
+    parts = [f"{there['running']}{limit} slots in use", f"{there['members']} members", f"weight {there['weight']:g}"]
+    return f"{service}, group {group}: {', '.join(parts)}{', passed over now' if there['parked'] else ''}"
 
 
 def _last_change(service: str, change: dict[str, Any]) -> str:

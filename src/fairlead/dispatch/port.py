@@ -278,9 +278,10 @@ class Dispatcher(Protocol):
         the other regions."""
         ...
 
-    async def snapshot(
-        self, services: Sequence[str] | None = None, *, users: bool = False
-    ) -> list[ServiceSnapshot]: ...
+    async def snapshot(self, services: Sequence[str] | None = None, *, users: bool = False) -> list[ServiceSnapshot]:
+        """The state of these services, or of all. The declared groups are included; all users and all other groups only
+        with `users`, which costs a pass over them."""
+        ...
 
     async def states(self, scopes: Iterable[str]) -> dict[str, ScopeState]: ...
 

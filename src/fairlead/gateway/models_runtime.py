@@ -168,6 +168,16 @@ class RateUseShape(BaseModel):
     resting_until: str | None = Field(description="The upstream takes no calls before this time.")
 
 
+class GroupState(BaseModel):
+    """A group of users in one service."""
+
+    weight: float
+    limit: int | None = Field(description="Slots that its members may have at once; null: no limit.")
+    members: int = Field(description="Users and teams in it that wait, run or still have to catch up.")
+    running: int = Field(description="Slots that its members have.")
+    parked: bool = Field(description="Whether its members are passed over now, at the limit or rate of the group.")
+
+
 class _Service(BaseModel):
     service: str
     limit: int
@@ -188,6 +198,7 @@ class _Service(BaseModel):
     models: dict[str, ModelFigures] = Field(
         description="Only services of the OpenAI front: what their models did in the last five minutes."
     )
+    groups: dict[str, GroupState] = Field(description="Those that `[groups]` declares and that have members here.")
     rate: RateShape | None = Field(description="Calls and units in any window of time.")
     user_rate: RateShape | None = Field(description="The same for each user.")
     rates: list[RateUseShape] = Field(description="The use of its rates, and the rests that upstreams asked for.")

@@ -207,10 +207,26 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
         "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
         "regions": region_states(service, snapshots),
+        "groups": group_states(snapshots),
         "rate": rate_dict(service.rate),
         "user_rate": rate_dict(service.user_rate),
         "rates": [rate_use(use) for each in snapshots for use in each.rates],
     }
+
+
+def group_states(snapshots: Sequence[ServiceSnapshot]) -> dict[str, dict[str, Any]]:
+    """The groups that the service remembers, by path. The limit of a group holds on each shard by itself."""
+    found: dict[str, dict[str, Any]] = {}
+    for snapshot in snapshots:
+        once = {group.path: group for group in snapshot.groups}  # one row per band
+        for path, group in sorted(once.items()):
+            state = found.setdefault(
+                path, {"weight": group.weight, "limit": group.limit, "members": 0, "running": 0, "parked": False}
+            )
+            state["members"] += group.members
+            state["running"] += group.running
+            state["parked"] |= group.parked
+    return found
 
 
 def rate_dict(rate: Rate | None) -> dict[str, Any] | None:

@@ -67,14 +67,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class UserLoad:
-    """The open jobs of one user. `weight` is the weight of the user's newest job. `oldest_since` is the time at which
-    the longest-waiting of the queued jobs began to wait."""
+    """The open jobs of one user. `weight`, `group` and `plan` are those of the user's newest job. `oldest_since` is the
+    time at which the longest-waiting of the queued jobs began to wait."""
 
     user_id: str
     waiting: int
     running: int
     oldest_since: float | None
     weight: float
+    group: str | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,15 @@ async def test_users_are_sorted_by_waiting_jobs(harness: StoreHarness) -> None:
     assert await harness.store.user_loads(2) == found[:2]
 
 
+async def test_users_have_the_group_and_plan_of_their_newest_job(harness: StoreHarness) -> None:
+    for group, plan in (("old", "free"), ("acme/red", "gold")):
+        await harness.submitted(user_id="ann", group=group, plan=plan)
+        await harness.submitted(user_id="bob", plan=plan)
+    await harness.submitted(user_id="cy", priority_source="given")
+    found = {each.user_id: (each.weight, each.group, each.plan) for each in await harness.store.user_loads(10)}
+    assert found == {"ann": (1.0, "acme/red", "gold"), "bob": (1.0, None, "gold"), "cy": (1.0, None, None)}
+
+
 async def test_heads_returns_the_first_queued_jobs_of_each_user(harness: StoreHarness) -> None:
     fresh = [await harness.submitted(user_id="ann", steps=("tell", "draw")) for _ in range(2)]
     under_way = await harness.submitted(user_id="ann", steps=("draw", "tell"))

@@ -33,9 +33,9 @@ def snapshot(service: Service, *, users: bool) -> ServiceSnapshot:
         users=tuple(sorted(_user_queues(service), key=lambda queue: (queue.band, queue.tag, queue.user_id)))
         if users
         else (),
-        groups=tuple(sorted(_group_queues(service), key=lambda queue: (queue.band, queue.tag, queue.path)))
-        if users
-        else (),
+        groups=tuple(
+            sorted(_group_queues(service, undeclared=users), key=lambda queue: (queue.band, queue.tag, queue.path))
+        ),
         regions=tuple(_region(service, region) for region in sorted(rules.regions)),
         unbound=_waiting(service, lambda lane: service.allowed_regions(lane) is None) if rules.regions else (0, 0),
         rates=() if service.rates is None else service.rates.uses(),
@@ -98,11 +98,13 @@ def _user_queue(service: Service, user: User, band: int, waiting: int, tag: int,
     return UserQueue(user.user_id, band, waiting, user.running, tag, user.weight, parked, arrival, user.group)
 
 
-def _group_queues(service: Service) -> Iterator[GroupQueue]:
+def _group_queues(service: Service, *, undeclared: bool) -> Iterator[GroupQueue]:
     """One row per group and band in which the group has a virtual time."""
     if service.groups is None:
         return
     for group in service.groups.by_id.values():
+        if not undeclared and group.path not in service.group_rules:
+            continue
         for number, band in enumerate(service.groups.bands):
             if group.id in band.tags:
                 yield GroupQueue(

@@ -270,7 +270,9 @@ class RedisDispatcher(RateOperations):
             if services is None:  # otherwise the requested services may be on a healthy node of a Cluster
                 raise
         scopes = self._scopes.services if services is None else {self._scopes.of(name) for name in services}
-        args = {scope: ["1" if users else "0"] for scope in scopes if scope in self._scopes.services}
+        rules = self._scopes.rules
+        flags: list[codec.Arg] = ["1" if users else "0", codec.joined(rules.groups) if rules is not None else ""]
+        args = {scope: flags for scope in scopes if scope in self._scopes.services}
         replies = await self._scopes.run("snapshot", args)
         self._wake_for({name for reply in replies.values() for name in names(reply[1])})
         seen = {

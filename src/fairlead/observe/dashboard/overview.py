@@ -190,7 +190,12 @@ def users(loads: Iterable[UserLoad], used: Sum, most: int) -> dict[str, Any]:
     users."""
     found = {
         load.user_id: known(
-            waiting=load.waiting, running=load.running, oldest_since=load.oldest_since, weight=load.weight
+            waiting=load.waiting,
+            running=load.running,
+            oldest_since=load.oldest_since,
+            weight=load.weight,
+            group=load.group,
+            plan=load.plan,
         )
         for load in loads
     }

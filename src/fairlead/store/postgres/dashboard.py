@@ -60,8 +60,8 @@ class PostgresDashboardReads:
 
     async def user_loads(self, limit: int) -> list[UserLoad]:
         return [
-            UserLoad(user_id, waiting, running, seconds(oldest), float(weight))
-            for user_id, waiting, running, oldest, weight in await self._ask(READS["user_loads"], limit)
+            UserLoad(user_id, waiting, running, seconds(oldest), float(weight), group, plan)
+            for user_id, waiting, running, oldest, weight, group, plan in await self._ask(READS["user_loads"], limit)
         ]
 
     async def dead_groups(self, limit: int) -> list[DeadGroup]:

@@ -263,15 +263,16 @@ SELECT service, min(waiting_since) FILTER (WHERE status = 1), count(*) FILTER (W
 ) AS open GROUP BY service
 
 -- name: user_loads
--- $1: limit. The weight is that of the newest job, read only for the users returned.
-SELECT found.user_id, waiting, running, oldest, (
-    SELECT coalesce(spec::json ->> 3, '1')::float8 FROM fairlead.job WHERE seq = newest AND user_id = found.user_id
-) FROM (
+-- $1: limit. Weight, group and plan are those of the newest job (`rows.spec_of`), read only for the users returned.
+SELECT found.user_id, waiting, running, oldest, coalesce(last.spec ->> 3, '1')::float8, last.spec ->> 9, last.spec ->> 12
+FROM (
     SELECT j.user_id, count(*) FILTER (WHERE j.status < 3) AS waiting, count(*) FILTER (WHERE j.status = 3) AS running,
            min(j.waiting_since) FILTER (WHERE j.status = 1) AS oldest, max(j.seq) AS newest
     FROM fairlead.job AS j WHERE j.ended IS NULL GROUP BY j.user_id
     ORDER BY waiting DESC, running DESC, j.user_id LIMIT $1::bigint
-) AS found
+) AS found LEFT JOIN LATERAL (
+    SELECT j.spec::json AS spec FROM fairlead.job AS j WHERE j.seq = newest AND j.user_id = found.user_id
+) AS last ON true
 
 -- name: heads
 -- $1: users, $2: service, $3: jobs per user and band. In the order of `domain.job.Job.rank`.

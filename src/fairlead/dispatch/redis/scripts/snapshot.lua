@@ -1,7 +1,8 @@
 -- snapshot: return the state of the services, for operators. Holds that are over are ended first.
 --
 --   KEYS, ARGV[1..4]   as include/scope.lua
---   ARGV[5]            `1`: include the users
+--   ARGV[5]            `1`: include the users, and all groups
+--   ARGV[6]            the declared groups, joined by NUL
 --
 -- Returns {0, services for which to wake this process, joined by NUL, services, this server's clock in µs}. Each
 -- service is {name, limit, leased, held, paused, {waiting in bands 1 to 3}, leases, holds {job, region, until, key,
@@ -71,13 +72,19 @@ local function user_rows(service)
   return rows, groups
 end
 
+local declared = split(ARGV[6])
+for i = 1, #declared do
+  declared[i] = '\1' .. declared[i]
+end
+
 -- One row per group and band in which the group has a virtual time.
 local function group_rows(service, ids)
   local rows = {}
+  read_users(service, ids)
   for _, id in ipairs(ids) do
-    local group = read_user(service, id)
+    local group = service.users[id]
     for band = 0, 3 do
-      if group[TAG + band] then
+      if group and group[TAG + band] then
         rows[#rows + 1] = { sub(id, 2), band, group[WAITING], group[RUNNING], group[TAG + band],
           group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band], format('%.17g', group[WEIGHT]),
           group[LANES + 1], group[PARKED] and 1 or 0, group[NEW + band] or 0 }
@@ -126,10 +133,9 @@ end
 local wakeups = wake(save())
 local rows = {}
 for _, service in ipairs(services) do
-  local vt, costs, users, groups = service.vt, service.stored_costs and costs_of(service), NONE, NONE
+  local vt, costs, users, groups = service.vt, service.stored_costs and costs_of(service), NONE, declared
   if ARGV[5] == '1' then
     users, groups = user_rows(service)
-    groups = group_rows(service, groups)
   end
   rows[#rows + 1] = {
     service.name, service.limit, service.leased, service.held, service.paused and 1 or 0, service.waiting,
@@ -139,7 +145,7 @@ for _, service in ipairs(services) do
     service.regional and { waiting_in(service, function(lane) return allowed_regions(service, lane) == '' end) } or NONE,
     rates and rates.uses(service) or NONE,
     costs and { costs[PER_COST + 1], costs[PER_COST + 2], costs[USED_PER_COST + 1], costs[USED_PER_COST + 2] } or NONE,
-    groups,
+    group_rows(service, groups),
   }
 end
 return { 0, wakeups, rows, now }

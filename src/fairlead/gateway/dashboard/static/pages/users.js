@@ -10,6 +10,7 @@ import { Table } from "../parts/table.js";
 import { to } from "../router.js";
 
 const MOST = 500; // the limit of the server
+const OPTIONAL = ["group", "plan"]; // shown only if a user has one
 
 const oldestOf = ([, user]) => (user.oldest_since ? html`<${Age} since=${user.oldest_since} />` : "–");
 
@@ -20,6 +21,8 @@ const COLUMNS = [
   { name: "finished", title: "Calls, last hour", number: true, value: ([, user]) => user.finished_hour, show: ([, user]) => number(user.finished_hour) },
   { name: "used", title: "Slot time, last hour", number: true, value: ([, user]) => user.used_hour, show: ([, user]) => duration(user.used_hour ?? NaN) },
   { name: "weight", title: "Weight", number: true, value: ([, user]) => user.weight, show: ([, user]) => number(user.weight) },
+  { name: "group", title: "Group", value: ([, user]) => user.group ?? "", show: ([, user]) => user.group ?? "–" },
+  { name: "plan", title: "Plan", value: ([, user]) => user.plan ?? "", show: ([, user]) => user.plan ?? "–" },
   { name: "oldest", title: "Oldest wait", number: true, value: ([, user]) => -(user.oldest_since ?? Infinity), show: oldestOf },
 ];
 
@@ -29,12 +32,14 @@ export function Page() {
   const [query, setQuery] = useState("");
   if (!state) return html`<h1>Users</h1><${Loading} error=${error} />`;
   const all = Object.entries(state.users || {});
-  const shown = all.filter(([id]) => id.toLowerCase().includes(query.toLowerCase()));
+  const part = query.toLowerCase();
+  const shown = all.filter(([id, user]) => [id, user.group, user.plan].some((text) => text?.toLowerCase().includes(part)));
+  const columns = COLUMNS.filter(({ name }) => !OPTIONAL.includes(name) || all.some(([, user]) => user[name]));
   return html`<div class="page-head"><h1>Users</h1>
       ${all.length > 0 && html`<${Filter} label="Filter users" value=${query} onChange=${setQuery} />`}</div>
     <p class="muted lead">Every service shares its slots fairly between users, by slot time and weight, however many jobs they have waiting.</p>
     ${all.length === 0 ? html`<${NoJobs} />` : html`<section class="card flush">
-      <${Table} caption="Users with their waiting and running jobs" columns=${COLUMNS} rows=${shown} keyOf=${([id]) => id} hrefOf=${([id]) => to(["jobs"], { user_id: id })}
+      <${Table} caption="Users with their waiting and running jobs" columns=${columns} rows=${shown} keyOf=${([id]) => id} hrefOf=${([id]) => to(["jobs"], { user_id: id })}
         sort=${{ by: "waiting", down: true }} most=${MOST} />
         </section>`}
     ${all.length >= MOST && html`<p class="muted">Only the ${MOST} users with the most waiting jobs are shown.</p>`}`;

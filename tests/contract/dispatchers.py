@@ -24,6 +24,7 @@ from fairlead.dispatch.port import (
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_ARRIVAL, Hold
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules, ServiceRules
 from tests.redis_servers import server_url
 
@@ -63,6 +64,7 @@ class QueueHarness:
     rules: dict[str, ServiceRules] = field(default_factory=dict)
     pools: dict[str, int] = field(default_factory=dict)
     groups: dict[str, GroupRules] = field(default_factory=dict)
+    plan_rates: dict[str, Rate] = field(default_factory=dict)
     version: int = 0
     seq: int = 0
     wakes: list[frozenset[str]] = field(default_factory=list)
@@ -94,7 +96,9 @@ class QueueHarness:
         self.pools |= pools or {}
         self.groups |= groups or {}
         self.version += 1
-        rules = Rules(dict(self.rules), dict(self.pools), self.version, groups=dict(self.groups))
+        rules = Rules(
+            dict(self.rules), dict(self.pools), self.version, groups=dict(self.groups), plan_rates=dict(self.plan_rates)
+        )
         await self.dispatcher.configure(rules)
 
     async def change(self, service: str, **changes: object) -> None:

@@ -97,7 +97,7 @@ async def test_declared_groups_are_shown_without_a_pass_over_the_users(queue: Qu
     (seen,) = await queue.dispatcher.snapshot(["s"])
     (acme,) = seen.groups
     assert (acme.path, acme.weight, acme.limit, acme.members, acme.running) == ("acme", 2.0, 1, 1, 1)
-    assert acme.parked and lease.user_id == "r1" and not seen.users
+    assert (acme.parked, lease.user_id, seen.users) == (True, "r1", ())
     assert {each.path for each in await groups(queue)} == {"acme", "acme/red", "new"}
 
 

@@ -109,7 +109,7 @@ def test_the_table_of_the_guide_on_priorities_is_valid(tmp_path: Path) -> None:
     file.write_text(block[1], encoding="utf-8")
     config = load(file, {}).config
     assert list(config.contradictions()) == []
-    assert config.user_standings["team-7@example.com"] == UserPriority(Priority.LOW, 2.0)
+    assert config.user_standings["team-7@example.com"] == UserPriority(Priority.LOW, 2.0, plan="free")
 
 
 def test_every_section_is_documented() -> None:

@@ -87,6 +87,7 @@ OFFER = st.builds(
     cost=st.one_of(st.none(), st.none(), st.sampled_from([0.5, 4.0]), st.floats(1e-6, 1e6)),
     region=REGION,
     group=st.sampled_from(GROUPS),
+    plan=st.sampled_from([None, None, "free", "gold", "unknown"]),
 )
 ENDS = st.sampled_from([None, False, True, True])
 SENT = st.sampled_from([None, 0.0, 0.5, 3.0])
@@ -116,6 +117,8 @@ class BothEngines(RuleBasedStateMachine):
         self.pool_limit = 3
         self.pool_rate = Rate(4, 20.0, 4.0)
         self.groups = dict(RULES_OF_GROUPS)
+        self.plan_rates: dict[str, Rate] = {}
+        self.members_have_rates = False
         self.version = 0
         self.epoch = 1
         self.pairs: list[tuple[Lease, Lease]] = []
@@ -146,8 +149,14 @@ class BothEngines(RuleBasedStateMachine):
             self.run(engine.close())
         self.loop.close()
 
-    @initialize()
-    def open_all(self) -> None:
+    @initialize(member_rates=st.booleans())
+    def open_all(self, member_rates: bool) -> None:
+        """Without rates of plans and groups, some services grant many steps at once."""
+        self.members_have_rates = member_rates
+        if member_rates:
+            self.plan_rates = {"free": Rate(1, None, 4.0), "gold": Rate(3, 9.0, 8.0)}
+            self.groups["acme"] = replace(self.groups["acme"], rate=Rate(3, None, 4.0))
+            self.groups["acme/blue"] = replace(self.groups["acme/blue"], rate=Rate(2, 5.0, 2.0))
         self.configure()
         for scope in SCOPES:
             self.both(lambda engine, _, scope=scope: engine.close_scope(scope, 1))  # type: ignore[misc]
@@ -161,6 +170,7 @@ class BothEngines(RuleBasedStateMachine):
             self.version,
             pool_rates={"rated": self.pool_rate},
             groups=dict(self.groups),
+            plan_rates=dict(self.plan_rates),
         )
         self.both(lambda engine, _: engine.configure(rules))
 
@@ -290,8 +300,9 @@ class BothEngines(RuleBasedStateMachine):
         pooled=st.sampled_from([("us",), ("us",), ("eu", "us"), (), None]),
         group=st.tuples(
             st.sampled_from(sorted(RULES_OF_GROUPS)),
-            st.builds(GroupRules, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, None, 1, 2])),
+            st.builds(GroupRules, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, None, 1, 2]), RATE),
         ),
+        plan=st.tuples(st.sampled_from(["free", "gold"]), RATE),
     )
     def change(
         self,
@@ -300,8 +311,11 @@ class BothEngines(RuleBasedStateMachine):
         pool_limit: int,
         pooled: tuple[str, ...] | None,
         group: tuple[str, GroupRules],
+        plan: tuple[str, Rate | None],
     ) -> None:
-        self.groups[group[0]] = group[1]
+        self.groups[group[0]] = group[1] if self.members_have_rates else replace(group[1], rate=None)
+        if self.members_have_rates:
+            self.plan_rates = {name: rate for name, rate in [*self.plan_rates.items(), plan] if rate is not None}
         self.rules["pool-part"] = replace(self.rules["pool-part"], pooled_regions=pooled)
         self.rules[service] = replace(self.rules[service], **changes)
         self.pool_limit = pool_limit
@@ -322,13 +336,13 @@ class BothEngines(RuleBasedStateMachine):
         within = [pair for pair in chosen.values() if self.rules[pair[0].service].scope == scope]
 
         def grouped(lease: Lease) -> Lease:
-            return replace(lease, group=groups[lease.user_id])
+            return replace(lease, group=groups[lease.user_id], plan="gold" if len(lease.user_id) == 3 else None)
 
         hold = Hold("restored", self.service_in(scope), None, self.clock.now + 5, band=3)
         self.agree(
             lambda engine, number: engine.restore(scope, epoch, [grouped(pair[number]) for pair in within], [hold])
         )
-        spent = [Spent(self.service_in(scope), "us", "bob", self.clock.now - 1.0, 1.5)]
+        spent = [Spent(self.service_in(scope), "us", "bob", self.clock.now - 1.0, 1.5, "free", "acme/blue")]
         self.agree(lambda engine, _: engine.restore_spent(scope, epoch, spent))
 
     def service_in(self, scope: str) -> str:

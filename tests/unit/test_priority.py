@@ -155,6 +155,13 @@ async def test_the_plan_comes_from_the_first_source_that_knows_it(make: Make, an
     assert (given.priority_source, given.plan) == ("given", "enterprise"), "the table precedes what was cached"
 
 
+async def test_users_are_always_looked_up_if_plans_have_rates(make: Make) -> None:
+    plans = {"free": {"priority": "low", "rate": {"requests": 1}}}
+    setup = make(lambda user_id: {"plan": "free"}, plans=plans)
+    [given] = await setup.settle(Submission("echo", user_id="eve", priority="high"))
+    assert (given.priority.value, given.priority_source, given.plan) == ("high", "given", "free")
+
+
 async def test_a_given_priority_keeps_the_plan_of_the_last_answer(make: Make) -> None:
     setup = make(lambda user_id: {"plan": "free"}, **TABLE)
     given = Submission("echo", user_id="eve", priority="high")

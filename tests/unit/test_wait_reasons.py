@@ -9,6 +9,7 @@ import pytest
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.dispatch.rates import RateUse
 from fairlead.domain.fair_share import QueuePosition
+from fairlead.domain.groups import GroupAhead, GroupRules
 from fairlead.domain.job import Hold, Job, Priority
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rates import Rate
@@ -109,10 +110,27 @@ def test_a_step_that_needs_more_units_than_are_left_waits_for_the_rate() -> None
     use = RateUse("service", "s", Rate(None, 100.0, 30.0), 1, 60.0)
     seen = ServiceSnapshot("s", 9, 0, 0, False, {}, (), (), {}, None, rates=(use,))
     first = replace(QueuePosition(1, 0.0, 9, 1.0, 9), rate_wait=12.0)
-    rules = ServiceRules("s", limit=9, rate=use.rate)
+    rules = Rules({"s": ServiceRules("s", limit=9, rate=use.rate)})
     (reason,) = rates_full(JOB, rules, seen, first, 1000.0)
     assert (reason.code, reason.details["of"]) == ("rate_full", "service")
     assert reason.details["until"] == "1970-01-01T00:16:52.000Z"
     assert "(100 units per 30 s) has fewer units left than the next step needs" in reason.message
     assert rates_full(JOB, rules, seen, replace(first, free=0), 1000.0) == [], "it waits for a slot"
     assert rates_full(JOB, rules, seen, replace(first, rate_wait=0.0), 1000.0) == []
+
+
+def test_the_rates_of_the_plan_and_the_group_of_a_user_are_named() -> None:
+    groups = {"acme": GroupRules(rate=Rate(5)), "acme/red": GroupRules(), "other": GroupRules(rate=Rate(1))}
+    rules = Rules({"s": ServiceRules("s", 9, user_rate=Rate(9))}, groups=groups, plan_rates={"free": Rate(2, per=30.0)})
+    full = RateUse("group", "other", Rate(1), 1, 0.0, until=None)
+    seen = ServiceSnapshot("s", 9, 0, 0, False, {}, (), (), {}, None, rates=(full,))
+    ahead = (GroupAhead("acme", 0, rate_wait=4.0), GroupAhead("acme/red", 0))
+    place = replace(QueuePosition(1, 0.0, 9, 1.0, 9), user_rate_wait=2.0, groups=ahead)
+    of_plan, of_group = rates_full(replace(JOB, plan="free"), rules, seen, place, 1000.0)
+    assert of_plan.message.startswith("the rate of each user of the plan free on s (2 requests per 30 s) is used up")
+    assert (of_plan.details["of"], of_plan.details["plan"]) == ("user", "free")
+    assert of_group.message.startswith("the rate of the group acme on s (5 requests per 60 s) is used up until 1970")
+    assert of_group.details["until"] == "1970-01-01T00:16:44.000Z"
+    (of_user, _) = rates_full(JOB, rules, seen, place, 1000.0)
+    assert "each user on s (9 requests per 60 s)" in of_user.message
+    assert (place.plain_wait, place.starts_at_once) == (4.0, False)

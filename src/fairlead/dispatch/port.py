@@ -29,7 +29,8 @@ class Offer:
     `rank` orders the steps of one user: retries, then later steps of running jobs, then new jobs. `region` names the
     regions that the step is bound to or prefers, in the format of `rules.lane_of`; None means any region. `steps` lists
     the services that the job has queued for so far, including this one; empty means unknown. `group` is the path of the
-    user's group; like `weight`, that of the last offer applies to all steps of the user.
+    user's group; like `weight`, that of the last offer applies to all steps of the user. `plan` is the name of the
+    user's plan: from the next grant on, its rate holds for the user.
     """
 
     job_id: str
@@ -45,12 +46,13 @@ class Offer:
     region: str | None = None
     steps: tuple[str, ...] = ()
     group: str | None = None
+    plan: str | None = None
 
 
 @dataclass(slots=True)
 class Lease:
-    """A slot in use. `name` is `epoch:counter`. Times are in seconds by the dispatcher's clock. `group` is set only if
-    the lease is to be restored."""
+    """A slot in use. `name` is `epoch:counter`. Times are in seconds by the dispatcher's clock. `group` and `plan`
+    are set only if the lease is to be restored."""
 
     name: str
     job_id: str
@@ -68,6 +70,7 @@ class Lease:
     scope: str = ""
     cost: float | None = None  # of a lease to restore: the estimate of its step, in the service's unit
     group: str | None = None
+    plan: str | None = None
 
 
 Unserved: TypeAlias = frozenset[tuple[str, str]]

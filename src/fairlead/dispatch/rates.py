@@ -41,12 +41,14 @@ class Spent:
     user_id: str
     ended_at: float
     units: float = 0.0
+    plan: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RateUse:
-    """How much of a rate is used. `kind` is `service`, `region` or `pool`, and `name` its name. `rate` is None if the
-    upstream asked for a rest but no rate is set.
+    """How much of a rate is used. `kind` is `service`, `region`, `pool` or `group`, and `name` its name. `rate` is
+    None if the upstream asked for a rest but no rate is set.
 
     `until` is the time at which the next request fits: 0 if one fits now, and None if that depends on calls that have
     not been sent. `resting_until` is the end of the rest that the upstream asked for, or None.

@@ -50,6 +50,10 @@ from fairlead.domain.config_types import (
     UserId,
     Weight,
 )
+from fairlead.domain.config_users import GroupConfig as GroupConfig
+from fairlead.domain.config_users import PlanConfig as PlanConfig
+from fairlead.domain.config_users import UserConfig as UserConfig
+from fairlead.domain.config_users import uncountable_rates
 from fairlead.domain.config_webhooks import WebhooksConfig
 from fairlead.domain.cost_config import CostReading
 from fairlead.domain.costs import CostHook
@@ -320,29 +324,6 @@ class RetentionConfig(Section):
     keep_usage_days: Seconds = 157680000.0
 
 
-class PlanConfig(Section):
-    """A plan: the priority and weight that all its users have."""
-
-    priority: Priority | None = None
-    weight: Weight | None = None
-
-
-class UserConfig(PlanConfig):
-    """One user. A priority or weight set here overrides the one of the user's plan."""
-
-    plan: Name | None = None
-    group: GroupName | None = None
-
-
-class GroupConfig(Section):
-    """A group of users, or of the groups that name it as their `parent`. Its members share one place among the groups
-    and users beside it, by `weight`, and have at most `limit` slots at once in each service."""
-
-    parent: GroupName | None = None
-    weight: Weight = 1.0
-    limit: Slots | None = None
-
-
 class Config(Section):
     services: dict[Name, ServiceConfig] = {}
     pipelines: dict[Name, list[Name]] = {}
@@ -403,6 +384,10 @@ class Config(Section):
         return {name: UserPriority(plan.priority, plan.weight, plan=name) for name, plan in self.plans.items()}
 
     @cached_property
+    def plan_rates(self) -> dict[str, Rate]:
+        return {name: plan.rate.rate for name, plan in self.plans.items() if plan.rate is not None}
+
+    @cached_property
     def group_paths(self) -> dict[str, str]:
         return paths_of({name: group.parent for name, group in self.groups.items()})
 
@@ -410,8 +395,9 @@ class Config(Section):
     def group_rules(self) -> dict[str, GroupRules]:
         """The rules of the declared groups by their paths."""
         return {
-            path: GroupRules(self.groups[name].weight, self.groups[name].limit)
+            path: GroupRules(group.weight, group.limit, rate_of(group.rate))
             for name, path in self.group_paths.items()
+            for group in (self.groups[name],)
         }
 
     @cached_property
@@ -429,6 +415,7 @@ class Config(Section):
         users = {user_id: user.model_dump() for user_id, user in self.users.items()}
         yield from contradictions(services, self.pipelines, self.pools, self.shards)
         yield from unknown_plans(users, self.plans)
+        yield from uncountable_rates(self.plans, self.groups, services)
         yield from unknown_services(self.prices, services)
         yield from unknown_features(self.fronts, [*self.pipelines, *self.services])
         yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)

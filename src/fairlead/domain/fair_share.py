@@ -190,10 +190,11 @@ class QueuePosition:
         return _until_a_slot(self.user_slots, work, self.user_running)
 
     def _wait_of(self, group: GroupAhead) -> float:
-        """The wait caused by the limit of a group alone."""
+        """The wait caused by the limit and rate of a group alone."""
         if group.slots is None or group.ahead < group.free:
-            return 0.0
-        return _until_a_slot(group.slots, group.ahead * self.mean + group.running, group.running)
+            return group.rate_wait
+        work = group.ahead * self.mean + group.running
+        return max(group.rate_wait, _until_a_slot(group.slots, work, group.running))
 
     @property
     def ahead_of_group(self) -> int:
@@ -211,12 +212,14 @@ class QueuePosition:
         """Whether a slot is free for the step now, within the limits and rates of the user and of the user's groups."""
         if self.rate_wait or self.user_rate_wait or self.position > self.free:
             return False
-        within = all(group.slots is None or group.ahead < group.free for group in self.groups)
+        within = not any(
+            group.rate_wait or (group.slots is not None and group.ahead >= group.free) for group in self.groups
+        )
         return within and (self.user_slots is None or self.ahead_own < self.user_free)
 
     @property
     def waits_for_group(self) -> GroupAhead | None:
-        """The group whose limit determines the wait: no other cause makes the step wait longer."""
+        """The group whose limit or rate determines the wait: no other cause makes the step wait longer."""
         return next((group for group in self.groups if 0.0 < self._wait_of(group) == self.plain_wait), None)
 
     @property
@@ -229,7 +232,7 @@ class QueuePosition:
         """Seconds between two grants while all slots are busy. An estimate cannot be more precise than this."""
         slots = self.user_slots if self.waits_for_own else self.slots
         if group := self.waits_for_group:
-            slots = group.slots
+            slots = group.slots or slots
         return self.mean / max(1, slots or 0)
 
     def estimated_wait(self) -> tuple[float, float] | None:

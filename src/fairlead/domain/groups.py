@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairlead.domain.fast_dataclass import fast_dataclass
+
+if TYPE_CHECKING:
+    from fairlead.domain.rates import Rate
 
 GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:-]{0,99}$"
 DEEPEST = 2
@@ -21,11 +24,12 @@ _name = re.compile(GROUP_NAME)
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """The weight of a group among the groups and users beside it, and the number of slots that its members may have at
-    once in each service (None: any number)."""
+    """The weight of a group among the groups and users beside it, and what its members may have together in each
+    service: `limit` slots at once and a rate (None: any number)."""
 
     weight: float = 1.0
     limit: int | None = None
+    rate: Rate | None = None
 
 
 UNDECLARED_GROUP = GroupRules()
@@ -36,7 +40,7 @@ class GroupAhead:
     """What a group means for the position of a member's step: the number of steps ahead that belong to members, the
     group's limit (None: no limit), how much of it is unused, and the remaining time, in seconds, of the members'
     running calls. `debt` is the slot time, in seconds by weight, that the group has used more than the one that was
-    served last."""
+    served last. `rate_wait` is the number of seconds until the group's rate allows the step."""
 
     path: str
     ahead: int
@@ -44,6 +48,7 @@ class GroupAhead:
     free: int = 0
     running: float = 0.0
     debt: float = 0.0
+    rate_wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

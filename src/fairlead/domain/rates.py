@@ -10,7 +10,9 @@ Times are whole microseconds, and units whole millionths, so that the Redis scri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fairlead.domain.fair_share import SECOND, micros
 
@@ -39,6 +41,13 @@ class Rate:
         return f"{' and '.join(filter(None, parts))} per {self.per:g} s"
 
 
+class MemberRates(NamedTuple):
+    """The rates of plans, which each of their users has in each service, and those of groups, by path."""
+
+    plans: Mapping[str, Rate] = {}
+    groups: Mapping[str, Rate] = {}
+
+
 class Window:
     """What a rate counts now. `open` requests and units belong to grants that have not been sent, as far as is known;
     the others are in `entries`, as [end, requests, units], sorted by their end.
@@ -63,6 +72,11 @@ class Window:
     @property
     def is_empty(self) -> bool:
         return not (self.rest or self.requests or self.units)
+
+    def has_rate(self, rate: Rate) -> bool:
+        units = UNLIMITED if rate.units is None else micros(rate.units)
+        requests = UNLIMITED if rate.requests is None else rate.requests
+        return (self.most_requests, self.most_units, self.per) == (requests, units, micros(rate.per))
 
     def take_rate(self, rate: Rate | None) -> None:
         """Apply a rate. If its `per` differs from before, the entries end that much later or earlier."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from fairlead.domain.groups import GroupRules
-from fairlead.domain.rates import Rate
+from fairlead.domain.rates import MemberRates, Rate
 
 MAIN_SHARD = "main"
 """The shard of every service that names none: the in-memory dispatcher, or the Redis of REDIS_URL."""
@@ -210,6 +210,8 @@ class Rules:
     has_undeclared: bool = True
     """Whether the steps of services that are not declared wait on this shard. True for the main shard only."""
     pool_rates: Mapping[str, Rate] = field(default_factory=dict)
+    plan_rates: Mapping[str, Rate] = field(default_factory=dict)
+    """The rates that each user of a plan has in each service, by plan."""
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -236,8 +238,18 @@ class Rules:
         return frozenset(
             name
             for name, rules in self.services.items()
-            if rules.rate or rules.user_rate or rules.region_rates or rules.pool in self.pool_rates
+            if rules.rate
+            or rules.user_rate
+            or rules.region_rates
+            or rules.pool in self.pool_rates
+            or any(self.member_rates)
         )
+
+    @cached_property
+    def member_rates(self) -> MemberRates:
+        """The rates that count in every service."""
+        groups = {path: group.rate for path, group in self.groups.items() if group.rate is not None}
+        return MemberRates(self.plan_rates, groups)
 
     @cached_property
     def wait_timeouts(self) -> dict[str, float]:
@@ -254,7 +266,7 @@ class Rules:
         main = shard == MAIN_SHARD
         return Rules(
             parts, self.pools, self.version, elsewhere=elsewhere, groups=self.groups, has_undeclared=main,
-            pool_rates=self.pool_rates,
+            pool_rates=self.pool_rates, plan_rates=self.plan_rates,
         )  # fmt: skip
 
     def shard_of(self, service: str, band: int) -> str:

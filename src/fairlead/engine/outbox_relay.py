@@ -199,6 +199,7 @@ def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
         region,
         job.steps if job.round or len(job.steps) == 1 else job.steps[: job.step + 1],
         job.group,
+        job.plan,
     )
 
 

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
-from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Change, Overridden
 from fairlead.gateway.derived_models import Shape, example, fields_of
 from fairlead.gateway.models import JOB_ID, MOMENT
+from fairlead.gateway.models_rates import GroupState as GroupState
+from fairlead.gateway.models_rates import RateShape, RateUseShape
 
 WORKER = "gpu-host-1:4242:5f0c9a1e"
 _PROCESS = {
@@ -53,11 +54,6 @@ class Slot(_Lease):
 
     worker: str
     region: str | None
-
-
-@fields_of(Rate)
-class RateShape(BaseModel):
-    """At most so many requests and units in any window of `per` seconds; null: not limited."""
 
 
 @fields_of(Overridden)
@@ -153,29 +149,6 @@ class ModelFigures(BaseModel):
     request_tokens_per_second: float | None = Field(description="Output tokens of one request, after its first token.")
     first_token_p50: float | None = Field(description="Seconds from the call to the first token of a stream.")
     first_token_p95: float | None
-
-
-class RateUseShape(BaseModel):
-    """How much of a rate is used."""
-
-    of: Literal["service", "region", "pool"]
-    name: str
-    rate: RateShape | None = Field(description="Null if the upstream asked for a rest and no rate is set.")
-    requests: int
-    units: float
-    full: bool
-    until: str | None = Field(description="When the next call fits; null if one fits now, or if that is not known.")
-    resting_until: str | None = Field(description="The upstream takes no calls before this time.")
-
-
-class GroupState(BaseModel):
-    """A group of users in one service."""
-
-    weight: float
-    limit: int | None = Field(description="Slots that its members may have at once; null: no limit.")
-    members: int = Field(description="Users and teams in it that wait, run or still have to catch up.")
-    running: int = Field(description="Slots that its members have.")
-    parked: bool = Field(description="Whether its members are passed over now, at the limit or rate of the group.")
 
 
 class _Service(BaseModel):

@@ -174,7 +174,7 @@ class Explainer:
         workers = await self._about_workers(job, rules, position, slots_are_free=not full)
         limits = [await self._with_holders(job, reason, slots) for reason, slots in full]
         now = self._clock.now()
-        limits += wait_reasons.rates_full(job, rules, facts.services.get(job.service), position, now)
+        limits += wait_reasons.rates_full(job, shard.rules, facts.services.get(job.service), position, now)
         limits += wait_reasons.groups_full(position)
         learned = self._node.scores.learned({job.id: position})[job.id]
         wait = None if reasons or workers else _wait(learned, [slots for _, slots in full], now)

@@ -273,10 +273,37 @@ class SlotUse:
 
 
 def rates_full(
-    job: Job, rules: ServiceRules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
+    job: Job, rules: Rules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
 ) -> list[Reason]:
     """A reason for each rate that keeps the job from running, and for each rest that its upstream asked for."""
-    uses = () if snapshot is None else snapshot.rates
+    found = _service_rates_full(job, rules.services[job.service], snapshot, position, now)
+    if position.user_rate_wait:
+        found.append(_user_rate_full(job, rules, iso(now + position.user_rate_wait)))
+    for group in position.groups:
+        if group.rate_wait:
+            until, rate = iso(now + group.rate_wait), rules.member_rates.groups.get(group.path)
+            text = f"the rate of the group {group.path} on {job.service} ({rate}) is used up until {until}"
+            details = {"of": "group", "group": group.path, "service": job.service, "until": until, "rate": str(rate)}
+            found.append(Reason("rate_full", text, details))
+    return found
+
+
+def _user_rate_full(job: Job, rules: Rules, until: str | None) -> Reason:
+    rate = rules.plan_rates.get(job.plan or "")
+    details: dict[str, Any] = {"of": "user", "service": job.service, "until": until}
+    if rate is None:
+        rate, whose = rules.services[job.service].user_rate, "each user"
+    else:
+        whose, details = f"each user of the plan {job.plan}", {**details, "plan": job.plan}
+    text = f"the rate of {whose} on {job.service} ({rate}) is used up by its user until {until}"
+    return Reason("rate_full", text, details)
+
+
+def _service_rates_full(
+    job: Job, rules: ServiceRules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
+) -> list[Reason]:
+    """The rates of the service, its regions and its pool."""
+    uses = [] if snapshot is None else [use for use in snapshot.rates if use.kind != "group"]
     bound = job.bound_within(rules.regions)
     regions = {name for name in rules.regions if bound is None or name in bound}
     full = {use.name for use in uses if use.kind == "region" and use.full}
@@ -291,10 +318,6 @@ def rates_full(
         found += _too_few_units(
             rules, [use for use in uses if use.kind != "region" or use.name in regions], position, now
         )
-    if position.user_rate_wait:
-        until = iso(now + position.user_rate_wait)
-        text = f"the rate of each user on {rules.service} ({rules.user_rate}) is used up by its user until {until}"
-        found.append(Reason("rate_full", text, {"of": "user", "service": rules.service, "until": until}))
     return found
 
 

@@ -46,6 +46,8 @@ def declaration_of(declare: DeclareServices) -> str:
     whole: dict[str, Any] = {"services": services, "pools": dict(declare.pools)}
     if declare.pool_rates:  # the first releases fail on other keys
         whole["pool_rates"] = {name: asdict(rate) for name, rate in declare.pool_rates.items()}
+    if declare.plan_rates:
+        whole["plan_rates"] = {name: asdict(rate) for name, rate in declare.plan_rates.items()}
     if declare.groups:
         whole["groups"] = {path: asdict(group) for path, group in declare.groups.items()}
     return orjson.dumps(whole, default=sorted, option=orjson.OPT_SORT_KEYS).decode()  # bands are a set
@@ -115,12 +117,17 @@ def _with_limit(rules: ServiceRules, adapted: Adapted | None) -> ServiceRules:
 
 
 def declared_of(declared: dict[str, Any]) -> DeclareServices:
-    rates, groups = _rates(declared.get("pool_rates", {})), _groups(declared)
-    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"], pool_rates=rates, groups=groups)
+    return DeclareServices(tuple(map(_read, declared["services"])), declared["pools"], **_shared(declared))
 
 
-def _groups(declared: dict[str, Any]) -> dict[str, GroupRules]:
-    return {path: GroupRules(group["weight"], group["limit"]) for path, group in declared.get("groups", {}).items()}
+def _shared(declared: dict[str, Any]) -> dict[str, Any]:
+    """What the services share: the rates of pools and plans, and the groups."""
+    groups = {
+        path: GroupRules(group["weight"], group["limit"], rate_read(group.get("rate")))
+        for path, group in declared.get("groups", {}).items()
+    }
+    rates = {name: _rates(declared.get(name, {})) for name in ("pool_rates", "plan_rates")}
+    return {"groups": groups, **rates}
 
 
 def rules_of(answer: list[Any]) -> Rules:
@@ -144,5 +151,4 @@ def rules_of(answer: list[Any]) -> Rules:
             # The config cannot pause a service, so an override with paused = false changes nothing.
             if limit is not None or paused or rate or user_rate:
                 in_force[name] = Overridden(limit, True if paused else None, rate, user_rate)
-    pool_rates, groups = _rates(declared.get("pool_rates", {})), _groups(declared)
-    return Rules(services, declared["pools"], version, in_force, adapted, pool_rates=pool_rates, groups=groups)
+    return Rules(services, declared["pools"], version, in_force, adapted, **_shared(declared))

@@ -145,6 +145,7 @@ class DeclareServices:
     moved: frozenset[str] = frozenset()
     pool_rates: Mapping[str, Rate] = field(default_factory=dict)
     groups: Mapping[str, GroupRules] = field(default_factory=dict)
+    plan_rates: Mapping[str, Rate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class PriorityResolver:
         self._plans = config.plan_standings
         self._table = config.user_standings
         self._groups = config.group_paths
+        self._plans_limit = bool(config.plan_rates)  # then every job needs its plan
         self._clock = clock
         self._hook = self._source(Hook(hook)) if hook is not None else None
         self._service = self._source(_service(config)) if config.priority.template is not None else None
@@ -93,7 +94,8 @@ class PriorityResolver:
     async def settle(self, submits: Sequence[Submit], *, lowers_only: bool = False) -> list[Submit]:
         """Return the submits with their priority, weight, group and plan set. With `lowers_only`, a submitted priority
         is used only if it is lower than the user's own priority."""
-        users = {submit.job.user_id for submit in submits if lowers_only or not _is_submitted(submit.job)}
+        every = lowers_only or self._plans_limit
+        users = {submit.job.user_id for submit in submits if every or not _is_submitted(submit.job)}
         decisions = await self._decisions(users)
         settled = []
         for submit in submits:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fairlead.dispatch.database_clock import by_database
 from fairlead.dispatch.memory.claim_sources import PoolSource, ServiceSource, WaitingWorkers
-from fairlead.dispatch.memory.fair_queue import BAND, COST, JOB, RUN, SERVICE, STEP, USER, Entry, order_key
+from fairlead.dispatch.memory.fair_queue import BAND, COST, JOB, PLAN, RUN, SERVICE, STEP, USER, Entry, order_key
 from fairlead.dispatch.memory.leases import Leases
 from fairlead.dispatch.memory.positions import positions
 from fairlead.dispatch.memory.rate_operations import RateOperations
@@ -108,6 +108,7 @@ class MemoryDispatcher(RateOperations):
             run,
             None if offer.cost is None else micros(offer.cost),
             offer.region,
+            offer.plan,
         )
         service.join(entry, user)
         if queued is not None:
@@ -160,8 +161,8 @@ class MemoryDispatcher(RateOperations):
         if entry[RUN] == promotion.run and entry[BAND] == promotion.band:
             return False
         service = self._services[entry[SERVICE]]
-        key, job_id, user_id, name, _, rank, step, _, cost, region = entry
-        raised = (key, job_id, user_id, name, promotion.band, rank, step, promotion.run, cost, region)
+        key, job_id, user_id, name, _, rank, step, _, cost, region, plan = entry
+        raised = (key, job_id, user_id, name, promotion.band, rank, step, promotion.run, cost, region, plan)
         self._entries[job_id] = raised
         service.join(raised, service.users[user_id])
         self._leave(entry)
@@ -257,7 +258,7 @@ class MemoryDispatcher(RateOperations):
             service.pool.granted(band, service, region, estimate)
         service.keep(lease, estimate, entry[COST])
         if service.rates is not None:
-            service.rates.granted(lease, entry[COST], pooled=service.rules.in_pool(region))
+            service.count(lease, entry[COST], entry[PLAN])
         self._leases.keep(lease)
         self._wakeups.touch(service)
         return lease
@@ -407,12 +408,10 @@ class MemoryDispatcher(RateOperations):
         service = self._topology.service(lease.service)
         if lease.name in service.leases:
             return
-        granted_at = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
-        expires_at = now + service.rules.lease_ttl
-        kept = replace(lease, granted_at=granted_at, expires_at=expires_at, charged=0, scope=scope, group=None)
-        service.resume(kept, lease.group)
-        if service.rates is not None:
-            service.rates.restored(kept)
+        granted = min(now, lease.granted_at + ahead) if lease.granted_at > 0 else now
+        expires = now + service.rules.lease_ttl
+        kept = replace(lease, granted_at=granted, expires_at=expires, charged=0, scope=scope, group=None, plan=None)
+        service.resume(kept, lease.group, lease.plan)
         self._leases.keep_restored(kept)
         self._wakeups.touch(service)
 

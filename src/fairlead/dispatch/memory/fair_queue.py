@@ -24,7 +24,7 @@ from sortedcontainers import SortedList
 from fairlead.dispatch.memory.costs import LaneCosts
 from fairlead.domain.fair_share import charge
 
-Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None]
+Entry: TypeAlias = tuple[int, str, str, str, int, int, int, int, int | None, str | None, str | None]
 """A waiting step, sorted by its order key and then by job id.
 
 A plain tuple of strings and numbers: the garbage collector does not track such tuples, so a million entries do not slow
@@ -40,6 +40,7 @@ STEP: Final = 6
 RUN: Final = 7
 COST: Final = 8
 REGION: Final = 9
+PLAN: Final = 10
 
 Queue: TypeAlias = "list[Entry] | SortedList"
 """One user's steps in one lane, sorted. Short queues are plain lists, because most are short and an empty `SortedList`

@@ -10,19 +10,17 @@ A service has groups only once a user of a group was offered. Until then its ban
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fairlead.dispatch.memory.fair_queue import NEWCOMERS, STALE_KEYS, USER, Entry, FairBand, SortKey, User, inserted
+from fairlead.dispatch.memory.rates import MARK as MARK
 from fairlead.domain.fair_share import charge
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
 
 if TYPE_CHECKING:
     from fairlead.dispatch.memory.service import Service
-
-MARK: Final = "\x01"
-"""The first character of the id of a group. No user id contains it."""
 
 
 class Group:
@@ -350,8 +348,16 @@ class Groups:
         for group in self.levels(user_id):
             self._park_or_unpark(group)
 
+    def reconsider(self, group_ids: Iterable[str]) -> None:
+        """Park or unpark these groups, because their windows have changed."""
+        for group_id in group_ids:
+            if group_id in self.by_id:
+                self._park_or_unpark(self.by_id[group_id])
+
     def _park_or_unpark(self, group: Group) -> None:
-        if group.limit is not None and group.running >= group.limit:
+        rates = self.service.rates
+        at_rate = rates is not None and group.id in rates.parked
+        if at_rate or (group.limit is not None and group.running >= group.limit):
             self.park(group.id)
         elif group.id in self.service.parked:
             self.service.parked.discard(group.id)
@@ -387,4 +393,6 @@ class Groups:
             band.forget(group_id)
         del self.by_id[group_id]
         self.service.parked.discard(group_id)
+        if self.service.rates is not None:
+            self.service.rates.forget(group_id)
         self.forget_user(group_id)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from fairlead.dispatch.memory.fair_queue import COST, JOB, KEY, USER, Entry, FairBand, Lane, count_before
 from fairlead.dispatch.memory.group_positions import ahead_in_groups
 from fairlead.dispatch.memory.groups import GroupedBand
-from fairlead.dispatch.memory.rates import rate_waits
+from fairlead.dispatch.memory.rated_service import group_rate_waits, rate_waits
 from fairlead.dispatch.memory.service import RETRIES, Service
 from fairlead.dispatch.memory.tally import Ahead, Mark, Tally, Waiting
 from fairlead.dispatch.port import Unserved
@@ -50,7 +50,8 @@ def positions(service: Service, entries: Iterable[Entry], now: float, unserved: 
                 steps + 1, (work + running) / SECOND, slots, mean, free, service.name, band, ahead.newcomer, retries,
                 higher, ahead.own, running / SECOND, *_user_slots(service, user.user_id, now), rests,
                 *rate_waits(service, entry, steps + 1, ahead.own + 1, regions_open, now),
-                slot_wait=wait, groups=ahead.groups, estimate=service.costs.estimate(user, cost) / SECOND,
+                slot_wait=wait, groups=group_rate_waits(service, entry, ahead.groups, now),
+                estimate=service.costs.estimate(user, cost) / SECOND,
                 estimated_by=ESTIMATED_BY[service.costs.estimated_by(user, cost)],
             )  # fmt: skip
     return positions_by_job

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Sequence, Set
 
 from fairlead.dispatch.memory.leases import Leases
-from fairlead.dispatch.memory.rates import ServiceRates, advance_service
+from fairlead.dispatch.memory.rated_service import advance_service, groups_of_path
+from fairlead.dispatch.memory.rates import ServiceRates
 from fairlead.dispatch.memory.service import Service
 from fairlead.dispatch.memory.topology import Topology, Wakeups
 from fairlead.dispatch.rates import Rest, Sent, Spent
@@ -40,9 +41,11 @@ class RateOperations:
             lease = self._leases.by_name.get(report.lease)
             service = None if lease is None else self._services[lease.service]
             if lease is not None and service is not None and service.rates is not None:
-                service.rates.sent(lease, report.after, now)
+                groups = service.rates.sent(lease, report.after, now)
                 if lease.user_id in service.parked:
                     service.park_or_unpark(service.users[lease.user_id])
+                if service.groups is not None:
+                    service.groups.reconsider(groups)
                 self._wakeups.touch(service)
         self._announce()
 
@@ -51,7 +54,7 @@ class RateOperations:
         for rest in rests:
             service = self._topology.service(rest.service)
             if service.rates is None:
-                service.rates = ServiceRates(service.rules)
+                service.rates = ServiceRates(service.rules, service.member_rates)
                 self._topology.has_rates = True
             service.rates.rest(rest, now)
             self._wakeups.touch(service)
@@ -64,8 +67,8 @@ class RateOperations:
         for call in calls:
             service = self._topology.service(call.service)
             if service.rates is not None:
-                pooled = service.rules.in_pool(call.region)
-                service.rates.spent(call, micros(min(now, call.ended_at + ahead)), pooled=pooled)
+                groups = groups_of_path(service, call.group)
+                service.rates.spent(call, micros(min(now, call.ended_at + ahead)), groups)
         self._announce()
         return True
 

@@ -4,41 +4,45 @@ and the rests that the upstream asked for."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Final, NamedTuple
 
-from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
 from fairlead.dispatch.port import Lease, Release
 from fairlead.dispatch.rates import RateUse, Rest, Spent
 from fairlead.domain.fair_share import SECOND, micros, smoothed
-from fairlead.domain.rates import UNLIMITED, Rate, Window
+from fairlead.domain.rates import UNLIMITED, MemberRates, Rate, Window
 from fairlead.domain.rules import Rules, ServiceRules
 
-if TYPE_CHECKING:
-    from fairlead.dispatch.memory.service import Pick, Service
+MARK: Final = "\x01"
+"""The first character of the id of a group. No user id contains it."""
+NO_MEMBER_RATES = MemberRates()
 
 
 class Reservation(NamedTuple):
-    """What a grant counts in: its windows, its estimated units, and when it was sent (None: not known)."""
+    """What a grant counts in: its windows, its estimated units, when it was sent (None: not known), and the ids of its
+    user's groups that have a rate."""
 
     windows: tuple[Window, ...]
     units: int
     sent_at: int | None
+    groups: tuple[str, ...]
 
 
 class ServiceRates:
-    """Exists only for a service with a rate, in a pool with a rate, or that rests or has rested. Without one, a claim
-    pays a comparison with None.
+    """Exists only for a service with a rate, in a pool with a rate, that rests or has rested, or if plans or groups
+    have rates. Without one, a claim pays a comparison with None.
 
-    `parked` has the users that are parked because of their own rate, with the time of their next chance. `dues` are
-    the times at which a user's window has to be looked at: that time, or the end of its last entry.
+    A *member* is a user or a group, named by its id (`memory.groups.MARK`). `windows` has the windows of members.
+    `parked` has those that are parked because of their own rate, with the time of their next chance. `dues` are the
+    times at which a member's window has to be looked at: that time, or the end of its last entry.
     """
 
     __slots__ = (
         "dues",
         "heap",
         "mean_units",
+        "members",
         "own",
         "parked",
         "pool",
@@ -46,38 +50,58 @@ class ServiceRates:
         "regions",
         "reservations",
         "rules",
-        "users",
+        "windows",
     )
 
-    def __init__(self, rules: ServiceRules) -> None:
+    def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
         self.rules = rules
+        self.members = members
         self.own = Window()
         self.regions: dict[str, Window] = {}
         self.pool: Window | None = None
         self.pool_rate: Rate | None = None
-        self.users: dict[str, Window] = {}
+        self.windows: dict[str, Window] = {}
         self.reservations: dict[str, Reservation] = {}
         self.mean_units: int | None = None
         self.parked: dict[str, int] = {}
         self.dues: dict[str, int] = {}
         self.heap: list[tuple[int, str]] = []
-        self.take_rules(rules)
+        self.take_rules(rules, members)
 
-    def take_rules(self, rules: ServiceRules) -> None:
-        """Apply the rates of the rules. Users that are parked because of their rate get another chance if that rate has
-        changed."""
-        before, self.rules = self.rules.user_rate, rules
+    def take_rules(self, rules: ServiceRules, members: MemberRates) -> None:
+        """Apply the rates of the rules. Members that are parked because of their rate get another chance if such a rate
+        has changed."""
+        was, was_members = self.rules.user_rate, self.members
+        self.rules, self.members = rules, members
         self.own.take_rate(rules.rate)
         for region in self.regions.keys() | rules.region_rates.keys():
             self.regions.setdefault(region, Window()).take_rate(rules.region_rates.get(region))
-        if rules.user_rate != before:
+        if (rules.user_rate, members) != (was, was_members):
             self.parked.clear()
-            for user_id, window in self.users.items():
-                window.take_rate(rules.user_rate)
-                self._due(user_id)
-            if rules.user_rate is None:
-                self.users.clear()
-                self.dues.clear()
+            self._change_members(was, was_members.plans)
+
+    def _change_members(self, was: Rate | None, was_plans: Mapping[str, Rate]) -> None:
+        """Apply changed rates to the windows of members. Which plan a user has is not stored: a window that has the old
+        rate of a plan gets the new one."""
+        pairs = [
+            (was, self.rules.user_rate),
+            *((was_plans[name], self.members.plans.get(name, self.rules.user_rate)) for name in sorted(was_plans)),
+        ]
+        for member, window in list(self.windows.items()):
+            if member.startswith(MARK):
+                rate = self.members.groups.get(member[1:])
+            else:
+                same = [new for old, new in pairs if old is not None and window.has_rate(old)]
+                if not same:
+                    self._due(member)
+                    continue
+                rate = same[0]
+            if rate is None:
+                del self.windows[member]
+                self.dues.pop(member, None)
+            else:
+                window.take_rate(rate)
+                self._due(member)
 
     # -- granting -------------------------------------------------------------------------------------------------
 
@@ -97,57 +121,67 @@ class ServiceRates:
         window = self.regions.get(region)
         return window is None or window.fits(self.units_of(cost))
 
-    def parks(self, user_id: str, cost: int | None) -> bool:
-        """Whether the user's own rate keeps this step from being granted. If so, the user is parked until the window
-        has changed."""
-        window = self.users.get(user_id)
+    def parks(self, member: str, cost: int | None) -> bool:
+        """Whether the member's own rate keeps this step from being granted. If so, the member is parked until the
+        window has changed."""
+        window = self.windows.get(member)
         if window is None or window.fits(units := self.units_of(cost)):
             return False
-        self.parked[user_id] = window.due(units) or UNLIMITED
-        self._due(user_id)
+        self.parked[member] = window.due(units) or UNLIMITED
+        self._due(member)
         return True
 
-    def granted(self, lease: Lease, cost: int | None, *, pooled: bool) -> None:
-        windows = self._windows(lease, pooled=pooled)
+    def granted(self, lease: Lease, cost: int | None, plan: str | None, groups: tuple[str, ...]) -> None:
+        windows = self._windows(lease, plan, groups)
         units = self.units_of(cost)
         for window in windows:
             window.take(units)
         if windows:
-            self.reservations[lease.name] = Reservation(windows, units, None)
-            self._due(lease.user_id)
+            self.reservations[lease.name] = Reservation(windows, units, None, groups)
+            for member in (lease.user_id, *groups):
+                self._due(member)
 
-    def restored(self, lease: Lease) -> None:
-        """Count a call that was running when the queue was rebuilt."""
-        cost = None if lease.cost is None else micros(lease.cost)
-        self.granted(lease, cost, pooled=self.rules.in_pool(lease.region))
-
-    def _windows(self, what: Lease | Spent, *, pooled: bool) -> tuple[Window, ...]:
+    def _windows(self, what: Lease | Spent, plan: str | None, groups: Iterable[str]) -> tuple[Window, ...]:
         windows = [self.own, self.regions.get(what.region or "")]
-        if pooled:
+        if self.rules.in_pool(what.region):
             windows.append(self.pool)
-        if self.rules.user_rate is not None:
-            windows.append(self.users.setdefault(what.user_id, Window(self.rules.user_rate)))
+        if self.rules.user_rate is not None or self.members.plans:
+            windows.append(self._window_of(what.user_id, self.members.plans.get(plan or "", self.rules.user_rate)))
+        windows += [self._window_of(group, self.members.groups[group[1:]]) for group in groups]
         return tuple(each for each in windows if each is not None and _counts(each))
+
+    def _window_of(self, member: str, rate: Rate | None) -> Window | None:
+        """The window of a member, with this rate."""
+        window = self.windows.get(member)
+        if window is None:
+            return None if rate is None else self.windows.setdefault(member, Window(rate))
+        if rate is None or not window.has_rate(rate):
+            window.take_rate(rate)  # the user has another plan now
+            self._due(member)
+        return window
 
     # -- what became of a grant -----------------------------------------------------------------------------------
 
-    def sent(self, lease: Lease, after: float, now: int) -> None:
+    def sent(self, lease: Lease, after: float, now: int) -> tuple[str, ...]:
+        """Returns the groups whose windows have changed."""
         held = self.reservations.get(lease.name)
         if held is None or held.sent_at is not None:
-            return
+            return ()
         sent_at = _sent_at(lease, after, now)
         for window in held.windows:
             window.sent(held.units, sent_at)
         self.reservations[lease.name] = held._replace(sent_at=sent_at)
-        self._changed(lease.user_id)
+        self._changed(lease.user_id, held.groups)
+        return held.groups
 
-    def ended(self, lease: Lease, release: Release, now: int) -> None:
+    def ended(self, lease: Lease, release: Release, now: int) -> tuple[str, ...]:
+        """Returns the groups whose windows have changed."""
         used = None if release.used is None or release.refund else micros(release.used)
         if used is not None:
             self.mean_units = smoothed(self.mean_units, used)
         held = self.reservations.pop(lease.name, None)
         if held is None:
-            return
+            return ()
         reported, sent_at = held.sent_at is not None, held.sent_at
         if sent_at is None and release.sent is not None:
             sent_at = _sent_at(lease, release.sent, now)
@@ -156,13 +190,15 @@ class ServiceRates:
                 window.refund(held.units)
             else:
                 window.ended(held.units, used, sent_at, now, reported=reported)
-        self._changed(lease.user_id)
+        self._changed(lease.user_id, held.groups)
+        return held.groups
 
-    def spent(self, call: Spent, ended_at: int, *, pooled: bool) -> None:
+    def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
         """Count a call that ended before the queue was rebuilt."""
-        for window in self._windows(call, pooled=pooled):
+        for window in self._windows(call, call.plan, groups):
             window.add(ended_at, 1, micros(call.units))
-        self._due(call.user_id)
+        for member in (call.user_id, *groups):
+            self._due(member)
 
     def rest(self, rest: Rest, now: int) -> None:
         """Take over what the upstream said about its own limits."""
@@ -176,20 +212,20 @@ class ServiceRates:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def advance(self, now: int) -> tuple[bool, list[str]]:
-        """Drop what is over. Returns whether a window has changed, and the users that are no longer parked, in the
+        """Drop what is over. Returns whether a window has changed, and the members that are no longer parked, in the
         order in which they enter the queue again."""
         changed = [window.advance(now) for window in self._shared()]
         unparked = []
         while self.heap and self.heap[0][0] <= now:
-            due, user_id = heappop(self.heap)
-            if self.dues.get(user_id) != due:
+            due, member = heappop(self.heap)
+            if self.dues.get(member) != due:
                 continue
-            window = self.users[user_id]
+            window = self.windows[member]
             window.advance(now)
-            if self.parked.get(user_id, UNLIMITED) <= now:
-                del self.parked[user_id]
-                unparked.append(user_id)
-            self._due(user_id)
+            if self.parked.get(member, UNLIMITED) <= now:
+                del self.parked[member]
+                unparked.append(member)
+            self._due(member)
         return any(changed), unparked
 
     def next_due(self) -> float:
@@ -203,7 +239,7 @@ class ServiceRates:
         """Forget everything, because the queue is rebuilt."""
         for window in self._shared():
             window.clear()
-        self.users, self.reservations, self.parked, self.dues, self.heap = {}, {}, {}, {}, []
+        self.windows, self.reservations, self.parked, self.dues, self.heap = {}, {}, {}, {}, []
         self.mean_units = None
 
     def _shared(self) -> Iterator[Window]:
@@ -212,27 +248,37 @@ class ServiceRates:
         if self.pool is not None:
             yield self.pool
 
-    def _changed(self, user_id: str) -> None:
-        """Give a parked user another chance, because the user's window has changed."""
-        self.parked.pop(user_id, None)
-        self._due(user_id)
+    def _changed(self, user_id: str, groups: Iterable[str]) -> None:
+        """Give parked members another chance, because their windows have changed."""
+        for member in (user_id, *groups):
+            self.parked.pop(member, None)
+            self._due(member)
 
-    def _due(self, user_id: str) -> None:
-        window = self.users.get(user_id)
+    def forget_groups(self) -> None:
+        for member in [each for each in self.parked if each.startswith(MARK)]:
+            self.forget(member)
+
+    def forget(self, group_id: str) -> None:
+        """A group has no members left. Its window is kept until it is empty."""
+        if self.parked.pop(group_id, None) is not None:
+            self._due(group_id)
+
+    def _due(self, member: str) -> None:
+        window = self.windows.get(member)
         if window is None:
             return
         if window.is_empty:
-            del self.users[user_id]
-            self.dues.pop(user_id, None)
+            del self.windows[member]
+            self.dues.pop(member, None)
             return
-        if user_id in self.parked:
-            due = self.parked[user_id]
+        if member in self.parked:
+            due = self.parked[member]
         else:
             due = window.entries[-1][0] if window.entries and not window.open_requests else UNLIMITED
-        if self.dues.get(user_id) != due:
-            self.dues[user_id] = due
+        if self.dues.get(member) != due:
+            self.dues[member] = due
             if due < UNLIMITED:
-                heappush(self.heap, (due, user_id))
+                heappush(self.heap, (due, member))
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -245,6 +291,11 @@ class ServiceRates:
         ]
         if self.pool is not None and rules.pool is not None:
             found.append(use_of("pool", rules.pool, self.pool_rate, self.pool))
+        found += [
+            use_of("group", path, rate, self.windows[MARK + path])
+            for path, rate in sorted(self.members.groups.items())
+            if MARK + path in self.windows
+        ]
         return tuple(use for use in found if use is not None)
 
 
@@ -266,69 +317,8 @@ def pool_windows(rules: Rules, windows: dict[str, Window]) -> Mapping[str, Windo
     return windows
 
 
-def needs_rates(rules: ServiceRules, pool: Window | None) -> bool:
-    return bool(pool is not None or rules.rate or rules.user_rate or rules.region_rates)
-
-
-def if_it_fits(service: Service, pick: Pick) -> Pick | None:
-    """The pick, unless the rate of the service or its pool does not allow it now. Then no other step goes before it,
-    because a large one would never get its turn."""
-    number, lane, user_id, region = pick
-    if service.rates is None:
-        return pick
-    cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
-    return pick if service.rates.fits(cost, pooled=service.rules.in_pool(region)) else None
-
-
-def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
-    """The user that is next in a lane. Parks users at their own rate."""
-    while (head := band.head(lane, service.parked)) is not None and service.rates is not None:
-        user_id = head[-1]
-        if not service.rates.parks(user_id, band.lanes[lane].queues[user_id][0][COST]):
-            break
-        if service.groups is not None:
-            service.groups.park(user_id)
-        service.parked.add(user_id)
-    return head
-
-
-def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions: list[str]) -> list[str]:
-    """Those of the regions whose rate allows the first step of this user."""
-    rates = service.rates
-    if rates is None or not rates.regions:
-        return regions
-    cost = lane.queues[head[-1]][0][COST]
-    return [region for region in regions if rates.region_fits(region, cost)]
-
-
-def advance_service(service: Service, now: int) -> bool:
-    """Drop what is over from the windows of a service, and unpark users. Returns whether anything has changed."""
-    assert service.rates is not None
-    changed, unparked = service.rates.advance(now)
-    for user_id in unparked:
-        if user_id in service.users:
-            service.park_or_unpark(service.users[user_id])
-    return changed or bool(unparked)
-
-
-def rate_waits(
-    service: Service, entry: Entry, position: int, own: int, regions: list[str], now: float
-) -> tuple[float, float]:
-    """Seconds until the rates of the service, its pool and the first of the regions allow a step at this position; and
-    until the rate of its user does, for the `own`-th step of the user."""
-    rates = service.rates
-    if rates is None:
-        return 0.0, 0.0
-    units, at = rates.units_of(entry[COST]), micros(now)
-    mean = units if rates.mean_units is None else rates.mean_units
-    waits = [rates.own.wait(position, units, mean, at)]
-    if rates.pool is not None and service.rules.pooled_regions is None:
-        waits.append(rates.pool.wait(position, units, mean, at))
-    if regions and rates.regions:
-        windows = [rates.regions.get(name) for name in regions]
-        waits.append(min(0 if window is None else window.wait(position, units, mean, at) for window in windows))
-    user = rates.users.get(entry[USER])
-    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, mean, at) / SECOND
+def needs_rates(rules: ServiceRules, pool: Window | None, members: MemberRates) -> bool:
+    return bool(pool is not None or rules.rate or rules.user_rate or rules.region_rates or any(members))
 
 
 def _counts(window: Window) -> bool:

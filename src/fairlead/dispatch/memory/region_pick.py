@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from fairlead.dispatch.memory.rates import fitting_regions, if_it_fits, rated_head
+from fairlead.dispatch.memory.rated_service import fitting_regions, if_it_fits, rated_head
 from fairlead.dispatch.port import Unserved
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from fairlead.dispatch.memory.fair_queue import (
     rekeyed,
 )
 from fairlead.dispatch.memory.groups import Groups
-from fairlead.dispatch.memory.rates import ServiceRates, if_it_fits, rated_head
+from fairlead.dispatch.memory.rated_service import if_it_fits, rated_groups, rated_head
+from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates
 from fairlead.dispatch.memory.region_breaker import RegionBreaker
 from fairlead.dispatch.memory.region_pick import RETRIES as RETRIES
 from fairlead.dispatch.memory.region_pick import Pick as Pick
@@ -57,8 +58,8 @@ class Service:
     """One service with its lanes and regions. Slots in use are counted from the leases and holds, not stored."""
 
     __slots__ = (
-        "bands", "breakers", "costs", "fifo", "group_rules", "groups", "holds", "leases", "name", "parked", "pool",
-        "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
+        "bands", "breakers", "costs", "fifo", "group_rules", "groups", "holds", "leases", "member_rates", "name",
+        "parked", "pool", "rates", "ready", "region_slots", "rules", "runnable", "scope", "users", "waiting",
     )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, scope: Scope) -> None:
@@ -68,6 +69,7 @@ class Service:
         self.pool: Pool | None = None
         self.rates: ServiceRates | None = None
         self.group_rules: Mapping[str, GroupRules] = {}
+        self.member_rates = NO_MEMBER_RATES
         self.ready = False
         """Maintained by `Wakeups`: whether the service could grant a step, ignoring its pool."""
         self.runnable = False
@@ -111,7 +113,7 @@ class Service:
                 breaker.reset()
         moved = [] if same else self._requeue_all()
         if self.rates is not None:
-            self.rates.take_rules(rules)
+            self.rates.take_rules(rules, self.member_rates)
         # Sorted, because the order in which users re-enter a band matters.
         for user_id in sorted(self.parked & self.users.keys()):
             self.park_or_unpark(self.users[user_id])
@@ -126,6 +128,8 @@ class Service:
         waiting = [rekeyed(entry, fifo=self.fifo) for entry in self.entries()]
         self.bands = [FifoBand() for _ in ALL_BANDS] if self.fifo else [FairBand() for _ in ALL_BANDS]
         self.groups, self.parked = None, self.parked & self.users.keys()
+        if self.rates is not None:
+            self.rates.forget_groups()
         for user in self.users.values():
             self.place(user, user.group)
         for entry in waiting:
@@ -193,6 +197,11 @@ class Service:
         self._occupy(lease.name, lease.region)
         if self.breakers and (breaker := self.breakers.get(lease.region or "")) is not None:
             breaker.granted(lease.name)
+
+    def count(self, lease: Lease, cost: int | None, plan: str | None) -> None:
+        """Let the rates count a grant, or a call that was running when the queue was rebuilt."""
+        assert self.rates is not None
+        self.rates.granted(lease, cost, plan, rated_groups(self, lease.user_id))
 
     def hold(self, key: str, hold: Hold, ends_at: float) -> None:
         self.holds[key] = hold, ends_at
@@ -328,8 +337,7 @@ class Service:
         if granted is None:
             return None
         lease, estimate, cost = granted
-        if self.rates is not None:
-            self.rates.ended(lease, release, micros(now))
+        rated = () if self.rates is None else self.rates.ended(lease, release, micros(now))
         self._vacate(lease.name, lease.region)
         if lease.region is not None and self.rules.regions:
             if release.failed is not None:
@@ -351,6 +359,7 @@ class Service:
             self.park_or_unpark(user)
             if self.groups is not None:
                 self.groups.park_or_unpark(lease.user_id)
+                self.groups.reconsider(rated)  # the user may be in another group now
         self.forget_if_idle(lease.user_id)
         return lease
 
@@ -369,7 +378,7 @@ class Service:
             for band in self.bands:
                 band.unpark(user.user_id)
 
-    def resume(self, lease: Lease, group: str | None) -> None:
+    def resume(self, lease: Lease, group: str | None, plan: str | None) -> None:
         """Add a lease during a rebuild, and count it as a running step of its user."""
         user = self.user(lease.user_id, lease.weight)
         self.place(user, group)
@@ -378,6 +387,8 @@ class Service:
         if self.groups is not None:
             self.groups.granted(lease.user_id)
         self.keep(lease, estimate=0, cost=None)
+        if self.rates is not None:
+            self.count(lease, None if lease.cost is None else micros(lease.cost), plan)
 
     def forget_if_idle(self, user_id: str) -> None:
         """Drop the record of a user that has nothing waiting or running and no debt in any band."""

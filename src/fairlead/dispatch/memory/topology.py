@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fairlead.dispatch.memory.claim_sources import Pool
 from fairlead.dispatch.memory.fair_queue import Entry
-from fairlead.dispatch.memory.rates import ServiceRates, needs_rates, pool_windows
+from fairlead.dispatch.memory.rates import NO_MEMBER_RATES, ServiceRates, needs_rates, pool_windows
 from fairlead.dispatch.memory.service import Service
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rules import Rules, ServiceRules
@@ -37,6 +37,7 @@ class Topology:
         self._version = -1
         self.has_rates = False
         self._groups: Mapping[str, GroupRules] = {}
+        self._member_rates = NO_MEMBER_RATES
 
     def service(self, name: str) -> Service:
         """The service of this name. Steps of a service unknown to the rules are queued with a limit of 0."""
@@ -44,7 +45,7 @@ class Topology:
         if service is None:
             rules = ServiceRules(name, limit=0)
             service = self.services[name] = Service(rules, self.scope(rules.scope))
-            service.group_rules = self._groups
+            service.group_rules, service.member_rates = self._groups, self._member_rates
         return service
 
     def scope(self, name: str) -> Scope:
@@ -62,9 +63,9 @@ class Topology:
         if rules.version < self._version:
             return
         self._version = rules.version
-        self._groups = rules.groups
+        self._groups, self._member_rates = rules.groups, rules.member_rates
         for service in self.services.values():
-            service.group_rules = rules.groups
+            service.group_rules, service.member_rates = rules.groups, rules.member_rates
         for name, service_rules in rules.services.items():
             yield from self._take_rules(self.service(name), service_rules)
         for name in self.services.keys() - rules.services.keys():
@@ -94,8 +95,8 @@ class Topology:
             pool.window = windows.get(name)
         for service in self.services.values():
             window = None if service.pool is None else service.pool.window
-            if service.rates is None and needs_rates(service.rules, window):
-                service.rates = ServiceRates(service.rules)
+            if service.rates is None and needs_rates(service.rules, window, rules.member_rates):
+                service.rates = ServiceRates(service.rules, rules.member_rates)
             if service.rates is not None:
                 service.rates.pool = window
                 service.rates.pool_rate = rules.pool_rates.get(service.rules.pool or "")

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from fairlead.dispatch.port import Lease, Offer, RegionSnapshot, Release, ScopeState, ServiceSnapshot, UserQueue
-from fairlead.dispatch.redis.rates import named, rate_use, rates_fields
+from fairlead.dispatch.redis.rates import named, rate_list, rate_use, rates_fields
 from fairlead.dispatch.redis.servers import identity_of
 from fairlead.domain.fair_share import DEFAULT_COST, ESTIMATED_BY, SECOND, QueuePosition, micros
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupAhead, GroupQueue, GroupRules, levels_of
@@ -99,13 +99,27 @@ def rules_json(rules: ServiceRules, pool_rate: Rate | None = None) -> bytes:
     return orjson.dumps(fields)
 
 
+def packed_plan(plan: str, group: str | None) -> bytes:
+    """Encode a plan behind the five values of a group with two levels, of which some may be missing."""
+    missing = 5 if group is None else 5 - (1 + 2 * len(levels_of(group)))
+    return FALSE * missing + packed_text(plan)
+
+
 def _weight(weight: float) -> str:
     """Encode a weight as an argument. An invalid weight counts as 1, so that it cannot block the queue."""
     return repr(weight if weight > 0 else 1.0)
 
 
 def groups_json(groups: Mapping[str, GroupRules]) -> bytes:
-    return orjson.dumps({path: (each.weight, each.limit or False) for path, each in groups.items()}) if groups else b""
+    if not groups:
+        return b""
+    return orjson.dumps(
+        {path: (each.weight, each.limit or False, rate_list(each.rate) or False) for path, each in groups.items()}
+    )
+
+
+def plans_json(plan_rates: Mapping[str, Rate]) -> bytes:
+    return orjson.dumps({plan: rate_list(rate) for plan, rate in sorted(plan_rates.items())}) if plan_rates else b""
 
 
 def packed_group(path: str | None, groups: Mapping[str, GroupRules]) -> bytes:
@@ -126,6 +140,8 @@ def offer_args(offers: Iterable[Offer], groups: Mapping[str, GroupRules]) -> lis
         )
         if offer.group is not None:
             rest += packed_group(offer.group, groups)
+        if offer.plan is not None:
+            rest += packed_plan(offer.plan, offer.group)
         args += (offer.job_id, packed_int(offer.seq) + packed_text(offer.user_id) + rest)
     return args
 
@@ -178,7 +194,7 @@ def lease_args(leases: Iterable[Lease], groups: Mapping[str, GroupRules]) -> lis
         args += (
             lease.name, lease.job_id, lease.step, lease.run, lease.service, lease.user_id, lease.worker,
             micros(lease.granted_at), lease.region or "", _weight(lease.weight), lease.band,
-            "" if lease.cost is None else micros(lease.cost), packed_group(lease.group, groups),
+            "" if lease.cost is None else micros(lease.cost), packed_group(lease.group, groups), lease.plan or "",
         )  # fmt: skip
     return args
 
@@ -245,8 +261,9 @@ def _groups_ahead(value: bytes) -> tuple[GroupAhead, ...]:
             int(free),
             int(running) / SECOND,
             int(debt) / SECOND,
+            int(rate_wait) / SECOND,
         )
-        for path, ahead, limit, free, running, debt in _rows(value.decode().split(NUL), 6)
+        for path, ahead, limit, free, running, debt, rate_wait in _rows(value.decode().split(NUL), 7)
     )
 
 

@@ -412,7 +412,7 @@ def _rules_args(rules: Rules, names: Sequence[str]) -> list[Arg]:
         if service.pool is not None:
             args[1] = rules.pools.get(service.pool, 0)
         args += (name, codec.rules_json(service, rules.pool_rates.get(service.pool or "")))
-    return [*args, codec.groups_json(rules.groups)]
+    return [*args, codec.groups_json(rules.groups), codec.plans_json(rules.plan_rates)]
 
 
 def _accepted(replies: dict[str, Any]) -> dict[str, Any]:

@@ -22,13 +22,17 @@ DUE = {"exchange": 11} | dict.fromkeys(
 
 def rates_fields(rules: ServiceRules, pool_rate: Rate | None) -> dict[str, object]:
     """The rates of a service for the script `configure`; empty if it has none."""
-    fields: dict[str, object] = {"own": _rate(rules.rate), "user": _rate(rules.user_rate), "pool": _rate(pool_rate)}
+    fields: dict[str, object] = {
+        "own": rate_list(rules.rate),
+        "user": rate_list(rules.user_rate),
+        "pool": rate_list(pool_rate),
+    }
     if rules.region_rates:
-        fields["regions"] = {region: _rate(rate) for region, rate in rules.region_rates.items()}
+        fields["regions"] = {region: rate_list(rate) for region, rate in rules.region_rates.items()}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _rate(rate: Rate | None) -> list[int] | None:
+def rate_list(rate: Rate | None) -> list[int] | None:
     if rate is None:
         return None
     requests = UNLIMITED if rate.requests is None else rate.requests
@@ -59,6 +63,7 @@ def spent_args(calls: Sequence[Spent]) -> list[str | bytes | int]:
     args: list[str | bytes | int] = []
     for call in calls:
         args += (call.service, call.region or "", call.user_id, micros(call.ended_at), micros(call.units))
+        args += (call.plan or "", call.group or "")
     return args
 
 

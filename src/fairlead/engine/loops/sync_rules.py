@@ -47,7 +47,11 @@ class SyncRulesLoop:
         services = tuple(service.rules(name) for name, service in parts.config.services.items())
         config = parts.config
         self._declaration = DeclareServices(
-            services, config.pool_limits, pool_rates=config.pool_rates, groups=config.group_rules
+            services,
+            config.pool_limits,
+            pool_rates=config.pool_rates,
+            groups=config.group_rules,
+            plan_rates=config.plan_rates,
         )
 
     async def declare(self) -> None:

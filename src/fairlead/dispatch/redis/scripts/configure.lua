@@ -11,7 +11,8 @@
 --             regions are outside the pool; `rates`: {own, user, pool, regions by name}, each a list of requests,
 --             units in millionths (2^52: unlimited) and per in µs, or absent;
 --             `other_unit` if costs are not in seconds, `by_used` if calls are charged by use
--- A last argument, after the services, has the declared groups as JSON {path: [weight, limit or false]}, or is empty.
+-- Two arguments follow, as JSON or empty: the declared groups {path: [weight, limit or false, rate or false]}, and the
+-- rates of plans by name.
 --
 -- Returns {0, services for which to wake this process, joined by NUL, rates_due()}.
 --- @include scope
@@ -19,12 +20,24 @@ local version, rules_by_name = tonumber(ARGV[5]), {}
 if scope.version and version < scope.version then
   return { 0, '' }
 end
-for i = 8, #ARGV - 1, 2 do
+local groups_json, plans_json = ARGV[#ARGV - 1], ARGV[#ARGV]
+local groups = groups_json ~= '' and cjson.decode(groups_json) or {}
+local plans = plans_json ~= '' and cjson.decode(plans_json) or nil
+local group_rates = nil
+for path, group in pairs(groups) do
+  if group[3] then
+    group_rates = group_rates or {}
+    group_rates[path] = group[3]
+  end
+end
+local any_rate = plans or group_rates
+for i = 8, #ARGV - 2, 2 do
   local rules = cjson.decode(ARGV[i + 1])
   rules_by_name[ARGV[i]] = rules
-  if rules.rates and not scope.rates then
-    scope.rates = { s = {}, n = 0, p = false }
-  end
+  any_rate = any_rate or rules.rates
+end
+if any_rate and not scope.rates then
+  scope.rates = { s = {}, n = 0, p = false }
 end
 --- @include costs
 --- @include queues
@@ -43,8 +56,6 @@ local function each_user(service, visit, groups)
   end)
 end
 
-local groups_json = ARGV[#ARGV]
-local groups = groups_json ~= '' and cjson.decode(groups_json) or {}
 local function rules_of_groups(path)
   local outer = string.match(path, '^(.*)/[^/]*$')
   local own, above = groups[path] or {}, outer and groups[outer] or {}
@@ -70,7 +81,7 @@ end
 
 -- Apply changed weights and limits, sorted by id: the order in which groups enter a band matters.
 local function change_groups(service)
-  local changed = {}
+  local changed = {} -- also if their members' rates have changed
   each_user(service, function(group) changed[#changed + 1] = group end, true)
   table.sort(changed, function(a, b) return before(a[ID], b[ID]) end)
   for _, group in ipairs(changed) do
@@ -149,15 +160,38 @@ if groups_changed then
   fields[5], fields[6] = 'groups', groups_json
 end
 
--- Apply the rates of a service. Returns whether the rate of each user has changed: then all users are looked at again.
+local function text(rate)
+  return rate and table.concat(rate, ' ') or ''
+end
+
+-- Apply the rates of plans and groups. Returns the old rates of plans, and whether any of these rates has changed.
+local function change_member_rates()
+  local state = rates.state
+  local old_plans, old_groups, changed, units = state.q or NONE, state.g or NONE, false, false
+  for _, pair in ipairs({ { old_plans, plans or NONE }, { old_groups, group_rates or NONE } }) do
+    for _, both in ipairs({ { pair[1], pair[2] }, { pair[2], pair[1] } }) do
+      for name, rate in pairs(both[1]) do
+        changed = changed or text(rate) ~= text(both[2][name])
+      end
+    end
+    for _, rate in pairs(pair[2]) do
+      units = units or rate[2] < MIDDLE
+    end
+  end
+  state.q, state.g, state.z = plans, group_rates, units or nil
+  return old_plans, changed
+end
+local old_plans, member_rates_changed = NONE, false
+if rates then
+  old_plans, member_rates_changed = change_member_rates()
+end
+
+-- Apply the rates of a service. Returns whether a rate of its members has changed: then all of them are looked at again.
 local function change_rates(service, new)
-  if not rates or (new == NONE and not rates.state.s[service.name]) then
+  if not rates or (new == NONE and not rates.state.s[service.name] and not plans and not group_rates) then
     return false
   end
   local of = rates.rates_of(service.name)
-  local function text(rate)
-    return rate and table.concat(rate, ' ') or ''
-  end
   rates.take_rate(of.o, new.own)
   for region, window in pairs(of.r) do
     rates.take_rate(window, new.regions and new.regions[region])
@@ -165,11 +199,19 @@ local function change_rates(service, new)
   for region, rate in pairs(new.regions or NONE) do
     of.r[region] = of.r[region] or rates.new_window(rate)
   end
-  if text(of.u) == text(new.user) then
+  if text(of.u) == text(new.user) and not member_rates_changed then
     return false
   end
+  local names, pairs_of_rates = {}, { { of.u, new.user or false } }
   of.u = new.user or false
-  rates.reset_users(service, of.u)
+  for name in pairs(old_plans) do
+    names[#names + 1] = name
+  end
+  table.sort(names, before)
+  for _, name in ipairs(names) do
+    pairs_of_rates[#pairs_of_rates + 1] = { old_plans[name], plans and plans[name] or of.u }
+  end
+  rates.change_members(service, pairs_of_rates)
   return true
 end
 
@@ -192,14 +234,15 @@ local function change(service, rules, breaker, breaker_rest, new_rates)
   end
   local new_user_rate = new_rates and change_rates(service, new_rates)
   if new_user_rate then
-    each_user(service, function(user)
-      user[PARKED] = type(user[PARKED]) == 'number' and 0 or user[PARKED]
+    each_stored_user(service, function(id)
+      local node = user_of(service, id)
+      node[PARKED] = type(node[PARKED]) == 'number' and 0 or node[PARKED]
     end)
   end
   if service.user_limit ~= old_limit or new_user_rate then
     park_or_unpark_all(service)
   end
-  if groups_changed and not scope.lost then
+  if (groups_changed or new_user_rate) and not scope.lost then
     change_groups(service)
   end
   fields[#fields + 1] = 'rules:' .. service.name

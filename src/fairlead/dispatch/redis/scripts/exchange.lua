@@ -80,10 +80,10 @@ local function first_lease(service)
 end
 
 local first_of_name = format('%d:', scope.epoch or 0)
-local function issue(service, job, step, run, user, estimate, charged, band, region, cost)
-  local mask, units
+local function issue(service, job, step, run, user, estimate, charged, band, region, cost, plan)
+  local mask, units, group
   if rates then
-    mask, units = rates.granted(service, user[ID], region, cost)
+    mask, units, group = rates.granted(service, user[ID], region, cost, plan)
   end
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
@@ -91,6 +91,7 @@ local function issue(service, job, step, run, user, estimate, charged, band, reg
   local stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
   if mask or cost then
     stored = stored .. pack(mask or false, units or false, false, cost or false)
+    stored = group and stored .. pack(group) or stored
   end
   keep_lease(service, name, region, stored)
   jobs[count], lease_names[count], runs[count] = job, name, run
@@ -125,7 +126,7 @@ if scope.pool_limit then
     local entry, user, estimate, charged = take(service, chosen, taken)
     pool_granted(chosen.band, service, chosen.region, estimate)
     issue(service, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false,
-      entry.cost)
+      entry.cost, entry.plan)
     chosen = nil
     if count < room then
       service, chosen = next_of_pool(state)
@@ -153,7 +154,7 @@ elseif single and (single.regional or admits or rates and rates.one_by_one(singl
     end
     local entry, user, estimate, charged = take(single, chosen, taken)
     issue(single, entry.job, entry.step, entry.run, user, estimate, charged, chosen.band, chosen.region or false,
-      entry.cost)
+      entry.cost, entry.plan)
   end
 elseif single then
   --- @include many

@@ -188,9 +188,10 @@ local function mark_of(service, band, lanes, entry)
   local user, own = read_user(service, entry.user), own_before(service, lanes, entry)
   local _, _, each = user_steps(service, user, lanes)
   if own == 0 and user[NEW + band] then
-    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job, own = 0, newcomer = true }
+    return { tag = user[NEW + band] - MIDDLE, user = user[ID], job = entry.job, own = 0, newcomer = true, cost = entry.cost }
   end
-  return { tag = user[TAG + band] + own * each, user = user[ID], job = entry.job, own = own, newcomer = false }
+  return { tag = user[TAG + band] + own * each, user = user[ID], job = entry.job, own = own, newcomer = false,
+    cost = entry.cost }
 end
 
 -- How many of a user's steps start before the marked step; ties are broken by user id.

@@ -6,7 +6,7 @@
 --   ARGV[7]            the database's clock in µs, by which the times below are given
 --   ARGV[8]            the number of leases; then per lease: name, job, step, run, service, user, worker, granted in
 --                      µs, region or empty, weight, band, cost in millionths or empty, group as in an offer (packed;
---                      empty: none)
+--                      empty: none), plan or empty
 --   then per hold:     key, job, service, region or empty, until in µs, band
 --
 -- Returns {1 if the scope is closed by this rebuild else 0, ''}. Nothing is runnable in a closed scope.
@@ -55,14 +55,12 @@ for _ = 1, tonumber(ARGV[8]) do
     local charged, estimate, expires = 0, 0, now + service.ttl
     expires_by(service, expires)
     touch(service)
-    local mask, units
+    local stored = pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires)
     if rates then
-      mask, units = rates.granted(service, user[ID], region, tonumber(ARGV[at + 11]))
+      local mask, units, path = rates.granted(service, user[ID], region, tonumber(ARGV[at + 11]), ARGV[at + 13])
+      stored = mask and stored .. pack(mask, units, false, false) .. (path and pack(path) or '') or stored
     end
-    keep_lease(service, name, region,
-      mask and pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires, mask,
-        units, false)
-        or pack(job, step, run, user[ID], worker, granted, region, charged, weight, band, estimate, expires))
+    keep_lease(service, name, region, stored)
     advance_counter(name)
     if recorded[job] then
       record_granted({ job }, { name }, { run })
@@ -71,7 +69,7 @@ for _ = 1, tonumber(ARGV[8]) do
       jobs[#jobs + 1], lease_names[#lease_names + 1], runs[#runs + 1] = job, name, run
     end
   end
-  at = at + 13
+  at = at + 14
 end
 record_granted(jobs, lease_names, runs)
 for i = at, #ARGV, 6 do

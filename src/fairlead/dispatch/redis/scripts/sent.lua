@@ -17,11 +17,11 @@ end
 
 local function report(service, name, after, stored)
   local job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires, mask, units, sent_at,
-    cost = unpack_of(stored)
+    cost, group = unpack_of(stored)
   if mask and not sent_at then
-    sent_at = rates.sent(service, user, region, mask, units, granted, after)
+    sent_at = rates.sent(service, user, region, mask, units, granted, after, group)
     call('HSET', service.keys.leases, name, pack(job, step, run, user, worker, granted, region, charged, weight, band,
-      estimate, expires, mask, units, sent_at, cost or false))
+      estimate, expires, mask, units, sent_at, cost or false) .. (group and pack(group) or ''))
   end
 end
 

@@ -73,7 +73,7 @@ end
 
 -- `stored` are the packed values: job, step, run, user, worker, granted, region or false, charge, weight, band,
 -- estimate, expires; and if rates count the call or it stated its cost: the mask of its windows or false, its units, when
--- it was sent or false, and its cost or false.
+-- it was sent or false, and its cost or false; and if rates of groups count it, the path of the innermost of these.
 local function keep_lease(service, name, region, stored)
   service.leased = service.leased + 1
   if region then
@@ -168,11 +168,11 @@ end
 -- that the call used, in millionths, or nil; `sent` the µs, at most, from its grant until it was sent, or nil.
 local function release_one(
   service, name, mark, reported, sent, job, _, _, user_id, _, granted, region, charged, weight, band, estimate, _,
-  mask, units, sent_at, cost
+  mask, units, sent_at, cost, group
 )
   local user = user_of(service, user_id)
   if rates then
-    rates.ended(service, user_id, region, mark == '1', reported, mask, units, sent_at, granted, sent)
+    rates.ended(service, user_id, region, mark == '1', reported, mask, units, sent_at, granted, sent, group)
   end
   service.leased = service.leased - 1
   if region then
@@ -203,6 +203,9 @@ local function release_one(
     scope.groups().released(service, user, band, estimate, base)
   else
     park_or_unpark(service, user)
+  end
+  if rates and group then
+    rates.groups_ended(service, group)
   end
   forget_if_idle(service, user)
   return job

@@ -53,14 +53,15 @@ local function nodes_of(users, band, lanes)
 end
 
 -- What a step's own group means for its position, as values joined by NUL: path, steps ahead of members, limit (-1: none),
--- unused slots, remaining work of running steps in µs, debt in µs.
-local function describe(id, band, ahead, running)
+-- unused slots, remaining work of running steps in µs, debt in µs, µs until the group's rate allows the step.
+local function describe(id, band, ahead, running, cost)
   local group = read_user(service, id)
   local limit = group[LANES + 1]
   local debt = group[NEW + band] and 0 or tag_of(group, band) - of_groups().time(service, group, band)
   local free = limit > 0 and math.max(0, limit - group[RUNNING]) or 0
   local texts = { sub(id, 2) }
-  for i, number in ipairs({ ahead, limit > 0 and limit or -1, free, running[id] or 0, math.max(0, debt) }) do
+  for i, number in ipairs({ ahead, limit > 0 and limit or -1, free, running[id] or 0, math.max(0, debt),
+    rates and rates.group_wait(service, id, ahead + 1, cost) or 0 }) do
     texts[i + 1] = format('%d', number)
   end
   return table.concat(texts, '\0')
@@ -115,7 +116,7 @@ local function ahead_in_groups(users, band, lanes, marks, of_users, visit)
     local texts = {}
     for i = #within[mark.job], 1, -1 do
       local id, ahead = unpack(within[mark.job][i])
-      texts[#texts + 1] = describe(id, band, ahead, running)
+      texts[#texts + 1] = describe(id, band, ahead, running, users_marks[mark.job].cost)
     end
     visit(users_marks[mark.job], count, work, table.concat(texts, '\0'))
   end)

@@ -105,9 +105,10 @@ local function park_changed(service, node)
 end
 
 local function park_or_unpark_group(service, group)
-  local limit = group[LANES + 1]
-  local parked = limit > 0 and group[RUNNING] >= limit
-  if parked == group[PARKED] then
+  local limit, was = group[LANES + 1], group[PARKED]
+  -- A number is the time until which the group is parked because of its rate.
+  local parked = type(was) == 'number' and was > now and was or limit > 0 and group[RUNNING] >= limit
+  if parked == was then
     return
   end
   group[PARKED] = parked
@@ -117,7 +118,9 @@ local function park_or_unpark_group(service, group)
       enter(service, group, band)
     end
   end
-  park_changed(service, group)
+  if (not was) ~= (not parked) then
+    park_changed(service, group)
+  end
 end
 
 local function each_group(service, node, visit)

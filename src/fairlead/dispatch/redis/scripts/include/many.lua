@@ -89,7 +89,7 @@ local function take_in_band(service, band, heads, room, issue)
     local count, chosen = 0, pick_unbound(service, { band })
     while chosen do
       local entry, user, estimate, charged = take(service, chosen, taken)
-      issue(service, entry.job, entry.step, entry.run, user, estimate, charged, band, false, entry.cost)
+      issue(service, entry.job, entry.step, entry.run, user, estimate, charged, band, false, entry.cost, entry.plan)
       count = count + 1
       chosen = count < room and pick_unbound(service, { band })
     end
@@ -119,7 +119,7 @@ local function take_in_band(service, band, heads, room, issue)
   end
   local seqs, entries = {}, read_many(ENTRIES, jobs)
   for i = 1, count do
-    local user, seq, _, _, offered, _, step, run, cost = takers[i], unpack_of(entries[i])
+    local user, seq, _, _, offered, _, step, run, cost, _, _, _, _, _, _, _, plan = takers[i], unpack_of(entries[i])
     user[TAKEN] = 0
     service.waiting[offered] = service.waiting[offered] - 1
     if service.fifo then
@@ -128,7 +128,7 @@ local function take_in_band(service, band, heads, room, issue)
     if cost then
       count_costs(service, lane, user[ID], -1, -cost)
     end
-    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost)
+    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost, plan)
   end
   call_many('ZREM', service.keys.line, members)
   call_many('HDEL', ENTRIES, jobs)

@@ -396,13 +396,17 @@ local function estimate_of(service, user, cost, region)
 end
 
 local function read_entry(job, stored)
-  local seq, user, service, band, rank, step, run, cost, region, weight, group, w1, l1, w2, l2 = unpack_of(stored)
+  local seq, user, service, band, rank, step, run, cost, region, weight, group, w1, l1, w2, l2, plan = unpack_of(stored)
   return { job = job, seq = seq, user = user, service = service, band = band, rank = rank, step = step, run = run,
-    cost = cost, region = region, weight = weight, group = group and { group, w1, l1, w2, l2 } }
+    cost = cost, region = region, weight = weight, group = group and { group, w1, l1, w2, l2 }, plan = plan }
 end
 
 local function stored_entry(e)
-  if e.group then
+  if e.plan then
+    local group, w1, l1, w2, l2 = unpack(e.group or NONE)
+    return pack(e.seq, e.user, e.service, e.band, e.rank, e.step, e.run, e.cost, e.region, e.weight, group or false,
+      w1 or false, l1 or false, w2 or false, l2 or false, e.plan)
+  elseif e.group then
     return pack(e.seq, e.user, e.service, e.band, e.rank, e.step, e.run, e.cost, e.region, e.weight, unpack(e.group))
   end
   return pack(e.seq, e.user, e.service, e.band, e.rank, e.step, e.run, e.cost, e.region, e.weight)

@@ -3,8 +3,9 @@
 --
 -- `scope.rates` is the field `rates` of META: `p`, the pool's window; `n`, the number of users' windows; and for each
 -- service `s[name]`: `o`, its window; `r`, the windows of its regions by name; `u`, the rate of each user, or false; and
--- `m`, the mean units of a call, or false. The windows of users are in RATES, and the times at which they have to be
--- looked at in RATED, both by service NUL user.
+-- `m`, the mean units of a call, or false. If there are any, `q` has the rates of plans by name, `g` those of groups by
+-- path, and `z` is true if one of them limits units. The windows of members, users and groups, are in RATES, and the times
+-- at which they have to be looked at in RATED, both by service NUL id.
 --
 -- A window is a list of these, followed by its entries, three values each: end, requests, units.
 --- @const W_PER 1
@@ -202,8 +203,12 @@ if scope.rates then
     return service.name .. '\0' .. user_id
   end
 
-  -- A user's window: {window, score, key, changed}; nil if the user has none.
-  local function user_window(service, user_id, create)
+  local function has_rate(window, rate)
+    return window[W_REQUESTS] == rate[1] and window[W_UNITS] == rate[2] and window[W_PER] == rate[3]
+  end
+
+  -- A member's window: {window, score, key, changed}; nil if the member has none. With `rate`, it is created if needed.
+  local function user_window(service, user_id, rate)
     local key = key_of(service, user_id)
     local found = users[key]
     if found == nil then
@@ -211,8 +216,8 @@ if scope.rates then
       found = stored and { unpack_of(stored), false, key, false }
       users[key] = found
     end
-    if not found and create then
-      found = { new_window(state.s[service.name].u), false, key, true }
+    if not found and rate then
+      found = { new_window(rate), false, key, true }
       users[key], state.n = found, state.n + 1
     end
     return found or nil
@@ -236,7 +241,7 @@ if scope.rates then
   end
 
   local function counts_units(of)
-    if of.o[W_UNITS] < MIDDLE or (of.u and of.u[2] < MIDDLE) or (state.p and state.p[W_UNITS] < MIDDLE) then
+    if of.o[W_UNITS] < MIDDLE or (of.u and of.u[2] < MIDDLE) or (state.p and state.p[W_UNITS] < MIDDLE) or state.z then
       return true
     end
     for _, window in pairs(of.r) do
@@ -253,8 +258,46 @@ if scope.rates then
     return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
   end
 
-  -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's.
-  local function each_window(service, user_id, region, mask, visit)
+  -- The ids of the user's groups that have a rate, from the innermost. `path` is that of the user's group, if it is known.
+  local function rated_groups(service, user_id, path)
+    local found = {}
+    if not state.g or service.fifo then
+      return found
+    end
+    if path == nil then
+      local user = read_user(service, user_id)
+      path = user and user[LANES] == '@' and sub(user[GROUP], 2)
+    end
+    while path do
+      if state.g[path] then
+        found[#found + 1] = '\1' .. path
+      end
+      path = string.match(path, '^(.*)/[^/]*$')
+    end
+    return found
+  end
+
+  local function each_member(user_id, groups, visit)
+    visit(user_id)
+    for _, id in ipairs(groups) do
+      visit(id)
+    end
+  end
+
+  -- Give the window of a user the rate of its plan. Returns whether the user has a rate.
+  local function take_plan(service, user_id, plan)
+    local rate = plan and state.q and state.q[plan] or state.s[service.name].u
+    local found = (state.q or rate) and user_window(service, user_id, rate)
+    if found and not (rate and has_rate(found[1], rate)) then
+      take_rate(found[1], rate or nil) -- the user has another plan now
+      score(service, found, user_id)
+    end
+    return rate and true or false
+  end
+
+  -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's, 16 those
+  -- of `groups`.
+  local function each_window(service, user_id, region, mask, groups, visit)
     local of = rates_of(service.name)
     if mask % 2 >= 1 then
       visit(of.o)
@@ -265,22 +308,45 @@ if scope.rates then
     if mask % 8 >= 4 and state.p then
       visit(state.p)
     end
-    if mask >= 8 and of.u then
-      visit(user_window(service, user_id, true)[1])
+    if mask % 16 >= 8 then
+      groups = { user_id, unpack(groups) }
+    end
+    for _, id in ipairs(mask >= 8 and groups or NONE) do
+      local found = user_window(service, id)
+      if found then
+        visit(found[1])
+      end
     end
     pack_now = true
   end
 
-  local function mask_of(service, region)
+  -- Creates the windows of the user and of the groups, if they have rates.
+  local function mask_of(service, user_id, region, plan, groups)
     local of, mask = state.s[service.name], 0
     if not of then
       return 0
+    end
+    for _, id in ipairs(groups) do
+      local rate = state.g[sub(id, 2)]
+      local found = user_window(service, id, rate)
+      if not has_rate(found[1], rate) then
+        take_rate(found[1], rate)
+      end
     end
     mask = (counts(of.o) and 1 or 0) + (region and counts(of.r[region]) and 2 or 0)
     if scope.pool_limit and state.p and in_pool(service, region) then
       mask = mask + 4
     end
-    return mask + (of.u and 8 or 0)
+    return mask + ((of.u or state.q) and take_plan(service, user_id, plan) and 8 or 0) + (groups[1] and 16 or 0)
+  end
+
+  -- A group or user was given another chance.
+  local function reconsider(service, node)
+    if byte(node[ID]) == 1 then
+      of_groups().park_or_unpark(service, node)
+    else
+      park_or_unpark(service, node)
+    end
   end
 
   local function changed(service, user_id)
@@ -306,7 +372,7 @@ if scope.rates then
         window_advance(found[1])
         if user and type(user[PARKED]) == 'number' and user[PARKED] <= now then
           user[CHANGED] = true
-          park_or_unpark(service, user)
+          reconsider(service, user)
           touch(service)
         end
         score(service, found, user_id)
@@ -342,7 +408,7 @@ if scope.rates then
     -- Whether the next step depends on what the one before it counted, so that steps are taken one by one.
     one_by_one = function(service)
       local of = state.s[service.name]
-      return of and (of.u or counts_units(of))
+      return of and (of.u or state.q or state.g or counts_units(of))
     end,
 
     room = function(service, free)
@@ -359,31 +425,35 @@ if scope.rates then
       return state.p and math.min(free, room(state.p)) or free
     end,
 
-    -- Whether the user's own rate keeps the user's first step from being granted. If so, the user is parked.
+    -- Whether the rate of the user, or of one of its groups, keeps the user's first step from being granted. If so, the
+    -- user or the group is parked.
     parks = function(service, lane, user_id)
       local of = state.s[service.name]
-      local found = may_park and of and of.u and user_window(service, user_id)
-      if not found then
+      if not may_park or not of or not (of.u or state.q or state.g) then
         return false
       end
-      local units = units_at(service, lane, user_id)
-      if window_fits(found[1], units) then
-        return false
+      local units, members = nil, rated_groups(service, user_id)
+      table.insert(members, 1, user_id)
+      for _, id in ipairs(members) do
+        local found = user_window(service, id)
+        units = found and (units or units_at(service, lane, user_id))
+        if found and not window_fits(found[1], units) then
+          local node, due = user_of(service, id), window_due(found[1], units)
+          node[PARKED] = due and due > 0 and due or MIDDLE
+          score(service, found, id)
+          late[#late + 1] = { service, node }
+          if node[LANES] == '@' then
+            of_groups().park_changed(service, node)
+            of_groups().each(service, node, function(group) late[#late + 1] = { service, group } end)
+            mark_stale(service, node)
+            refresh(service)
+          else
+            refresh_user(service, node)
+          end
+          return true
+        end
       end
-      local user = user_of(service, user_id)
-      local due = window_due(found[1], units)
-      user[PARKED] = due and due > 0 and due or MIDDLE
-      score(service, found, user_id)
-      late[#late + 1] = { service, user }
-      if user[LANES] == '@' then
-        of_groups().park_changed(service, user)
-        of_groups().each(service, user, function(group) late[#late + 1] = { service, group } end)
-        mark_stale(service, user)
-        refresh(service)
-      else
-        refresh_user(service, user)
-      end
-      return true
+      return false
     end,
 
     -- Whether the rates of the service and its pool allow the first step of a user.
@@ -412,41 +482,50 @@ if scope.rates then
       return found
     end,
 
-    -- Count a grant. Returns the mask of its windows and its units, or nothing.
-    granted = function(service, user_id, region, cost)
-      local mask = mask_of(service, region)
+    -- Count a grant. Returns the mask of its windows, its units, and the path of the user's group if one of its groups
+    -- has a rate; or nothing.
+    granted = function(service, user_id, region, cost, plan)
+      local groups = rated_groups(service, user_id)
+      local mask = mask_of(service, user_id, region, plan, groups)
       if mask == 0 then
         return nil
       end
       local units = cost or state.s[service.name].m or 0
-      each_window(service, user_id, region, mask, function(window)
+      each_window(service, user_id, region, mask, groups, function(window)
         window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] + 1, window[W_OPEN_UNITS] + units
         window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + units
       end)
       if mask >= 8 then
-        score(service, user_window(service, user_id), user_id)
+        each_member(user_id, groups, function(id)
+          local found = user_window(service, id)
+          if found then
+            score(service, found, id)
+          end
+        end)
       end
-      return mask, units
+      return mask, units, groups[1] and sub(groups[1], 2)
     end,
 
     -- The call of a grant was sent. Returns when.
-    sent = function(service, user_id, region, mask, units, granted, after)
-      local sent_at = math.min(now, granted + after)
-      each_window(service, user_id, region, mask, function(window)
+    sent = function(service, user_id, region, mask, units, granted, after, path)
+      local sent_at, groups = math.min(now, granted + after), rated_groups(service, user_id, path or false)
+      each_window(service, user_id, region, mask, groups, function(window)
         close(window, units)
         add(window, sent_at + margin(window), 1, units)
       end)
-      changed(service, user_id)
-      local user = read_user(service, user_id)
-      if user and user[PARKED] == 0 then
-        park_or_unpark(service, user)
-      end
+      each_member(user_id, groups, function(id)
+        changed(service, id)
+        local node = read_user(service, id)
+        if node and node[PARKED] == 0 then
+          reconsider(service, node)
+        end
+      end)
       touch(service)
       return sent_at
     end,
 
     -- The call of a grant has ended, or was never made.
-    ended = function(service, user_id, region, refund, used, mask, units, sent_at, granted, after)
+    ended = function(service, user_id, region, refund, used, mask, units, sent_at, granted, after, path)
       local of = state.s[service.name]
       if used and not refund and of then
         of.m, pack_now = smoothed(of.m, used), true
@@ -454,27 +533,51 @@ if scope.rates then
       if not mask then
         return
       end
-      local reported = sent_at and true or false
+      local reported, groups = sent_at and true or false, rated_groups(service, user_id, path or false)
       sent_at = sent_at or (after and math.min(now, granted + after))
-      each_window(service, user_id, region, mask, function(window)
+      each_window(service, user_id, region, mask, groups, function(window)
         if refund and not reported then
           close(window, units)
         else
           window_ended(window, units, used, sent_at, reported)
         end
       end)
-      changed(service, user_id)
+      each_member(user_id, groups, function(id) changed(service, id) end)
+    end,
+
+    -- After `ended`: look again at the groups of this path. The user may be in another group now.
+    groups_ended = function(service, path)
+      for _, id in ipairs(rated_groups(service, nil, path)) do
+        local group = read_user(service, id)
+        if group and group[PARKED] == 0 then
+          reconsider(service, group)
+        end
+      end
     end,
 
     -- Count a call that ended before the queue was rebuilt.
-    spent = function(service, user_id, region, ended_at, units)
-      local mask = mask_of(service, region)
-      each_window(service, user_id, region, mask, function(window)
+    spent = function(service, user_id, region, ended_at, units, plan, path)
+      local groups = rated_groups(service, user_id, path)
+      local mask = mask_of(service, user_id, region, plan, groups)
+      each_window(service, user_id, region, mask, groups, function(window)
         add(window, ended_at, 1, units)
       end)
-      if mask >= 8 then
-        score(service, user_window(service, user_id), user_id)
+      each_member(user_id, groups, function(id)
+        local found = mask >= 8 and user_window(service, id)
+        if found then
+          score(service, found, id)
+        end
+      end)
+    end,
+
+    -- µs until the rate of a group allows the `count`-th step of its members from now, of this cost.
+    group_wait = function(service, id, count, cost)
+      local of, found = state.s[service.name], state.g and state.g[sub(id, 2)] and user_window(service, id)
+      if not of or not found then
+        return 0
       end
+      local units = cost or of.m or 0
+      return window_wait(found[1], count, units, of.m or units)
     end,
 
     -- What the upstream said about its limits.
@@ -558,22 +661,45 @@ if scope.rates then
         if state.p and scope.pool_limit then
           row_of(rows, 'pool', '', state.p)
         end
+        local paths = {}
+        for path in pairs(state.g or NONE) do
+          paths[#paths + 1] = path
+        end
+        table.sort(paths, before)
+        for _, path in ipairs(paths) do
+          local found = user_window(service, '\1' .. path)
+          if found then
+            row_of(rows, 'group', path, found[1])
+          end
+        end
       end
       return rows
     end,
 
-    -- Give all users of a service another chance, because their rate has changed.
-    reset_users = function(service, rate)
+    -- Apply changed rates to the windows of members. `pairs_of_rates` are {old, new or false}: which plan a user has is
+    -- not stored, so a window that has the old rate of a plan gets the new one.
+    change_members = function(service, pairs_of_rates)
       local prefix = service.name .. '\0'
       for _, key in ipairs(state.n > 0 and call('HKEYS', RATES) or NONE) do
         if sub(key, 1, #prefix) == prefix then
-          local user_id = sub(key, #prefix + 1)
-          local found = user_window(service, user_id)
-          if rate then
-            take_rate(found[1], rate)
-            score(service, found, user_id)
+          local id = sub(key, #prefix + 1)
+          local found, rate = user_window(service, id), nil
+          if byte(id) == 1 then
+            rate = state.g and state.g[sub(id, 2)] or false
           else
+            for _, pair in ipairs(pairs_of_rates) do
+              if rate == nil and pair[1] and has_rate(found[1], pair[1]) then
+                rate = pair[2] or false
+              end
+            end
+          end
+          if rate == false then
             found[1], found[4] = { 0, 0, 0, 0, 0, 0, 0, 0 }, true
+          else
+            if rate then
+              take_rate(found[1], rate)
+            end
+            score(service, found, id)
           end
         end
       end

@@ -1,0 +1,110 @@
+"""What the rates of a service mean for its queue: which steps fit, which members are parked, how long steps wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fairlead.dispatch.memory.fair_queue import COST, USER, Entry, FairBand, FifoBand, Lane
+from fairlead.dispatch.memory.rates import MARK
+from fairlead.domain.fair_share import SECOND, micros
+from fairlead.domain.groups import GroupAhead, levels_of
+
+if TYPE_CHECKING:
+    from fairlead.dispatch.memory.service import Pick, Service
+
+
+def rated_groups(service: Service, user_id: str) -> tuple[str, ...]:
+    """The ids of the user's groups that have a rate, from the innermost."""
+    rates = service.rates
+    if rates is None or service.groups is None or not rates.members.groups:
+        return ()
+    return tuple(group.id for group in service.groups.levels(user_id) if group.path in rates.members.groups)
+
+
+def groups_of_path(service: Service, path: str | None) -> tuple[str, ...]:
+    """Likewise, of the group with this path."""
+    rated = {} if service.rates is None or service.fifo else service.rates.members.groups
+    return () if path is None else tuple(MARK + level for level in reversed(levels_of(path)) if level in rated)
+
+
+def if_it_fits(service: Service, pick: Pick) -> Pick | None:
+    """The pick, unless the rate of the service or its pool does not allow it now. Then no other step goes before it,
+    because a large one would never get its turn."""
+    number, lane, user_id, region = pick
+    if service.rates is None:
+        return pick
+    cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
+    return pick if service.rates.fits(cost, pooled=service.rules.in_pool(region)) else None
+
+
+def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
+    """The user that is next in a lane. Parks users and groups at their own rate."""
+    rates = service.rates
+    while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
+        user_id = head[-1]
+        cost = band.lanes[lane].queues[user_id][0][COST]
+        full = next((each for each in (user_id, *rated_groups(service, user_id)) if rates.parks(each, cost)), None)
+        if full is None:
+            break
+        if service.groups is not None:
+            service.groups.park(full)
+        service.parked.add(full)
+    return head
+
+
+def fitting_regions(service: Service, lane: Lane, head: tuple[Any, ...], regions: list[str]) -> list[str]:
+    """Those of the regions whose rate allows the first step of this user."""
+    rates = service.rates
+    if rates is None or not rates.regions:
+        return regions
+    cost = lane.queues[head[-1]][0][COST]
+    return [region for region in regions if rates.region_fits(region, cost)]
+
+
+def advance_service(service: Service, now: int) -> bool:
+    """Drop what is over from the windows of a service, and unpark members. Returns whether anything has changed."""
+    assert service.rates is not None
+    changed, unparked = service.rates.advance(now)
+    for member in unparked:
+        if member in service.users:
+            service.park_or_unpark(service.users[member])
+        elif service.groups is not None:
+            service.groups.reconsider([member])
+    return changed or bool(unparked)
+
+
+def rate_waits(
+    service: Service, entry: Entry, position: int, own: int, regions: list[str], now: float
+) -> tuple[float, float]:
+    """Seconds until the rates of the service, its pool and the first of the regions allow a step at this position; and
+    until the rate of its user does, for the `own`-th step of the user."""
+    rates = service.rates
+    if rates is None:
+        return 0.0, 0.0
+    units, at = rates.units_of(entry[COST]), micros(now)
+    mean = units if rates.mean_units is None else rates.mean_units
+    waits = [rates.own.wait(position, units, mean, at)]
+    if rates.pool is not None and service.rules.pooled_regions is None:
+        waits.append(rates.pool.wait(position, units, mean, at))
+    if regions and rates.regions:
+        windows = [rates.regions.get(name) for name in regions]
+        waits.append(min(0 if window is None else window.wait(position, units, mean, at) for window in windows))
+    user = rates.windows.get(entry[USER])
+    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, mean, at) / SECOND
+
+
+def group_rate_waits(
+    service: Service, entry: Entry, groups: tuple[GroupAhead, ...], now: float
+) -> tuple[GroupAhead, ...]:
+    """The groups of a step's user, with the seconds until their rates allow the step."""
+    rates = service.rates
+    if rates is None or not rates.members.groups or not groups:
+        return groups
+    units, at = rates.units_of(entry[COST]), micros(now)
+    mean = units if rates.mean_units is None else rates.mean_units
+    windows = [rates.windows.get(MARK + group.path) for group in groups]
+    return tuple(
+        group if window is None else replace(group, rate_wait=window.wait(group.ahead + 1, units, mean, at) / SECOND)
+        for group, window in zip(groups, windows, strict=True)
+    )

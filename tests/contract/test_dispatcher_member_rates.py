@@ -1,0 +1,224 @@
+"""The contract of every dispatcher: the rates of plans, for each of their users, and of groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fairlead.dispatch.port import Lease, Release
+from fairlead.dispatch.rates import Sent, Spent
+from fairlead.domain.groups import GroupRules
+from fairlead.domain.rates import Rate
+from fairlead.domain.rules import Order, ServiceRules
+from tests.contract.dispatchers import QueueHarness
+
+WIDE = ServiceRules("s", limit=9)
+ONE, TWO = Rate(requests=1, per=64.0), Rate(requests=2, per=64.0)
+WINDOW = 64.64
+"""The window, and the hundredth of it by which the ends of entries are rounded up."""
+
+
+async def fill(queue: QueueHarness, users: str, each: int = 3, **more: Any) -> None:
+    for user in users.split():
+        await queue.offer_all([f"{user}{n}" for n in range(each)], user, **more)
+
+
+async def claimed_users(queue: QueueHarness) -> dict[str, int]:
+    return dict(Counter(lease.user_id for lease in await queue.claim(9)))
+
+
+async def end_all(queue: QueueHarness, leases: list[Lease]) -> None:
+    await queue.dispatcher.release([Release(lease.name, lease.service) for lease in leases])
+
+
+async def uses(queue: QueueHarness) -> dict[str, int]:
+    (seen,) = await queue.dispatcher.snapshot(["s"])
+    return {use.name: use.requests for use in seen.rates if use.kind == "group"}
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_each_user_of_a_plan_has_the_rate_of_the_plan_in_place_of_the_user_rate(
+    queue: QueueHarness, order: Order
+) -> None:
+    queue.plan_rates = {"free": ONE, "gold": Rate(requests=3, per=64.0)}
+    await queue.open(replace(WIDE, order=order, user_rate=TWO))
+    await fill(queue, "f1 f2", plan="free")
+    await fill(queue, "g1", each=4, plan="gold")
+    await fill(queue, "other", plan="silver")
+    await fill(queue, "none")
+    assert await claimed_users(queue) == {"f1": 1, "f2": 1, "g1": 3, "other": 2, "none": 2}
+
+
+async def test_the_rate_of_a_plan_holds_in_each_service_by_itself(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": ONE}
+    await queue.open(WIDE, ServiceRules("t", limit=9))
+    for service in "st":
+        await queue.offer_all([f"{service}{n}" for n in range(3)], "ann", service, plan="free")
+    assert sorted(await queue.claimed(9)) == ["s0", "t0"]
+
+
+async def test_a_user_at_the_rate_of_its_plan_waits_for_the_window_and_blocks_no_one(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": ONE}
+    await queue.open(WIDE)
+    await fill(queue, "ann bob", plan="free")
+    first = await queue.claim(9)
+    assert [lease.job_id for lease in first] == ["ann0", "bob0"]
+    await end_all(queue, first)
+    assert await queue.claimed(9) == []
+    place = (await queue.dispatcher.positions(["ann1"]))["ann1"]
+    assert place.user_rate_wait == pytest.approx(WINDOW, abs=1.0)
+    queue.clock.advance(WINDOW)
+    assert await queue.claimed(9) == ["ann1", "bob1"]
+
+
+async def test_another_plan_applies_from_the_next_grant_on(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": ONE, "gold": Rate(requests=5, per=64.0)}
+    await queue.open(WIDE)
+    await queue.offer_all("ab", plan="free")
+    await end_all(queue, [await queue.take()])
+    await queue.offer_all("cdefgh", plan="gold", rank=0)
+    assert await queue.claimed(9) == [], "the rate of the old plan is used up"
+    queue.clock.advance(WINDOW)
+    assert await queue.claimed(9) == ["c", "d", "e", "f", "g"]
+
+
+async def test_a_changed_rate_of_a_plan_applies_at_once_and_keeps_what_was_counted(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": ONE, "gold": TWO}
+    await queue.open(WIDE)
+    await fill(queue, "ann", each=9, plan="free")
+    await fill(queue, "bob", each=9, plan="gold")
+    assert await claimed_users(queue) == {"ann": 1, "bob": 2}
+    queue.plan_rates = {"free": Rate(requests=3, per=64.0), "gold": TWO}
+    await queue.configure()
+    assert await claimed_users(queue) == {"ann": 2}
+    queue.plan_rates = {}
+    await queue.configure()
+    assert await claimed_users(queue) == {"ann": 2, "bob": 2}, "nothing but the limit of 9 slots holds"
+
+
+async def test_the_tokens_of_a_plan_are_counted(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": Rate(units=100.0, per=64.0)}
+    await queue.open(WIDE)
+    await queue.offer_all("abc", plan="free", cost=60.0)
+    await queue.offer_all("xyz", "bob", cost=60.0)
+    (first, *_) = await queue.claim(9)
+    assert first.job_id == "a"
+    await queue.end(first, used=30.0)
+    assert await queue.claimed(9) == ["b"]
+
+
+async def test_a_rebuild_restores_what_plans_count(queue: QueueHarness) -> None:
+    queue.plan_rates = {"free": TWO}
+    await queue.open(WIDE)
+    await queue.dispatcher.close_scope("service:s", 2)
+    running = Lease("1:1", "r", 0, 1, "s", "ann", "w", queue.clock.now, 0.0, plan="free")
+    await queue.dispatcher.restore("service:s", 2, [running], [])
+    spent = Spent("s", None, "ann", queue.clock.now - 1.0, plan="free")
+    await queue.dispatcher.restore_spent("service:s", 2, [spent])
+    await fill(queue, "ann bob", plan="free")
+    await queue.dispatcher.open_scope("service:s", 2)
+    assert await claimed_users(queue) == {"bob": 2}
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_members_of_a_group_share_its_rate_and_block_no_one(queue: QueueHarness) -> None:
+    three = GroupRules(rate=Rate(requests=3, per=64.0))
+    await queue.open(WIDE, groups={"acme": three, "acme/red": GroupRules(rate=ONE)})
+    await fill(queue, "r1 r2", group="acme/red")
+    await fill(queue, "b1", group="acme/blue")
+    await fill(queue, "free")
+    leases = await queue.claim(9)
+    users = Counter(lease.user_id[0] for lease in leases)
+    assert users == {"r": 1, "b": 2, "f": 3}
+    assert await uses(queue) == {"acme": 3, "acme/red": 1}
+    assert {each.path for each in (await queue.see()).groups if each.parked} == {"acme", "acme/red"}
+    queue.wakeups()
+    await end_all(queue, leases)
+    assert await queue.claimed(9) == []
+    place = (await queue.dispatcher.positions(["r21"]))["r21"]
+    assert [round(group.rate_wait / WINDOW) for group in place.groups] == [2, 3]
+    assert not place.starts_at_once
+    queue.clock.advance(WINDOW)
+    users = Counter(lease.user_id[0] for lease in await queue.claim(9))
+    assert users == {"r": 1, "b": 1}, "three of acme in a window, of which one of red; blue has no more"
+
+
+async def test_a_call_that_was_never_made_gives_the_rate_of_the_group_back(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE)})
+    await fill(queue, "ann bob", group="acme")
+    (lease,) = await queue.claim(9)
+    await queue.end(lease, refund=True)
+    assert await queue.claimed(9) == ["bob0"]
+
+
+async def test_a_sent_call_leaves_the_window_of_the_group(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE)})
+    await fill(queue, "ann bob", group="acme")
+    (lease,) = await queue.claim(9)
+    queue.clock.advance(100.0)
+    assert await queue.claimed(9) == [], "it is not known when it was sent"
+    await queue.dispatcher.sent([Sent(lease.name, "s", 1.0)])
+    assert await queue.claimed(9) == ["bob0"]
+
+
+async def test_the_limit_and_the_rate_of_a_group_hold_together(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(limit=1, rate=TWO)})
+    await fill(queue, "ann bob", group="acme")
+    for _ in range(2):
+        (lease,) = await queue.claim(9)
+        await queue.end(lease, after=1.0)
+    assert await queue.claimed(9) == []
+    queue.clock.advance(WINDOW)
+    assert len(await queue.claim(9)) == 1
+
+
+async def test_a_user_that_leaves_its_group_gives_back_what_the_group_counted(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE), "other": GroupRules(rate=TWO)})
+    await fill(queue, "ann bob", each=2, group="acme")
+    (lease,) = await queue.claim(9)
+    assert lease.user_id == "ann"
+    await queue.offer("moved", "ann", group="other")
+    assert await claimed_users(queue) == {"ann": 2}
+    await queue.end(lease, refund=True)
+    assert await uses(queue) == {"other": 2}
+    assert await claimed_users(queue) == {"bob": 1}
+
+
+async def test_a_changed_rate_of_a_group_applies_at_once(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE)})
+    await fill(queue, "ann bob", group="acme")
+    assert len(await queue.claim(9)) == 1
+    await queue.configure(groups={"acme": GroupRules(rate=TWO)})
+    assert len(await queue.claim(9)) == 1
+    await queue.configure(groups={"acme": GroupRules()})
+    assert len(await queue.claim(9)) == 4
+    assert await uses(queue) == {}
+
+
+async def test_a_rebuild_restores_what_groups_count(queue: QueueHarness) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=Rate(requests=3, per=64.0))})
+    await queue.dispatcher.close_scope("service:s", 2)
+    running = Lease("1:1", "r", 0, 1, "s", "ann", "w", queue.clock.now, 0.0, group="acme/red")
+    await queue.dispatcher.restore("service:s", 2, [running], [])
+    spent = Spent("s", None, "ann", queue.clock.now - 1.0, group="acme/red")
+    await queue.dispatcher.restore_spent("service:s", 2, [spent])
+    await fill(queue, "ann bob", group="acme/red")
+    await queue.dispatcher.open_scope("service:s", 2)
+    assert await uses(queue) == {"acme": 2}
+    assert len(await queue.claim(9)) == 1
+    await queue.end(running, refund=True)
+    assert len(await queue.claim(9)) == 1
+
+
+async def test_fifo_services_ignore_the_rates_of_groups(queue: QueueHarness) -> None:
+    await queue.open(replace(WIDE, order=Order.FIFO), groups={"acme": GroupRules(rate=ONE)})
+    await fill(queue, "ann bob", group="acme")
+    assert len(await queue.claim(9)) == 6

@@ -264,7 +264,7 @@ SELECT service, min(waiting_since) FILTER (WHERE status = 1), count(*) FILTER (W
 
 -- name: user_loads
 -- $1: limit. Weight, group and plan are those of the newest job (`rows.spec_of`), read only for the users returned.
-SELECT found.user_id, waiting, running, oldest, coalesce(last.spec ->> 3, '1')::float8, last.spec ->> 9, last.spec ->> 12
+SELECT found.user_id, waiting, running, oldest, coalesce(last.spec ->> 3, '1')::float8, last.spec ->> 9, last.spec ->> 13
 FROM (
     SELECT j.user_id, count(*) FILTER (WHERE j.status < 3) AS waiting, count(*) FILTER (WHERE j.status = 3) AS running,
            min(j.waiting_since) FILTER (WHERE j.status = 1) AS oldest, max(j.seq) AS newest

@@ -258,7 +258,7 @@ SELECT json_group_array(json_array(user_id, waiting, running, oldest, weight, gr
     SELECT j.user_id, sum(j.status < 3) AS waiting, sum(j.status = 3) AS running,
            (SELECT min(w.waiting_since) FROM job AS w WHERE w.user_id = j.user_id AND w.status < 3 AND w.status = 1)
                AS oldest,
-           j.spec ->> 3 AS weight, j.spec ->> 9 AS group_path, j.spec ->> 12 AS plan, max(j.seq)
+           j.spec ->> 3 AS weight, j.spec ->> 9 AS group_path, j.spec ->> 13 AS plan, max(j.seq)
     FROM job AS j WHERE j.status < 4 GROUP BY j.user_id ORDER BY waiting DESC, running DESC, j.user_id LIMIT ?
 )
 

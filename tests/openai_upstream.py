@@ -35,11 +35,12 @@ class Received:
 
 class Upstream:
     """`script` has the replies to the next calls. While `gate` is closed, correct answers wait after their first
-    words."""
+    words. `chat_only`: `/responses` is an unknown path."""
 
     def __init__(self, *models: str) -> None:
         self.models = list(models) or ["llama"]
         self.script: deque[Reply] = deque()
+        self.chat_only = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.open = self.most = 0
@@ -101,6 +102,8 @@ async def running_upstream(*models: str, port: int = 0) -> AsyncIterator[Upstrea
 
 async def correct(upstream: Upstream, request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
     path = request.path.removeprefix("/v1/")
+    if path == "responses" and upstream.chat_only:
+        return web.json_response({"detail": "Not Found"}, status=404)
     if fields.get("stream"):
         return await (_response_stream if path == "responses" else _stream)(upstream, request, fields)
     await upstream.gate.wait()
@@ -198,6 +201,8 @@ async def _response_stream(upstream: Upstream, request: web.Request, fields: dic
     events += [{"type": "response.output_text.delta", **place, "delta": word, "logprobs": []} for word in WORDS]
     events.append({"type": "response.completed", "response": whole})
     for number, each in enumerate(events):
+        if number == 3:
+            await upstream.gate.wait()
         await response.write(event({**each, "sequence_number": number}, each["type"]))
     return response
 

@@ -29,6 +29,32 @@ try {
   got.unknown = [error.constructor.name, error.status, error.code];
 }
 
+let waiting = await client.responses.create({ model: "llama", input: "Hi", background: true });
+got.background = [waiting.status];
+while (["queued", "in_progress"].includes(waiting.status)) waiting = await client.responses.retrieve(waiting.id);
+got.background.push(waiting.status, waiting.output_text);
+
+// A stream that is cut after its first events, and resumed.
+const numbers = [];
+let id, last, text = "";
+const read = async (events, most) => {
+  for await (const event of events) {
+    id ??= event.response.id;
+    last = event.sequence_number;
+    numbers.push(last);
+    if (event.type === "response.output_text.delta") text += event.delta;
+    if (event.type === "response.output_text.delta" && most) break;
+  }
+};
+await read(await client.responses.create({ model: "llama", input: "Hi", background: true, stream: true }), true);
+await read(await client.responses.retrieve(id, { stream: true, starting_after: last }));
+got.resumed = [text, numbers.every((number, index) => number === index)];
+got.cancelled = (await client.responses.cancel(id)).status;
+await client.responses.delete(id);
+
+const image = (await client.images.generate({ model: "llama", prompt: "a cat", response_format: "url" })).data[0];
+got.image = await (await fetch(image.url)).text();
+
 const provider = createOpenAICompatible({ name: "fairlead", baseURL, apiKey: "any" });
 got.generated = (await generateText({ model: provider("llama"), prompt: "Hello", maxRetries: 0 })).text;
 got.streamed = "";

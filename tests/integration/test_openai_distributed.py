@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -123,6 +124,66 @@ async def test_a_stream_passes_through_processes_and_ends_with_an_error_if_its_w
                 ended = await asyncio.gather(*(text_of(stream) for stream in streams))
             assert set(ended) <= {"".join(WORDS), "lost"}, ended
             assert upstream.most <= SLOTS
+
+
+async def test_background_responses_survive_a_worker_and_a_gateway_that_are_killed(
+    tmp_path: Path, engines: dict[str, str]
+) -> None:
+    """Streams are cut by the death of their gateway, and resumed at another one. The calls of the killed worker are
+    made again: their events have greater numbers, and begin with an empty response."""
+    async with running_upstream("llama") as upstream:
+        upstream.chat_only = True
+        (tmp_path / "fairlead.toml").write_text(CONFIG.format(url=upstream.url, slots=SLOTS))
+        with ExitStack() as stack:
+            _, doomed_worker, _, doomed_gateway, gateway = (
+                stack.enter_context(running(role, tmp_path, "--config", "fairlead.toml", env=engines))
+                for role in ("manager", "worker", "worker", "api", "api")
+            )
+            first = openai.AsyncOpenAI(base_url=f"{doomed_gateway.url}/v1", api_key="any", max_retries=0)
+            second = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0)
+            async with first, second:
+                upstream.gate.clear()
+                streams = [
+                    await first.responses.create(model="llama", input="Hi", background=True, stream=True)
+                    for _ in range(SLOTS)
+                ]
+                polled = await first.responses.create(model="llama", input="Hi", background=True)
+                begun = [asyncio.create_task(events_of(stream)) for stream in streams]
+                await upstream.reaches(open=SLOTS)
+                doomed_worker.signal(signal.SIGKILL)
+                doomed_gateway.signal(signal.SIGKILL)
+                cut = await asyncio.gather(*begun)
+                upstream.gate.set()
+                for seen in cut:
+                    assert seen[-1].type not in LAST
+                    id_, after = seen[0].response.id, seen[-1].sequence_number
+                    rest = await second.responses.retrieve(id_, stream=True, starting_after=after)
+                    seen += await events_of(rest)
+                    numbers = [event.sequence_number for event in seen]
+                    assert numbers == sorted(set(numbers))
+                    assert seen[-1].type == "response.completed"
+                    assert seen[-1].response.output_text == "".join(WORDS)
+                    restarted = max(at for at, event in enumerate(seen) if event.type == "response.in_progress")
+                    deltas = [event.delta for event in seen[restarted:] if event.type == "response.output_text.delta"]
+                    assert "".join(deltas) == "".join(WORDS)
+                async with asyncio.timeout(60):
+                    while polled.status in ("queued", "in_progress"):
+                        await asyncio.sleep(0.1)
+                        polled = await second.responses.retrieve(polled.id)
+                assert polled.output_text == "".join(WORDS)
+            assert upstream.most <= SLOTS
+
+
+LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "response.cancelled"})
+
+
+async def events_of(stream: Any) -> list[Any]:
+    """The events until the stream ends or its connection is lost."""
+    seen = []
+    with contextlib.suppress(openai.APIConnectionError, httpx2.TransportError):
+        async for event in stream:
+            seen.append(event)  # noqa: PERF401 - the connection may be lost
+    return seen
 
 
 async def text_of(stream: openai.AsyncStream[ChatCompletionChunk]) -> str:

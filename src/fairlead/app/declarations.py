@@ -53,6 +53,7 @@ class ServiceOptions(TypedDict, total=False):
     models: Sequence[str]
     aliases: Mapping[str, str]
     retry_streams: bool
+    responses: Literal["auto", "pass", "translate"]
     timeout: float
     lease_ttl: float
     hold_after_crash: float | None

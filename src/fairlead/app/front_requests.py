@@ -45,12 +45,14 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What makes two requests of a user the same. `keyed`: the client has sent an idempotency key, so that all requests
-    with it are the same; otherwise only those that the client marks as retries."""
+    with it are the same; otherwise only those that the client marks as retries. `detached`: the job runs to its end,
+    whether its client waits or not."""
 
     user_id: str
     fingerprint: str
     body: str
     keyed: bool = False
+    detached: bool = False
 
 
 class FrontRequests:
@@ -85,7 +87,7 @@ class FrontRequests:
             return None, False
         if job.status is JobStatus.CANCELLED or self._is_too_old(job, identity):
             return None, False
-        reader = self._new_reader()
+        reader = self._new_reader(identity)
         reading = Reading(job_id, identity.user_id, key, readers.joined_by(reader), reader)
         return (reading, False) if await self._replace_readers(reading, readers, reading.readers) else (None, True)
 
@@ -107,7 +109,7 @@ class FrontRequests:
     async def submit(self, identity: Identity, accept: Callable[[str, str], Awaitable[str]]) -> Reading:
         """Submit a job for the request. `accept` gets the idempotency key and the text to store with it, and returns
         the id of the job."""
-        reader = self._new_reader()
+        reader = self._new_reader(identity)
         readers = Readers(identity.body, (reader,))
         key = key_prefix(identity.fingerprint) + await self._suffix(identity)
         job_id = await accept(key, str(readers))
@@ -183,5 +185,5 @@ class FrontRequests:
         last = found[0].removeprefix(prefix) if found is not None else ""
         return f"{int(last) + 1:05}" if last.isdecimal() and last.isascii() else "00000"
 
-    def _new_reader(self) -> Reader:
-        return Reader(self._runtime.process, uuid4().hex[:16])
+    def _new_reader(self, identity: Identity) -> Reader:
+        return Reader("" if identity.detached else self._runtime.process, uuid4().hex[:16])

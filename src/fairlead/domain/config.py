@@ -117,6 +117,7 @@ class ServiceConfig(CostReading, Section):
     models: list[ModelName] = []
     aliases: dict[ModelName, ModelName] = {}
     retry_streams: bool = False
+    responses: Literal["auto", "pass", "translate"] = "auto"
     timeout: Seconds = 600.0
     lease_ttl: Annotated[float, Field(ge=1, le=3600)] = 15.0
     hold_after_crash: Annotated[float, Field(ge=0, le=86400)] | None = None
@@ -234,6 +235,11 @@ class ServiceConfig(CostReading, Section):
     def speaks_openai(self) -> bool:
         """Whether calls go to a server that speaks OpenAI's protocol."""
         return self.openai is not None or self.format == "openai"
+
+    @property
+    def translates_responses(self) -> bool:
+        """Whether requests to `/responses` are certainly answered by chat completions."""
+        return not self.speaks_openai or self.responses == "translate"
 
     @property
     def behind_front(self) -> bool:

@@ -177,6 +177,8 @@ def front_problem(service: Mapping[str, Any]) -> str | None:
         return f'{" and ".join(named)}: only with openai, format = "openai" or @app.model'
     if service.get("retry_streams") and not (speaks or service.get("openai")):
         return 'retry_streams: only with openai, or with format = "openai"'
+    if service.get("responses") and not (speaks or service.get("openai")):
+        return 'responses: only with openai, or with format = "openai"'
     return None
 
 

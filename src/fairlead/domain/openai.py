@@ -20,8 +20,9 @@ import orjson
 from fairlead.domain.job import Priority
 from fairlead.domain.usage import Usage, reported
 
-CHAT, COMPLETIONS = "chat/completions", "completions"
-JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", "images/generations", "moderations", "responses"})
+CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
+IMAGES, IMAGE_EDITS, IMAGE_VARIATIONS = "images/generations", "images/edits", "images/variations"
+JSON_PATHS = frozenset({CHAT, COMPLETIONS, "embeddings", IMAGES, "moderations", RESPONSES})
 """Paths whose answers are JSON, unless they are streamed. White space before such an answer is harmless."""
 WITH_DONE = frozenset({CHAT, COMPLETIONS})
 """Paths whose streams end with `[DONE]`, and whose usage is sent only on request."""
@@ -61,20 +62,41 @@ def tier_of(priority: Priority | str) -> str:
 # ---------------------------------------------------------------- requests
 
 
+class BadRequest(Exception):
+    """A request that is refused with 400. `param` is the field with the error."""
+
+    def __init__(self, message: str, param: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+    def answer(self) -> FrontAnswer:
+        error = {"message": str(self), "type": "invalid_request_error", "param": self.param, "code": self.code}
+        return FrontAnswer(400, {"content-type": "application/json"}, orjson.dumps({"error": error}))
+
+
 @dataclass(frozen=True, slots=True)
 class FrontRequest:
     """A request for the upstream. `path` is relative to the base URL; `stream` is whether the client wants a stream;
-    `query` is the part of the URL after the question mark."""
+    `query` is the part of the URL after the question mark. `background`: the client does not wait for the answer.
+    `previous` is the id of the response whose conversation the body continues."""
 
     path: str
     content_type: str
     body: bytes
     stream: bool = False
     query: str = ""
+    background: bool = False
+    previous: str | None = None
 
     def as_input(self) -> dict[str, Any]:
-        query = {"query": self.query} if self.query else {}
-        head = {"path": self.path, **query, "content_type": self.content_type, "stream": self.stream}
+        head: dict[str, Any] = {"path": self.path, "content_type": self.content_type, "stream": self.stream}
+        if self.query:
+            head["query"] = self.query
+        if self.background:
+            head["background"] = True
+        if self.previous is not None:
+            head["previous_response_id"] = self.previous
         return {**head, **_packed(self.body)}
 
     @classmethod
@@ -82,7 +104,8 @@ class FrontRequest:
         """Decode the input of a job. Raises ValueError if the job was not submitted by the front."""
         try:
             path, content_type, query = value["path"], value["content_type"], value.get("query", "")
-            request = cls(path, content_type, _unpacked(value), bool(value.get("stream")), query)
+            flags = bool(value.get("stream")), query, bool(value.get("background"))
+            request = cls(path, content_type, _unpacked(value), *flags, value.get("previous_response_id"))
         except (KeyError, TypeError, ValueError):
             raise ValueError("the input is not a request of the OpenAI front: path, content_type, body") from None
         if not (isinstance(path, str) and isinstance(content_type, str) and is_path(path)):
@@ -124,6 +147,22 @@ def form_fields(content_type: str, body: bytes, names: frozenset[str]) -> dict[s
     return found
 
 
+def form_without(content_type: str, body: bytes, name: str) -> bytes:
+    """The multipart form without the text field of this name."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        return body
+    mark = b"--" + boundary[1].encode("latin-1")
+    parts = body.split(mark)
+    return mark.join(part for part in parts if not _is_field(part, name.encode()))
+
+
+def _is_field(part: bytes, name: bytes) -> bool:
+    head, blank, _ = part.partition(b"\r\n\r\n")
+    found = _PART_NAME.search(head[:MAX_FIELD]) if blank else None
+    return found is not None and found[1] == name and not _FILE_NAME.search(head[:MAX_FIELD])
+
+
 def without_boundary(content_type: str, body: bytes) -> bytes:
     """The body without the boundary between the parts of a form. Clients choose another one each time they send it."""
     boundary = _BOUNDARY.search(content_type)
@@ -148,6 +187,13 @@ def replaced(body: bytes, name: str, value: Any) -> bytes:
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
+def without(body: bytes, name: str) -> bytes:
+    """The JSON object `body` without one field."""
+    fields = json.loads(body)
+    fields.pop(name, None)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
 def asks_for_usage(value: Mapping[str, Any]) -> bool:
     options = value.get("stream_options")
     return isinstance(options, dict) and bool(options.get("include_usage"))
@@ -158,14 +204,17 @@ def asks_for_usage(value: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FrontAnswer:
-    """An answer of the upstream: its status, the headers that clients receive, and its body."""
+    """An answer of the upstream: its status, the headers that clients receive, and its body. `files`: the body names
+    files, for which clients receive URLs."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    files: bool = False
 
     def as_result(self) -> dict[str, Any]:
-        return {"status": self.status, "headers": dict(self.headers), **_packed(self.body)}
+        files = {"files": True} if self.files else {}
+        return {"status": self.status, "headers": dict(self.headers), **files, **_packed(self.body)}
 
     @classmethod
     def of_result(cls, value: Any) -> FrontAnswer | None:
@@ -173,7 +222,7 @@ class FrontAnswer:
         if isinstance(value, str):
             return cls(200, {"content-type": EVENT_STREAM}, value.encode())
         try:
-            return cls(int(value["status"]), dict(value["headers"]), _unpacked(value))
+            return cls(int(value["status"]), dict(value["headers"]), _unpacked(value), bool(value.get("files")))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -304,8 +353,8 @@ CHARACTERS_PER_TOKEN = 4
 TOKENS_OF_A_FILE = 1000
 USUAL_OUTPUT = 256
 """The tokens of an answer whose request sets no maximum. What calls really use is learned."""
-_COSTED = frozenset({CHAT, COMPLETIONS, "embeddings", "responses", "moderations"})
-_ANSWERED = frozenset({CHAT, COMPLETIONS, "responses"})
+_COSTED = frozenset({CHAT, COMPLETIONS, "embeddings", RESPONSES, "moderations"})
+_ANSWERED = frozenset({CHAT, COMPLETIONS, RESPONSES})
 _MAXIMA = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _FILES = frozenset({"image_url", "input_audio", "file", "file_data", "image", "audio", "data"})
 _LARGEST_READ = 1 << 18

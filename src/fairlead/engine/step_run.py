@@ -258,6 +258,7 @@ def call_of(run: StepRun, timeout: float, report: StepReporter) -> Call:
         region=lease.region,
         report=report,
     )
+    run.call.run = job.run
     run.call.counts_sent = run.counted
     run.call.files = report.files
     if job.trace is not None:

@@ -84,7 +84,8 @@ Handler = Callable[[Call], Any]
 
 class FunctionExecutor:
     def __init__(self, handler: Handler, *, max_result: int, retries_output: bool = True) -> None:
-        """Without `retries_output`, an exception is not retried once the call has emitted a chunk."""
+        """Without `retries_output`, an exception is not retried once the call has emitted a chunk, except of a
+        background response of the OpenAI front, whose readers expect that."""
         self._handler = handler
         self._max_result = max_result
         self._retries_output = retries_output
@@ -109,7 +110,8 @@ class FunctionExecutor:
 
     def _failure(self, error: BaseException, call: Call) -> Failure:
         failure = failure_of(error)
-        if not self._retries_output and call.output is not None and call.output.chunks:
+        seen = call.output is not None and call.output.chunks
+        if seen and not self._retries_output and not call.params.get("background"):
             return replace(failure, retryable=False)
         return failure
 

@@ -18,6 +18,7 @@ from urllib.parse import unquote_plus
 import aiohttp
 
 from fairlead.domain import openai
+from fairlead.domain.chat_requests import Untranslatable
 from fairlead.domain.config import AUTO, ServiceConfig
 from fairlead.domain.json_codec import NotJson, to_json
 from fairlead.domain.openai import FrontAnswer, FrontRequest
@@ -41,6 +42,14 @@ from fairlead.executors.http import (
     secrets_of,
 )
 from fairlead.executors.http_stream import BrokenStream
+from fairlead.executors.openai_images import (
+    UnknownFormats,
+    asks_for_urls,
+    refuses_format,
+    saved_images,
+    without_format,
+)
+from fairlead.executors.openai_responses import Exchange, KnownUpstreams, is_unknown_path, passed_on, translated
 from fairlead.executors.openai_stream import ChatStream, UpstreamError, emit_events
 from fairlead.executors.port import Call, OutputTooLarge, Success
 from fairlead.executors.upstream_limits import BUSY, Sessions, heed, retry_after_of
@@ -92,6 +101,9 @@ class OpenAIExecutor:
         self._upstream = Upstream(config)
         self._aliases = config.aliases
         self._retry_streams = config.retry_streams
+        self._responses = config.responses
+        self._known = KnownUpstreams()
+        self._unknown_formats = UnknownFormats()
         self._waits = config.limit != AUTO
         self._max_result = max_result
         self._rests_until = 0.0
@@ -111,15 +123,52 @@ class OpenAIExecutor:
             request = FrontRequest.of_input(call.params)
         except ValueError as error:
             return Failure(PERMANENT, str(error), retryable=False)
+        deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
+        try:
+            if request.path == openai.RESPONSES:
+                return await self._respond(call, request, deadline)
+            if asks_for_urls(request):
+                return await self._make_images(call, request, deadline)
+            return await self._call(call, Exchange(request), deadline)
+        except Untranslatable as error:
+            return result_of(error.answer(), None)
+        except RecursionError:
+            return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
+
+    async def _respond(self, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
+        """Call `/responses`, or chat completions if the upstream does not know it. A 404 may be about the model, so the
+        upstream counts as one that only knows chat completions if it then answers one."""
+        if self._responses == "translate" or (self._responses == "auto" and self._known.is_chat_only(call.region)):
+            return await self._call(call, translated(call, request), deadline)
+        outcome = await self._call(call, passed_on(call, request), deadline)
+        if self._responses == "auto" and is_unknown_path(outcome):
+            other = await self._call(call, translated(call, request), deadline)
+            if not is_unknown_path(other):
+                self._known.note(call.region)
+                return other
+        return outcome
+
+    async def _make_images(self, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
+        """Make images that the client reads by URLs. An upstream that refuses `response_format` gets the request
+        without it."""
+
+        async def convert(answer: FrontAnswer, value: Any) -> tuple[FrontAnswer, Any]:
+            return await saved_images(call, answer, value)
+
+        if not self._unknown_formats.has(call, request):
+            outcome = await self._call(call, Exchange(request, convert=convert), deadline)
+            if not refuses_format(outcome):
+                return outcome
+            self._unknown_formats.note(call, request)
+        return await self._call(call, Exchange(without_format(request), convert=convert), deadline)
+
+    async def _call(self, call: Call, exchange: Exchange, deadline: float) -> Success | Failure:
+        request = exchange.request
         url = self._upstream.url(call.region, request.path, request.query)
         if url is None:
             return Failure(PERMANENT, f"{call.service} has no URL for this call", retryable=False)
         if call.trace is not None:
             call.annotate(openai.span_attributes(request, self._aliases))
-        deadline = asyncio.get_running_loop().time() + call.timeout - min(0.5, call.timeout / 10)
-        return await self._call(url, call, request, deadline)
-
-    async def _call(self, url: str, call: Call, request: FrontRequest, deadline: float) -> Success | Failure:
         headers = {
             **self._upstream.headers,
             "Content-Type": request.content_type,
@@ -128,12 +177,10 @@ class OpenAIExecutor:
         }
         value = openai.json_object(request.body) if request.stream or self._aliases else None
         adds_usage = _may_add_usage(request, value)
-        try:
-            body = self._body(request, value, adds_usage)
-        except RecursionError:
-            return Failure(PERMANENT, "the body is nested too deeply", retryable=False)
+        body = self._body(request, value, adds_usage)
         session = self._upstream.sessions.of(call)
-        stream = ChatStream(request, hides_usage=adds_usage)
+        if exchange.stream is None:
+            exchange = replace(exchange, stream=ChatStream(request, hides_usage=adds_usage))
         try:
             async with session.post(
                 url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
@@ -141,8 +188,8 @@ class OpenAIExecutor:
                 if call.trace is not None:
                     call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
-                    return await self._stream(call, stream, response, deadline)
-                return await self._answer(call, request, response)
+                    return await self._stream(call, exchange, response, deadline)
+                return await self._answer(call, exchange, response)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -161,11 +208,14 @@ class OpenAIExecutor:
         return body if target is None else openai.replaced(body, "model", target)
 
     async def _stream(
-        self, call: Call, stream: ChatStream, response: aiohttp.ClientResponse, deadline: float
+        self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse, deadline: float
     ) -> Success | Failure:
-        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set.
-        `deadline` is a little before the worker's: the worker would retry a call that it stops."""
+        """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set
+        or the exchange can be restarted. `deadline` is a little before the worker's: the worker would retry a call that
+        it stops."""
         self._answered(call, response)
+        stream, retries = exchange.stream, self._retry_streams or exchange.restartable
+        assert stream is not None
         try:
             async with asyncio.timeout_at(deadline):
                 await emit_events(response, call, stream, self._max_result)
@@ -174,18 +224,19 @@ class OpenAIExecutor:
         except OutputTooLarge as error:
             failure = failure_of(error)
         except UpstreamError as error:
-            failure = Failure(UPSTREAM_ERROR, str(error), retryable=self._retry_streams)
+            failure = Failure(UPSTREAM_ERROR, str(error), retryable=retries)
         except BrokenStream as error:
-            failure = Failure(BAD_RESULT, str(error), retryable=self._retry_streams)
+            failure = Failure(BAD_RESULT, str(error), retryable=retries)
         except (aiohttp.ClientError, OSError) as error:
             failure = Failure(CONNECTION, _lost(error), retryable=True)
         else:
             return with_output(call.open_output(), Success("null", stream.metrics or None, stream.reported))
         response.close()  # it may never end
         unseen = not call.open_output().chunks
-        return replace(failure, retryable=failure.retryable and (unseen or self._retry_streams))
+        return replace(failure, retryable=failure.retryable and (unseen or retries))
 
-    async def _answer(self, call: Call, request: FrontRequest, response: aiohttp.ClientResponse) -> Success | Failure:
+    async def _answer(self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse) -> Success | Failure:
+        request = exchange.request
         body = await read_body(response, self._max_result)
         if response.status in BUSY and self._waits:
             return self._refused(call, response, body)
@@ -195,11 +246,14 @@ class OpenAIExecutor:
         if len(body) > self._max_result:
             return too_large(len(body), self._max_result)
         value = openai.json_object(body)
+        answer = FrontAnswer(response.status, openai.passed_headers(response.headers), body)
+        if response.status < 300 and exchange.convert is not None:
+            answer, value = await exchange.convert(answer, value)
         if response.status < 300 and request.path in openai.JSON_PATHS and value is None:
             return bad(f"the upstream's answer is not a JSON object but {response.content_type}")
         if response.status < 300 and request.stream and request.path in openai.JSON_PATHS:
             return bad("the upstream did not stream its answer; it may not support stream for this model")
-        return result_of(FrontAnswer(response.status, openai.passed_headers(response.headers), body), value)
+        return result_of(answer, value)
 
     # ------------------------------------------------------------ rests
 

@@ -11,12 +11,16 @@ from typing import Any
 import orjson
 
 from fairlead.domain import openai
+from fairlead.domain.chat_answers import events_for
+from fairlead.domain.chat_requests import Untranslatable, chat_request
 from fairlead.domain.openai import FrontAnswer, FrontRequest
+from fairlead.domain.openai_responses import event_text
 from fairlead.errors import Permanent
 from fairlead.executors.function import Handler
 from fairlead.executors.port import Call
 
-NOT_FOUND = {"message": "this model answers chat/completions and completions only", "code": "unknown_path"}
+ANSWERED = frozenset({openai.CHAT, openai.COMPLETIONS, openai.RESPONSES})
+NOT_FOUND = {"message": "this model answers chat/completions, completions and responses only", "code": "unknown_path"}
 NO_MESSAGES = {"message": "messages must be a list of objects", "param": "messages", "code": "invalid_input"}
 
 
@@ -67,7 +71,8 @@ class Chat:
         self.messages = messages
         self._call = call
         self._stream = request.stream
-        self._chat = request.path == openai.CHAT
+        self._chat = request.path != openai.COMPLETIONS
+        self._response = events_for(request, call.job_id, call.run) if request.path == openai.RESPONSES else None
         self._delta: dict[str, Any] = {"role": "assistant", "content": ""}
         kind = "chat.completion" if self._chat else "text_completion"
         self._head = {
@@ -78,7 +83,7 @@ class Chat:
         }
         self._begun = False
         self.refusal: dict[str, Any] | None = None
-        if request.path not in openai.WITH_DONE:
+        if request.path not in ANSWERED:
             self.refusal = _refusal(404, NOT_FOUND)
         elif not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             self.refusal = _refusal(400, NO_MESSAGES)
@@ -95,6 +100,13 @@ class Chat:
         messages = fields.get("messages")
         if request.path == openai.COMPLETIONS:
             messages = [{"role": "user", "content": fields.get("prompt", "")}]
+        if request.path == openai.RESPONSES:
+            try:
+                messages = chat_request(fields)["messages"]
+            except Untranslatable as error:
+                chat = cls(call, request, model, [])
+                chat.refusal = error.answer().as_result()
+                return chat
         return cls(call, request, model, messages)
 
     def add_all(self, made: Any) -> None:
@@ -122,11 +134,18 @@ class Chat:
         reason = "tool_calls" if self._delta.get("tool_calls") else "stop"
         if self._stream:
             self._emit({}, reason)
-            self._call.emit("data: [DONE]\n\n")
+            self._call.emit(self._last_text())
             return None
         part = {"message": self._delta} if self._chat else {"text": self._delta["content"]}
         answer = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason, "logprobs": None}]}
+        if self._response is not None:
+            answer = self._response.whole(answer, time.time())
         return FrontAnswer(200, {"content-type": "application/json"}, orjson.dumps(answer)).as_result()
+
+    def _last_text(self) -> str:
+        if self._response is None:
+            return "data: [DONE]\n\n"
+        return "".join(map(event_text, self._response.end(time.time())))
 
     def _emit(self, delta: Mapping[str, Any], reason: str | None = None) -> None:
         if not self._begun:
@@ -136,6 +155,9 @@ class Chat:
                 self._emit({"role": "assistant", "content": ""})
         part = {"delta": dict(delta)} if self._chat else {"text": delta.get("content", "")}
         event = {**self._head, "choices": [{"index": 0, **part, "finish_reason": reason}]}
+        if self._response is not None:
+            self._call.emit("".join(map(event_text, self._response.feed(event))))
+            return
         self._call.emit(f"data: {orjson.dumps(event).decode()}\n\n")
 
 

@@ -74,6 +74,8 @@ class ChatStream:
         self._first_token_at: float | None = None
         self.done = False
         """The stream has sent `[DONE]`. Whatever follows is not part of it."""
+        self.value: dict[str, Any] | None = None
+        """The data of the last event."""
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -85,6 +87,7 @@ class ChatStream:
 
     def text_of(self, event: bytes) -> str:
         """The event as the client receives it; empty if it does not receive the event. Raises BrokenStream."""
+        self.value = None
         if self.done:
             return ""
         event = event.removeprefix(_BYTE_ORDER_MARK)
@@ -104,6 +107,10 @@ class ChatStream:
             kept = [line for line in kept if line.startswith(b":")]
         return self._decoded(kept) if kept else ""
 
+    def closing_text(self) -> str:
+        """What the client receives after the last event of a complete stream. Raises BrokenStream."""
+        return ""
+
     def _decoded(self, lines: list[bytes]) -> str:
         try:
             return b"\n".join(lines).decode() + "\n\n"
@@ -121,6 +128,7 @@ class ChatStream:
             raise BrokenStream("the upstream sent an event that is not JSON") from None
         if not isinstance(value, dict):
             raise BrokenStream("the upstream sent an event that is not a JSON object")
+        self.value = value
         if value.get("error"):
             raise UpstreamError(_message(value["error"]))
         if self._first_token_at is None and openai.has_token(value):
@@ -139,7 +147,8 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: Chat
     events = Events(largest)
     call.open_output()
     async for data in response.content.iter_any():
-        if text := "".join(map(stream.text_of, events.feed(data))):
+        text = "".join(map(stream.text_of, events.feed(data)))
+        if text := text + stream.closing_text() if stream.done else text:
             call.emit(text)
         if stream.done:
             await _read_to_end(response)
@@ -148,6 +157,8 @@ async def emit_events(response: aiohttp.ClientResponse, call: Call, stream: Chat
         call.emit(text)
     if not stream.complete:
         raise BrokenStream("the upstream closed the stream before its end")
+    if text := stream.closing_text():
+        call.emit(text)
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:

@@ -145,6 +145,9 @@ class Call:
     the work only once.
     """
 
+    run = 1
+    """The job's run while this call is made: greater for each further call."""
+
     def __init__(
         self,
         *,

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairlead.domain.openai import BadRequest
 from fairlead.errors import RequestError, Unavailable
 from fairlead.gateway import (
     admin_routes,
@@ -37,7 +38,9 @@ from fairlead.gateway import (
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
+from fairlead.gateway.fronts.openai import background as openai_background
 from fairlead.gateway.fronts.openai import routes as openai_routes
+from fairlead.gateway.fronts.openai.answers import handle_bad_request
 from fairlead.gateway.openapi import document
 from fairlead.gateway.problems import (
     NotReady,
@@ -101,6 +104,7 @@ ROUTERS = (
     usage.router,
     webhooks.router,
     webhooks.jwks_router,
+    openai_background.router,
     openai_routes.router,
 )
 
@@ -184,6 +188,7 @@ def create_gateway(app: Fairlead) -> FastAPI:
             RequestError: handle_error,
             Unavailable: handle_error,
             NotReady: handle_error,
+            BadRequest: handle_bad_request,
             HTTPException: _handle_http_exception,
             RequestValidationError: _handle_validation_error,
             Exception: handle_error,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,3 +46,55 @@ class OpenAIRequest(BaseModel):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
         None, description="`priority`: high priority, `flex`: low priority."
     )
+    background: bool | None = Field(
+        None, description="Of `/v1/responses`: answer at once, and read the response later."
+    )
+
+
+# ---------------------------------------------------------------- responses
+
+RESPONSE_ID = "resp_01938f1c6f5e7a309d2c5b8f3c1d2e4f"
+
+
+class OpenAIResponse(BaseModel):
+    """A response, in OpenAI's shape. It has more fields, which repeat the request."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field(examples=[RESPONSE_ID])
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+    background: bool
+    model: str
+    output: list[dict[str, Any]] = Field(description="Messages and calls of functions.")
+    error: dict[str, Any] | None = Field(None, description="`code` and `message`, if it failed.")
+    usage: dict[str, Any] | None = None
+    fairlead: dict[str, Any] | None = Field(None, description="While it is queued: `position` and `estimated_wait`.")
+
+
+class OpenAIDeleted(BaseModel):
+    id: str = Field(examples=[RESPONSE_ID])
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class OpenAIItems(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseQuery(BaseModel):
+    stream: bool = Field(False, description="Follow the events.")
+    starting_after: int | None = Field(
+        None, ge=0, le=10**15, description="The `sequence_number` of the last event seen."
+    )
+
+
+class ItemsQuery(BaseModel):
+    after: str | None = Field(None, max_length=100, description="The id of the last item seen.")
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"

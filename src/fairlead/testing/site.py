@@ -23,7 +23,17 @@ PAGE = 100
 # How a service is executed, and what only belongs to that way. A fake endpoint needs none of it.
 EXECUTION = frozenset(
     {"url", "function", "regions", "celery", "celery_queue", "openai", "models", "aliases", "format", "body", "headers"}
-    | {"stream", "retry_streams", "run_in", "breaker", "spill_after", "shard", "shards", "hold_after_crash"}
+    | {
+        "stream",
+        "retry_streams",
+        "responses",
+        "run_in",
+        "breaker",
+        "spill_after",
+        "shard",
+        "shards",
+        "hold_after_crash",
+    }
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,6 +19,7 @@ from fairlead.domain.openai import FrontAnswer
 from fairlead.domain.views import EndedJob
 from fairlead.errors import Unavailable
 from fairlead.gateway.fronts.openai import errors
+from fairlead.gateway.fronts.openai.image_urls import with_urls
 from fairlead.gateway.fronts.openai.requests import FrontCall
 from fairlead.gateway.request_middleware import within
 
@@ -107,7 +108,7 @@ class Answer(Response):
         if not job.status.finished:
             raise Unavailable("this gateway is stopping; send the request again")
         tier = None if self._call.tier is None else openai.tier_of(job.priority)
-        response = await response_of(self._app, job, tier, self._fields)
+        response = await response_of(self._app, job, tier, self._fields, scope)
         if not started:
             await response(scope, receive, send)
             return
@@ -117,9 +118,12 @@ class Answer(Response):
             raise ClientDisconnect  # the server closes the connection of an incomplete response
 
 
-async def response_of(app: Fairlead, job: EndedJob | JobView, tier: str | None, headers: dict[str, str]) -> Response:
-    """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one. Raises
-    Unavailable if the answer is in the object store, which cannot be reached."""
+async def response_of(
+    app: Fairlead, job: EndedJob | JobView, tier: str | None, headers: dict[str, str], scope: Scope | None = None
+) -> Response:
+    """The response for a job that has ended. `tier` is the `service_tier` to report, if the request named one. `scope`
+    is the request's, for the address in the URLs of files. Raises Unavailable if the answer is in the object store,
+    which cannot be reached."""
     if job.status is not JobStatus.COMPLETED:
         cancelled = job.status is JobStatus.CANCELLED
         status, body = errors.of_cancelled_job(job.job_id) if cancelled else errors.of_failed_job(job.error)
@@ -133,7 +137,7 @@ async def response_of(app: Fairlead, job: EndedJob | JobView, tier: str | None, 
             text = "the answer of this job is no longer kept (openai.keep); send the request again"
         body = errors.error_of(text, 502, "bad_result")
         return Response(orjson.dumps(body), 502, headers, "application/json")
-    content = answer.body
+    content = await with_urls(app, answer.body, scope) if answer.files else answer.body
     if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:
         with contextlib.suppress(RecursionError):  # nested too deeply; the client gets it as it is
             content = openai.replaced(content, "service_tier", tier)
@@ -159,3 +163,10 @@ def in_background(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(work)
     _ending.add(task)
     task.add_done_callback(_ending.discard)
+
+
+async def handle_bad_request(request: Request, error: Exception) -> Response:
+    """The response to a request that the front refuses."""
+    assert isinstance(error, openai.BadRequest)
+    answer = error.answer()
+    return Response(answer.body, answer.status, dict(answer.headers))

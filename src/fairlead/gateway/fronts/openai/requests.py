@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from fairlead.app.front_requests import Identity
 from fairlead.domain import front_readers, openai
 from fairlead.domain.access import Role
-from fairlead.domain.openai import FrontRequest
+from fairlead.domain.openai import BadRequest, FrontRequest
 from fairlead.domain.submission import Submission
 from fairlead.errors import InvalidInput
 from fairlead.gateway import request_parsing
@@ -26,6 +27,9 @@ QUEUE_HEADER = "X-Fairlead-Queue"
 TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 FORM_FIELDS = frozenset({"model", "stream", "user", "safety_identifier", "service_tier"})
 
+_RESPONSE = re.compile(r"responses/(?!(?:compact|input_tokens)$)[^/]+(/input_items)?")
+"""The paths of responses that cannot be posted to. Upstreams know `responses/compact` and `responses/input_tokens`."""
+
 
 class QueueView(Enum):
     """How a streamed response shows the place in the queue (`X-Fairlead-Queue`)."""
@@ -38,7 +42,7 @@ class QueueView(Enum):
 @dataclass(frozen=True, slots=True)
 class FrontCall:
     """What a client asks for. `tier` is the `service_tier` of the request, or None. `retried`: the client may have sent
-    this request before."""
+    this request before. `previous` is the response that the request continues."""
 
     request: FrontRequest
     model: str | None
@@ -46,7 +50,8 @@ class FrontCall:
     tier: str | None
     queue: QueueView
     identity: Identity
-    retried: bool
+    retried: bool = False
+    previous: str | None = None
 
     def submission(self, service: str) -> Submission:
         priority = openai.priority_of(self.tier)
@@ -61,6 +66,9 @@ async def read_call(request: Request) -> FrontCall:
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
     if path == "models" or path.startswith("models/"):
         raise MethodNotAllowed("models support GET, not POST", allow="GET")
+    if match := _RESPONSE.fullmatch(path):
+        allow = "GET" if match[1] else "DELETE, GET"
+        raise MethodNotAllowed(f"a response supports {allow}, not POST", allow=allow)
     query = request.scope["query_string"].decode("latin-1")
     if not openai.is_query(query):
         raise InvalidInput(
@@ -81,15 +89,25 @@ async def read_call(request: Request) -> FrontCall:
     # A request of the same key and body; with an idempotency key, of the same key and idempotency key.
     named = ("key", key) if key is not None else ("body", body_hash)
     fingerprint = front_readers.digest(caller.key_id or "", user_id, *named)
+    background = path == openai.RESPONSES and _is_background(fields)
     return FrontCall(
-        FrontRequest(path, content_type, body, stream is True or stream == "true", query),
+        FrontRequest(path, content_type, body, stream is True or stream == "true", query, background),
         _text(fields, "model"),
         user_id,
         tier,
-        _queue_view(headers),
-        Identity(user_id, fingerprint, body_hash, keyed=key is not None),
+        queue_view(headers),
+        Identity(user_id, fingerprint, body_hash, keyed=key is not None, detached=background),
         retried=key is not None or _retries(headers) > 0,
+        previous=_text(fields, "previous_response_id") if path == openai.RESPONSES else None,
     )
+
+
+def _is_background(fields: dict[str, Any]) -> bool:
+    if fields.get("background") is not True:
+        return False
+    if fields.get("store") is False:
+        raise BadRequest("background requires store: the response is kept until it is read", "store")
+    return True
 
 
 def _fields(content_type: str, body: bytes) -> dict[str, Any]:
@@ -123,7 +141,7 @@ def _user(caller: Caller, fields: dict[str, Any], headers: dict[bytes, bytes]) -
     return user_of(caller, headers, named)
 
 
-def _queue_view(headers: dict[bytes, bytes]) -> QueueView:
+def queue_view(headers: dict[bytes, bytes]) -> QueueView:
     text = headers.get(QUEUE_HEADER.lower().encode(), b"").decode("latin-1").strip().lower()
     try:
         return QueueView(text) if text else QueueView.COMMENTS

@@ -5,39 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fairlead.app.front_requests import Reading
-from fairlead.domain.access import Role
-from fairlead.errors import IdempotencyMismatch, TooLarge, TooManyWaiting, UnknownModel
+from fairlead.errors import IdempotencyMismatch, TooManyWaiting, UnknownModel
 from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.callers import USER_HEADER
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
-from fairlead.gateway.fronts.openai.errors import PREFIX, openai_error
-from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, FrontCall, read_call
+from fairlead.gateway.fronts.openai.background import continued_call, created
+from fairlead.gateway.fronts.openai.documents import in_openai_shape
+from fairlead.gateway.fronts.openai.errors import PREFIX
+from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, read_call
 from fairlead.gateway.fronts.openai.streams import Stream
-from fairlead.gateway.openapi import SUBMIT, Error, Responses, documented, header
-from fairlead.gateway.permissions import caller_of
-from fairlead.gateway.problems import MEDIA_TYPE, RateLimited
-from fairlead.gateway.rate_limit import accept_jobs
+from fairlead.gateway.fronts.openai.submits import read_or_submit
+from fairlead.gateway.openapi import SUBMIT, header
+from fairlead.gateway.problems import RateLimited
 from fairlead.gateway.responses import fairlead_of, json_response
 
 router = APIRouter(prefix=PREFIX.rstrip("/"), tags=["openai"])
-
-
-def _documented(model: type[BaseModel] | None, description: str, *errors: Error) -> Responses:
-    """The responses of a route. Its errors have OpenAI's shape."""
-    responses = documented(200, model, description, *errors)
-    for status, response in responses.items():
-        if status != 200:
-            examples = response["content"].pop(MEDIA_TYPE)["examples"]
-            response["content"]["application/json"] = {
-                "schema": {"$ref": "#/components/schemas/OpenAIError"},
-                "examples": {code: {"value": openai_error(each["value"])} for code, each in examples.items()},
-            }
-    return responses
 
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Its name."}
@@ -57,7 +42,7 @@ _BODY = {
 _OPTIONS: dict[str, Any] = {
     "openapi_extra": {"requestBody": _BODY, "parameters": _PARAMETERS},
     "responses": {
-        **_documented(None, "", *SUBMIT, UnknownModel, IdempotencyMismatch, TooManyWaiting, RateLimited),
+        **in_openai_shape(None, "", *SUBMIT, UnknownModel, IdempotencyMismatch, TooManyWaiting, RateLimited),
         200: {
             "description": "The upstream's answer, unchanged; with `stream`, as Server-Sent Events.",
             "headers": {JOB_HEADER: {"description": "The id of the request's job.", "schema": {"type": "string"}}},
@@ -74,7 +59,7 @@ _ANY_PATH = {**_OPTIONS, "openapi_extra": {"requestBody": _BODY, "parameters": [
     "/models",
     summary="List the models",
     operation_id="openai_models",
-    responses=_documented(models_openai.OpenAIModels, "The models."),
+    responses=in_openai_shape(models_openai.OpenAIModels, "The models."),
 )
 async def list_models(request: Request) -> Response:
     models = await fairlead_of(request).models.all()
@@ -86,7 +71,7 @@ async def list_models(request: Request) -> Response:
     summary="One model",
     operation_id="openai_model",
     openapi_extra={"parameters": [_MODEL]},
-    responses=_documented(models_openai.OpenAIModel, "The model.", UnknownModel),
+    responses=in_openai_shape(models_openai.OpenAIModel, "The model.", UnknownModel),
 )
 async def get_model(request: Request) -> Response:
     model: str = request.path_params["model"]
@@ -105,37 +90,10 @@ async def get_model(request: Request) -> Response:
 async def forward(request: Request) -> Response:
     app = fairlead_of(request)
     call = await read_call(request)
-    reading = await app.fronts.join(call.identity) if call.retried else None
-    headers: dict[str, str] = {}
-    if reading is None:
-        reading, headers = await _submit(request, call)
+    if call.previous is not None:
+        call = await continued_call(request, call)
+    reading, headers = await read_or_submit(request, call)
+    if call.request.background:
+        return await created(app, call, reading, headers)
     kind = Stream if call.request.stream else Answer
     return kind(app, call, reading, {JOB_HEADER: reading.job_id, **headers})
-
-
-async def _submit(request: Request, call: FrontCall) -> tuple[Reading, dict[str, str]]:
-    """Submit the job of a request. Returns its reading and the headers of the rate limit."""
-    app = fairlead_of(request)
-    submission = call.submission(await app.models.service_for(call.model))
-    lowers_only = caller_of(request).role is Role.USER
-    headers: dict[str, str] = {}
-
-    async def accept(key: str, reader: str) -> str:
-        try:
-            receipts, rate = await accept_jobs(
-                request, [submission], None, idempotency_key=key, body_hash=reader, lowers_only=lowers_only
-            )
-        except TooLarge as error:
-            most = app.config.server.max_body
-            raise TooLarge(f"the body is over {most} bytes when it is stored as JSON (server.max_body)") from error
-        headers.update(rate)
-        return receipts[0].job_id
-
-    try:
-        return await app.fronts.submit(call.identity, accept), headers
-    except IdempotencyMismatch:
-        # A request with the same idempotency key was accepted at the same moment.
-        reading = await app.fronts.join(call.identity)
-        if reading is None:
-            raise
-        return reading, headers

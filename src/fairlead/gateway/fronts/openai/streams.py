@@ -65,19 +65,27 @@ class Stream(Response):
             following.result()
         except ClientDisconnect:
             if not self._sent.complete:
-                await self._app.fronts.leave(self._reading)
+                await self._leave()
             raise
         except asyncio.CancelledError:
-            in_background(self._app.fronts.leave(self._reading))  # the key was revoked
+            in_background(self._leave())  # the key was revoked
             raise
         finally:
             for task in (following, gone):
                 task.cancel()
             await asyncio.wait({following})  # its subscriptions end with it
 
+    async def _leave(self) -> None:
+        """Called when the client has disconnected, or does not get the answer."""
+        await self._app.fronts.leave(self._reading)
+
+    async def _begin(self) -> None:
+        """Called before the output is read."""
+
     async def _follow(self, scope: Scope, receive: Receive) -> None:
         try:
             source = self._app.jobs.output_stream(self._reading.job_id, attempts=False, new=self._reading.new)
+            await self._begin()
             async with contextlib.aclosing(source.follow(HEARTBEAT_S)) as output:
                 item = await self._wait_for_first(output)
                 while not await self._pass_on(item, scope, receive):
@@ -88,7 +96,7 @@ class Stream(Response):
             reason = "the gateway is stopping"
             if isinstance(error, SlowConsumer):  # a client does not send a request again whose stream has begun
                 reason = "the client reads too slowly"
-                await self._app.fronts.leave(self._reading)
+                await self._leave()
             await self._end_with(errors.error_of(reason, 503, "unavailable"))
 
     # ------------------------------------------------------------ waiting
@@ -193,7 +201,7 @@ class Stream(Response):
         if self._sent.restarted:
             rest = self._sent.rest_of(text) if chunk.whole else None
             if rest is None and not await self._retries_streams():
-                await self._app.fronts.leave(self._reading)
+                await self._leave()
                 await self._end_with(
                     errors.error_of("the stream was lost after its beginning; send the request again", 502, "lost")
                 )

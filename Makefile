@@ -26,7 +26,7 @@ endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-latest coverage chaos fuzz screenshots docs docs-serve check generate bench bench-full lock clean
+.PHONY: help install run test test-latest coverage chaos fuzz screenshots recording docs docs-serve check generate bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make run       set up $(VENV) with what running needs, then start the gateway with the sample project (PORT=$(PORT))"
@@ -37,6 +37,7 @@ help: ## say what there is
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
 	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
+	@echo "make recording  install, then record the moving picture of the README from the running sample project"
 	@echo "make docs      install, then build the documentation site in site/; make docs-serve serves it while you write"
 	@echo "make check     install, then ruff, mypy --strict and import-linter"
 	@echo "make bench     install, then measure ours and the peers side by side (10 minutes or less; ARGS=--help)"
@@ -93,6 +94,9 @@ chaos: install
 fuzz: export FUZZ_EXAMPLES ?= 300
 fuzz: install
 	$(BIN)/python -m pytest -n 2 tests/integration/test_schemathesis.py $(ARGS)
+
+recording: install
+	$(BIN)/python -m tools.record_dashboard
 
 screenshots: install
 	$(BIN)/python -m tests.browser.screenshots

@@ -160,7 +160,7 @@ async def main() -> None:
                 Shot("overview-dark", "/", scheme="dark"),
                 Shot("phone", "/", size=tuple(PHONE.items())),
                 Shot("service", "/services/image_gen"),
-                Shot("job", f"/jobs/{await _example_job(crowd)}"),
+                Shot("job", f"/jobs/{await example_job(crowd)}"),
                 Shot("jobs", "/jobs"),
                 Shot("dead", "/dead", size=tuple(SHORT.items())),
                 Shot("batch", f"/batches/{batch}"),
@@ -170,7 +170,7 @@ async def main() -> None:
                     await take(browser, url, shot)
 
 
-async def _example_job(crowd: Crowd) -> str:
+async def example_job(crowd: Crowd) -> str:
     """A job with completed steps that waits for the next one."""
     jobs = (await crowd.ask("GET", "/api/v1/jobs?feature_name=full_pipeline&limit=200"))["data"]
     under_way = [job for job in jobs if job["current_step_index"] >= 2 and job["status"] in ("PENDING", "RUNNING")]

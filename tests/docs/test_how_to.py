@@ -30,7 +30,7 @@ def blocks(page: Path, language: str) -> Iterator[tuple[str, str]]:
 def command_line(words: list[str]) -> None:
     """Parse a command as the command line does, without running it."""
     command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
         command, words = command.commands[words[0]], words[1:]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert [word for word in words if word.startswith("--") and word.partition("=")[0] not in known] == []

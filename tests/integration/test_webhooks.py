@@ -16,6 +16,7 @@ from fairlead.domain.config import Config
 from fairlead.errors import InvalidInput, Permanent
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from fairlead.gateway.metrics import samples_of
 from tests.integration.gateway_site import client_of
 from tests.integration.key_site import keys_of, until
 from tests.webhook_receiver import Receiver, Request, receiver
@@ -124,6 +125,9 @@ async def test_a_failure_is_repeated_with_the_same_id_and_body(embedded: dict[st
         assert delivery.next_at is not None
         assert 4 <= delivery.next_at - delivery.created_at <= 30
         assert (delivery.log[0]["status"], delivery.log[0]["response"]) == (500, "no pe")
+        samples = samples_of(await app.readings())
+        assert samples["fairlead_webhook_requests"] == [(("failed",), 1)]
+        assert samples["fairlead_webhooks_waiting"] == [((), 1.0)]
         first, second = await hooks.reaches(2)
         assert (first.id, first.text) == (second.id, second.text)
 
@@ -138,6 +142,7 @@ async def test_an_endpoint_that_is_gone_is_disabled(embedded: dict[str, str], ho
         told = verified(hooks.got[1], SECRET)
         assert told["type"] == "endpoint.disabled"
         assert told["data"]["endpoint_id"] == endpoint.id
+        assert samples_of(await app.readings())["fairlead_webhook_endpoints_disabled"] == [((), 1.0)]
         (finding,) = [each for each in await app.doctor() if each.code == "webhook-disabled"]
         assert finding.about == endpoint.id
         await app.webhooks.change(endpoint.id, enabled=True)

@@ -69,6 +69,8 @@ class Counters:
         self.retries: Counter[str] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.promotions: Counter[Priority] = Counter()
+        self.webhooks: Counter[str] = Counter()
+        """Requests to receivers of webhooks: `accepted` and `failed`."""
         self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.models: dict[tuple[str, str], ModelStats] = {}

@@ -122,7 +122,14 @@ class ShardRuntime:
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),
             AbandonedLoop(store, recorder, rules, grace=parts.config.openai.grace),
-            WebhooksLoop(parts.config.webhooks, store, group_commit, parts.clock, tracing=parts.tracing),
+            WebhooksLoop(
+                parts.config.webhooks,
+                store,
+                group_commit,
+                parts.clock,
+                tracing=parts.tracing,
+                requests=parts.recorder.counters.webhooks,
+            ),
         ]
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:
             grace = parts.config.openai.grace

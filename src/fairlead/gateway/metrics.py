@@ -73,6 +73,7 @@ METRICS: dict[str, Definition] = {
     "fairlead_model_seconds": Definition(COUNTER, "Seconds in which models wrote tokens.", ("service", "model")),
     "fairlead_retries": Definition(COUNTER, "Failed calls that are retried.", ("service",)),
     "fairlead_failures": Definition(COUNTER, "Failed calls and waits, by error code.", ("service", "code")),
+    "fairlead_webhook_requests": Definition(COUNTER, "Requests to receivers of webhooks, by result.", ("result",)),
     "fairlead_promotions": Definition(COUNTER, "Promoted jobs, by new band.", ("band",)),
     "fairlead_late_results": Definition(COUNTER, "Results refused because the job had moved on.", ("shard",)),
     "fairlead_calls_running": Definition(GAUGE, "Running calls of this process.", ("shard",)),
@@ -123,6 +124,8 @@ METRICS: dict[str, Definition] = {
     "fairlead_paused": Definition(GAUGE, "1 while the service is paused.", ("service",)),
     "fairlead_waiting": Definition(GAUGE, "Queued steps.", ("service", "band")),
     "fairlead_oldest_waiting_seconds": Definition(GAUGE, "Age of the oldest waiting job.", ("band",)),
+    "fairlead_webhooks_waiting": Definition(GAUGE, "Webhook deliveries that wait to be sent, or sent again."),
+    "fairlead_webhook_endpoints_disabled": Definition(GAUGE, "Disabled webhook endpoints."),
     "fairlead_outbox_rows": Definition(GAUGE, "Changes not yet applied to the queue."),
     "fairlead_outbox_age_seconds": Definition(GAUGE, "Age of the oldest such change."),
     "fairlead_database_bytes": Definition(GAUGE, "Size of the database."),
@@ -208,6 +211,7 @@ def _of_process(snapshot: MetricsSnapshot) -> dict[str, list[Sample]]:
         **_of_models(counters.models),
         "fairlead_failures": _by_labels(counters.failures),
         "fairlead_promotions": _by_labels(counters.promotions),
+        "fairlead_webhook_requests": _by_labels(counters.webhooks),
         "fairlead_commit_transitions": _one(group_commit.commit_sizes),
         "fairlead_commit_seconds": _one(group_commit.commit_seconds),
         "fairlead_commits_failed": _one(group_commit.commits_failed),
@@ -310,6 +314,8 @@ def _of_queues(queues: QueueMetrics | None) -> dict[str, list[Sample]]:
         samples["fairlead_waiting"] = _by_labels(waiting)
     for name, fact in (
         ("fairlead_outbox_rows", "outbox_rows"),
+        ("fairlead_webhooks_waiting", "webhooks_waiting"),
+        ("fairlead_webhook_endpoints_disabled", "webhooks_disabled"),
         ("fairlead_outbox_age_seconds", "outbox_age"),
         ("fairlead_database_bytes", "database_bytes"),
     ):

@@ -178,7 +178,8 @@ class EndedFronts(NamedTuple):
 
 Facts = Mapping[str, float | int | str]
 """Every engine: `engine` (sqlite or postgresql), `server_version`, `clock` (database time in seconds since the epoch),
-`database_bytes`, `outbox_rows`, `outbox_age` (seconds since the oldest row was written; 0 without rows).
+`database_bytes`, `outbox_rows`, `outbox_age` (seconds since the oldest row was written; 0 without rows),
+`webhooks_waiting` (deliveries), `webhooks_disabled` (endpoints).
 
 SQLite: `wal_bytes`, `free_bytes` (within the file), `journal_mode`, `synchronous`.
 

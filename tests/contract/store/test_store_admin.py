@@ -333,6 +333,7 @@ async def test_facts_include_the_outbox_and_the_clock(harness: StoreHarness) -> 
     await harness.submitted()
     after = await harness.store.facts()
     assert (after["outbox_rows"], after["outbox_age"], after["clock"]) == (2, 12.5, START_OF_TIME + 12.5)
+    assert (after["webhooks_waiting"], after["webhooks_disabled"]) == (0, 0)
     assert after["engine"] in ("sqlite", "postgresql")
     assert int(after["database_bytes"]) > 0
     assert str(after["server_version"])[0].isdigit()

@@ -75,13 +75,16 @@ class WebhooksLoop:
         clock: Clock,
         new_sender: Callable[[], Sender] | None = None,
         tracing: Tracing | None = None,
+        requests: Counter[str] | None = None,
     ) -> None:
+        """`requests` counts the requests by result: `accepted` or `failed`."""
         self._config = config
         self._store = store
         self._group_commit = group_commit
         self._clock = clock
         self._new_sender = new_sender or (lambda: http_sender(config))
         self._tracing = tracing
+        self._requests = Counter() if requests is None else requests
         self._sender: Sender | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[str] = Counter()
@@ -253,6 +256,7 @@ class WebhooksLoop:
         self._trusted.discard(delivery.receiver)
         self._failing.discard(delivery.receiver)
         (self._trusted if sent.accepted else self._failing).add(delivery.receiver)
+        self._requests["accepted" if sent.accepted else "failed"] += 1
         if sent.accepted:
             self.queued += 1
         else:

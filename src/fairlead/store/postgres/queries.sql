@@ -326,6 +326,8 @@ SELECT
     pg_database_size(current_database()) AS database_bytes,
     (SELECT coalesce(sum(coalesce(cardinality(job_ids), 1)), 0)::bigint FROM fairlead.outbox) AS outbox_rows,
     coalesce((SELECT clock.now - min(written_at) FROM fairlead.outbox), 0) / 1e6::float8 AS outbox_age,
+    (SELECT count(*) FROM fairlead.webhook_delivery WHERE state = 0) AS webhooks_waiting,
+    (SELECT count(*) FROM fairlead.webhook_endpoint WHERE disabled_at IS NOT NULL) AS webhooks_disabled,
     coalesce((SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_rows,
     coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.job'::regclass), 0) AS job_dead_rows,
     coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fairlead.outbox'::regclass), 0)

@@ -292,7 +292,9 @@ SELECT json_object(
     'free_pages', (SELECT freelist_count FROM pragma_freelist_count),
     'journal_mode', (SELECT journal_mode FROM pragma_journal_mode),
     'outbox_rows', (SELECT count(*) FROM outbox),
-    'oldest_outbox_row', (SELECT min(written_at) FROM outbox)
+    'oldest_outbox_row', (SELECT min(written_at) FROM outbox),
+    'webhooks_waiting', (SELECT count(*) FROM webhook_delivery WHERE state = 0),
+    'webhooks_disabled', (SELECT count(*) FROM webhook_endpoint WHERE disabled_at IS NOT NULL)
 )
 
 -- name: answer

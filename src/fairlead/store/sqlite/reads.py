@@ -300,6 +300,8 @@ class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads, SqliteWebho
             "free_bytes": values["free_pages"] * values["page_size"],
             "wal_bytes": connect.size_of_log(self._path),
             "outbox_rows": values["outbox_rows"],
+            "webhooks_waiting": values["webhooks_waiting"],
+            "webhooks_disabled": values["webhooks_disabled"],
             "outbox_age": 0.0 if oldest is None else now - oldest / 1e6,
             "journal_mode": values["journal_mode"],
             "synchronous": self._synchronous,

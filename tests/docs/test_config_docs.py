@@ -25,6 +25,7 @@ from fairlead.domain.config import (
 )
 from fairlead.domain.config_fronts import FalConfig, FrontsConfig, ReplicateConfig
 from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.config_schedules import ScheduleConfig
 from fairlead.domain.config_webhooks import WebhookEndpointConfig
 from fairlead.domain.job import Priority
 from fairlead.domain.user_priority import UserPriority
@@ -34,7 +35,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools", "fronts"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools"}
+NAMED |= {"fronts", "schedules"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
 
@@ -89,6 +91,7 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         ("webhooks.NAME", WebhookEndpointConfig),
         ("fronts.fal", FalConfig),
         ("fronts.replicate", ReplicateConfig),
+        ("schedules.NAME", ScheduleConfig),
     ],
 )
 def test_every_key_of_plans_groups_prices_users_and_worker_pools_is_documented_with_its_default(

@@ -53,6 +53,12 @@ CHANGE_ENDPOINT = "webhook.change"
 DELETE_ENDPOINT = "webhook.delete"
 ROTATE_SECRET = "webhook.rotate"
 REPLAY = "webhook.replay"
+CREATE_SCHEDULE = "schedule.create"
+CHANGE_SCHEDULE = "schedule.change"
+DELETE_SCHEDULE = "schedule.delete"
+PAUSE_SCHEDULE = "schedule.pause"
+RESUME_SCHEDULE = "schedule.resume"
+RUN_SCHEDULE = "schedule.run"
 MAX_WHO = 255
 
 

@@ -24,6 +24,7 @@ from fairlead.domain.config import (
     ServiceConfig,
     ShareConfig,
 )
+from fairlead.domain.config_schedules import ScheduleConfig
 from fairlead.domain.config_types import FUNCTION
 from fairlead.domain.costs import CostHook
 from fairlead.domain.rate_config import RateConfig
@@ -80,6 +81,27 @@ class ServiceOptions(TypedDict, total=False):
     stream: Literal["sse", "text"] | None
     extract: int
     run_in: Literal["thread", "process"]
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of a schedule, typed for editors and type checkers. They are the keys of `[schedules.NAME]`;
+    `ScheduleConfig` has their defaults and checks their values."""
+
+    cron: str | None
+    every: float | None
+    timezone: str
+    user_id: str
+    input_data: Mapping[str, Any]
+    priority: str | None
+    deadline: float | None
+    cost: float | None
+    metadata: Mapping[str, Any] | None
+    region: str | None
+    allowed_regions: Sequence[str] | None
+    webhook_url: str | None
+    webhook_events: Sequence[str] | None
+    missed: Literal["skip", "once", "all"]
+    overlap: Literal["allow", "skip", "wait"]
 
 
 class Declarations:
@@ -143,6 +165,33 @@ class Declarations:
         except ValidationError as error:
             raise ConfigError(configuration.explained(error, f"app.pipeline({name!r})", "pipelines")) from None
 
+    def schedule(self, name: str, feature_name: str, options: ScheduleOptions, source: str = "app.schedule") -> None:
+        """Declare a schedule. Keys in `fairlead.toml` override `options`. Error messages name the `source`."""
+        in_file = self.settings.config.schedules.get(name)
+        fields: dict[str, Any] = {"feature_name": feature_name, **options}
+        if in_file is not None:
+            overrides = in_file.model_dump(exclude_unset=True)
+            if {"cron", "every"} & overrides.keys():
+                fields = {key: value for key, value in fields.items() if key not in ("cron", "every")}
+            fields |= overrides
+        try:
+            self._replace(schedules={**self.config.schedules, name: ScheduleConfig.model_validate(fields)})
+        except ValidationError as error:
+            raise ConfigError(configuration.explained(error, f"{source}({name!r})", f"schedules.{name}")) from None
+
+    def cron(self, expression: str, name: str | None, options: ScheduleOptions) -> Callable[[H], H]:
+        """Return a decorator that declares a schedule for its function, and the service if it is not declared yet."""
+
+        def declare(handler: H) -> H:
+            service = next((each for each, known in self.handlers.items() if known is handler), None)
+            if service is None:
+                service = handler.__name__
+                self.service(None, {"limit": 1}, "@app.cron")(handler)
+            self.schedule(name or service, service, {**options, "cron": expression}, "@app.cron")
+            return handler
+
+        return declare
+
     def _replace(self, **sections: Any) -> None:
         self.config = Config.model_validate({**dict(self.config), **sections})
 
@@ -201,6 +250,16 @@ class DeclarationMethods:
     def pipeline(self, name: str, steps: Sequence[str]) -> None:
         """Declare a pipeline: a named list of services, as `[pipelines]` in the configuration does."""
         self._declarations.pipeline(name, steps)
+
+    def schedule(self, name: str, feature_name: str, **options: Unpack[ScheduleOptions]) -> None:
+        """Declare a recurring job, as `[schedules.NAME]` in the configuration does (docs/schedules.md). Keys in
+        `fairlead.toml` override the options."""
+        self._declarations.schedule(name, feature_name, options)
+
+    def cron(self, expression: str, name: str | None = None, **options: Unpack[ScheduleOptions]) -> Callable[[H], H]:
+        """Call a function by a cron expression, such as `@app.cron("*/5 * * * *")`. Put it above `@app.service`; if
+        there is none, the function becomes a service with `limit=1`."""
+        return self._declarations.cron(expression, name, options)
 
     def priority(self, hook: P) -> P:
         """Declare the function that sets users' priorities (docs/priority.md). It receives a `user_id` and returns a

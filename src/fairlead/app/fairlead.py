@@ -36,6 +36,7 @@ from fairlead.app.job_commands import JobCommands
 from fairlead.app.jobs import Jobs, filter_of
 from fairlead.app.models import ModelCatalog
 from fairlead.app.runtime import Runtime
+from fairlead.app.schedules import Schedules
 from fairlead.app.turns.methods import TurnMethods
 from fairlead.app.turns.requests import TurnRequests
 from fairlead.app.turns.turns import Turns
@@ -91,6 +92,7 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         self.batches = Batches(runtime, commands, audit)
         self.admin = Admin(runtime, commands, audit)
         self.webhooks = Webhooks(runtime, audit)
+        self.schedules = Schedules(runtime, audit)
         self.models = ModelCatalog(runtime)
         self.fronts = FrontRequests(runtime, self.jobs)
         self._turns = Turns(runtime, commands)

@@ -14,9 +14,10 @@ from fairlead.app.audit import act_of
 from fairlead.app.event_stream import Allowed, EventStream
 from fairlead.app.handle import Receipt
 from fairlead.app.job_commands import JobCommands, require_kept
+from fairlead.app.new_jobs import NewJobs
 from fairlead.app.output_stream import OutputSources, OutputStream
 from fairlead.app.runtime import Runtime
-from fairlead.artifacts.values import is_stored, keep_inputs, load_record, load_value
+from fairlead.artifacts.values import is_stored, load_record, load_value
 from fairlead.backends import submit_on
 from fairlead.domain import events, transitions, views
 from fairlead.domain import retry as retries
@@ -24,14 +25,14 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import OPEN, Job, JobRecord, JobStatus
 from fairlead.domain.output import Output, Position
 from fairlead.domain.pagination import Page
-from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission, SubmissionChecker
+from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID, Submission
 from fairlead.domain.trace_context import TraceContext
 from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
-from fairlead.errors import InvalidInput, NotFound, RequestError, TooManyReaders, Unavailable
+from fairlead.errors import InvalidInput, NotFound, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer
 from fairlead.store.group_commit import RecordReader
 from fairlead.store.port import Accepted, JobFilter, Outcome
@@ -48,6 +49,7 @@ class Jobs:
     def __init__(self, runtime: Runtime, commands: JobCommands) -> None:
         self._runtime = runtime
         self._commands = commands
+        self._new = NewJobs(runtime)
         self._records = RecordReader(lambda job_ids: runtime.store.get_records(job_ids))
 
     # ------------------------------------------------------------ submit
@@ -88,12 +90,7 @@ class Jobs:
     ) -> list[Receipt]:
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
-        users = await runtime.endpoint_users.current()
-        checks = SubmissionChecker(runtime.config, now=now, endpoint_users=users, trace=trace)
-        submits = self._checked(submissions, idempotency, checks)
-        if runtime.priorities.needed or lowers_only:
-            submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
-        submits = await keep_inputs(runtime.files, submits)
+        submits = await self._new.submits_of(submissions, now, idempotency, lowers_only=lowers_only, trace=trace)
         outcomes: Sequence[Outcome]
         if connection is not None:
             outcomes = await submit_on(runtime.settings.database_url, connection, submits)
@@ -126,23 +123,6 @@ class Jobs:
             if outcome is not None:
                 return outcome
         return await runtime.group_commit.write(submit)
-
-    def _checked(
-        self, submissions: Sequence[Submission], idempotency: tuple[str | None, str | None], checks: SubmissionChecker
-    ) -> list[Submit]:
-        idempotency_key, body_hash = idempotency
-        submits = []
-        for index, submission in enumerate(submissions):
-            key = idempotency_key
-            if key is not None and len(submissions) > 1:
-                key = f"{key}#{index}"
-            try:
-                submits.append(checks.submit_of(submission, idempotency_key=key, body_hash=body_hash))
-            except RequestError as error:
-                if len(submissions) > 1:
-                    error.details["index"] = index
-                raise
-        return submits
 
     async def push_task(
         self, queue: str, payload: Mapping[str, Any], priority: str = "low", *, idempotency_key: str | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fairlead.app.declarations import Declarations
 from fairlead.app.event_stream import EventPoller
+from fairlead.app.new_jobs import NewJobs
 from fairlead.app.priority import PriorityResolver
 from fairlead.app.telemetry import tracing_of
 from fairlead.artifacts.files import Files
@@ -279,6 +280,7 @@ class Runtime:
             heartbeat=self.heartbeat,
             endpoint_users=self.endpoint_users,
             tracing=self.tracing,
+            new_jobs=NewJobs(self),
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

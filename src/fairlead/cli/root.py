@@ -24,6 +24,7 @@ from fairlead.cli.init import init
 from fairlead.cli.logs import log_to_stderr
 from fairlead.cli.options import LogLevel
 from fairlead.cli.output import note, print_problem
+from fairlead.cli.schedules import schedules
 from fairlead.cli.usage import usage
 from fairlead.cli.webhooks import webhooks
 from fairlead.errors import ConfigError, FairleadError
@@ -65,6 +66,7 @@ app.command(rich_help_panel=OPERATE)(operators.audit)
 app.command(rich_help_panel=OPERATE)(operators.rebuild)
 app.add_typer(operators.workers, name="workers", rich_help_panel=OPERATE)
 app.add_typer(webhooks, name="webhooks", rich_help_panel=OPERATE)
+app.add_typer(schedules, name="schedules", rich_help_panel=OPERATE)
 app.add_typer(celery, name="celery", rich_help_panel=OPERATE)
 app.command(rich_help_panel=RUN)(process.up)
 app.command(rich_help_panel=RUN)(process.api)

@@ -135,7 +135,7 @@ def submit(
         "deadline": deadline,
         "region": region,
         "allowed_regions": allowed_regions.split(",") if allowed_regions is not None else None,
-        "metadata": _json_object(metadata, "--metadata") if metadata is not None else None,
+        "metadata": json_object(metadata, "--metadata") if metadata is not None else None,
     }
     target = gateway()
     receipt = target.post(
@@ -198,9 +198,9 @@ def input_data(text: str | None, option: str | None, file: str | None, params: l
         raise Failure(f"pass the input only once: {' or '.join(name for _, name in sources)}", Exit.USAGE)
     data: dict[str, Any] = {}
     if file is not None:
-        data = _json_object(_read(file), file)
+        data = json_object(_read(file), file)
     elif sources:
-        data = _json_object(*sources[0])
+        data = json_object(*sources[0])
     for param in params:
         name, equals, value = param.partition("=")
         if not name or not equals:
@@ -216,7 +216,7 @@ def _read(file: str) -> str:
         raise Failure(f"{file}: cannot be read: {error}", Exit.USAGE) from None
 
 
-def _json_object(text: str, where: str) -> dict[str, Any]:
+def json_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = jsonlib.loads(text, parse_constant=_no_constant)
     except ValueError as error:

@@ -18,9 +18,11 @@ from fairlead.domain.config_checks import (
     unknown_in_worker_pools,
     unknown_plans,
     unknown_services,
+    unscheduled_features,
 )
 from fairlead.domain.config_fronts import FrontsConfig, unknown_features
 from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.config_schedules import ScheduleConfig
 from fairlead.domain.config_sections import ArtifactsConfig as ArtifactsConfig
 from fairlead.domain.config_sections import CeleryConfig as CeleryConfig
 from fairlead.domain.config_sections import ManagerConfig as ManagerConfig
@@ -352,6 +354,7 @@ class Config(Section):
     artifacts: ArtifactsConfig = ArtifactsConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     fronts: FrontsConfig = FrontsConfig()
+    schedules: dict[Name, ScheduleConfig] = {}
 
     def steps_of(self, feature: str) -> tuple[str, ...] | None:
         """The services that a pipeline calls, in order. A service's name is also a pipeline: that service alone."""
@@ -424,6 +427,8 @@ class Config(Section):
         yield from uncountable_rates(self.plans, self.groups, services)
         yield from unknown_services(self.prices, services)
         yield from unknown_features(self.fronts, [*self.pipelines, *self.services])
+        features = {name: schedule.feature_name or name for name, schedule in self.schedules.items()}
+        yield from unscheduled_features(features, {**self.pipelines, **services})
         yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

@@ -101,6 +101,12 @@ def unknown_services(prices: Iterable[str], services: Mapping[str, Any]) -> Iter
             yield f"prices.{name}", f"no service is called {name!r}; {known(services)}"
 
 
+def unscheduled_features(schedules: Mapping[str, str], features: Collection[str]) -> Iterator[tuple[str, str]]:
+    for name, feature in schedules.items():
+        if feature not in features:
+            yield f"schedules.{name}", f"no pipeline or service is called {feature!r}; {known(features)}"
+
+
 def unknown_in_worker_pools(worker_pools: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     regions = regions_of(services)
     for name, table in worker_pools.items():

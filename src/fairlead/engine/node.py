@@ -23,7 +23,8 @@ from fairlead.engine.estimate_accuracy import EstimateAccuracy, ScoreEstimatesLo
 from fairlead.engine.event_bridge import EventBridge
 from fairlead.engine.lifecycle import patiently, stopped
 from fairlead.engine.loop_runner import Loop, LoopRunner
-from fairlead.engine.loops import auto_limit
+from fairlead.engine.loops import auto_limit, schedules
+from fairlead.engine.loops.schedules import SchedulesLoop
 from fairlead.engine.loops.sync_rules import SyncRulesLoop
 from fairlead.engine.loops.workers import StopCancelledLoop, UnservedLoop
 from fairlead.engine.outbox_relay import waited_for
@@ -114,6 +115,7 @@ class Node:
         await patiently(log, "declaring the services", self._sync_rules.declare)
         if self.roles.manager:
             await patiently(log, "declaring the endpoints of webhooks", self._declare_endpoints)
+            await patiently(log, "declaring the schedules", self._declare_schedules)
         if self._event_bridge is not None:
             await self._event_bridge.start()
         await self._announcer.announce()  # before it has leases: others look up a lease's owner
@@ -126,6 +128,10 @@ class Node:
     async def _declare_endpoints(self) -> None:
         parts = self._parts
         await endpoints.declare(parts.config.webhooks, parts.store, parts.group_commit)
+
+    async def _declare_schedules(self) -> None:
+        parts = self._parts
+        await schedules.declare(parts.config.schedules, parts.store, parts.group_commit, parts.clock.now())
 
     async def drain(self) -> None:
         """Stop claiming and let calls finish, because this process is about to exit."""
@@ -256,10 +262,14 @@ class Node:
         services = (self.rules.services.get(name) for name in waited_for(job))
         return {shard for each in services if each is not None for shard in each.shares or (each.shard,)}
 
-    def timer_set(self, moment: float) -> None:
+    def timer_set(self, moment: float, loop: str = "timers") -> None:
         for shard in self.shards.values():
             if shard.leader is not None:
-                shard.leader.manager.wake("timers", moment)
+                shard.leader.manager.wake(loop, moment)
+
+    def schedule_set(self, moment: float) -> None:
+        """Called when this process has stored a schedule that is due at `moment`."""
+        self.timer_set(moment, SchedulesLoop.name)
 
     def job_ended(self, job_id: str) -> None:
         if is_turn(job_id):

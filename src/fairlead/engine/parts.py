@@ -27,6 +27,7 @@ from fairlead.store.port import OutboxEntry, Store
 if TYPE_CHECKING:
     from fairlead.artifacts.files import Files
     from fairlead.engine.heartbeat import Heartbeat
+    from fairlead.engine.loops.schedules import NewJobs
     from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
     from fairlead.engine.tracing import Tracing
@@ -192,3 +193,5 @@ class EngineParts:
     """None: this process accepts no jobs of its own."""
     tracing: Tracing | None = None
     """None: this process exports no spans."""
+    new_jobs: NewJobs | None = None
+    """None: this process submits no recurring jobs."""

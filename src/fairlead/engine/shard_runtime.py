@@ -28,6 +28,7 @@ from fairlead.engine.loops.files import FilesLoop
 from fairlead.engine.loops.orphaned_turns import OrphanedTurnsLoop
 from fairlead.engine.loops.reconcile import ReconcileLoop
 from fairlead.engine.loops.recover import RecoverLoop
+from fairlead.engine.loops.schedules import SchedulesLoop
 from fairlead.engine.loops.timers import PromoteLoop, TimersLoop
 from fairlead.engine.loops.usage import UsageLoop
 from fairlead.engine.outbox_relay import OutboxLoop, OutboxRelay
@@ -134,6 +135,8 @@ class ShardRuntime:
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:
             grace = parts.config.openai.grace
             loops.append(EraseLoop(store, group_commit, parts.outputs.log, grace=grace))
+        if parts.new_jobs is not None:
+            loops.append(SchedulesLoop(store, group_commit, parts.new_jobs))
         if parts.files is not None and self.name == MAIN_SHARD:
             loops.append(FilesLoop(parts.files))
         return Leader(

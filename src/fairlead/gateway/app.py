@@ -30,6 +30,7 @@ from fairlead.gateway import (
     metrics,
     output,
     queue_routes,
+    schedules,
     turns,
     usage,
     webhooks,
@@ -105,6 +106,7 @@ ROUTERS = (
     webhooks.router,
     webhooks.jwks_router,
     openai_background.router,
+    schedules.router,
     openai_routes.router,
 )
 

@@ -20,6 +20,7 @@ from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import InvalidInput, Unavailable
 from fairlead.store.dashboard import DashboardReads
 from fairlead.store.files import FileReads
+from fairlead.store.schedules import ScheduleReads
 from fairlead.store.usage import PruneUsage as PruneUsage
 from fairlead.store.usage import RollUpUsage as RollUpUsage
 from fairlead.store.usage import UsageReads
@@ -189,7 +190,7 @@ since the oldest open transaction of this database began; 0 if there is none) an
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(DashboardReads, UsageReads, FileReads, WebhookReads, Protocol):
+class Store(DashboardReads, UsageReads, FileReads, WebhookReads, ScheduleReads, Protocol):
     """The interface of the database. `tests/contract/store/` tests it. Methods raise `Unavailable` if the database
     cannot be reached or the disk is full, and `StoreError` if the database cannot be used at all."""
 

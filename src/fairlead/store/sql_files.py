@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+WRITES = tuple(
+    f"{name}.sql" for name in ("apply", "admin", "batches", "dashboard", "usage", "files", "webhooks", "schedules")
+)
+"""The files of an engine that have the statements of commits."""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 

@@ -40,6 +40,7 @@ from fairlead.store.files import (
     RenewFile,
     SweepFiles,
 )
+from fairlead.store.schedules import DeclareSchedules, DeleteSchedule, FireSchedule, SaveSchedule
 from fairlead.store.usage import PruneUsage, RollUpUsage
 from fairlead.store.webhooks import (
     ClaimDeliveries,
@@ -370,4 +371,8 @@ Transition = (
     | RecordAttempt
     | Replay
     | PruneDeliveries
+    | SaveSchedule
+    | DeclareSchedules
+    | DeleteSchedule
+    | FireSchedule
 )

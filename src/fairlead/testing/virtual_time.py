@@ -16,7 +16,7 @@ from typing import Any
 from fairlead.app import event_stream
 from fairlead.engine import clock, estimate_accuracy, outbox_relay, rebuild, registry
 from fairlead.engine.heartbeat import Heartbeat
-from fairlead.engine.loops import orphaned_turns, sync_rules, timers
+from fairlead.engine.loops import orphaned_turns, schedules, sync_rules, timers
 
 EPOCH = 1_750_000_000.0
 """The time at the start: a round number, so that stored times are exact."""
@@ -112,7 +112,7 @@ class VirtualHeartbeat(Heartbeat):
 # of looking would take long.
 _LOOKS = (
     *((module, "EVERY") for module in (outbox_relay, sync_rules, rebuild, estimate_accuracy, orphaned_turns)),
-    (timers, "LOOK_EVERY"),
+    *((module, "LOOK_EVERY") for module in (schedules, timers)),
     (event_stream, "POLL_EVERY"),
     (registry, "NEIGHBOURS_EVERY"),
     (clock, "READ_EVERY"),

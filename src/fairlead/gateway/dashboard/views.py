@@ -15,6 +15,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fairlead.app.schedules import shown_run, shown_schedule
 from fairlead.app.webhooks import filter_of, shown_delivery, shown_endpoint
 from fairlead.domain.access import Role
 from fairlead.domain.job import JobStatus
@@ -32,6 +33,8 @@ MAX_ITEMS = 100
 MAX_AUDITED = 200
 MAX_DELIVERIES = 100
 MAX_ENDPOINTS = 200
+MAX_SCHEDULES = 500
+MAX_RUNS = 100
 MAX_NUMBER = 2**53
 """The largest integer that JavaScript represents exactly."""
 
@@ -150,6 +153,20 @@ def _shown_delivery(delivery: Delivery) -> dict[str, Any]:
     return {**shown, "attempts": [_without_nulls(dict(each)) for each in delivery.log]}
 
 
+async def query_schedules(app: Fairlead, caller: Caller, parameters: Any) -> dict[str, Any]:
+    schedules = (await app.schedules.all(parameters.user_id))[:MAX_SCHEDULES]
+    return {"schedules": {each.id: _without_nulls(shown_schedule(each)) for each in schedules}}
+
+
+async def query_schedule(app: Fairlead, caller: Caller, parameters: Any) -> dict[str, Any]:
+    schedule = await app.schedules.get(parameters.schedule_id, user_id=caller.user_id)
+    page = await app.schedules.runs(schedule.id, limit=MAX_RUNS)
+    return {
+        "schedule": _without_nulls(shown_schedule(schedule)),
+        "runs": {str(run.seq): _without_nulls(shown_run(run, job)) for run, job in page.data},
+    }
+
+
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -192,6 +209,14 @@ class SomeDeliveries(Parameters):
     user_id: Text | None = None
 
 
+class SomeSchedules(Parameters):
+    user_id: Text | None = None
+
+
+class OneSchedule(Parameters):
+    schedule_id: Text
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     roles: frozenset[Role]
@@ -212,6 +237,8 @@ KINDS: dict[str, Kind] = {
     "workers": Kind(OPERATORS, query_workers),
     "audit": Kind(OPERATORS, query_audit),
     "webhooks": Kind(ALL_ROLES, query_webhooks, SomeDeliveries),
+    "schedules": Kind(ALL_ROLES, query_schedules, SomeSchedules),
+    "schedule": Kind(ALL_ROLES, query_schedule, OneSchedule),
 }
 
 
@@ -253,7 +280,7 @@ def view_of(request: Any, caller: Caller) -> View:
         parameters = kind.parameters.model_validate(request)
     except ValidationError as error:
         raise of_validation(error.errors()) from None
-    if isinstance(parameters, SomeJobs | SomeBatches | SomeDeliveries):
+    if isinstance(parameters, SomeJobs | SomeBatches | SomeDeliveries | SomeSchedules):
         parameters.user_id = user_in_reach(caller, parameters.user_id)
     # The request is part of the key because a state repeats it, and pages may request the same content differently.
     asked = {name: value for name, value in request.items() if name != "request"}

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fairlead.observe.doctor import database, managers, queues, servers, settings, usage, webhooks, workers
+from fairlead.observe.doctor import database, managers, queues, schedules, servers, settings, usage, webhooks, workers
 from fairlead.observe.doctor.facts import Facts, Sources, facts_of
 from fairlead.observe.doctor.finding import Finding, Kind, Severity
 
@@ -29,8 +29,9 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     settings.check_access,
     usage.check,
     webhooks.check,
+    schedules.check,
 )
-TOPICS = (database, servers, managers, workers, queues, settings, usage, webhooks)
+TOPICS = (database, servers, managers, workers, queues, settings, usage, webhooks, schedules)
 KINDS: dict[str, Kind] = {
     kind.code: kind for topic in TOPICS for kind in vars(topic).values() if isinstance(kind, Kind)
 }

@@ -20,6 +20,7 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.retry import TIMEOUT
 from fairlead.domain.rules import BANDS, Lanes, Rules, ServiceRules
+from fairlead.domain.schedules import Schedule
 from fairlead.domain.stats import minute_of
 from fairlead.domain.usage_report import UsageQuery, UsageTotal
 from fairlead.domain.webhooks import Endpoint
@@ -149,6 +150,7 @@ class Facts:
     waiting_in_database: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     keys: Sequence[Key] | None = None
     endpoints: Sequence[Endpoint] = ()
+    schedules: Sequence[Schedule] = ()
     # Queues
     shards: Mapping[str, ShardSnapshot] = field(default_factory=dict)
     redis: Mapping[str, RedisFacts] = field(default_factory=dict)
@@ -277,19 +279,15 @@ async def _timeouts(store: Store, now: float) -> dict[str, tuple[int, int]]:
     return {service: counts for service, counts in found.items() if counts[0]}
 
 
-async def _usage(store: Store, now: float) -> list[UsageTotal]:
-    return await store.usage(UsageQuery(now - 86400, now, "total", ("service", "outcome")))
-
-
 async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
     asked_at = sources.clock.now()
     facts = await store.facts()
     asked_at = (asked_at + sources.clock.now()) / 2
     promotion = sources.config.promotion
-    rules = await store.rules()
+    rules, now = await store.rules(), float(facts["clock"])
     return {
         "store": {**facts, "asked_at": asked_at},
-        "now": float(facts["clock"]),
+        "now": now,
         "rules": rules,
         "declared_limits": {each.service: each.limit for each in (await store.declared()).services},
         "epochs": await store.epochs(),
@@ -300,11 +298,12 @@ async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
         ),
         "processes": await store.processes(),
         "failed_recently": await store.list_jobs(FAILED, before_seq=None, limit=SAMPLE),
-        "timeouts": await _timeouts(store, float(facts["clock"])),
-        "usage": await _usage(store, float(facts["clock"])),
+        "timeouts": await _timeouts(store, now),
+        "usage": await store.usage(UsageQuery(now - 86400, now, "total", ("service", "outcome"))),
         "undeclared": await _undeclared(store, rules),
         "keys": await store.keys(),
         "endpoints": await store.endpoints(),
+        "schedules": await store.schedules(),
     }
 
 

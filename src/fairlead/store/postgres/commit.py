@@ -13,6 +13,7 @@ from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import dashboard as dashboard_kinds
 from fairlead.store import files as file_kinds
+from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store import webhooks as webhook_kinds
 from fairlead.store.commits import (
@@ -47,7 +48,7 @@ from fairlead.store.port import (
     SweepResult,
     Transition,
 )
-from fairlead.store.postgres import dashboard, encode, files, records, usage, webhooks
+from fairlead.store.postgres import dashboard, encode, files, records, schedules, usage, webhooks
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -124,6 +125,7 @@ class Commit:
             *((kind, self._usage) for kind in usage_kinds.KINDS),
             *((kind, self._files) for kind in file_kinds.KINDS),
             *((kind, self._webhooks) for kind in webhook_kinds.KINDS),
+            *((kind, self._schedules) for kind in schedule_kinds.KINDS),
         )
         for kind, step in steps:
             if indexes := kinds.get(kind):
@@ -342,3 +344,7 @@ class Commit:
     async def _webhooks(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await webhooks.apply(self._batch[index], self._ask, self._now)
+
+    async def _schedules(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await schedules.apply(self._batch[index], self._ask, self._now)

@@ -17,8 +17,7 @@ def load(file: str) -> dict[str, str]:
 
 
 READS = load("queries.sql")
-_FILES = ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql", "webhooks.sql")
-WRITES = {name: sql for file in _FILES for name, sql in load(file).items()}
+WRITES = {name: sql for file in sql_files.WRITES for name, sql in load(file).items()}
 
 Ask = Callable[..., Awaitable[list[Any]]]
 """Runs a named statement with these parameters."""

@@ -415,3 +415,25 @@ SELECT state, count(*) FROM fairlead.webhook_delivery GROUP BY state
 
 -- name: next_delivery
 SELECT min(next_at) FROM fairlead.webhook_delivery WHERE state = 0
+
+-- name: schedules
+-- $1: user or NULL, $2: ids or NULL.
+SELECT {schedule_columns} FROM fairlead.schedule AS s
+WHERE ($1::text IS NULL OR s.user_id = $1) AND ($2::text[] IS NULL OR s.id = ANY ($2::text[])) ORDER BY s.id
+
+-- name: next_schedule
+SELECT (SELECT min(next_at) FROM fairlead.schedule WHERE paused_at IS NULL),
+    EXISTS (SELECT FROM fairlead.schedule WHERE paused_at IS NULL AND waiting_at IS NOT NULL)
+
+-- name: due_schedules
+SELECT {schedule_columns} FROM fairlead.schedule AS s
+WHERE s.paused_at IS NULL AND (s.next_at <= $1::bigint OR s.waiting_at IS NOT NULL) ORDER BY s.next_at, s.id
+
+-- name: has_open_run
+SELECT j.id FROM fairlead.schedule_run AS r JOIN fairlead.job AS j ON j.id = r.job_id
+WHERE r.schedule_id = $1 AND j.status < 4 LIMIT 1
+
+-- name: schedule_runs
+-- $2: the seq of the last run of the previous page, or NULL, $3: limit.
+SELECT seq, outcome, at, due_at, job_id, count, detail FROM fairlead.schedule_run
+WHERE schedule_id = $1 AND ($2::bigint IS NULL OR seq < $2) ORDER BY seq DESC LIMIT $3::bigint

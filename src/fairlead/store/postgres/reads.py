@@ -20,6 +20,7 @@ from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
 from fairlead.store.postgres.files import PostgresFileReads
 from fairlead.store.postgres.queries import READS, load
+from fairlead.store.postgres.schedules import PostgresScheduleReads
 from fairlead.store.postgres.usage import PostgresUsageReads
 from fairlead.store.postgres.webhooks import PostgresWebhookReads
 from fairlead.store.records import audit_of, batch_state_of, ended_fronts_of, item_number_of, key_of, process_of
@@ -58,7 +59,7 @@ def record_from(row: Sequence[Any]) -> JobRecord:
     return record_of((row[:JOB_COLUMNS], input_json, metadata_json, rows, stored))
 
 
-class Reads(PostgresDashboardReads, PostgresUsageReads, PostgresFileReads, PostgresWebhookReads):
+class Reads(PostgresDashboardReads, PostgresUsageReads, PostgresFileReads, PostgresWebhookReads, PostgresScheduleReads):
     """The read methods of `PostgresStore`."""
 
     def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:

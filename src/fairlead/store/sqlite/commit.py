@@ -18,6 +18,7 @@ from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progres
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store import dashboard as dashboard_kinds
 from fairlead.store import files as file_kinds
+from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store import webhooks as webhook_kinds
 from fairlead.store.commits import (
@@ -56,7 +57,7 @@ from fairlead.store.port import (
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, numbered
 from fairlead.store.rules import rules_of
-from fairlead.store.sqlite import dashboard, encode, files, usage, webhooks
+from fairlead.store.sqlite import dashboard, encode, files, schedules, usage, webhooks
 from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
 
 # The order in which kinds are applied: rules first; jobs are inserted before they move or are deleted.
@@ -81,6 +82,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     *((kind, usage.usage_rows) for kind in usage_kinds.KINDS),
     *((kind, files.file_rows) for kind in file_kinds.KINDS),
     *((kind, webhooks.webhook_rows) for kind in webhook_kinds.KINDS),
+    *((kind, schedules.schedule_rows) for kind in schedule_kinds.KINDS),
 )
 
 
@@ -154,7 +156,7 @@ class CommitBatch:
         self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
-        for kind, (name, outcome) in (OUTCOMES | files.OUTCOMES | webhooks.OUTCOMES).items():
+        for kind, (name, outcome) in (OUTCOMES | files.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES).items():
             if kind in self._indexes:
                 self._valued(kind, name, outcome)
         changes += [OutboxEntry(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]

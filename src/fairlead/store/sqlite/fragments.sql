@@ -89,6 +89,11 @@ p.id, p.user_id, p.url, p.events, p.secrets, p.name, p.created_at, p.disabled_at
 d.id, d.event, d.receiver, d.user_id, d.created_at, d.job_id, d.batch_id, d.endpoint_id, d.state, d.attempts, d.next_at,
 d.about, d.log, d.body
 
+-- name: schedule_columns
+-- The columns of `store.schedules.schedule_of`, of `s`.
+s.id, s.user_id, s.name, s.declared, s.spec, s.timing, s.secret, s.created_at, s.revision, s.next_at, s.last_at,
+s.waiting_at, s.paused_at
+
 -- name: deliveries_where
 -- ?1 to ?8: the columns of `DeliveryFilter.row`. A user sees no deliveries to endpoints of others.
 (?1 IS NULL OR (d.user_id = ?1 AND (d.endpoint_id IS NULL OR EXISTS (

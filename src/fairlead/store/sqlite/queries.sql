@@ -417,3 +417,32 @@ SELECT json_group_array(json_array(state, n)) FROM (SELECT state, count(*) AS n 
 
 -- name: next_delivery
 SELECT min(next_at) FROM webhook_delivery WHERE state = 0
+
+-- name: schedules
+-- ?1: user or NULL, ?2: JSON array of ids or NULL.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT json_array({schedule_columns}) AS row FROM schedule AS s
+    WHERE (?1 IS NULL OR s.user_id = ?1) AND (?2 IS NULL OR s.id IN (SELECT value FROM json_each(?2))) ORDER BY s.id
+)
+
+-- name: next_schedule
+SELECT json_array((SELECT min(next_at) FROM schedule WHERE paused_at IS NULL),
+                  EXISTS (SELECT 1 FROM schedule WHERE paused_at IS NULL AND waiting_at IS NOT NULL))
+
+-- name: due_schedules
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT json_array({schedule_columns}) AS row FROM schedule AS s
+    WHERE s.paused_at IS NULL AND (s.next_at <= ?1 OR s.waiting_at IS NOT NULL) ORDER BY s.next_at, s.id
+)
+
+-- name: has_open_run
+SELECT EXISTS (
+    SELECT 1 FROM schedule_run AS r CROSS JOIN job AS j ON j.id = r.job_id WHERE r.schedule_id = ?1 AND j.status < 4
+)
+
+-- name: schedule_runs
+-- ?2: the seq of the last run of the previous page, or NULL, ?3: limit.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT json_array(seq, outcome, at, due_at, job_id, count, detail) AS row FROM schedule_run
+    WHERE schedule_id = ?1 AND (?2 IS NULL OR seq < ?2) ORDER BY seq DESC LIMIT ?3
+)

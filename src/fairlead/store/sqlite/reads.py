@@ -28,13 +28,14 @@ from fairlead.store.sqlite.dashboard import SqliteDashboardReads
 from fairlead.store.sqlite.files import SqliteFileReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
+from fairlead.store.sqlite.schedules import SqliteScheduleReads
 from fairlead.store.sqlite.usage import SqliteUsageReads
 from fairlead.store.sqlite.webhooks import SqliteWebhookReads
 
 READERS = 2  # so that the manager can query timers while a long count runs
 
 
-class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads, SqliteWebhookReads):
+class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads, SqliteWebhookReads, SqliteScheduleReads):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

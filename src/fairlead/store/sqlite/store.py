@@ -25,16 +25,14 @@ from fairlead.store.commits import Sweep, promoted_bands
 from fairlead.store.files import missing
 from fairlead.store.port import RELAYING, Busy, Committed, Erase, FireTimers, Transition
 from fairlead.store.records import key_taken
-from fairlead.store.sql_files import script
+from fairlead.store.schedules import moved
+from fairlead.store.sql_files import WRITES, script
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.commit import CommitBatch
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import DispatchLock, file_identity, store_closed, store_opened
 from fairlead.store.sqlite.reads import Reads
 from fairlead.store.sqlite.writer_thread import WriterThread
-
-SCRIPTS = ("apply.sql", "admin.sql", "batches.sql", "dashboard.sql", "usage.sql", "files.sql", "webhooks.sql")
-"""The triggers of commits."""
 
 
 class SqliteStore(Reads):
@@ -119,7 +117,7 @@ class SqliteStore(Reads):
         connect.prepare(self._path)
         with connect.translated(self._path):
             self._writer = connect.writer(self._path, self._synchronous, overwrites=self._overwrites)
-            for file in SCRIPTS:
+            for file in WRITES:
                 self._writer.executescript(script(__package__, file))
         for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             with suppress(OSError):
@@ -195,6 +193,8 @@ class SqliteStore(Reads):
                 raise key_taken() from None
             if "a file is missing" in str(error):
                 raise missing() from None
+            if "the schedule has moved" in str(error):
+                raise moved() from None
             raise
         self._check_files()
         self._cannot_write = False

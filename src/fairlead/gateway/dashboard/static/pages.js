@@ -10,6 +10,7 @@ const SECTIONS = [
   { name: "usage", needs: "own", title: "Usage", shortcut: "s" },
   { name: "dead", needs: "all", title: "Dead letters", shortcut: "d" },
   { name: "workers", needs: "all", title: "Workers", shortcut: "w" },
+  { name: "schedules", needs: "own", title: "Schedules", shortcut: "c" },
   { name: "webhooks", needs: "own", title: "Webhooks", shortcut: "h" },
   { name: "audit", needs: "all", title: "Audit", shortcut: "a" },
 ];
@@ -18,6 +19,7 @@ const SECTIONS = [
 const DETAILS = {
   services: { name: "service", section: "overview", needs: "queue", title: "Service" },
   jobs: { name: "job", section: "jobs", needs: "own", title: "Job" },
+  schedules: { name: "schedule", section: "schedules", needs: "own", title: "Schedule" },
   batches: { name: "batch", section: "batches", needs: "own", title: "Batch" },
 };
 

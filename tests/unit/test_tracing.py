@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
+from opentelemetry.trace import NoOpTracerProvider
 
 from fairlead.app.telemetry import exporters_of
 from fairlead.domain import transitions
@@ -135,3 +136,12 @@ def test_a_trace_that_is_not_sampled_is_stored_only_if_the_caller_has_one(caller
 )
 def test_nothing_is_exported_unless_the_variables_ask_for_it(variables: dict[str, str], exporters: list[str]) -> None:
     assert exporters_of("TRACES", variables) == exporters
+
+
+def test_a_provider_that_chooses_its_own_ids_and_fails_harms_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracing = Tracing(NoOpTracerProvider())
+    assert tracing.trace_of_call(RUNNING) == PARENT, "the parent of the upstream's spans is the submit"
+    with tracing.submitting(["draw"], of_headers(PARENT)) as submitting:
+        assert submitting.trace == PARENT
+    monkeypatch.setattr(tracing, "_moved", lambda *_: 1 / 0)
+    tracing.moved(WAITING, transitions.cancel(WAITING, now=11.0), 11.0)

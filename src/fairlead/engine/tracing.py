@@ -16,7 +16,6 @@ from typing import Any
 
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.span import TraceState
 
@@ -34,19 +33,19 @@ NAME = "span.name"
 FLUSH_WITHIN_MS = 5000
 
 
-class SpanIds(IdGenerator):
-    """Random ids, except for a span whose id was chosen before."""
+class SpanIds:
+    """Random ids, except for a span whose id was chosen before. Has the interface of the SDK's `IdGenerator`."""
 
-    def __init__(self, random: IdGenerator) -> None:
+    def __init__(self, random: Any) -> None:
         self._random = random
         self.next_span: int | None = None
 
     def generate_span_id(self) -> int:
         chosen, self.next_span = self.next_span, None
-        return self._random.generate_span_id() if chosen is None else chosen
+        return int(self._random.generate_span_id()) if chosen is None else chosen
 
     def generate_trace_id(self) -> int:
-        return self._random.generate_trace_id()
+        return int(self._random.generate_trace_id())
 
     def is_trace_id_random(self) -> bool:
         return bool(getattr(self._random, "is_trace_id_random", bool)())
@@ -91,9 +90,9 @@ class Tracing:
         self._tracer = provider.get_tracer("fairlead", __version__)
         # The tracer was made for this object, so that nothing else uses its ids.
         self._ids: SpanIds | None = None
-        if isinstance(getattr(self._tracer, "id_generator", None), IdGenerator):
-            self._ids = SpanIds(self._tracer.id_generator)  # type: ignore[attr-defined]
-            self._tracer.id_generator = self._ids  # type: ignore[attr-defined]
+        tracer: Any = self._tracer
+        if hasattr(getattr(tracer, "id_generator", None), "generate_span_id"):
+            self._ids = tracer.id_generator = SpanIds(tracer.id_generator)
         else:
             log.info("the ids of spans cannot be chosen; the spans of services become children of the submit")
 
@@ -129,9 +128,16 @@ class Tracing:
         return job.trace if context is None else str(context)
 
     def moved(self, job: Job, move: Move, now: float) -> None:
-        """Make the spans of a call that has ended, or of a wait that ended without a call."""
+        """Make the spans of a call that has ended, or of a wait that ended without a call. Never raises: the move is
+        written already."""
         if job.trace is None:
             return
+        try:
+            self._moved(job, move, now)
+        except Exception:
+            log.exception("the spans of job %s could not be made", job.id)
+
+    def _moved(self, job: Job, move: Move, now: float) -> None:
         if move.call is not None:
             self._ended(move.call, move)
         elif move.status.finished:

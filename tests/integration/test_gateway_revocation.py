@@ -53,12 +53,16 @@ WAITS: dict[Route, dict[str, Any]] = {
     ("POST", "/v1/images/generations"): {"json": {"model": "gated"}},
     ("POST", "/v1/responses"): {"json": {"model": "gated", "stream": True}},
     ("POST", "/v1/{path}"): {"json": {"model": "gated"}},
+    ("POST", "/replicate/v1/predictions"): {"json": {"version": "acme/shout"}, "prefer": "wait"},
+    ("POST", "/replicate/v1/models/{owner}/{name}/predictions"): {"json": {}, "prefer": "wait=60"},
+    ("POST", "/replicate/v1/deployments/{owner}/{name}/predictions"): {"json": {}, "prefer": "wait=60"},
 }
 STREAMS: list[Route] = [
     ("GET", "/api/v1/jobs/{job_id}/events"),
     ("GET", "/api/v1/jobs/{job_id}/output"),
     ("GET", "/api/v1/batches/{batch_id}/events"),
     ("GET", "/api/v1/turns/{turn_id}/events"),
+    ("GET", "/replicate/v1/predictions/{job_id}/stream"),
     ("WS", "/ws"),
     ("WS", "/ws/{job_id}"),
     ("WS", "/ws/dashboard"),
@@ -205,6 +209,7 @@ class Waiting:
         assert (await ask(self.site.gateway, "GET", "/session", self.key)).status == 200  # the middleware is built
         first = await self.app.turns.open("slot", "bob")
         await self.app.turns.wait(first.turn_id, 10)  # holds the only slot
+        await self.app.pause("shout")
 
     async def filled(self, path: str) -> str:
         if "{job_id}" in path:
@@ -214,7 +219,7 @@ class Waiting:
             path = path.replace("{batch_id}", (await self.app.submit_batch(items, user_id="ada")).id)
         if "{turn_id}" in path:
             path = path.replace("{turn_id}", (await self.app.turns.open("slot", "ada")).turn_id)
-        return path.replace("{path}", "moderations")
+        return path.replace("{path}", "moderations").replace("{owner}/{name}", "acme/shout")
 
     async def admitted(self, number: int = 1) -> None:
         ring = self.site.gateway.state.guard.key_cache

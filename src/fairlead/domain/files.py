@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import mimetypes
@@ -32,6 +34,17 @@ MOST_REFERENCES = 1000
 """The number of files that one input or result may name."""
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]{1,127}"
 _TYPE = re.compile(rf'{_TOKEN}/{_TOKEN}(?:\s*;\s*{_TOKEN}=[\w."+ -]{{1,100}})*')
+_DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[\w.\"-]+)*);base64,")
+_MAGIC = (
+    (b"\x89PNG\r\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"ID3", "audio/mpeg"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"glTF", "model/gltf-binary"),
+)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -129,6 +142,11 @@ def check_purpose(purpose: str) -> str:
     return purpose
 
 
+def stream_subject(job_id: str) -> str:
+    """What the ticket in the URL of a job's stream is for."""
+    return f"stream:{job_id}"
+
+
 def ticket_of(secret: str, file_id: str, expires_at: int) -> str:
     """The ticket with which a URL may read this file until `expires_at`, in seconds since 1970."""
     signed = hmac.new(secret.encode(), f"{file_id}.{expires_at}".encode(), hashlib.sha256).hexdigest()
@@ -141,3 +159,28 @@ def is_valid_ticket(secret: str, file_id: str, ticket: str, now: float) -> bool:
         return False
     expected = ticket_of(secret, file_id, int(expires_at))
     return hmac.compare_digest(expected.encode(), ticket.encode("utf-8", "replace")) and now < int(expires_at)
+
+
+def data_uri(text: str) -> tuple[str, bytes] | None:
+    """The content type and the bytes of a base64 `data:` URI; None if the text is not one."""
+    match = _DATA_URI.match(text)
+    if match is None:
+        return None
+    try:
+        content = base64.b64decode(text[match.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return match[1] or type_of(content), content
+
+
+def type_of(content: bytes) -> str:
+    """The type that the first bytes show."""
+    if content[:4] == b"RIFF":
+        return {b"WAVE": "audio/wav", b"WEBP": "image/webp"}.get(content[8:12], OCTETS)
+    if content[4:8] == b"ftyp":
+        return "video/mp4"
+    return next((type_ for magic, type_ in _MAGIC if content.startswith(magic)), OCTETS)
+
+
+def extension(type_: str) -> str:
+    return mimetypes.guess_extension(type_) or ".bin"

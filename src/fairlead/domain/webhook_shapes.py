@@ -8,14 +8,16 @@ are absent if it was deleted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from fairlead.domain.batch import BatchState
 from fairlead.domain.events import iso
+from fairlead.domain.files import STORED
 from fairlead.domain.job import JobRecord, JobStatus
+from fairlead.domain.replicate import PREFIX, Mark, Prediction, error_text, status_of, version_of, with_urls
 from fairlead.domain.webhooks import (
     BATCH_ENDED,
     CANCELLED,
@@ -37,6 +39,8 @@ class Subject:
 
     record: JobRecord | None = None
     batch: BatchState | None = None
+    tickets: Mapping[str, str] = field(default_factory=dict)
+    """For each file that the job names: the ticket that reads it."""
 
     @property
     def result_json(self) -> str | None:
@@ -44,6 +48,11 @@ class Subject:
         if self.record is None or not self.record.results:
             return None
         return max(self.record.results, key=lambda result: (result.step, result.round)).data_json
+
+    def link_of(self, file_id: str) -> str:
+        """The path that reads a file, at the gateway."""
+        ticket = self.tickets.get(file_id)
+        return f"/files/{file_id}?ticket={ticket}" if ticket else f"/files/{file_id}"
 
 
 def body_of(delivery: Delivery, subject: Subject) -> str:
@@ -132,36 +141,40 @@ def openai(delivery: Delivery, subject: Subject) -> dict[str, Any]:
     }
 
 
-_REPLICATE = {STARTED: "processing", COMPLETED: "succeeded", FAILED: "failed", CANCELLED: "canceled"}
+_REPLICATE = {
+    STARTED: JobStatus.RUNNING,
+    COMPLETED: JobStatus.COMPLETED,
+    FAILED: JobStatus.FAILED,
+    CANCELLED: JobStatus.CANCELLED,
+}
 
 
 def replicate(delivery: Delivery, subject: Subject) -> dict[str, Any]:
     """A prediction of Replicate."""
-    record, about, id_ = subject.record, delivery.about, subject_id(delivery)
+    record, error = subject.record, delivery.about.get("error")
     job = None if record is None else record.job
-    result = subject.result_json if delivery.event == COMPLETED else None
-    started = None if job is None else job.started_at
-    finished = about.get("finished_at")
-    metrics = {} if started is None or finished is None else {"predict_time": round(max(0.0, finished - started), 3)}
-    error = about.get("error")
-    return {
-        "id": id_,
-        "model": about.get("model") or ("" if job is None else job.feature_name),
-        "version": about.get("version") or "hidden",
-        "status": _REPLICATE.get(delivery.event, "starting"),
-        "input": None if record is None else orjson.Fragment(record.input_json),
-        "output": None if result is None else orjson.Fragment(result),
-        "logs": "",
-        "error": None if error is None else str(error.get("message", "the prediction failed")),
-        "metrics": metrics,
-        "created_at": iso(delivery.created_at if job is None else job.created_at),
-        "started_at": iso(started),
-        "completed_at": iso(finished),
-        "urls": {
-            "get": f"/replicate/v1/predictions/{id_}",
-            "cancel": f"/replicate/v1/predictions/{id_}/cancel",
-        },
-    }
+    mark = Mark.of(None if record is None else record.metadata)
+    base = mark.url or PREFIX
+    feature = "" if job is None else job.feature_name
+
+    def shown(value_json: str | None) -> Any:
+        if value_json is None or value_json.startswith(STORED):
+            return None  # it is too large; the receiver reads the prediction
+        return with_urls(orjson.loads(value_json), lambda name: f"{base.removesuffix(PREFIX)}{subject.link_of(name)}")
+
+    return Prediction(
+        id=subject_id(delivery) or "",
+        model=mark.model or feature,
+        version=mark.version or version_of(feature),
+        status=status_of(_REPLICATE.get(delivery.event, JobStatus.PENDING), error, started=delivery.event == STARTED),
+        base=base,
+        input=None if record is None else shown(record.input_json),
+        output=shown(subject.result_json) if delivery.event == COMPLETED else None,
+        error=error_text(error) if delivery.event == FAILED else None,
+        created_at=delivery.created_at if job is None else job.created_at,
+        started_at=None if job is None else job.started_at,
+        completed_at=delivery.about.get("finished_at"),
+    ).as_dict()
 
 
 def fal(delivery: Delivery, subject: Subject) -> dict[str, Any]:

@@ -130,6 +130,7 @@ class ShardRuntime:
                 parts.clock,
                 tracing=parts.tracing,
                 requests=parts.recorder.counters.webhooks,
+                files=parts.files,
             ),
         ]
         if parts.config.openai.keep == "nothing" and parts.outputs is not None:

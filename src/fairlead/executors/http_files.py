@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import mimetypes
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fairlead.domain.files import MARK, OCTETS, clean_name
+from fairlead.domain.files import MARK, clean_name, data_uri, extension, type_of
 from fairlead.errors import Permanent
 from fairlead.executors.port import Call
 
@@ -21,19 +20,8 @@ PIECE = 64 * 1024
 MOST_PARTS = 1000
 MAX_TEXT_PART = 16 * 1024 * 1024
 _BINARY = re.compile(r"(?:image|audio|video|font|model)/.+|application/(?:pdf|zip|gzip|x-tar|wasm)")
-_DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[\w.\"-]+)*);base64,")
 # Fields that hold base64 by their name, such as `b64_json`, `image_base64` or `audio_b64`.
 _BASE64_FIELD = re.compile(r"(?:.*_)?(?:b64|base64)(?:_json)?", re.IGNORECASE)
-_MAGIC = (
-    (b"\x89PNG\r\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"%PDF-", "application/pdf"),
-    (b"ID3", "audio/mpeg"),
-    (b"OggS", "audio/ogg"),
-    (b"fLaC", "audio/flac"),
-    (b"glTF", "model/gltf-binary"),
-)
 
 
 def is_binary(response: aiohttp.ClientResponse) -> bool:
@@ -117,29 +105,18 @@ async def taken_out(value: Any, call: Call, above: int) -> Any:
 
 async def _saved(key: str, text: str, call: Call) -> Any:
     """A reference in place of a text that is a `data:` URI or base64; else the text."""
-    uri = _DATA_URI.match(text)
-    if uri is None and not _BASE64_FIELD.fullmatch(key):
-        return text
-    try:
-        content = base64.b64decode(text[uri.end() :] if uri is not None else text, validate=True)
-    except (binascii.Error, ValueError):
-        return text
-    type_ = (uri[1] if uri is not None else None) or type_of(content)
+    found = data_uri(text)
+    if found is None:
+        if not _BASE64_FIELD.fullmatch(key):
+            return text
+        try:
+            content = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            return text
+        found = type_of(content), content
+    type_, content = found
     name = clean_name(re.sub(r"_?(?:b64|base64)(?:_json)?$", "", key, flags=re.IGNORECASE) or call.service)
     return await call.save(f"{name}{extension(type_)}", content, type_)
-
-
-def type_of(content: bytes) -> str:
-    """The type that the first bytes show."""
-    if content[:4] == b"RIFF":
-        return {b"WAVE": "audio/wav", b"WEBP": "image/webp"}.get(content[8:12], OCTETS)
-    if content[4:8] == b"ftyp":
-        return "video/mp4"
-    return next((type_ for magic, type_ in _MAGIC if content.startswith(magic)), OCTETS)
-
-
-def extension(type_: str) -> str:
-    return mimetypes.guess_extension(type_) or ".bin"
 
 
 async def add_urls(call: Call) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from fairlead.domain import openai
+from fairlead.domain.files import extension, type_of
 from fairlead.domain.openai import FrontAnswer, FrontRequest
-from fairlead.executors.http_files import extension, type_of
 from fairlead.executors.port import Call, Success
 
 _PATHS = frozenset({openai.IMAGES, openai.IMAGE_EDITS, openai.IMAGE_VARIATIONS})

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.domain.openai import BadRequest
+from fairlead.domain.replicate import PREFIX
 from fairlead.errors import RequestError, Unavailable
 from fairlead.gateway import (
     admin_routes,
@@ -42,6 +43,8 @@ from fairlead.gateway.dashboard.live_views import LiveViews
 from fairlead.gateway.fronts.openai import background as openai_background
 from fairlead.gateway.fronts.openai import routes as openai_routes
 from fairlead.gateway.fronts.openai.answers import handle_bad_request
+from fairlead.gateway.fronts.replicate import files as replicate_files
+from fairlead.gateway.fronts.replicate import routes as replicate_routes
 from fairlead.gateway.openapi import document
 from fairlead.gateway.problems import (
     NotReady,
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
 ALLOWED_HEADERS = (
     "Authorization",
+    "Cancel-After",
     "Content-Type",
     "Idempotency-Key",
     "If-None-Match",
@@ -108,6 +112,8 @@ ROUTERS = (
     openai_background.router,
     schedules.router,
     openai_routes.router,
+    replicate_files.router,
+    replicate_routes.router,
 )
 
 
@@ -159,8 +165,11 @@ class Gateway(FastAPI):
             batches.BATCHES: server.max_batch_body,
             pages.SESSION: min(pages.MAX_BODY, server.max_body),
             files.FILES: largest + files.FORM_OVERHEAD,
+            replicate_files.FILES: largest + files.FORM_OVERHEAD,
         }
-        app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths, below={files.UPLOADS: largest})
+        # Inputs of predictions may contain files.
+        below = {files.UPLOADS: largest, PREFIX: max(server.max_body, server.max_batch_body)}
+        app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths, below=below)
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )

@@ -29,14 +29,15 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.domain.access import KEY_PATTERN, Key, Role, secret_hash
-from fairlead.errors import InvalidInput, RequestError, Unavailable
+from fairlead.domain.files import stream_subject
+from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.gateway.credentials import Cookies, KeyCache, cookie_in, refuse, run_until_revoked
 from fairlead.gateway.origins import Origins, network_of, refuse_embedded
 from fairlead.gateway.permissions import (
     CALLER,
     ENVIRONMENT,
-    FILE_TICKET,
     KEYLESS,
+    URL_TICKET,
     WEBSOCKET,
     Access,
     Caller,
@@ -46,11 +47,11 @@ from fairlead.gateway.permissions import (
     check_file_in_reach,
     check_job_in_reach,
     check_turn_in_reach,
-    is_file_content,
     is_read_only,
     is_stream,
     lasts,
     rule_of,
+    ticket_parameter,
 )
 from fairlead.gateway.problems import Forbidden, Unauthorized
 from fairlead.gateway.rate_limit import Attempts
@@ -63,6 +64,8 @@ MIN_KEY_LENGTH_IN_URL = 16
 WRONG_KEYS_PER_MINUTE = 20
 SIGN_INS_PER_MINUTE = 60
 TICKETS_PER_MINUTE = 6000
+SCHEMES = frozenset({b"bearer", b"token"})
+"""Older clients of Replicate send `Authorization: Token`."""
 
 
 class Target(NamedTuple):
@@ -74,7 +77,7 @@ class Target(NamedTuple):
     lasts: Lasts
     read_only: bool
     params: dict[str, Any]
-    file_content: bool = False
+    ticketed: str | None = None
 
 
 class Guard:
@@ -151,7 +154,7 @@ class Guard:
                     lasts(method, path),
                     is_read_only(method, path),
                     params,
-                    is_file_content(method, path),
+                    ticket_parameter(method, path),
                 )
             if match is Match.PARTIAL and all(rule_of(each, path) is Access.OPEN for each in methods):
                 # Every method of this path is open to everyone, so the response may list its methods.
@@ -169,8 +172,8 @@ class Guard:
             if self._admin_key is None and self.key_cache.empty:
                 self._origins.check_keyless(scope, headers)
             return None
-        if target is not None and target.file_content and b"ticket=" in scope["query_string"]:
-            return await self._of_file_ticket(scope["query_string"], str(target.params.get("file_id")))
+        if target is not None and target.ticketed and b"ticket=" in scope["query_string"]:
+            return await self._of_url_ticket(scope["query_string"], target)
         if self._admin_key is None and self.key_cache.old:
             await self.key_cache.renew()
         # A key is checked even while the cache is empty. Otherwise a new user's key would count as keyless, and could
@@ -224,9 +227,9 @@ class Guard:
         scheme, _, key = authorization.partition(b" ")
         text = key.strip()
         # compare_digest comes first, so that the duration of the check does not depend on the key.
-        if self._admin_key is not None and compare_digest(text, self._admin_key) and scheme.lower() == b"bearer":
+        if self._admin_key is not None and compare_digest(text, self._admin_key) and scheme.lower() in SCHEMES:
             return ENVIRONMENT
-        if scheme.lower() == b"bearer":
+        if scheme.lower() in SCHEMES:
             if self.key_cache.old:
                 await self.key_cache.renew()
             known = await self.key_cache.find(text.decode("latin-1"))
@@ -277,14 +280,22 @@ class Guard:
             raise Unauthorized("this ticket is unknown, used, or older than a minute; request a new one")
         return caller
 
-    async def _of_file_ticket(self, query: bytes, file_id: str) -> Caller:
-        """Return the caller of a URL with the ticket of one file: a reader of that file's user."""
+    async def _of_url_ticket(self, query: bytes, target: Target) -> Caller:
+        """Return the caller of a URL with a ticket for one file, or for the stream of one job: a reader of its user."""
         tickets = parse_qs(query.decode("latin-1")).get("ticket", [])
+        of_job = target.ticketed == "job_id"
+        name = _id_in(target.params, "job_id") if of_job else str(target.params["file_id"])
+        subject = stream_subject(name) if of_job else name
         files = self._fairlead.files
-        if len(tickets) != 1 or not await files.is_valid_ticket(file_id, tickets[0]):
-            raise Unauthorized("the ticket of this URL has expired, or belongs to another file; request the file again")
-        owner = (await files.get(file_id)).user_id
-        return Caller(Role.USER, owner, "the ticket of a file", FILE_TICKET, onlooker=True)
+        if len(tickets) != 1 or not await files.is_valid_ticket(subject, tickets[0]):
+            what = "prediction" if of_job else "file"
+            raise Unauthorized(
+                f"the ticket of this URL has expired, or is for another {what}; request the {what} again"
+            )
+        owner = await self._fairlead.owner_of(name) if of_job else (await files.get(name)).user_id
+        if owner is None:
+            raise NotFound(f"there is no job {name}")
+        return Caller(Role.USER, owner, f"the ticket of a {target.ticketed}", URL_TICKET, onlooker=True)
 
     async def _of_grant(self, grant: str) -> Caller | None:
         """Return the caller for whom a ticket was issued, or None if that caller's key has been revoked. `grant` is the
@@ -308,7 +319,7 @@ class Guard:
     def _is_live(self, key_id: str | None) -> bool:
         if key_id is None:
             return self.key_cache.empty
-        if key_id in (ENVIRONMENT.key_id, FILE_TICKET):
+        if key_id in (ENVIRONMENT.key_id, URL_TICKET):
             return True
         key = self.key_cache.get(key_id)
         return key is not None and key.revoked_at is None

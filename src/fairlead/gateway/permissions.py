@@ -132,6 +132,24 @@ RULES: dict[tuple[str, str], Access] = {
     ("GET", "/v1/responses/{response_id}/input_items"): Access.ANY,
     ("POST", "/v1/responses/{response_id}/cancel"): Access.ANY,
     ("POST", "/v1/{path:path}"): Access.ANY,
+    ("POST", "/replicate/v1/predictions"): Access.ANY,
+    ("GET", "/replicate/v1/predictions"): Access.ANY,
+    ("GET", "/replicate/v1/predictions/{job_id}"): Access.ANY,
+    ("GET", "/replicate/v1/predictions/{job_id}/stream"): Access.ANY,
+    ("POST", "/replicate/v1/predictions/{job_id}/cancel"): Access.ANY,
+    ("GET", "/replicate/v1/models"): Access.ANY,
+    ("GET", "/replicate/v1/models/{owner}/{name}"): Access.ANY,
+    ("POST", "/replicate/v1/models/{owner}/{name}/predictions"): Access.ANY,
+    ("GET", "/replicate/v1/models/{owner}/{name}/versions"): Access.ANY,
+    ("GET", "/replicate/v1/models/{owner}/{name}/versions/{version}"): Access.ANY,
+    ("GET", "/replicate/v1/deployments/{owner}/{name}"): Access.ANY,
+    ("POST", "/replicate/v1/deployments/{owner}/{name}/predictions"): Access.ANY,
+    ("POST", "/replicate/v1/files"): Access.ANY,
+    ("GET", "/replicate/v1/files"): Access.ANY,
+    ("GET", "/replicate/v1/files/{file_id}"): Access.ANY,
+    ("DELETE", "/replicate/v1/files/{file_id}"): Access.ANY,
+    ("GET", "/replicate/v1/account"): Access.ANY,
+    ("GET", "/replicate/v1/webhooks/default/secret"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
     ("GET", "/metrics"): Access.SERVICE,
@@ -210,6 +228,8 @@ SHORT = frozenset(
         ("POST", "/api/v1/schedules/{schedule_id}/pause"),
         ("POST", "/api/v1/schedules/{schedule_id}/resume"),
         ("POST", "/api/v1/schedules/{schedule_id}/run"),
+        ("POST", "/replicate/v1/predictions/{job_id}/cancel"),
+        ("DELETE", "/replicate/v1/files/{file_id}"),
         ("POST", "/admin/queue-dead/requeue"),
         ("POST", "/admin/queue-dead/purge"),
         ("POST", "/admin/services/{service}/pause"),
@@ -226,11 +246,18 @@ SHORT = frozenset(
     }
 )
 # Short as well, unless the caller sends `Prefer: wait=N`.
-SHORT_UNLESS_PREFERRED = frozenset({("POST", "/api/v1/jobs")})
+SHORT_UNLESS_PREFERRED = frozenset(
+    {
+        ("POST", "/api/v1/jobs"),
+        ("POST", "/replicate/v1/predictions"),
+        ("POST", "/replicate/v1/models/{owner}/{name}/predictions"),
+        ("POST", "/replicate/v1/deployments/{owner}/{name}/predictions"),
+    }
+)
 
 
-# Routes whose URL may have the ticket of a file, which is valid until it expires.
-FILE_CONTENT = ("GET", "/files/{file_id}")
+# Routes whose URL may have a ticket for the file or job that the parameter names. It is valid until it expires.
+TICKETED = {("GET", "/files/{file_id}"): "file_id", ("GET", "/replicate/v1/predictions/{job_id}/stream"): "job_id"}
 
 
 class Lasts(Enum):
@@ -254,8 +281,9 @@ def is_stream(method: str, path: str) -> bool:
     return method == WEBSOCKET or (method, path) in STREAMS
 
 
-def is_file_content(method: str, path: str) -> bool:
-    return ("GET" if method == "HEAD" else method, path) == FILE_CONTENT
+def ticket_parameter(method: str, path: str) -> str | None:
+    """The parameter of the path for which a URL of this route may have a ticket."""
+    return TICKETED.get(("GET" if method == "HEAD" else method, path))
 
 
 def lasts(method: str, path: str) -> Lasts:
@@ -318,8 +346,8 @@ class Caller:
 
 
 KEYLESS = Caller(Role.ADMIN, None, "keyless", None)
-FILE_TICKET = "file-ticket"
-"""The `key_id` of callers with the ticket of a file."""
+URL_TICKET = "url-ticket"
+"""The `key_id` of callers with the ticket of a URL."""
 ENVIRONMENT = Caller(Role.ADMIN, None, "FAIRLEAD_ADMIN_KEY", "env")
 
 

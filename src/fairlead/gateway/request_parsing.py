@@ -43,6 +43,7 @@ _NOT_NUMBERS = re.compile(rb"-?\b(NaN|Infinity)\b")
 # Maps all digits to 0, so that a long number is found with one substring search.
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19
+_BARE_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*(?:$|[,;])", re.IGNORECASE)
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?\s*(?:$|[,;])", re.IGNORECASE)
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -299,9 +300,12 @@ def idempotency_key(request: Request) -> str | None:
     return text
 
 
-def preferred_wait(request: Request) -> int | None:
-    """Return N of `Prefer: wait=N`, at most 60 seconds. Invalid preferences are ignored (RFC 7240)."""
+def preferred_wait(request: Request, *, bare: bool = False) -> int | None:
+    """Return N of `Prefer: wait=N`, at most 60 seconds. With `bare`, `Prefer: wait` means 60 seconds. Invalid
+    preferences are ignored (RFC 7240)."""
     prefer = headers_of(request.scope).get(b"prefer")
+    if bare and prefer is not None and _BARE_WAIT.search(prefer):
+        return MAX_WAIT
     match = _WAIT.search(prefer) if prefer is not None else None
     return min(int(match[1]), MAX_WAIT) or None if match else None
 

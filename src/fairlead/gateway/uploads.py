@@ -5,7 +5,7 @@ A form may have its fields before or after the file, so the file is written whil
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,10 +122,13 @@ async def _events(request: Request) -> AsyncIterator[tuple[str, Any]]:
 
 
 class Form:
-    """A form with one file, in the field `file`, and text fields."""
+    """A form with one file, in the field `file`, and text fields. `texts` are text fields that may have a file name,
+    because some clients give every part one."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, file: str = "file", *, texts: Collection[str] = ()) -> None:
         self._events = _events(request)
+        self._file = file
+        self._texts = texts
         self.fields: dict[str, str] = {}
 
     async def read(self, write: Write) -> Any:
@@ -134,14 +137,14 @@ class Form:
         async for kind, part in self._events:
             if kind != "part":
                 continue
-            if part.filename is None:
+            if part.filename is None or part.name in self._texts:
                 await self._field(part.name)
-            elif part.name != "file" or written is not None:
-                raise InvalidInput("a form has one file, in the field 'file'", pointer="/file")
+            elif part.name != self._file or written is not None:
+                raise InvalidInput(f"a form has one file, in the field {self._file!r}", pointer=f"/{self._file}")
             else:
                 written = await write(part.filename, part.content_type, self._data())
         if written is None:
-            raise InvalidInput("the form has no file; send it in the field 'file'", pointer="/file")
+            raise InvalidInput(f"the form has no file; send it in the field {self._file!r}", pointer=f"/{self._file}")
         return written
 
     async def _field(self, name: str) -> None:

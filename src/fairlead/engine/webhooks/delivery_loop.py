@@ -7,13 +7,18 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fairlead.artifacts.files import Files
+from fairlead.artifacts.values import load_record
 from fairlead.domain.config_webhooks import WebhooksConfig
 from fairlead.domain.events import iso
+from fairlead.domain.files import named_in
 from fairlead.domain.webhook_shapes import Subject, body_of, subject_id
 from fairlead.domain.webhooks import (
+    DELAYS,
     FAL_KEY_ID,
     LOG_SIZE,
     SECRET_BYTES,
@@ -56,6 +61,8 @@ MOST_REMEMBERED = 10_000
 """Receivers whose last result is remembered. Beyond that, all are forgotten."""
 PRUNE_EVERY = 60.0
 PRUNED = 1000
+SHOWS_FILES = frozenset({Shape.REPLICATE})
+"""Shapes that show files as URLs. The URLs are valid as long as the delivery may be sent."""
 DISABLE_AFTER = 3 * 86400.0
 """An endpoint whose requests all failed for this long is disabled when the last attempt of a delivery fails."""
 GONE = "the receiver answered 410 Gone"
@@ -76,12 +83,14 @@ class WebhooksLoop:
         new_sender: Callable[[], Sender] | None = None,
         tracing: Tracing | None = None,
         requests: Counter[str] | None = None,
+        files: Files | None = None,
     ) -> None:
         """`requests` counts the requests by result: `accepted` or `failed`."""
         self._config = config
         self._store = store
         self._group_commit = group_commit
         self._clock = clock
+        self._files = files
         self._new_sender = new_sender or (lambda: http_sender(config))
         self._tracing = tracing
         self._requests = Counter() if requests is None else requests
@@ -209,7 +218,7 @@ class WebhooksLoop:
         body = delivery.body
         try:
             if body is None:
-                body = body_of(delivery, subject)
+                body = body_of(delivery, await self._with_files(delivery, subject))
             sent = await self._send(delivery, endpoint, body, {} if span is None else span.headers)
         except asyncio.CancelledError:
             raise
@@ -219,6 +228,17 @@ class WebhooksLoop:
         if span is not None:
             span.end(sent.status, None if sent.accepted else sent.text)
         await self._record(delivery, endpoint, sent, body or "", self._clock.monotonic() - began)
+
+    async def _with_files(self, delivery: Delivery, subject: Subject) -> Subject:
+        """The subject with its large values, and with tickets for its files, if the body shows them."""
+        files, record = self._files, subject.record
+        if files is None or record is None or delivery.shape not in SHOWS_FILES:
+            return subject
+        record = await load_record(files, record)
+        subject = replace(subject, record=record)
+        named = {*named_in(record.input_json), *named_in(subject.result_json or "")}
+        tickets = {name: (await files.ticket(name, sum(DELAYS)))[0] for name in named}
+        return replace(subject, tickets=tickets)
 
     async def _send(
         self, delivery: Delivery, endpoint: Endpoint | None, body: str, trace_headers: Mapping[str, str]
@@ -296,7 +316,7 @@ def record_of(delivery: Delivery, sent: Sent, body: str, took: float, now: float
         [*delivery.log, entry][-LOG_SIZE:],
         now,
         # Every attempt sends the same body. It is not needed once the delivery has ended.
-        body if state is DeliveryState.PENDING else None,
+        (body or None) if state is DeliveryState.PENDING else None,
         delivery.endpoint_id,
     )
 

@@ -18,6 +18,7 @@ from fairlead.dispatch.memory.output_log import MemoryOutputLog
 from fairlead.dispatch.messages import PubSub
 from fairlead.dispatch.output_log import OutputLog
 from fairlead.dispatch.port import Leadership, Shard
+from fairlead.domain.budgets import NO_BUDGETS, Budgets
 from fairlead.domain.config import Config
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.rules import MAIN_SHARD
@@ -33,7 +34,12 @@ PREFIX = "fairlead"
 
 
 def store_of(
-    database_url: str, clock: Callable[[], float], *, overwrites: bool = False, prices: Prices = NO_PRICES
+    database_url: str,
+    clock: Callable[[], float],
+    *,
+    overwrites: bool = False,
+    prices: Prices = NO_PRICES,
+    budgets: Budgets = NO_BUDGETS,
 ) -> Store:
     """Create the store for a database URL. With `overwrites`, a database file keeps nothing of what is erased. Raises
     ConfigError if the URL is not supported, or if the driver for its database is not installed."""
@@ -43,11 +49,18 @@ def store_of(
         except ImportError:
             raise ConfigError(["DATABASE_URL: PostgreSQL needs its driver: pip install 'fairlead[postgres]'"]) from None
         # PostgreSQL uses its own clock for stored times.
-        return PostgresStore(database_url, prices=prices)
+        return PostgresStore(database_url, prices=prices, budgets=budgets)
     options = sqlite_options(database_url)
     if options.short_switch_interval:
         gil.shorten_switch_interval()
-    return SqliteStore(options.path, clock=clock, synchronous=options.synchronous, overwrites=overwrites, prices=prices)
+    return SqliteStore(
+        options.path,
+        clock=clock,
+        synchronous=options.synchronous,
+        overwrites=overwrites,
+        prices=prices,
+        budgets=budgets,
+    )
 
 
 def has_clock(database_url: str) -> bool:

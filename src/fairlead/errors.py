@@ -9,6 +9,7 @@
     │   ├── NotFound                404  no such job, service, key...
     │   │   └── UnknownModel        404  no service serves this model
     │   ├── WrongState              409  the job's state does not allow it
+    │   ├── BudgetSpent             402  a budget of the user is spent
     │   ├── TooLarge                413  the body is over the limit
     │   ├── TooManyReaders          429  the output of this job has too many readers
     │   └── TooManyWaiting          429  this user has too many jobs waiting
@@ -92,6 +93,14 @@ class UnknownModel(NotFound):
 class WrongState(RequestError):
     code = "wrong_state"
     status = 409
+
+
+class BudgetSpent(RequestError):
+    """A budget that concerns the job is spent. `details` has its name, its amount and when its next window begins
+    (`until`)."""
+
+    code = "budget_spent"
+    status = 402
 
 
 class TooLarge(RequestError):

@@ -23,6 +23,7 @@ from fairlead.domain.config import (
     UserConfig,
     WorkerPoolConfig,
 )
+from fairlead.domain.config_budgets import BudgetConfig
 from fairlead.domain.config_fronts import FalConfig, FrontsConfig, ReplicateConfig
 from fairlead.domain.config_prices import PriceConfig
 from fairlead.domain.config_schedules import ScheduleConfig
@@ -35,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = {title.strip(): body for title, body in re.findall(r"^## \[(.+?)\]\n(.*?)(?=^## |\Z)", DOCS, re.M | re.S)}
 # Sections whose keys are the user's own names.
-NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "users", "worker_pools"}
+NAMED = {"services", "pipelines", "pools", "shards", "plans", "groups", "prices", "budgets", "users", "worker_pools"}
 NAMED |= {"fronts", "schedules"}
 PLAIN = {name: field for name, field in Config.model_fields.items() if name not in NAMED}
 
@@ -86,6 +87,7 @@ def test_every_key_of_a_service_is_documented_with_its_default() -> None:
         ("plans.NAME", PlanConfig),
         ("groups.NAME", GroupConfig),
         ("prices.NAME", PriceConfig),
+        ("budgets.NAME", BudgetConfig),
         ("users.ID", UserConfig),
         ("worker_pools.NAME", WorkerPoolConfig),
         ("webhooks.NAME", WebhookEndpointConfig),

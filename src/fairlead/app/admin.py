@@ -4,10 +4,13 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from fairlead.app.api_keys import ApiKeys, NewKey, Sessions
 from fairlead.app.audit import AuditLog
+from fairlead.app.budget_gate import BudgetState
+from fairlead.app.budgets import BudgetAdmin
 from fairlead.app.dead_letters import DeadFilters, DeadLetters, Preview, select
 from fairlead.app.doctor_sources import sources_of
 from fairlead.app.job_commands import JobCommands
@@ -40,6 +43,7 @@ class Admin:
         self.keys = ApiKeys(runtime, audit)
         self.sessions = Sessions(runtime)
         self.usage = UsageReports(runtime)
+        self.budgets = BudgetAdmin(runtime, audit)
 
     @property
     def dashboard(self) -> Dashboard:
@@ -77,7 +81,7 @@ class Admin:
     async def metrics(self) -> MetricsSnapshot:
         """The values that `/metrics` reports."""
         runtime = self._runtime
-        return await stats.take_metrics(
+        snapshot = await stats.take_metrics(
             runtime.observer,
             runtime.writer.counters,
             runtime.group_commit,
@@ -85,6 +89,9 @@ class Admin:
             runtime.hub.readers,
             runtime.files,
         )
+        if not runtime.budgets or snapshot.queues is None:
+            return snapshot
+        return replace(snapshot, budgets=await self.budgets.uses())
 
     def estimate_accuracy(self) -> dict[str, dict[str, Any]]:
         """For each service, the accuracy of the waits that this process estimated when jobs were submitted."""
@@ -116,6 +123,17 @@ class AdminMethods:
         `month`, or one in `total`) and for each value of `group_by` (`user`, `plan`, `feature`, `service`, `model`,
         `region`, `outcome`). `filters` selects calls by the same names: `{"user": "ada"}`."""
         return await self.admin.usage.page(self.admin.usage.query(filters, **asked))
+
+    async def budgets(self, *, user_id: str | None = None, budget: str | None = None) -> list[BudgetState]:
+        """The budgets with what is left of them in the current window; with `user_id`, those that concern this user."""
+        return await self.admin.budgets.states(user_id=user_id, budget=budget)
+
+    async def set_budget(
+        self, budget: str, amount: float | None, *, user_id: str | None = None, who: str = PYTHON
+    ) -> BudgetState:
+        """Set the amount of a budget while it runs, for one user if it is for each user. It is stored in the database;
+        an amount of None resets it to the configured amount."""
+        return await self.admin.budgets.set(budget, amount, user_id=user_id, who=who)
 
     # ------------------------------------------------------------ dead letters
 

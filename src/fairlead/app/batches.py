@@ -185,11 +185,9 @@ class Batches:
         replayed = await self._replayed(checked)
         if replayed is not None:
             return replayed
-        submits = checked.submits
-        if runtime.priorities.needed or lowers_only:
-            submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
-        submits = await keep_inputs(runtime.files, submits)
         try:
+            submits, _ = await runtime.settle(checked.submits, now, lowers_only=lowers_only)
+            submits = await keep_inputs(runtime.files, submits)
             await group_commit.write_all([*submits, checked.create])
         except KeyTaken:
             replayed = await self._replayed(checked)

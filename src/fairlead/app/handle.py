@@ -16,6 +16,7 @@ from fairlead.domain.output import Chunk, End, Position, Restart
 from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 
 if TYPE_CHECKING:
+    from fairlead.app.budget_gate import BudgetState
     from fairlead.app.fairlead import Fairlead
 
 
@@ -29,6 +30,8 @@ class Receipt:
     status: JobStatus
     replayed: bool
     scheduled_at: datetime | None
+    budget: BudgetState | None = None
+    """The budget of which the smallest share is left; None if no budget concerns the job."""
 
 
 class JobHandle:

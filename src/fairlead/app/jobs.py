@@ -90,7 +90,9 @@ class Jobs:
     ) -> list[Receipt]:
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
-        submits = await self._new.submits_of(submissions, now, idempotency, lowers_only=lowers_only, trace=trace)
+        submits, budget = await self._new.submits_of(
+            submissions, now, idempotency, lowers_only=lowers_only, trace=trace
+        )
         outcomes: Sequence[Outcome]
         if connection is not None:
             outcomes = await submit_on(runtime.settings.database_url, connection, submits)
@@ -108,9 +110,8 @@ class Jobs:
                 new.append(job)
             elif job.timer_at is not None:  # the caller's transaction may still roll back
                 runtime.signals.timer_set(job.timer_at)
-            receipts.append(
-                Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, events.utc(job.scheduled_at))
-            )
+            due = events.utc(job.scheduled_at)
+            receipts.append(Receipt(outcome.job_id, job.priority, job.status, outcome.replayed, due, budget))
         runtime.announce(new, now)
         return receipts
 

@@ -11,6 +11,7 @@ from fairlead.domain.transitions import Submit
 from fairlead.errors import RequestError
 
 if TYPE_CHECKING:
+    from fairlead.app.budget_gate import BudgetState
     from fairlead.app.runtime import Runtime
 
 
@@ -26,10 +27,10 @@ class NewJobs:
         *,
         lowers_only: bool = False,
         trace: str | None = None,
-    ) -> list[Submit]:
-        """Check the submissions, settle their priorities, and move large inputs to the object store. If one of several
-        is invalid, the `index` in the error's details names it. `idempotency` is the key and the hash of the body; each
-        of several jobs gets its own key."""
+    ) -> tuple[list[Submit], BudgetState | None]:
+        """Check the submissions, settle their priorities, apply budgets, and move large inputs to the object store. If
+        one of several is invalid, the `index` in the error's details names it. `idempotency` is the key and the hash of
+        the body; each of several jobs gets its own key. Also returns the budget that `Runtime.settle` returns."""
         runtime, (key, body_hash) = self._runtime, idempotency
         users = await runtime.endpoint_users.current()
         checks = SubmissionChecker(runtime.config, now=now, endpoint_users=users, trace=trace)
@@ -42,9 +43,8 @@ class NewJobs:
                 if len(submissions) > 1:
                     error.details["index"] = index
                 raise
-        if runtime.priorities.needed or lowers_only:
-            submits = await runtime.priorities.settle(submits, lowers_only=lowers_only)
-        return await keep_inputs(runtime.files, submits)
+        submits, budget = await runtime.settle(submits, now, lowers_only=lowers_only)
+        return await keep_inputs(runtime.files, submits), budget
 
     async def prepare(self, submission: Submission, *, key: str | None = None, lowers_only: bool = False) -> Submit:
         """Prepare the job of a schedule. The schedule may have changed since an earlier submit with this key, so the
@@ -59,7 +59,7 @@ class NewJobs:
 
     async def _prepare(self, submission: Submission, key: str | None, lowers_only: bool, trace: str | None) -> Submit:
         now = self._runtime.clock.now()
-        [submit] = await self.submits_of([submission], now, (key, key), lowers_only=lowers_only, trace=trace)
+        [submit], _ = await self.submits_of([submission], now, (key, key), lowers_only=lowers_only, trace=trace)
         return submit
 
     async def accepted(self, submit: Submit) -> None:

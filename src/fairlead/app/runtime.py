@@ -10,6 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from fairlead.app.budget_gate import BudgetGate, BudgetState
 from fairlead.app.declarations import Declarations
 from fairlead.app.event_stream import EventPoller
 from fairlead.app.new_jobs import NewJobs
@@ -19,7 +20,9 @@ from fairlead.artifacts.files import Files
 from fairlead.backends import bus_of, has_clock, objects_of, output_log_of, shards_of, store_of, writers_of
 from fairlead.config import Settings
 from fairlead.dispatch.output_log import OutputLog
+from fairlead.domain.budgets import Budgets
 from fairlead.domain.config import Config
+from fairlead.domain.config_budgets import budgets_of
 from fairlead.domain.config_prices import prices_of
 from fairlead.domain.job import Job
 from fairlead.domain.submission import ANONYMOUS
@@ -73,6 +76,8 @@ class Runtime:
     priorities: PriorityResolver
     waiters: Waiters
     files: Files
+    budgets: Budgets
+    budget_gate: BudgetGate
     endpoint_users: EndpointUsers
     snapshots: asyncio.Semaphore
     """Limits how many readers that missed events read the store at once."""
@@ -141,6 +146,15 @@ class Runtime:
         assert self._observer is not None
         return self._observer
 
+    async def settle(
+        self, submits: list[Submit], now: float, *, lowers_only: bool, turn: bool = False
+    ) -> tuple[list[Submit], BudgetState | None]:
+        """Set the priorities of new jobs, and apply budgets to them. Returns the jobs, and the budget of the first one
+        of which the smallest share is left. Raises BudgetSpent."""
+        if self.priorities.needed or lowers_only:
+            submits = await self.priorities.settle(submits, lowers_only=lowers_only)
+        return await self.budget_gate.admit(submits, now, turn=turn) if self.budgets else (submits, None)
+
     async def relay_ordered(self, submits: Sequence[Submit]) -> None:
         """Wait until no later job can overtake the submitted jobs of FIFO services."""
         ordered = {submit.job.service for submit in submits if submit.ordered}
@@ -188,8 +202,9 @@ class Runtime:
         url = self.settings.database_url
         plans = {user_id: user.plan for user_id, user in self.config.users.items() if user.plan is not None}
         prices = prices_of(self.config.prices, plans)
+        self.budgets = budgets_of(self.config)
         overwrites = self.config.openai.keep == "nothing"
-        store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices)
+        store = store_of(url, self.clock.machine, overwrites=overwrites, prices=prices, budgets=self.budgets)
         objects = objects_of(self.settings)
         await run(partial(self._connect, store))
         self._store = store
@@ -201,6 +216,7 @@ class Runtime:
             self._group_commit, self.hub, self.signals, self.config.private_services, self.tracing
         )
         self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
+        self.budget_gate = BudgetGate(self.budgets, lambda: self.store, self.writer.counters)
         self.waiters = Waiters(self.signals)
         self.files = Files(store, self._group_commit, objects, self.config.artifacts, self.clock.now)
         self.snapshots = asyncio.Semaphore(CONCURRENT_SNAPSHOTS)
@@ -281,6 +297,7 @@ class Runtime:
             endpoint_users=self.endpoint_users,
             tracing=self.tracing,
             new_jobs=NewJobs(self),
+            budgets=self.budgets,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli import follow, jobs, operators, process, rates, status, submit, turn
+from fairlead.cli import budgets, follow, jobs, operators, process, rates, status, submit, turn
 from fairlead.cli.batch import batch
 from fairlead.cli.celery import celery
 from fairlead.cli.certs import certs
@@ -56,6 +56,7 @@ app.add_typer(files, name="files", rich_help_panel=JOBS)
 app.command(rich_help_panel=QUEUE)(status.status)
 app.command(rich_help_panel=QUEUE)(operators.limit)
 app.command(rich_help_panel=QUEUE)(rates.rate)
+app.command(rich_help_panel=QUEUE)(budgets.budget)
 app.command(rich_help_panel=QUEUE)(operators.pause)
 app.command(rich_help_panel=QUEUE)(operators.unpause)
 app.command(rich_help_panel=QUEUE)(operators.priority)

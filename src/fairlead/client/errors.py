@@ -57,12 +57,14 @@ _BY_CODE: dict[str, type[RequestError]] = {
         errors.NotFound,
         errors.WrongState,
         errors.TooLarge,
+        errors.BudgetSpent,
         Unauthorized,
         Forbidden,
     )
 }
 _BY_STATUS: dict[int, type[RequestError]] = {
     401: Unauthorized,
+    402: errors.BudgetSpent,
     403: Forbidden,
     404: errors.NotFound,
     409: errors.WrongState,

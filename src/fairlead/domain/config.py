@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from fairlead.domain import cost_expression
+from fairlead.domain.config_budgets import BudgetConfig, budget_problems
 from fairlead.domain.config_checks import (
     WAYS,
     contradictions,
@@ -340,6 +341,7 @@ class Config(Section):
     priority: PriorityConfig = PriorityConfig()
     plans: dict[Name, PlanConfig] = {}
     prices: dict[Name, PriceConfig] = {}
+    budgets: dict[Name, BudgetConfig] = {}
     groups: dict[GroupName, GroupConfig] = {}
     users: dict[UserId, UserConfig] = {}
     promotion: PromotionConfig = PromotionConfig()
@@ -429,6 +431,8 @@ class Config(Section):
         yield from unknown_features(self.fronts, [*self.pipelines, *self.services])
         features = {name: schedule.feature_name or name for name, schedule in self.schedules.items()}
         yield from unscheduled_features(features, {**self.pipelines, **services})
+        budgets = {name: budget.model_dump() for name, budget in self.budgets.items()}
+        yield from budget_problems(budgets, services, self.plans, self.prices)
         yield from group_problems({name: group.model_dump() for name, group in self.groups.items()}, users)
         worker_pools = {name: pool.model_dump() for name, pool in self.worker_pools.items()}
         yield from unknown_in_worker_pools(worker_pools, services)

@@ -68,6 +68,9 @@ class PrioritySource(StringEnum):
     DEFAULT = "default"
 
 
+BUDGET_SPENT = "BUDGET_SPENT"
+"""The code of the error of a job that is held, or of a turn that failed, because a budget is spent."""
+
 _BANDS = {Priority.HIGH: 1, Priority.MEDIUM: 2, Priority.LOW: 3}
 _BY_BAND = {band: priority for priority, band in _BANDS.items()}
 
@@ -157,6 +160,11 @@ class Job:
         """Whether this is a turn that is out of the queue because its caller is absent, with its place kept until
         `timer_at`. `error` is then the error with which it fails if the caller does not return."""
         return self.status is JobStatus.SCHEDULED and self.turn is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job waits for the next window of a budget."""
+        return self.status is JobStatus.RETRYING and (self.error or {}).get("code") == BUDGET_SPENT
 
     @property
     def bound_to(self) -> tuple[str, ...] | None:

@@ -34,7 +34,8 @@ class Submit:
 @fast_dataclass
 class Start:
     """Start a claimed step. The start is written before the handler runs. It is refused if the job or the epoch has
-    changed."""
+    changed, or if a budget is spent. `service` and `user_id` tell whether a budget may concern the step; None means
+    that this is unknown."""
 
     job_id: str
     step: int
@@ -44,6 +45,8 @@ class Start:
     worker: str
     timeout: float
     region: str | None = None
+    service: str | None = None
+    user_id: str | None = None
 
 
 @fast_dataclass

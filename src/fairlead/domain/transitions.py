@@ -178,7 +178,8 @@ def due(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
     """Queue a job whose scheduled time has come, or whose backoff is over."""
     _require(job, "release", JobStatus.SCHEDULED, JobStatus.RETRYING)
     queued_at = now if job.status is JobStatus.SCHEDULED else None
-    return _enter(job, "due", now, waits, step=job.step, attempt=job.attempt, error=job.error, queued_at=queued_at)
+    error = None if job.is_held else job.error
+    return _enter(job, "due", now, waits, step=job.step, attempt=job.attempt, error=error, queued_at=queued_at)
 
 
 def promote(job: Job, *, now: float, waits: WaitTimeouts) -> Move:

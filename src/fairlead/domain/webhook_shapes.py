@@ -20,6 +20,7 @@ from fairlead.domain.job import JobRecord, JobStatus
 from fairlead.domain.replicate import PREFIX, Mark, Prediction, error_text, status_of, version_of, with_urls
 from fairlead.domain.webhooks import (
     BATCH_ENDED,
+    BUDGET_THRESHOLD,
     CANCELLED,
     COMPLETED,
     ENDPOINT_DISABLED,
@@ -66,7 +67,7 @@ def fairlead(delivery: Delivery, subject: Subject) -> dict[str, Any]:
 
 def _data(delivery: Delivery, subject: Subject) -> Mapping[str, Any]:
     about = delivery.about
-    if delivery.event == ENDPOINT_DISABLED:
+    if delivery.event in (ENDPOINT_DISABLED, BUDGET_THRESHOLD):
         return about
     if delivery.event == BATCH_ENDED:
         return _batch(delivery, subject.batch)

@@ -20,9 +20,10 @@ FAILED: Final = "job.failed"
 CANCELLED: Final = "job.cancelled"
 BATCH_ENDED: Final = "batch.ended"
 ENDPOINT_DISABLED: Final = "endpoint.disabled"
+BUDGET_THRESHOLD: Final = "budget.threshold"
 JOB_EVENTS: Final = (STARTED, COMPLETED, FAILED, CANCELLED)
 BATCH_EVENTS: Final = (*JOB_EVENTS, BATCH_ENDED)
-EVENTS: Final = (*BATCH_EVENTS, ENDPOINT_DISABLED)
+EVENTS: Final = (*BATCH_EVENTS, ENDPOINT_DISABLED, BUDGET_THRESHOLD)
 ENDS: Final = (COMPLETED, FAILED, CANCELLED)
 """The events of a job whose submit names none."""
 

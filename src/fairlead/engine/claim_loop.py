@@ -24,7 +24,7 @@ from fairlead.errors import StoreError, Unavailable
 from fairlead.executors.factory import reaches
 from fairlead.outage import Outage
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.port import Outcome, Started
+from fairlead.store.port import Outcome, Started, TurnedBack
 
 log = logging.getLogger("fairlead.claim_loop")
 
@@ -291,6 +291,22 @@ class StartGate:
             self._probe_task = None
 
 
+def start_of(lease: Lease, worker: str, timeout: float) -> Start:
+    """The start of the step that has this lease."""
+    return Start(
+        lease.job_id,
+        lease.step,
+        lease.run,
+        lease.name,
+        lease.scope,
+        worker,
+        timeout,
+        lease.region,
+        lease.service,
+        lease.user_id,
+    )
+
+
 WriteStarts = Callable[[Sequence[Start]], Awaitable[Sequence[Outcome | Exception]]]
 
 
@@ -339,6 +355,8 @@ class Starter:
                 unwritten.append(lease)
             elif not isinstance(outcome, Started):
                 self._leases.release(lease, refund=True)
+                if isinstance(outcome, TurnedBack):
+                    self._recorder.publish_all(outcome.moves, self._clock.now())
             elif lease not in self._leases:
                 self._spawn(self._undo(outcome.job))
             else:
@@ -352,19 +370,7 @@ class Starter:
     async def _write(self, leases: Sequence[Lease], write: WriteStarts) -> Sequence[Outcome | Exception]:
         """Write the starts and return their outcomes. Steps whose outcome has not arrived after `START_WITHIN` seconds
         are given up; this method still waits for their outcomes."""
-        starts = [
-            Start(
-                lease.job_id,
-                lease.step,
-                lease.run,
-                lease.name,
-                lease.scope,
-                self._worker,
-                self._timeouts[lease.service],
-                lease.region,
-            )
-            for lease in leases
-        ]
+        starts = [start_of(lease, self._worker, self._timeouts[lease.service]) for lease in leases]
         overdue = self._loop.call_later(START_WITHIN, self._give_up_overdue, leases)
         try:
             return await write(starts)

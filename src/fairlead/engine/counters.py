@@ -71,6 +71,8 @@ class Counters:
         self.promotions: Counter[Priority] = Counter()
         self.webhooks: Counter[str] = Counter()
         """Requests to receivers of webhooks: `accepted` and `failed`."""
+        self.turned_back: Counter[str] = Counter()
+        """Jobs that a budget has held, demoted or refused."""
         self.waits: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.runs: defaultdict[Lane, Histogram] = defaultdict(_histogram)
         self.models: dict[tuple[str, str], ModelStats] = {}
@@ -137,6 +139,8 @@ class Counters:
         status = move.status
         if status.finished:
             self.ended[job.feature_name, status] += 1
+        elif move.verb in ("hold", "demote"):
+            self.turned_back[move.verb] += 1
         elif status is JobStatus.RETRYING:
             self.retries[job.service] += 1
         elif move.priority is not None:

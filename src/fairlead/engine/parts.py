@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.dispatch.port import Lease, Release, Unserved
+from fairlead.domain.budgets import NO_BUDGETS, Budgets
 from fairlead.domain.config import Config
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.engine.clock import DatabaseClock
@@ -195,3 +196,4 @@ class EngineParts:
     """None: this process exports no spans."""
     new_jobs: NewJobs | None = None
     """None: this process submits no recurring jobs."""
+    budgets: Budgets = NO_BUDGETS

@@ -22,6 +22,7 @@ from fairlead.engine.lifecycle import stopped
 from fairlead.engine.loop_runner import Loop, LoopRunner
 from fairlead.engine.loops.abandoned import AbandonedLoop
 from fairlead.engine.loops.auto_limit import AutoLimitLoop
+from fairlead.engine.loops.budgets import BudgetsLoop
 from fairlead.engine.loops.cleanup import BatchesLoop, HoldsLoop, PruneLoop
 from fairlead.engine.loops.erase import EraseLoop
 from fairlead.engine.loops.files import FilesLoop
@@ -119,6 +120,7 @@ class ShardRuntime:
             BatchesLoop(store, group_commit),
             PruneLoop(group_commit, parts.config.retention),
             UsageLoop(group_commit, parts.config.retention),
+            BudgetsLoop(store, group_commit, parts.budgets),
             self._reconcile,
             AutoLimitLoop(store, group_commit, dispatcher, rules),
             OrphanedTurnsLoop(store, dispatcher, recorder, rules, grace=parts.config.turns.grace, alone=alone),

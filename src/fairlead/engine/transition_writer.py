@@ -28,6 +28,7 @@ log = logging.getLogger("fairlead.jobs")
 turn_log = logging.getLogger("fairlead.turns")
 
 OPERATOR = "moved by an operator"
+_MOVED_BY = {"prioritise": OPERATOR, "demote": "a budget is spent: demoted"}
 DONE = "the job is complete"
 _TURN_MOVES = {
     "complete": "completed",
@@ -210,6 +211,10 @@ def events_of(job: Job, move: Move, now: float) -> list[Event]:
             text = str(error.get("message", "the job failed")) + (" (resume available)" if move.retryable else "")
             details = {"error": error, "retryable": bool(move.retryable)}
             published.append(Event(events.JOB_FAILED, job.id, now, text, details))
+        case JobStatus.RETRYING if move.verb == "hold":
+            error = dict(move.error or {})
+            details = {"error": error, "attempt": job.attempt, "due_at": events.iso(move.timer_at)}
+            published.append(Event(events.JOB_RETRYING, job.id, now, f"held: {error.get('message')}", details))
         case JobStatus.RETRYING:
             due = events.iso(move.timer_at)
             details = {"error": dict(move.error or {}), "attempt": job.attempt, "due_at": due}
@@ -218,9 +223,7 @@ def events_of(job: Job, move: Move, now: float) -> list[Event]:
             details = events.step_fields(service, job.step, total)
             published.append(Event(events.WAITING, job.id, now, "its caller is absent", details))
         case JobStatus.PENDING if move.priority is not None:
-            published.append(
-                _priority_event(job, move.priority, OPERATOR if move.verb == "prioritise" else "promoted", now)
-            )
+            published.append(_priority_event(job, move.priority, _MOVED_BY.get(move.verb, "promoted"), now))
         case JobStatus.PENDING:
             waits_for = job.steps[move.step]
             text = f"waiting for {waits_for} ({move.step + 1}/{total})"

@@ -25,6 +25,7 @@ from fairlead.errors import RequestError, Unavailable
 from fairlead.gateway import (
     admin_routes,
     batches,
+    budgets,
     files,
     inference,
     jobs,
@@ -107,6 +108,7 @@ ROUTERS = (
     admin_routes.keys_router,
     metrics.router,
     usage.router,
+    budgets.router,
     webhooks.router,
     webhooks.jwks_router,
     openai_background.router,

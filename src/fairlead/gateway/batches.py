@@ -15,7 +15,7 @@ from fairlead.app.batch_submission import BatchInvalid
 from fairlead.domain.access import Role
 from fairlead.domain.batch import REMOVED, ItemView
 from fairlead.domain.job import JobStatus
-from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting, WrongState
+from fairlead.errors import BudgetSpent, IdempotencyMismatch, InvalidInput, TooManyWaiting, WrongState
 from fairlead.gateway import large_bodies, models, models_batches, request_parsing
 from fairlead.gateway.jobs import LIMITED
 from fairlead.gateway.large_bodies import NDJSON
@@ -62,6 +62,7 @@ _BODY["requestBody"]["content"][NDJSON] = {
         "Accepted: all jobs are committed.",
         *SUBMIT,
         IdempotencyMismatch,
+        BudgetSpent,
         TooManyWaiting,
         RateLimited,
         headers={

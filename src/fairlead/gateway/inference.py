@@ -13,7 +13,7 @@ from fairlead.domain.access import Role
 from fairlead.domain.job import JobStatus, step_key
 from fairlead.domain.submission import Submission
 from fairlead.domain.views import JobView
-from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting
+from fairlead.errors import BudgetSpent, IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting
 from fairlead.gateway import models, request_parsing
 from fairlead.gateway.jobs import ACCEPTED, JOBS, KEY, receipt_of
 from fairlead.gateway.openapi import SUBMIT, body, documented
@@ -45,6 +45,7 @@ router = APIRouter(tags=["jobs"])
             "The result.",
             *SUBMIT,
             IdempotencyMismatch,
+            BudgetSpent,
             TooManyWaiting,
             RateLimited,
             InferenceFailed,

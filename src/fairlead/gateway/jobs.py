@@ -19,9 +19,19 @@ from fairlead.domain.access import Role
 from fairlead.domain.events import iso
 from fairlead.domain.job import JobStatus
 from fairlead.domain.views import retried
-from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
+from fairlead.errors import BudgetSpent, IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, WrongState
 from fairlead.gateway import large_bodies, models, request_parsing
-from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, WITH_BODY, body, documented, header
+from fairlead.gateway.openapi import (
+    BUDGET_HEADERS,
+    EVENT,
+    ONE_JOB,
+    RATE_HEADERS,
+    SUBMIT,
+    WITH_BODY,
+    body,
+    documented,
+    header,
+)
 from fairlead.gateway.permissions import caller_of, operator_of, user_in_reach
 from fairlead.gateway.problems import ManyInvalid, RateLimited
 from fairlead.gateway.rate_limit import accept_jobs, count_rerun
@@ -47,7 +57,7 @@ KEY = header(
     maxLength=255,
 )
 _PREFER = header("Prefer", "`wait=N`: wait up to N seconds (at most 60) for the job to end.", examples=["wait=30"])
-_REPLAYED = {"Idempotent-Replayed": "`true` for a repeated request.", **RATE_HEADERS}
+_REPLAYED = {"Idempotent-Replayed": "`true` for a repeated request.", **RATE_HEADERS, **BUDGET_HEADERS}
 LIMITED = (TooManyWaiting, RateLimited)
 ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was applied.", **_REPLAYED}
 
@@ -68,6 +78,7 @@ ACCEPTED = {"Location": "The job.", "Preference-Applied": "The wait that was app
             "Accepted: the job is committed.",
             *SUBMIT,
             IdempotencyMismatch,
+            BudgetSpent,
             TooManyWaiting,
             RateLimited,
             headers=ACCEPTED,
@@ -110,6 +121,7 @@ async def submit_job(request: Request) -> Response:
         "Accepted: all jobs are committed.",
         *SUBMIT,
         IdempotencyMismatch,
+        BudgetSpent,
         TooManyWaiting,
         RateLimited,
         headers=_REPLAYED,

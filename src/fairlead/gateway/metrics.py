@@ -7,7 +7,7 @@ Users cannot choose label values: services, features, shards and loops come from
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
     from fairlead.dispatch.port import ServiceSnapshot
     from fairlead.engine.node import Node
-    from fairlead.observe.stats import MetricsSnapshot, QueueMetrics
+    from fairlead.observe.stats import BudgetUse, MetricsSnapshot, QueueMetrics
 
 PATH = "/metrics"
 KEEP_S = 1.0
@@ -111,6 +111,9 @@ METRICS: dict[str, Definition] = {
     "fairlead_priority_resting": Definition(
         GAUGE, "1 while the source is not called after repeated failures.", ("source",)
     ),
+    "fairlead_budget_turned_back": Definition(
+        COUNTER, "Jobs that a spent budget has held, demoted or refused.", ("action",)
+    ),
     # State of the queue.
     "fairlead_reachable": Definition(GAUGE, "1 if the component responded.", ("part",)),
     "fairlead_slots_limit": Definition(GAUGE, "Concurrent calls that a service allows.", ("service",)),
@@ -120,6 +123,12 @@ METRICS: dict[str, Definition] = {
     "fairlead_upstream_resting": Definition(
         GAUGE, "Seconds for which an upstream takes no calls, as it said.", ("service", "of", "name")
     ),
+    "fairlead_budget_amount": Definition(GAUGE, "What a shared budget allows in a window.", ("budget", "measure")),
+    "fairlead_budget_used": Definition(GAUGE, "What calls of this window have used.", ("budget", "measure")),
+    "fairlead_budget_reserved": Definition(
+        GAUGE, "What calls under way are expected to use of it.", ("budget", "measure")
+    ),
+    "fairlead_budget_held_jobs": Definition(GAUGE, "Jobs that wait for a budget's next window.", ("budget",)),
     "fairlead_slots_held": Definition(GAUGE, "Slots held for calls of dead workers.", ("service",)),
     "fairlead_paused": Definition(GAUGE, "1 while the service is paused.", ("service",)),
     "fairlead_waiting": Definition(GAUGE, "Queued steps.", ("service", "band")),
@@ -212,6 +221,8 @@ def _of_process(snapshot: MetricsSnapshot) -> dict[str, list[Sample]]:
         "fairlead_failures": _by_labels(counters.failures),
         "fairlead_promotions": _by_labels(counters.promotions),
         "fairlead_webhook_requests": _by_labels(counters.webhooks),
+        "fairlead_budget_turned_back": _by_labels(counters.turned_back),
+        **_of_budgets(snapshot.budgets),
         "fairlead_commit_transitions": _one(group_commit.commit_sizes),
         "fairlead_commit_seconds": _one(group_commit.commit_seconds),
         "fairlead_commits_failed": _one(group_commit.commits_failed),
@@ -266,6 +277,16 @@ def _of_roles(process: Node) -> dict[str, list[Sample]]:
         "fairlead_loop_failures": _by_labels({key: counts["failed"] for key, counts in loops.items()}),
         **{name: _by_labels({service: each[key] for service, each in scores.items()}) for name, key in SCORES.items()},
     }
+
+
+def _of_budgets(budgets: Sequence[BudgetUse]) -> dict[str, list[Sample]]:
+    if not budgets:
+        return {}
+    samples = {"fairlead_budget_held_jobs": _by_labels({each.budget: each.held for each in budgets})}
+    for what in ("amount", "used", "reserved"):
+        found = {(each.budget, each.measure): getattr(each, what) for each in budgets}
+        samples[f"fairlead_budget_{what}"] = _by_labels({key: n for key, n in found.items() if n is not None})
+    return samples
 
 
 def _of_rates(services: Iterable[ServiceSnapshot]) -> dict[str, list[Sample]]:

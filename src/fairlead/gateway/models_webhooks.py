@@ -10,7 +10,15 @@ from fairlead.domain.webhooks import MAX_URL
 from fairlead.gateway.derived_models import Shape, example
 from fairlead.gateway.models import JOB_ID, MOMENT, Page, PageQuery, UserId
 
-Event = Literal["job.started", "job.completed", "job.failed", "job.cancelled", "batch.ended", "endpoint.disabled"]
+Event = Literal[
+    "job.started",
+    "job.completed",
+    "job.failed",
+    "job.cancelled",
+    "batch.ended",
+    "endpoint.disabled",
+    "budget.threshold",
+]
 State = Literal["pending", "delivered", "failed"]
 Id = Annotated[str, Field(min_length=1, max_length=500)]
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL)]

@@ -20,6 +20,7 @@ from fairlead.gateway import (
     models,
     models_admin,
     models_batches,
+    models_budgets,
     models_files,
     models_openai,
     models_replicate,
@@ -55,6 +56,11 @@ RATE_HEADERS = {
     "RateLimit-Policy": "With `server.submits_per_minute`: the number of jobs and the window in seconds.",
     "RateLimit": "With `server.submits_per_minute`: the remaining jobs, and the seconds until all are available again.",
 }
+BUDGET_HEADERS = {
+    "X-Fairlead-Budget": "With `[budgets]`: the one that concerns the job and of which the smallest share is left.",
+    "X-Fairlead-Budget-Remaining": "What is left of it, in its measure.",
+    "X-Fairlead-Budget-Reset": "Seconds until its next window.",
+}
 
 # The `itemSchema` (OpenAPI 3.2) of a stream: the schema of one event. Tools would apply a `schema` to the whole
 # response.
@@ -88,6 +94,7 @@ MODULES = (
     models,
     models_admin,
     models_batches,
+    models_budgets,
     models_files,
     models_openai,
     models_replicate,
@@ -114,6 +121,7 @@ _DETAILS = {
     "idempotency_mismatch": ("this Idempotency-Key was used with another body", None),
     "inference_failed": (f"job {models.JOB_ID} failed: fast_chat_llm did not respond within 300 s", None),
     "inference_cancelled": (f"job {models.JOB_ID} was cancelled", None),
+    "budget_spent": ("the budget free_tokens is spent until 2026-12-01T00:00:00.000Z", None),
     "too_many_readers": ("1000 readers follow the output of this job already (server.max_output_readers)", None),
     "too_many_waiting": ("user 'ada' has 1000 jobs waiting", None),
     "unavailable": ("the disk is full", None),

@@ -169,6 +169,7 @@ TITLES = {
     "url_too_long": "The URL is too long",
     "head_too_large": "The headers are too large",
     "wrong_state": "The state of the job does not allow this",
+    "budget_spent": "A budget is spent",
     "too_large": "The body is too large",
     "unsupported_media_type": "The media type of the body is not supported",
     "range_not_satisfiable": "The range is outside of the file",
@@ -239,7 +240,8 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
         # The rest of the body is not read, so the connection cannot be reused.
         headers["Connection"] = "close"
     if is_front(scope):
-        return Response(orjson.dumps(openai_error(body)), body["status"], headers, "application/json")
+        status, answer = openai_error(body, headers)
+        return Response(orjson.dumps(answer), status, headers, "application/json")
     return Response(orjson.dumps(body, default=str), body["status"], headers, MEDIA_TYPE)
 
 

@@ -14,6 +14,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -158,7 +159,8 @@ def give_back_jobs(request: Request, user_id: str, number: int) -> dict[str, str
 async def accept_jobs(
     request: Request, jobs: Sequence[Submission], first_key: str | None, **options: Any
 ) -> tuple[list[Receipt], dict[str, str]]:
-    """Submit jobs with `Fairlead.accept` within the rate limit. Returns the receipts and the rate limit headers.
+    """Submit jobs with `Fairlead.accept` within the rate limit. Returns the receipts, and the headers of the rate limit
+    and of budgets.
 
     `first_key` is the idempotency key of the first job. If a job with this key exists, the whole bulk was submitted
     before, since a bulk is atomic. The repeated request is then accepted even if the limit is reached.
@@ -167,7 +169,8 @@ async def accept_jobs(
     rate: SubmitRate | None = request.app.state.submit_rate
     options["trace"] = trace_of(request)
     if rate is None:
-        return await app.accept(jobs, **options), {}
+        receipts = await app.accept(jobs, **options)
+        return receipts, budget_headers(receipts, app.now())
     over_limit = False
     try:
         headers = rate.take(jobs)
@@ -183,4 +186,16 @@ async def accept_jobs(
         raise
     if repeated := [job for job, receipt in zip(jobs, receipts, strict=True) if receipt.replayed]:
         headers = rate.give_back(repeated)
-    return receipts, headers
+    return receipts, headers | budget_headers(receipts, app.now())
+
+
+def budget_headers(receipts: Sequence[Receipt], now: float) -> dict[str, str]:
+    """The headers that show what is left of a budget. Empty if no budget concerns the jobs."""
+    budget = receipts[0].budget if receipts else None
+    if budget is None:
+        return {}
+    return {
+        "X-Fairlead-Budget": budget.budget,
+        "X-Fairlead-Budget-Remaining": f"{budget.remaining:.15g}",
+        "X-Fairlead-Budget-Reset": str(max(0, math.ceil(datetime.fromisoformat(budget.window_end).timestamp() - now))),
+    }

@@ -21,7 +21,15 @@ from fairlead.domain.access import Role
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID
 from fairlead.domain.turns import TurnView
 from fairlead.domain.validation import check_text, user_text
-from fairlead.errors import IdempotencyMismatch, InvalidInput, RequestError, TooManyWaiting, TurnLost, WrongState
+from fairlead.errors import (
+    BudgetSpent,
+    IdempotencyMismatch,
+    InvalidInput,
+    RequestError,
+    TooManyWaiting,
+    TurnLost,
+    WrongState,
+)
 from fairlead.gateway import models_turns, request_parsing
 from fairlead.gateway.jobs import KEY
 from fairlead.gateway.openapi import EVENT, ONE_JOB, RATE_HEADERS, SUBMIT, WITH_BODY, body, documented, header
@@ -65,6 +73,7 @@ def liveness_of(request: Request) -> TurnLiveness:
         "Queued: the turn is committed.",
         *SUBMIT,
         IdempotencyMismatch,
+        BudgetSpent,
         TooManyWaiting,
         RateLimited,
         headers={

@@ -76,6 +76,8 @@ class Explainer:
                 return _why(job, [wait_reasons.set_aside(job)])
             case JobStatus.SCHEDULED:
                 return _why(job, [wait_reasons.scheduled(job), *await self._overdue(job.scheduled_at)])
+            case JobStatus.RETRYING if job.is_held:
+                return _why(job, [wait_reasons.budget_spent(job), *await self._overdue(job.timer_at)])
             case JobStatus.RETRYING:
                 service = rules.services.get(job.service, ServiceRules(job.service, limit=0))
                 backoff = wait_reasons.backing_off(job, service.max_attempts)

@@ -255,6 +255,18 @@ class QueueMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """What a budget has left, in its measure. The amounts are None if each user has their own."""
+
+    budget: str
+    measure: str
+    amount: float | None
+    used: float | None
+    reserved: float | None
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     counters: Counters
     group_commit: GroupCommit
@@ -263,6 +275,7 @@ class MetricsSnapshot:
     node: Node | None
     queues: QueueMetrics | None
     files: Files
+    budgets: Sequence[BudgetUse] = ()
 
 
 async def take_metrics(

@@ -70,6 +70,12 @@ def backing_off(job: Job, max_attempts: int) -> Reason:
     return Reason("backoff", text, details)
 
 
+def budget_spent(job: Job) -> Reason:
+    error, until = job.error or {}, iso(job.timer_at)
+    text = f"the budget {error.get('budget')} is spent; the job goes on at {until}, or when there is room again"
+    return Reason("budget_spent", text, {"budget": error.get("budget"), "service": job.service, "until": until})
+
+
 def timers_late(due: float, now: float) -> Reason:
     late = round(now - due, 3)
     text = f"that was {late:g} s ago, and no manager has queued it since"

@@ -21,6 +21,7 @@ NOT_FINISHED = Refused("the job is not finished or does not exist")
 UNDECLARED = Refused("the service is not declared")
 OTHER_RULES = Refused("the rules have changed")
 MOVED_ELSEWHERE = Refused("the service is not declared, or its limit has changed")
+SPENT = "a budget of the job is spent"
 UNDONE = Refused("another job of the same request was refused")
 
 Sweep = FireTimers | PromoteWaiting

@@ -17,7 +17,9 @@ from fairlead.domain.fast_dataclass import fast_dataclass
 from fairlead.domain.job import Hold, Job, JobRecord, JobStatus
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
+from fairlead.domain.transitions import Move
 from fairlead.errors import InvalidInput, Unavailable
+from fairlead.store.budgets import BudgetReads
 from fairlead.store.dashboard import DashboardReads
 from fairlead.store.files import FileReads
 from fairlead.store.schedules import ScheduleReads
@@ -83,6 +85,14 @@ class Refused:
     """The transition changed nothing, because the job has changed or does not exist, or the epoch has changed."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedBack(Refused):
+    """The step was not started, because a budget is spent. The same commit has held or demoted its job, and others of
+    the same user: `moves` are the applied moves, each with the job as it was before."""
+
+    moves: Sequence[tuple[Job, Move]] = ()
 
 
 @fast_dataclass
@@ -190,7 +200,7 @@ since the oldest open transaction of this database began; 0 if there is none) an
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(DashboardReads, UsageReads, FileReads, WebhookReads, ScheduleReads, Protocol):
+class Store(DashboardReads, UsageReads, BudgetReads, FileReads, WebhookReads, ScheduleReads, Protocol):
     """The interface of the database. `tests/contract/store/` tests it. Methods raise `Unavailable` if the database
     cannot be reached or the disk is full, and `StoreError` if the database cannot be used at all."""
 

@@ -73,6 +73,7 @@ NO_SCHEDULE = Refused("the schedule does not exist")
 OTHER_REVISION = Refused("the schedule exists already, or has changed")
 OTHER_JOB = Refused("its job was not stored: another one has its idempotency key")
 OTHER_ATTEMPT = Refused("another process has recorded this attempt")
+WARNED = Refused("the threshold was announced before, or the window is over")
 
 _FIELDS = ("concurrency", "host", "pid", "version", "started_at", "clock", "draining", "running")
 

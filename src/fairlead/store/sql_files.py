@@ -18,7 +18,8 @@ from functools import cache
 from importlib import resources
 
 WRITES = tuple(
-    f"{name}.sql" for name in ("apply", "admin", "batches", "dashboard", "usage", "files", "webhooks", "schedules")
+    f"{name}.sql"
+    for name in ("apply", "admin", "batches", "dashboard", "usage", "budgets", "files", "webhooks", "schedules")
 )
 """The files of an engine that have the statements of commits."""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)

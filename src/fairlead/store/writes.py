@@ -29,6 +29,7 @@ from fairlead.domain.transitions import (
     Submit,
     WaitTimeouts,
 )
+from fairlead.store.budgets import ReleaseHeld, SetBudget, SweepBudgets, WarnBudget
 from fairlead.store.dashboard import CloseSession, OpenSession, RecordMinuteStats
 from fairlead.store.files import (
     CompleteFile,
@@ -354,6 +355,10 @@ Transition = (
     | RecordMinuteStats
     | RollUpUsage
     | PruneUsage
+    | SetBudget
+    | ReleaseHeld
+    | SweepBudgets
+    | WarnBudget
     | CreateFile
     | RenewFile
     | CreatePart

@@ -93,9 +93,7 @@ class Turns(TurnQueries):
         if max_wait is not None:
             # Stored with the turn, since its caller may continue in another process.
             job = replace(job, timer_at=min(now + max_wait, job.timer_at or inf))
-        submit = replace(submit, job=job)
-        if runtime.priorities.needed or lowers_only:
-            (submit,) = await runtime.priorities.settle([submit], lowers_only=lowers_only)
+        (submit,), _ = await runtime.settle([replace(submit, job=job)], now, lowers_only=lowers_only, turn=True)
         job = submit.job
         with self._waits.registering(node):
             outcome = await runtime.group_commit.write(submit)

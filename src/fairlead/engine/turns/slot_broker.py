@@ -23,14 +23,14 @@ from fairlead.domain import events, turns
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.processes import process_of, worker_name
-from fairlead.domain.transitions import Adopt, Start
+from fairlead.domain.transitions import Adopt
 from fairlead.domain.turns import ACCEPT_WITHIN
-from fairlead.engine.claim_loop import CLAIM_BATCH, ClaimLoop
+from fairlead.engine.claim_loop import CLAIM_BATCH, ClaimLoop, start_of
 from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.turns.held_slots import HeldSlots, SlotHolder
 from fairlead.engine.turns.waiters import Waiter
 from fairlead.errors import Unavailable
-from fairlead.store.port import Started
+from fairlead.store.port import Started, TurnedBack
 
 log = logging.getLogger("fairlead.turns")
 
@@ -172,7 +172,7 @@ class SlotBroker(HeldSlots):
             waiter.offered = lease
             self._waiters.changed(waiter)
         timeout = self.timeout_of(waiter.service)
-        start = Start(lease.job_id, lease.step, lease.run, lease.name, lease.scope, lease.worker, timeout, lease.region)
+        start = start_of(lease, lease.worker, timeout)
         try:
             outcome = await self._group_commit.write(start)
         except Exception as error:
@@ -182,6 +182,8 @@ class SlotBroker(HeldSlots):
             self._settled(lease)
             return False
         if not isinstance(outcome, Started):
+            if isinstance(outcome, TurnedBack):
+                self._recorder.publish_all(outcome.moves, self._clock.now())
             self._forget_offer(waiter, lease)
             if lease.name in self._offered:
                 self._release(lease)

@@ -8,14 +8,17 @@ from typing import Any
 import asyncpg
 import orjson
 
+from fairlead.domain.budgets import Budgets
 from fairlead.domain.job import Job
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
+from fairlead.store import budgets as budget_kinds
 from fairlead.store import dashboard as dashboard_kinds
 from fairlead.store import files as file_kinds
 from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store import webhooks as webhook_kinds
+from fairlead.store.budgets import SpentStart
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -23,6 +26,7 @@ from fairlead.store.commits import (
     NOT_FINISHED,
     NOT_STARTED,
     OTHER_RULES,
+    SPENT,
     UNDECLARED,
     UNDONE,
     Sweep,
@@ -47,8 +51,9 @@ from fairlead.store.port import (
     Started,
     SweepResult,
     Transition,
+    TurnedBack,
 )
-from fairlead.store.postgres import dashboard, encode, files, records, schedules, usage, webhooks
+from fairlead.store.postgres import budgets, dashboard, encode, files, records, schedules, usage, webhooks
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -79,6 +84,7 @@ class Commit:
         now: int,
         scopes: set[str],
         prices: Prices,
+        budgets_: Budgets,
         all_or_nothing: bool,
     ) -> None:
         self._connection = connection
@@ -89,7 +95,9 @@ class Commit:
         self._all_or_nothing = all_or_nothing
         self._outcomes: list[Outcome | Exception] = [DONE] * len(batch)
         self._changes: list[OutboxEntry] = []
-        self._moves = Moves(self._ask, origin=origin, now=now, prices=prices)
+        self._budgets = budgets.CommitBudgets(self._ask, budgets_, prices, now) if budgets_ else None
+        self._moves = Moves(self._ask, origin=origin, now=now, prices=prices, budgets=self._budgets)
+        self._spent: dict[int, SpentStart] = {}  # starts whose budget is spent, by index
         self._swept: set[str] = set()
 
     async def apply(self, skip: Iterable[int] = ()) -> Committed:
@@ -112,6 +120,7 @@ class Commit:
             (Prioritise, self._prioritise),
             (Adopt, self._adopt),
             (Delete, self._delete),
+            (Start, self._turn_back),
             # Neither a sweep nor any later statement of this commit waits for a job's row. A process that waits for a
             # row locked by the sweep therefore waits only for the rest of this commit, and cannot cause a deadlock.
             (FireTimers, self._sweep),
@@ -123,6 +132,7 @@ class Commit:
             *((kind, self._operate) for kind in ADMIN_KINDS),
             *((kind, self._dashboard) for kind in dashboard_kinds.KINDS),
             *((kind, self._usage) for kind in usage_kinds.KINDS),
+            *((kind, self._write_budgets) for kind in budget_kinds.KINDS),
             *((kind, self._files) for kind in file_kinds.KINDS),
             *((kind, self._webhooks) for kind in webhook_kinds.KINDS),
             *((kind, self._schedules) for kind in schedule_kinds.KINDS),
@@ -139,6 +149,9 @@ class Commit:
 
     def _of(self, indexes: Sequence[int]) -> list[Any]:
         return [self._batch[index] for index in indexes]
+
+    def _job_id(self, index: int) -> str:
+        return self._batch[index].job_id  # type: ignore[union-attr]
 
     async def _ask(self, name: str, *parameters: Any) -> list[Any]:
         return list(await self._connection.fetch(WRITES[name], *parameters))
@@ -233,16 +246,44 @@ class Commit:
             self._outcomes[index] = NOT_STARTED
             if encode.epoch_of(start.lease) == epochs.get(start.scope, 0):
                 current.append(index)
+        current = await self._admitted(current)
         if not current:
             return
         current = self._by_job(current)
         rows = await self._ask("start", *encode.start_columns(self._of(current)), self._now)
-        for n, input_json, context_json, *job in rows:
-            self._outcomes[current[n - 1]] = Started(job_of(job), input_json, context_json)
+        started = []
+        for n, input_json, context_json, *row in rows:
+            started.append(job := job_of(row))
+            self._outcomes[current[n - 1]] = Started(job, input_json, context_json)
+        if self._budgets is not None:
+            await self._budgets.started(started)
+
+    async def _admitted(self, indexes: list[int]) -> list[int]:
+        """Leave out the starts whose budget is spent."""
+        if self._budgets is None or not indexes:
+            return indexes
+        moves = [one for one in self._batch if isinstance(one, Move)]
+        spent = await self._budgets.admit(self._of(indexes), moves)
+        self._spent = {index: spent[job_id] for index in indexes if (job_id := self._job_id(index)) in spent}
+        return [index for index in indexes if index not in self._spent]
+
+    async def _turn_back(self, _: list[int]) -> None:
+        """Hold or demote the jobs whose budget is spent, and other waiting jobs of their users."""
+        for index, one in self._spent.items():
+            assert self._budgets is not None
+            moves = await self._budgets.turned_back(one, sorted(taken_in(self._batch) | self._swept))
+            moves = [(job, move) for job, move in moves if job.id not in self._swept]
+            applied = [moves[n] for n in sorted(await self._moves.apply([move for _, move in moves]))]
+            await self._budgets.held(one, applied)
+            self._swept.update(job.id for job, _ in moves)
+            self._outcomes[index] = TurnedBack(SPENT, applied) if applied else NOT_STARTED
 
     # ------------------------------------------------------------ move and sweep
 
     async def _move(self, indexes: list[int]) -> None:
+        if self._budgets is not None:
+            calls = (move.call for move in self._of(indexes))
+            await self._budgets.lock([call.job for call in calls if call is not None])
         applied = await self._moves.apply(self._of(indexes))
         for n, index in enumerate(indexes):
             self._outcomes[index] = DONE if n in applied else MOVED_ON
@@ -336,6 +377,10 @@ class Commit:
     async def _usage(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await usage.apply(self._batch[index], self._ask)
+
+    async def _write_budgets(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await budgets.apply(self._batch[index], self._ask, self._now)
 
     async def _files(self, indexes: list[int]) -> None:
         for index in indexes:

@@ -195,3 +195,10 @@ AND ($5::smallint IS NULL OR d.state = $5)
 AND ($6::text IS NULL OR d.event = $6)
 AND ($7::bigint IS NULL OR d.created_at >= $7)
 AND ($8::bigint IS NULL OR d.created_at < $8)
+
+-- name: counter_columns
+-- The first columns of `store.budgets.counter_of`, of the key `k` and the counter `c`, which may be missing.
+k.budget, k.subject, c.window_start, c.used, c.reserved, c.calls, c.mean, c.warned, (
+    SELECT o.amount FROM fairlead.budget_override AS o WHERE o.budget = k.budget AND o.subject IN (k.subject, '')
+    ORDER BY o.subject DESC LIMIT 1
+)

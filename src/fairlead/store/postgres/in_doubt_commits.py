@@ -33,6 +33,7 @@ from fairlead.store.port import (
     Started,
     SweepResult,
     Transition,
+    TurnedBack,
     UseTicket,
 )
 from fairlead.store.postgres.connect import Backend
@@ -148,7 +149,7 @@ async def _is_there(connection: asyncpg.Connection, batch: Sequence[Transition],
     promoted before it received the commit may have used the same id for another transaction."""
     least: dict[str, int] = {}
     for transition, outcome in zip(batch, committed.outcomes, strict=True):
-        if isinstance(transition, Start | Move) and isinstance(outcome, Started | Done):
+        if isinstance(transition, Start | Move) and isinstance(outcome, Started | Done | TurnedBack):
             least[transition.job_id] = transition.run + 1
         elif isinstance(transition, Submit) and isinstance(outcome, Accepted) and not outcome.replayed:
             least[transition.job.id] = 0

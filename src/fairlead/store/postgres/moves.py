@@ -13,6 +13,7 @@ from fairlead.domain.transitions import Move
 from fairlead.store.files import check_found, use_columns
 from fairlead.store.port import OutboxEntry
 from fairlead.store.postgres import encode
+from fairlead.store.postgres.budgets import CommitBudgets
 from fairlead.store.postgres.queries import Ask as Ask
 from fairlead.store.postgres.webhooks import event_columns
 from fairlead.store.rows import begins_round, job_of
@@ -20,13 +21,15 @@ from fairlead.store.webhooks import events_of
 
 
 class Moves:
-    """Applies moves within an open transaction. `changes` holds the outbox rows written so far."""
+    """Applies moves within an open transaction. `changes` holds the outbox rows written so far. `budgets` is None if
+    none are configured."""
 
-    def __init__(self, ask: Ask, *, origin: str, now: int, prices: Prices) -> None:
+    def __init__(self, ask: Ask, *, origin: str, now: int, prices: Prices, budgets: CommitBudgets | None) -> None:
         self._ask = ask
         self._origin = origin
         self._now = now
         self._prices = prices
+        self._budgets = budgets
         self.changes: list[OutboxEntry] = []
 
     async def apply(self, moves: Sequence[Move]) -> set[int]:
@@ -54,6 +57,8 @@ class Moves:
         if relayed:
             applied.update([relayed[n] for n in await self._tell([moves[index] for index in relayed])])
         await self._use_files([moves[index] for index in applied])
+        if self._budgets is not None:
+            await self._budgets.moved([moves[index] for index in sorted(applied)])
         hooked = [index for index in applied if moves[index].webhook is not None]
         if hooked and (events := events_of(moves[index] for index in sorted(hooked))):
             await self._ask("record_events", *event_columns(events), self._now)

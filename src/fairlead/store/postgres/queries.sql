@@ -437,3 +437,20 @@ WHERE r.schedule_id = $1 AND j.status < 4 LIMIT 1
 -- $2: the seq of the last run of the previous page, or NULL, $3: limit.
 SELECT seq, outcome, at, due_at, job_id, count, detail FROM fairlead.schedule_run
 WHERE schedule_id = $1 AND ($2::bigint IS NULL OR seq < $2) ORDER BY seq DESC LIMIT $3::bigint
+
+-- name: budget_counters
+-- $1: budgets, $2: subjects. Both NULL: all counters, at most $3.
+SELECT {counter_columns}, 0 FROM (
+    SELECT budget, subject FROM unnest($1::text[], $2::text[]) AS g (budget, subject)
+    UNION ALL
+    SELECT budget, subject FROM (
+        SELECT budget, subject FROM fairlead.budget_counter UNION SELECT budget, subject FROM fairlead.budget_override
+        LIMIT $3::int
+    ) AS every WHERE $1::text[] IS NULL
+) AS k LEFT JOIN fairlead.budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
+-- name: held_budgets
+-- With the number of jobs that they hold.
+SELECT {counter_columns}, k.held
+FROM (SELECT budget, subject, count(*) AS held FROM fairlead.budget_hold GROUP BY budget, subject) AS k
+LEFT JOIN fairlead.budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject

@@ -15,6 +15,7 @@ from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.rules import EVERYTHING, Lanes, Rules
 from fairlead.errors import Unavailable
 from fairlead.store.port import RELAYING, DeclareServices, Ended, EndedFronts, Epoch, Facts, JobFilter, OutboxEntry
+from fairlead.store.postgres.budgets import PostgresBudgetReads
 from fairlead.store.postgres.connect import Server, spoils_session, translated
 from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
@@ -59,7 +60,14 @@ def record_from(row: Sequence[Any]) -> JobRecord:
     return record_of((row[:JOB_COLUMNS], input_json, metadata_json, rows, stored))
 
 
-class Reads(PostgresDashboardReads, PostgresUsageReads, PostgresFileReads, PostgresWebhookReads, PostgresScheduleReads):
+class Reads(
+    PostgresDashboardReads,
+    PostgresUsageReads,
+    PostgresBudgetReads,
+    PostgresFileReads,
+    PostgresWebhookReads,
+    PostgresScheduleReads,
+):
     """The read methods of `PostgresStore`."""
 
     def __init__(self, server: Server, clock: Callable[[], float] | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import asyncpg
 
+from fairlead.domain.budgets import Budgets
 from fairlead.domain.job import JobStatus
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start, Submit
@@ -32,14 +33,22 @@ and the batch needs a transaction."""
 
 
 def plan_of(
-    batch: Sequence[Transition], *, origin: str, now: int | None, scopes: set[str], prices: Prices
+    batch: Sequence[Transition],
+    *,
+    origin: str,
+    now: int | None,
+    scopes: set[str],
+    prices: Prices,
+    budgets: Budgets,
 ) -> Plan | None:
     """The statement that commits this batch, or None if the batch needs a transaction. `scopes` are the scopes known to
-    have a row in the epoch table; starts in other scopes need a transaction."""
+    have a row in the epoch table; starts in other scopes need a transaction, and so do calls that a budget concerns."""
     kinds = set(map(type, batch))
     if len(kinds) > 1:
         return None
     kind = kinds.pop()
+    if budgets and any(_may_be_charged(one, budgets) for one in batch):
+        return None
     if kind is Submit:
         return _submits(batch, origin, now)  # type: ignore[arg-type]
     if kind is Start:
@@ -96,6 +105,14 @@ def _starts(starts: Sequence[Start], now: int | None, scopes: set[str]) -> Plan 
     epochs = encode.array([encode.epoch_of(start.lease) for start in sorted_starts])
     lease_scopes = [start.scope for start in sorted_starts]
     return WRITES["start_single"], [*columns, now, lease_scopes, epochs], read
+
+
+def _may_be_charged(transition: Transition, budgets: Budgets) -> bool:
+    if isinstance(transition, Start):
+        return budgets.may_concern(transition.user_id, transition.service)
+    if not isinstance(transition, Move) or transition.call is None:
+        return False
+    return budgets.may_concern(transition.call.job.user_id, transition.call.job.service)
 
 
 def _writes_more(move: Move) -> bool:

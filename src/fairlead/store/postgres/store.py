@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 
+from fairlead.domain.budgets import NO_BUDGETS, Budgets
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Start
 from fairlead.errors import Unavailable
@@ -51,9 +52,11 @@ class PostgresStore(Reads):
         pool_size: int = POOL_SIZE,
         clock: Callable[[], float] | None = None,
         prices: Prices = NO_PRICES,
+        budgets: Budgets = NO_BUDGETS,
     ) -> None:
         super().__init__(Server.of(url, pool_size), clock)
         self._prices = prices
+        self._budgets = budgets
         self._dispatch_lock = DispatchLock(self._server)
         self._doubts = InDoubtCommits()
         self._scopes: set[str] = set()
@@ -103,7 +106,14 @@ class PostgresStore(Reads):
                 now = None if self._clock is None else micros(self._clock())
                 plan, backend, committed = None, connection.backend, None
                 if not answers and backend is not None:
-                    plan = plan_of(batch, origin=self._origin, now=now, scopes=self._scopes, prices=self._prices)
+                    plan = plan_of(
+                        batch,
+                        origin=self._origin,
+                        now=now,
+                        scopes=self._scopes,
+                        prices=self._prices,
+                        budgets=self._budgets,
+                    )
                 if plan is not None and backend is not None:
                     committed = await self._run_statement(connection, backend, batch, plan)
                 if committed is None:
@@ -159,6 +169,7 @@ class PostgresStore(Reads):
                 now=now if self._clock is None else micros(self._clock()),  # type: ignore[arg-type]
                 scopes=self._scopes,
                 prices=self._prices,
+                budgets_=self._budgets,
                 all_or_nothing=all_or_nothing,
             )
             committed = await commit.apply(answers)

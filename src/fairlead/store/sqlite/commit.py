@@ -16,11 +16,13 @@ from fairlead.domain.job import Job, JobStatus
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
+from fairlead.store import budgets as budget_kinds
 from fairlead.store import dashboard as dashboard_kinds
 from fairlead.store import files as file_kinds
 from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store import webhooks as webhook_kinds
+from fairlead.store.budgets import MOST_TURNED_BACK, SpentStart
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -28,6 +30,7 @@ from fairlead.store.commits import (
     NOT_FINISHED,
     NOT_STARTED,
     OTHER_RULES,
+    SPENT,
     UNDECLARED,
     UNDONE,
     Sweep,
@@ -53,11 +56,12 @@ from fairlead.store.port import (
     Started,
     SweepResult,
     Transition,
+    TurnedBack,
 )
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
-from fairlead.store.rows import job_of, numbered
+from fairlead.store.rows import job_of, jobs_of, numbered
 from fairlead.store.rules import rules_of
-from fairlead.store.sqlite import dashboard, encode, files, schedules, usage, webhooks
+from fairlead.store.sqlite import budgets, dashboard, encode, files, schedules, usage, webhooks
 from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
 
 # The order in which kinds are applied: rules first; jobs are inserted before they move or are deleted.
@@ -80,6 +84,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     *((kind, operator_rows) for kind in ADMIN_KINDS),
     *((kind, dashboard.board_rows) for kind in dashboard_kinds.KINDS),
     *((kind, usage.usage_rows) for kind in usage_kinds.KINDS),
+    *((kind, budgets.budget_rows) for kind in budget_kinds.KINDS),
     *((kind, files.file_rows) for kind in file_kinds.KINDS),
     *((kind, webhooks.webhook_rows) for kind in webhook_kinds.KINDS),
     *((kind, schedules.schedule_rows) for kind in schedule_kinds.KINDS),
@@ -90,25 +95,62 @@ class CommitBatch:
     """A batch of transitions, grouped by kind. An *index* is the position of a transition in the original batch."""
 
     def __init__(
-        self, transitions: Sequence[Transition], *, all_or_nothing: bool = False, prices: Prices = NO_PRICES
+        self,
+        transitions: Sequence[Transition],
+        *,
+        all_or_nothing: bool = False,
+        prices: Prices = NO_PRICES,
+        budgets: budgets.CommitBudgets | None = None,
     ) -> None:
         self._transitions = transitions
         self._prices = prices
+        self._budgets = budgets
         self._all_or_nothing = all_or_nothing
         self._indexes: dict[type, list[int]] = {}
         for index, transition in enumerate(transitions):
             self._indexes.setdefault(type(transition), []).append(index)
         self._found: dict[int, int] = {}  # number of jobs per sweep
-        self._swept: list[tuple[int, Job, Move]] = []  # (index of the sweep, job, move)
+        self._swept: list[tuple[int, Job, Move]] = []  # (index of the sweep or start, job, move)
+        self._spent: dict[int, SpentStart] = {}  # starts whose budget is spent, by index
 
     @property
     def sweeps(self) -> list[int]:
         return [*self._indexes.get(FireTimers, ()), *self._indexes.get(PromoteWaiting, ())]
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether `admit` and `sweep` have to be called before `rows`."""
+        if self.sweeps:
+            return True
+        charges = None if self._budgets is None else self._budgets.charges
+        starts: Any = (self._transitions[index] for index in self._indexes.get(Start, ()))
+        return charges is not None and any(map(charges.may_concern, starts))
+
+    def admit(self, read: budgets.Read) -> None:
+        """Leave out the starts whose budget is spent, and add the moves that hold or demote their jobs, and other
+        waiting jobs of their users. `read` runs a query within the transaction of the commit."""
+        indexes = self._indexes.get(Start)
+        if self._budgets is None or not indexes:
+            return
+        starts: list[Any] = [self._transitions[index] for index in indexes]
+        new = {one.job.id: one.job for one in self._transitions if isinstance(one, Submit)}
+        spent = self._budgets.admit(starts, new, read)
+        self._spent = {
+            i: spent[start.job_id] for i, start in zip(indexes, starts, strict=True) if start.job_id in spent
+        }
+        taken = taken_in(self._transitions)
+        for index, one in self._spent.items():
+            services = one.spent.budget.services
+            named = None if services is None else encode.json_body(sorted(services))
+            left_out = encode.json_body(sorted(taken))
+            one.others = jobs_of(read("waiting_of_user", one.job.user_id, named, left_out, MOST_TURNED_BACK))
+            self._swept += [(index, job, move) for job, move in self._budgets.charges.turned_back(one)]
+            taken.update(job.id for job in one.others)
+
     def sweep(self, find: Callable[[Sweep, Sequence[str]], list[Job]]) -> None:
         """Add the moves of the batch's sweeps to the batch. `find` selects the jobs that are due for a sweep. Its
         second argument holds the ids of jobs to leave out: those that the batch already changes."""
-        taken = taken_in(self._transitions)
+        taken = taken_in(self._transitions) | {job.id for _, job, _ in self._swept}
         for index in self.sweeps:
             sweep: Any = self._transitions[index]
             jobs = find(sweep, sorted(taken))
@@ -119,7 +161,7 @@ class CommitBatch:
     def rows(self) -> list[encode.Row]:
         rows: list[encode.Row] = [("begin", None)]
         for kind, encoder in _ENCODERS:
-            transitions = [self._transitions[index] for index in self._indexes.get(kind, ())]
+            transitions = [self._transitions[i] for i in self._indexes.get(kind, ()) if i not in self._spent]
             if kind is Move:
                 transitions += [move for _, _, move in self._swept]
             if not transitions:
@@ -132,10 +174,19 @@ class CommitBatch:
                 rows += encoder(transitions)
             if kind is Submit:
                 rows += files.uses_of_submits(transitions)  # type: ignore[arg-type]
+            elif kind is Start and self._budgets is not None:
+                rows += self._budgets.reserve_rows(transitions)  # type: ignore[arg-type]
             elif kind is Move:
                 rows += files.uses_of_moves(transitions)  # type: ignore[arg-type]
                 rows += webhooks.rows_of_moves(transitions)  # type: ignore[arg-type]
+                if self._budgets is not None:
+                    rows += self._budgets.rows_of_moves(transitions, self._held())  # type: ignore[arg-type]
         return rows
+
+    def _held(self) -> list[tuple[int, Job, SpentStart]]:
+        """The moves of starts whose budget is spent, each with its number among all moves."""
+        before = len(self._indexes.get(Move, ()))
+        return [(n, job, self._spent[i]) for n, (i, job, _) in enumerate(self._swept, before) if i in self._spent]
 
     def committed(self, answer: str) -> Committed:
         """Convert the answer of the database into one outcome per transition, and the outbox rows that were written."""
@@ -156,7 +207,8 @@ class CommitBatch:
         self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
-        for kind, (name, outcome) in (OUTCOMES | files.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES).items():
+        more = budgets.OUTCOMES | files.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES
+        for kind, (name, outcome) in (OUTCOMES | more).items():
             if kind in self._indexes:
                 self._valued(kind, name, outcome)
         changes += [OutboxEntry(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
@@ -186,8 +238,8 @@ class CommitBatch:
         return changes
 
     def _started(self) -> None:
-        indexes = self._indexes.get(Start, ())
-        for index in indexes:
+        indexes = [index for index in self._indexes.get(Start, ()) if index not in self._spent]
+        for index in self._indexes.get(Start, ()):
             self._outcomes[index] = NOT_STARTED
         for n, row, input_json, context_json in self._only("started"):
             self._outcomes[indexes[n]] = Started(job_of(row), input_json, context_json)
@@ -196,12 +248,17 @@ class CommitBatch:
         """Set the outcomes of moves and sweeps. In the answer, the moves of the batch come first, then the moves of its
         sweeps."""
         self._matched(Move, "moved", MOVED_ON)
-        if not self._found:
+        if not self._found and not self._spent:
             return
         before, moved = len(self._indexes.get(Move, ())), set(self._only("moved"))
+        moves: dict[int, list[tuple[Job, Move]]] = {}
+        for n, (index, job, move) in enumerate(self._swept, before):
+            if n in moved:
+                moves.setdefault(index, []).append((job, move))
         for index, found in self._found.items():
-            moves = [(job, move) for n, (of, job, move) in enumerate(self._swept, before) if of == index and n in moved]
-            self._outcomes[index] = Done(SweepResult(found, moves))
+            self._outcomes[index] = Done(SweepResult(found, moves.get(index, [])))
+        for index in self._spent:
+            self._outcomes[index] = TurnedBack(SPENT, moves[index]) if index in moves else NOT_STARTED
 
     def _matched(self, kind: type, answer: str, refused: Refused) -> None:
         """Refuse the transitions of one kind that changed nothing. The answer holds the positions, among the

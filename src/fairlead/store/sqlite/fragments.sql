@@ -106,3 +106,16 @@ AND (?5 IS NULL OR d.state = ?5)
 AND (?6 IS NULL OR d.event = ?6)
 AND (?7 IS NULL OR d.created_at >= ?7)
 AND (?8 IS NULL OR d.created_at < ?8)
+
+-- name: rolled_counter
+-- Moves a counter to the window of the new row, unless its own is later.
+window_start = max(window_start, excluded.window_start),
+mean = iif(excluded.window_start > window_start AND calls > 0, used / max(calls, 1), mean),
+warned = iif(excluded.window_start > window_start, 0, warned)
+
+-- name: counter_columns
+-- The first columns of `store.budgets.counter_of`, of the key `k` and the counter `c`, which may be missing.
+k.budget, k.subject, c.window_start, c.used, c.reserved, c.calls, c.mean, c.warned, (
+    SELECT o.amount FROM budget_override AS o WHERE o.budget = k.budget AND o.subject IN (k.subject, '')
+    ORDER BY o.subject DESC LIMIT 1
+)

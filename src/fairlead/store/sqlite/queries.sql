@@ -446,3 +446,28 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT json_array(seq, outcome, at, due_at, job_id, count, detail) AS row FROM schedule_run
     WHERE schedule_id = ?1 AND (?2 IS NULL OR seq < ?2) ORDER BY seq DESC LIMIT ?3
 )
+
+-- name: budget_counters
+-- ?1: JSON array of [budget, subject], or null for all; ?2: limit.
+SELECT json_group_array(json_array({counter_columns}, 0)) FROM (
+    SELECT value ->> 0 AS budget, value ->> 1 AS subject FROM json_each(?1) WHERE ?1 IS NOT NULL
+    UNION ALL
+    SELECT budget, subject FROM (
+        SELECT budget, subject FROM budget_counter UNION SELECT budget, subject FROM budget_override LIMIT ?2
+    ) WHERE ?1 IS NULL
+) AS k LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
+-- name: held_budgets
+-- With the number of jobs that they hold.
+SELECT json_group_array(json_array({counter_columns}, k.held))
+FROM (SELECT budget, subject, count(*) AS held FROM budget_hold GROUP BY budget, subject) AS k
+LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
+-- name: waiting_of_user
+-- ?1: user, ?2: JSON array of services or null, ?3: JSON array of ids to leave out, ?4: limit.
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {job_row} AS row FROM job AS j
+    WHERE j.user_id = ?1 AND j.status < 3 AND j.status = 1 AND j.id NOT IN (SELECT value FROM json_each(?3))
+    AND (?2 IS NULL OR {service} IN (SELECT value FROM json_each(?2)))
+    LIMIT ?4
+)

@@ -24,6 +24,7 @@ from fairlead.store.records import audit_of, batch_state_of, ended_fronts_of, it
 from fairlead.store.rules import declared_of, rules_of
 from fairlead.store.sql_files import load, without_comments
 from fairlead.store.sqlite import connect
+from fairlead.store.sqlite.budgets import SqliteBudgetReads
 from fairlead.store.sqlite.dashboard import SqliteDashboardReads
 from fairlead.store.sqlite.files import SqliteFileReads
 from fairlead.store.sqlite.gil import prompt_handover
@@ -35,7 +36,14 @@ from fairlead.store.sqlite.webhooks import SqliteWebhookReads
 READERS = 2  # so that the manager can query timers while a long count runs
 
 
-class Reads(SqliteDashboardReads, SqliteUsageReads, SqliteFileReads, SqliteWebhookReads, SqliteScheduleReads):
+class Reads(
+    SqliteDashboardReads,
+    SqliteUsageReads,
+    SqliteBudgetReads,
+    SqliteFileReads,
+    SqliteWebhookReads,
+    SqliteScheduleReads,
+):
     """The read methods of `SqliteStore`."""
 
     def __init__(self, path: str, clock: Callable[[], float], synchronous: str) -> None:

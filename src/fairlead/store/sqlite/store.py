@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from fairlead.domain.budgets import NO_BUDGETS, Budgets
 from fairlead.domain.job import Job
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.errors import Unavailable
@@ -28,6 +29,7 @@ from fairlead.store.records import key_taken
 from fairlead.store.schedules import moved
 from fairlead.store.sql_files import WRITES, script
 from fairlead.store.sqlite import connect
+from fairlead.store.sqlite.budgets import CommitBudgets
 from fairlead.store.sqlite.commit import CommitBatch
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import DispatchLock, file_identity, store_closed, store_opened
@@ -47,9 +49,11 @@ class SqliteStore(Reads):
         synchronous: str = "FULL",
         overwrites: bool = False,
         prices: Prices = NO_PRICES,
+        budgets: Budgets = NO_BUDGETS,
     ) -> None:
         super().__init__(path, clock, synchronous)
         self._prices = prices
+        self._budgets = budgets
         self._dispatch_lock = DispatchLock(self._path)
         self._writer: sqlite3.Connection | None = None
         self._writer_thread: WriterThread | None = None
@@ -89,11 +93,12 @@ class SqliteStore(Reads):
         self._dispatch_lock.acquire()
 
     async def commit(self, batch: Sequence[Transition], *, all_or_nothing: bool = False) -> Committed:
-        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing, prices=self._prices)
-        now = rows.micros(self._clock())
+        now = round(self._clock() * 1e6)
+        budgets = CommitBudgets(self._budgets, self._prices, now) if self._budgets else None
+        ordered = CommitBatch(batch, all_or_nothing=all_or_nothing, prices=self._prices, budgets=budgets)
         with prompt_handover():
-            if ordered.sweeps:
-                answer = await self._in_writer(self._sweep_and_apply, ordered, now)
+            if ordered.reads_first:
+                answer = await self._in_writer(self._read_and_apply, ordered, now)
             else:
                 answer = await self._in_writer(self._apply, self._parameters(ordered, now))
         if self._overwrites and any(isinstance(each, Erase) for each in batch):
@@ -142,13 +147,14 @@ class SqliteStore(Reads):
             answer: str = self._writer.execute(self._sql["answer"]).fetchone()[0]
         return answer
 
-    def _sweep_and_apply(self, batch: CommitBatch, now: int) -> str:
-        """Select the due jobs and commit the batch with their moves, in one transaction. No other process writes
-        meanwhile."""
+    def _read_and_apply(self, batch: CommitBatch, now: int) -> str:
+        """Select the due jobs and look at budgets, and commit the batch with the moves that follow, in one transaction.
+        No other process writes meanwhile."""
         assert self._writer is not None
         with self._writing():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
+                batch.admit(self._read)
                 batch.sweep(partial(self._due, now))
                 answer = self._apply(self._parameters(batch, now))
                 self._writer.execute("COMMIT")
@@ -156,6 +162,10 @@ class SqliteStore(Reads):
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
         return answer
+
+    def _read(self, name: str, *parameters: Any) -> Any:
+        assert self._writer is not None
+        return self._writer.execute(self._sql[name], parameters).fetchone()[0]
 
     def _due(self, now: int, sweep: Sweep, taken: Sequence[str]) -> list[Job]:
         assert self._writer is not None

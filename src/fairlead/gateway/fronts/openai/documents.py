@@ -17,6 +17,6 @@ def in_openai_shape(model: type[BaseModel] | None, description: str, *errors: Er
             examples = response["content"].pop(MEDIA_TYPE)["examples"]
             response["content"]["application/json"] = {
                 "schema": {"$ref": "#/components/schemas/OpenAIError"},
-                "examples": {code: {"value": openai_error(each["value"])} for code, each in examples.items()},
+                "examples": {code: {"value": openai_error(each["value"], {})[1]} for code, each in examples.items()},
             }
     return responses

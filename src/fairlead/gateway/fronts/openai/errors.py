@@ -11,6 +11,7 @@ from starlette.types import Scope
 PREFIX = "/v1/"
 SHOULD_RETRY = "x-should-retry"
 """The clients obey this header of a response, whatever its status is."""
+NO_QUOTA = "insufficient_quota"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _TIMEOUTS = frozenset({"TIMEOUT", "RESOURCE_EXHAUSTED", "DEADLINE_PASSED"})
 _OF_THE_MODEL = frozenset({"PERMANENT", "EXCEPTION", "RETRY_ASKED", "WORKER_DIED"})
@@ -27,10 +28,15 @@ def path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an `application/problem+json` body."""
+def openai_error(problem: Mapping[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Convert an `application/problem+json` body. Returns the status and the body, and adds to the headers. For a spent
+    budget, OpenAI itself answers 429, which its clients would repeat."""
+    if problem["code"] == "budget_spent":
+        headers[SHOULD_RETRY] = "false"
+        return 429, {"error": {"message": problem["detail"], "type": NO_QUOTA, "param": None, "code": NO_QUOTA}}
     pointer = problem.get("pointer") or ""
-    return error_of(problem["detail"], problem["status"], problem["code"], pointer.removeprefix("/") or None)
+    status = problem["status"]
+    return status, error_of(problem["detail"], status, problem["code"], pointer.removeprefix("/") or None)
 
 
 def error_of(message: str, status: int, code: str | None, param: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Releases jobs that wait for a budget when there is room again, announces thresholds, and frees what is left over."""
+
+from __future__ import annotations
+
+import logging
+
+from fairlead.domain.budgets import Budget, Budgets, limit_of
+from fairlead.domain.events import iso
+from fairlead.engine.clock import id_at
+from fairlead.pacing import Interval
+from fairlead.store.budgets import CounterRow, ReleaseHeld, SweepBudgets, WarnBudget
+from fairlead.store.group_commit import GroupCommit
+from fairlead.store.port import Done, Store
+
+log = logging.getLogger("fairlead.loops")
+
+LOOK_EVERY = 1.0
+SWEEP_EVERY = 60.0
+MOST_RELEASED = 500
+UNKNOWN_SIZE = 10
+"""Jobs that are released at once while nothing is known about what their calls use."""
+KEEP_COUNTERS = 70 * 86400.0
+"""Seconds after the start of its window for which a counter is kept."""
+NEVER = 1e18
+
+
+class BudgetsLoop:
+    """Counts the budgets that hold jobs (`scanned`), and the jobs that it released (`queued`)."""
+
+    name = "budgets"
+
+    def __init__(self, store: Store, group_commit: GroupCommit, budgets: Budgets) -> None:
+        self._store = store
+        self._group_commit = group_commit
+        self._budgets = budgets
+        self._sweeping = Interval(SWEEP_EVERY)
+        self.scanned = self.queued = 0
+
+    async def tick(self, now: float) -> float:
+        more = await self._release(now)
+        if not self._budgets and not more:
+            return NEVER  # without budgets, nothing holds a job from now on
+        await self._warn(now)
+        if self._sweeping.due(now):
+            await self._group_commit.write(SweepBudgets(now - KEEP_COUNTERS))
+        return now if more else now + LOOK_EVERY
+
+    async def _release(self, now: float) -> bool:
+        """Release as many held jobs as the room in their budgets allows. Returns True if there are more to release at
+        once."""
+        more = False
+        for row in await self._store.held_budgets():
+            self.scanned += 1
+            if (count := self._room(row, now)) > 0:
+                outcome = await self._group_commit.write(ReleaseHeld(*row.key, count))
+                assert isinstance(outcome, Done)
+                self.queued += outcome.value
+                more = more or (row.key[0] not in self._budgets.budgets and outcome.value == MOST_RELEASED)
+        return more
+
+    def _room(self, row: CounterRow, now: float) -> int:
+        """How many calls may start. All of them if the budget is gone, or no longer concerns anyone."""
+        budget = self._budgets.budgets.get(row.key[0])
+        if budget is None:
+            return MOST_RELEASED
+        counter = row.counter.rolled(budget.window(now).start)
+        room = limit_of(budget, counter) - counter.used - counter.reserved
+        if room <= 0:
+            return 0
+        return min(MOST_RELEASED, -(-room // counter.estimate)) if counter.estimate else UNKNOWN_SIZE
+
+    async def _warn(self, now: float) -> None:
+        """Announce each threshold that a budget has reached, once per window."""
+        if not any(budget.warn_at for budget in self._budgets.budgets.values()):
+            return
+        for row in await self._store.budget_counters():
+            budget = self._budgets.budgets.get(row.key[0])
+            if budget is None or row.counter.window_start < budget.window(now).start:
+                continue
+            limit = limit_of(budget, row.counter)
+            reached = sum(row.counter.used >= share * limit for share in budget.warn_at)
+            if reached > row.counter.warned:
+                await self._announce(budget, row, reached, now)
+
+    async def _announce(self, budget: Budget, row: CounterRow, reached: int, now: float) -> None:
+        window, limit, share = budget.window(now), limit_of(budget, row.counter), budget.warn_at[reached - 1]
+        user_id = budget.user or row.key[1] or None
+        about = {
+            "budget": budget.name,
+            "user_id": user_id,
+            "threshold": share,
+            "measure": budget.measure,
+            "amount": budget.shown(limit),
+            "used": budget.shown(row.counter.used),
+            "at_end": budget.at_end,
+            "window_start": iso(window.start),
+            "window_end": iso(window.end),
+        }
+        warn = WarnBudget(*row.key, row.counter.window_start, reached, id_at(now), about, user_id)
+        if isinstance(await self._group_commit.write(warn), Done):
+            whose = f" of {user_id}" if user_id else ""
+            log.warning("the budget %s%s has reached %g %% of its amount", budget.name, whose, 100 * share)

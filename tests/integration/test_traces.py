@@ -170,6 +170,8 @@ async def test_handlers_models_and_metrics_are_exported(embedded: dict[str, str]
                 submitted = await client.submit("three", {}, user_id="ada")
                 job = await client.wait(submitted.id)
             assert job.context is not None
+            (submit,) = await otlp.until(lambda: otlp.named("submit three"))
+            assert job.trace_id == submit.trace_id
             await check_handlers(otlp, [entry["data"] for entry in job.context.values()])
             chat = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
             async with httpx2.AsyncClient(base_url=up.url) as http:

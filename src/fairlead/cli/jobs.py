@@ -293,6 +293,8 @@ def _facts(job: dict[str, Any]) -> list[tuple[str, Any]]:
     facts += [(name.removesuffix("_at"), local_time(job[name])) for name in moments if job.get(name)]
     if job.get("kept_until"):
         facts.append(("set aside", f"its caller is absent; it keeps its place until {local_time(job['kept_until'])}"))
+    if job.get("trace_id"):
+        facts.append(("trace", job["trace_id"]))
     if job.get("metadata"):
         facts.append(("metadata", pretty_json(job["metadata"])))
     if job.get("error"):

@@ -13,6 +13,7 @@ from fairlead.domain.fair_share import QueuePosition
 from fairlead.domain.job import Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.processes import ProcessRecord
 from fairlead.domain.retry import TRACEBACK, without_traceback
+from fairlead.domain.trace_context import trace_id_of
 from fairlead.domain.transition_types import Move
 from fairlead.errors import JobCancelled, JobFailed, ResultTimeout
 
@@ -56,7 +57,8 @@ class EndedJob:
 class JobView:
     """Everything that callers see of one job. `history` holds the results that a later round replaced. Lists do not
     read `history`, `context` and `attempts`, so these are None there. `turn` is true for a turn. `kept_until` is set
-    while the caller of a waiting turn is absent: the turn is SCHEDULED, and its place is kept until that time."""
+    while the caller of a waiting turn is absent: the turn is SCHEDULED, and its place is kept until that time.
+    `trace_id` is the trace that the job belongs to, if it has one."""
 
     job_id: str
     feature_name: str
@@ -90,6 +92,7 @@ class JobView:
     allowed_regions: tuple[str, ...] | None = None
     turn: bool = False
     kept_until: datetime | None = None
+    trace_id: str | None = None
 
     def as_dict(self, *, tracebacks: bool = False) -> dict[str, Any]:
         """This job as the JSON object that the gateway returns, with times in ISO 8601. Tracebacks reveal the code of
@@ -196,6 +199,7 @@ def _view(job: Job, position: QueuePosition | None, **extra: Any) -> JobView:
         allowed_regions=job.allowed_regions,
         turn=job.turn is not None,
         kept_until=utc(job.timer_at) if job.is_set_aside else None,
+        trace_id=trace_id_of(job.trace),
         **extra,
     )
 

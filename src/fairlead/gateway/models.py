@@ -239,6 +239,7 @@ _JOB: dict[str, Any] = {
     "allowed_regions": None,
     "turn": False,
     "kept_until": None,
+    "trace_id": None,
 }
 
 
@@ -248,6 +249,7 @@ _JOB: dict[str, Any] = {
     history="Results that a later round of their step has replaced.",
     turn="True for a turn: its caller does the work itself.",
     kept_until="Set while the caller of a waiting turn is absent: its place is kept until then.",
+    trace_id="The trace that the job belongs to, if it has one.",
 )
 class Job(Shape):
     """All fields of one job. In lists, `context`, `attempts`, `history`, `result`, `input_data` and `metadata` are

@@ -57,7 +57,8 @@ function Head({ job, about }) {
       <${Act} when=${!ended} look="danger" question=${() => cancelJob(job)}>Cancel<//>
       <${Act} when=${ended} look="danger" question=${() => deleteJob(job)}>Delete<//>
     </div>
-    <p class="subtitle"><span class="mono" data-testid="job-id">${job.job_id}</span> <${Copy} text=${job.job_id} what="the job's id" /></p>
+    <p class="subtitle"><span class="mono" data-testid="job-id">${job.job_id}</span> <${Copy} text=${job.job_id} what="the job's id" />
+      ${job.trace_id && html` trace <span class="mono">${job.trace_id}</span> <${Copy} text=${job.trace_id} what="the trace's id" />`}</p>
   </div>`;
 }
 

@@ -4,10 +4,12 @@ unmodified client."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from openai.types.responses import Response
 
@@ -17,7 +19,8 @@ from fairlead.domain.openai_responses import job_id_of, response_id
 from fairlead.engine.loops import erase
 from tests.integration.openai_site import ADMIN, open_front, second_gateway
 from tests.integration.test_openai_models import fronts
-from tests.openai_upstream import PATIENCE_S, WORDS, Upstream, chunks, event, refusing, streaming
+from tests.openai_upstream import PATIENCE_S, WORDS, Upstream, chunks, event, refusing, sending, streaming
+from tests.webhook_receiver import receiver
 
 TEXT = "".join(WORDS)
 CHAT_ONLY = pytest.mark.parametrize("chat_only", [False, True], ids=["passed on", "translated"])
@@ -158,6 +161,39 @@ async def test_a_response_is_cancelled_and_deleted(tmp_path: Path, engines: dict
             with pytest.raises(openai.NotFoundError):
                 await client.responses.retrieve(each.id)
         await front.upstream.reaches(open=0)
+
+
+async def test_a_webhook_learns_of_the_end_as_openai_reports_it(tmp_path: Path) -> None:
+    local = {"webhooks": {"allow_http": True, "allow_private": True}}
+    async with receiver() as hook, open_front(tmp_path, **local) as front, front.client() as client:
+        secret = await front.app.webhooks.default_secret("anonymous")
+        cut = {"choices": [{"index": 0, "message": {"content": "Hm"}, "finish_reason": "length"}]}
+        front.upstream.script += [refusing(404), sending(orjson.dumps(cut)), refusing(400)]
+        front.upstream.chat_only = True
+        ids = []
+        for status in ("incomplete", "failed", "completed"):
+            options: Any = {"model": "llama", "input": "Hi", "background": True}
+            response = await client.responses.create(**options, extra_headers={"X-Fairlead-Webhook": hook.url})
+            assert (await ended(client, response)).status == status
+            ids.append(response.id)
+            request = (await hook.reaches(len(ids)))[-1]
+            event: Any = client.webhooks.unwrap(request.text, request.headers, secret=secret)
+            assert (event.type, event.data.id) == (f"response.{status}", response.id)
+        with pytest.raises(openai.UnprocessableEntityError, match="webhook"):
+            await client.responses.create(**options, extra_headers={"X-Fairlead-Webhook": "ftp://x"})
+        await client.responses.create(model="llama", input="Hi", extra_headers={"X-Fairlead-Webhook": "ignored"})
+
+
+async def test_a_stream_of_a_deleted_response_ends(tmp_path: Path) -> None:
+    async with open_front(tmp_path) as front, front.client() as client:
+        front.upstream.gate.clear()
+        stream = await client.responses.create(model="llama", input="Hi", background=True, stream=True)
+        first: Any = await anext(aiter(stream))
+        await front.upstream.reaches(open=1)
+        await client.responses.delete(first.response.id)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(openai.APIError):  # the stream may find that the job is gone
+                assert [each.type async for each in stream][-1] == "response.cancelled"
 
 
 async def test_a_failed_request_is_a_failed_response(tmp_path: Path) -> None:

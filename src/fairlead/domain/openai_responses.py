@@ -111,6 +111,12 @@ def answered(answer: FrontAnswer) -> dict[str, Any]:
     return body
 
 
+def status_of(result_json: str | None) -> str:
+    """The status of a response whose job has completed with this result. If the result is not at hand, `completed`."""
+    answer = None if result_json is None else FrontAnswer.of_result(orjson.loads(result_json))
+    return COMPLETED if answer is None else str(answered(answer).get("status") or COMPLETED)
+
+
 def _is_stream(answer: FrontAnswer) -> bool:
     return answer.headers.get("content-type", "").startswith(openai.EVENT_STREAM)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from fairlead.domain import openai_responses
 from fairlead.domain.batch import BatchState
 from fairlead.domain.events import iso
 from fairlead.domain.files import STORED
@@ -129,6 +130,8 @@ _OPENAI = {COMPLETED: "response.completed", FAILED: "response.failed", CANCELLED
 def openai(delivery: Delivery, subject: Subject) -> dict[str, Any]:
     """An event of OpenAI: it names the response or batch, which the receiver then reads."""
     kind = _OPENAI.get(delivery.event, delivery.event)
+    if delivery.event == COMPLETED:
+        kind = f"response.{openai_responses.status_of(subject.result_json)}"
     if delivery.event == BATCH_ENDED:
         counts = batch_counts(delivery)
         cancelled = counts.get("CANCELLED", 0) == sum(counts.values()) > 0
@@ -138,8 +141,14 @@ def openai(delivery: Delivery, subject: Subject) -> dict[str, Any]:
         "object": "event",
         "created_at": int(delivery.created_at),
         "type": kind,
-        "data": {"id": subject_id(delivery)},
+        "data": {"id": _openai_id(delivery)},
     }
+
+
+def _openai_id(delivery: Delivery) -> str | None:
+    if delivery.job_id is not None and not delivery.about.get("subject"):
+        return openai_responses.response_id(delivery.job_id)
+    return subject_id(delivery)
 
 
 _REPLICATE = {

@@ -80,6 +80,7 @@ OPENAI_HEADERS = (
     "OpenAI-Project",
     "X-Fairlead-Queue",
     "X-Fairlead-User",
+    "X-Fairlead-Webhook",
     *(f"X-Stainless-{name}" for name in _STAINLESS),
 )
 """What OpenAI's clients send from a browser, and the headers of the front."""

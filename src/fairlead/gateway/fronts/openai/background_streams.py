@@ -20,6 +20,8 @@ from fairlead.domain.openai_responses import (
     skeleton,
 )
 from fairlead.domain.output import Chunk
+from fairlead.errors import NotFound
+from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.requests import FrontCall, QueueView
 from fairlead.gateway.fronts.openai.response_objects import object_of
 from fairlead.gateway.fronts.openai.streams import Stream
@@ -54,6 +56,14 @@ class BackgroundStream(Stream):
 
     async def _leave(self) -> None:
         """The job goes on."""
+
+    async def _follow(self, scope: Scope, receive: Receive) -> None:
+        try:
+            await super()._follow(scope, receive)
+        except NotFound:
+            if not self._started:
+                raise
+            await self._end_with(errors.error_of("the response was deleted", 404, "not_found"))
 
     async def _begin(self) -> None:
         response = skeleton(self._call.request, self._reading.job_id, QUEUED)

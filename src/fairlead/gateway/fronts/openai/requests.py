@@ -15,6 +15,7 @@ from fairlead.domain import front_readers, openai
 from fairlead.domain.access import Role
 from fairlead.domain.openai import BadRequest, FrontRequest
 from fairlead.domain.submission import Submission
+from fairlead.domain.webhooks import ENDS, JobWebhook, Shape
 from fairlead.errors import InvalidInput
 from fairlead.gateway import request_parsing
 from fairlead.gateway.fronts.callers import user_of
@@ -24,6 +25,8 @@ from fairlead.gateway.problems import BadJson, MethodNotAllowed, NoSuchRoute, Un
 from fairlead.gateway.request_middleware import headers_of
 
 QUEUE_HEADER = "X-Fairlead-Queue"
+WEBHOOK_HEADER = "X-Fairlead-Webhook"
+_WEBHOOK = WEBHOOK_HEADER.lower().encode()
 TIERS = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 FORM_FIELDS = frozenset({"model", "stream", "user", "safety_identifier", "service_tier"})
 
@@ -42,7 +45,8 @@ class QueueView(Enum):
 @dataclass(frozen=True, slots=True)
 class FrontCall:
     """What a client asks for. `tier` is the `service_tier` of the request, or None. `retried`: the client may have sent
-    this request before. `previous` is the response that the request continues."""
+    this request before. `previous` is the response that the request continues. `webhook` is the URL that learns of the
+    end of a background response."""
 
     request: FrontRequest
     model: str | None
@@ -52,11 +56,16 @@ class FrontCall:
     identity: Identity
     retried: bool = False
     previous: str | None = None
+    webhook: str | None = None
 
     def submission(self, service: str) -> Submission:
         priority = openai.priority_of(self.tier)
         return Submission(
-            service, self.request.as_input(), self.user_id, priority=None if priority is None else priority.value
+            service,
+            self.request.as_input(),
+            self.user_id,
+            priority=None if priority is None else priority.value,
+            webhook_url=None if self.webhook is None else JobWebhook(self.webhook, ENDS, Shape.OPENAI),
         )
 
 
@@ -99,6 +108,7 @@ async def read_call(request: Request) -> FrontCall:
         Identity(user_id, fingerprint, body_hash, keyed=key is not None, detached=background),
         retried=key is not None or _retries(headers) > 0,
         previous=_text(fields, "previous_response_id") if path == openai.RESPONSES else None,
+        webhook=headers[_WEBHOOK].decode("latin-1") if background and _WEBHOOK in headers else None,
     )
 
 

@@ -15,7 +15,7 @@ from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.background import continued_call, created
 from fairlead.gateway.fronts.openai.documents import in_openai_shape
 from fairlead.gateway.fronts.openai.errors import PREFIX
-from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, read_call
+from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, WEBHOOK_HEADER, read_call
 from fairlead.gateway.fronts.openai.streams import Stream
 from fairlead.gateway.fronts.openai.submits import read_or_submit
 from fairlead.gateway.openapi import SUBMIT, header
@@ -30,6 +30,7 @@ _PATH = {"name": "path", "in": "path", "required": True, "schema": {"type": "str
 _PARAMETERS = [
     header(USER_HEADER, "With the key of a service: the user of the request. Overrides the field `user`."),
     header("Idempotency-Key", "Requests with the same key and body get the answer of one job.", maxLength=255),
+    header(WEBHOOK_HEADER, "Of a background response: the URL that learns of its end.", maxLength=2000),
     header(QUEUE_HEADER, "How a stream shows the place in the queue.", enum=["comments", "chunks", "none"]),
 ]
 _BODY = {

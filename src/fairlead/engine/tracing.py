@@ -31,6 +31,8 @@ log = logging.getLogger("fairlead.tracing")
 NAME = "span.name"
 """The detail of a call that is the name of its span."""
 FLUSH_WITHIN_MS = 5000
+MESSAGING = {"messaging.system": "fairlead"}
+SEND, PROCESS = {"messaging.operation.type": "send"}, {"messaging.operation.type": "process"}
 
 
 class SpanIds:
@@ -104,7 +106,7 @@ class Tracing:
         current = otel.get_current_span().get_span_context().is_valid
         names = set(feature_names)
         name = f"submit {feature_names[0]}" if len(names) == 1 else "submit"
-        attributes: dict[str, Any] = {"messaging.system": "fairlead", "messaging.operation.name": "submit"}
+        attributes: dict[str, Any] = {**MESSAGING, "messaging.operation.name": "submit", **SEND}
         if len(names) == 1:
             attributes["fairlead.feature"] = feature_names[0]
         if len(feature_names) > 1:
@@ -160,7 +162,9 @@ class Tracing:
         context = call_context(job.trace or "", job.id, job.run)
         if self._ids is not None and context is not None:
             self._ids.next_span = int(context.span_id, 16)
-        kind = SpanKind.CLIENT if job.service in self._remote else SpanKind.CONSUMER
+        kind = SpanKind.CLIENT
+        if job.service not in self._remote:
+            kind, attributes = SpanKind.CONSUMER, {**attributes, **MESSAGING, **PROCESS}
         self._span(name, job, (began, call.ended_at), kind, attributes, error)
 
     def _wait(

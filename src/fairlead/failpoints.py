@@ -23,11 +23,29 @@ PART_WRITTEN = "part_written"
 OF_FILES = (FILE_CREATED, FILE_WRITING, FILE_WRITTEN, FILE_COMPLETED, FILES_SWEPT, OBJECTS_DELETED, PART_WRITTEN)
 """The points on the way of a file, from its first row to the end of its object."""
 
+BATCH_CREATED = "batch_created"
+BATCH_VALIDATED = "batch_validated"
+BATCH_PART_SUBMITTED = "batch_part_submitted"
+BATCH_PART_RECORDED = "batch_part_recorded"
+BATCH_FINALIZING = "batch_finalizing"
+BATCH_FILES_WRITTEN = "batch_files_written"
+BATCH_FINISHED = "batch_finished"
+OF_BATCHES = (
+    BATCH_CREATED,
+    BATCH_VALIDATED,
+    BATCH_PART_SUBMITTED,
+    BATCH_PART_RECORDED,
+    BATCH_FINALIZING,
+    BATCH_FILES_WRITTEN,
+    BATCH_FINISHED,
+)
+"""The points on the way of a file batch, from its creation to its end."""
+
 _SIGNALS = {
     AFTER_CLAIM: signal.SIGKILL,
     AFTER_FINISH: signal.SIGKILL,
     MID_REBUILD: signal.SIGSTOP,
-    **dict.fromkeys(OF_FILES, signal.SIGKILL),
+    **dict.fromkeys((*OF_FILES, *OF_BATCHES), signal.SIGKILL),
 }
 _active = os.environ.get("FAIRLEAD_FAILPOINT")
 _passes_left = int(os.environ.get("FAIRLEAD_FAILPOINT_AFTER", "5"))

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import orjson
 
@@ -34,6 +36,11 @@ PATIENCE = 120.0
 class Killing:
     """What has been done to one folder."""
 
+    points: ClassVar[Sequence[str]] = POINTS
+    process: ClassVar[str] = "tests.crash.files_process"
+    most_passes: ClassVar[int] = 6
+    """A process dies at a random one of its first passes of the point."""
+
     folder: Path
     environment: dict[str, str]
     chance: random.Random
@@ -42,9 +49,9 @@ class Killing:
 
     def run(self, point: str) -> None:
         """Start a process that dies at the point. If the point is passed too rarely, the process ends by itself."""
-        after = str(self.chance.randint(1, 6))
+        after = str(self.chance.randint(1, self.most_passes))
         environment = {**os.environ, **self.environment, "FAIRLEAD_FAILPOINT": point, "FAIRLEAD_FAILPOINT_AFTER": after}
-        command = [sys.executable, "-m", "tests.crash.files_process", str(self.folder), str(self.runs * ROUNDS)]
+        command = [sys.executable, "-m", self.process, str(self.folder), str(self.runs * ROUNDS)]
         self.runs += 1
         done = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, check=False)
         if done.returncode == -signal.SIGKILL:
@@ -52,22 +59,26 @@ class Killing:
         elif done.returncode:
             raise AssertionError(f"{point}: {done.stderr.decode()[-3000:]}")
 
-    async def check(self) -> str:
-        """Let all jobs end, check everything, sweep, and check that nothing is left over. Returns a summary."""
+    def make(self, make_app: Callable[[Path, float], Fairlead]) -> Fairlead:
+        """The app of the process, on the same engines. Its uploads are given up after a second."""
         saved = dict(os.environ)
         os.environ.update(self.environment)
         try:
-            app = make_app(self.folder, orphan_after=1.0)
+            return make_app(self.folder, 1.0)
         finally:
             os.environ.clear()
             os.environ.update(saved)
+
+    async def check(self) -> str:
+        """Let all jobs end, check everything, sweep, and check that nothing is left over. Returns a summary."""
+        app = self.make(make_app)
         async with app.running():
             jobs = self._lines("accepted") - self._lines("deleted")
             for job_id in sorted(jobs):
                 job = await app.wait(job_id, PATIENCE)
                 assert job.status is JobStatus.COMPLETED, job
             named = await self._all_references(app, jobs)
-            await self._swept(app)
+            await self.swept(app)
             left = await self._all_references(app, jobs)
             assert left == named, "the sweep removed a file that a job names"
         return f"{sum(self.kills.values())} kills {self.kills}, {len(jobs)} jobs, {len(left)} files named by jobs"
@@ -93,7 +104,7 @@ class Killing:
             await app.files.read_all(await app.files.get_complete(file_id))
         return named
 
-    async def _swept(self, app: Fairlead) -> None:
+    async def swept(self, app: Fairlead) -> None:
         """Sweep until no upload is left, then compare the objects with the rows."""
         store, began = app._runtime.store, time.monotonic()
         await asyncio.sleep(1.1)
@@ -117,11 +128,11 @@ async def _expire(app: Fairlead) -> None:
     runtime.store._clock = app.files._now  # type: ignore[attr-defined]
 
 
-async def soak(kills: int, environment: dict[str, str], seed: int) -> str:
+async def soak(kills: int, environment: dict[str, str], seed: int, kind: type[Killing] = Killing) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        killing = Killing(Path(folder), environment, random.Random(seed))
+        killing = kind(Path(folder), environment, random.Random(seed))
         while sum(killing.kills.values()) < kills:
-            for point in POINTS:
+            for point in kind.points:
                 await asyncio.to_thread(killing.run, point)
                 if sum(killing.kills.values()) >= kills:
                     break
@@ -137,7 +148,7 @@ async def distributed() -> dict[str, str]:
     return {"DATABASE_URL": url, "REDIS_URL": redis_url}
 
 
-async def main() -> None:
+async def main(kind: type[Killing] = Killing) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--distributed", action="store_true")
@@ -146,7 +157,7 @@ async def main() -> None:
     environment = await distributed() if options.distributed else {}
     began = time.monotonic()
     print(f"seed {options.seed}", flush=True)
-    print(await soak(options.kills, environment, options.seed), f"{time.monotonic() - began:.0f} s")
+    print(await soak(options.kills, environment, options.seed, kind), f"{time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ async def test_bad_requests_get_errors_in_openais_shape(
 
 async def test_a_get_that_the_front_does_not_know_has_openais_shape(front: Front) -> None:
     async with front.http() as client:
-        response = await client.get("/files")
+        response = await client.get("/fine_tuning/jobs")
     assert response.status_code == 405
     assert response.json()["error"]["code"] == "method_not_allowed"
 

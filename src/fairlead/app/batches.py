@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,12 +37,13 @@ from fairlead.domain.batch import (
     item_view_of,
 )
 from fairlead.domain.events import iso
-from fairlead.domain.job import OPEN, Job, JobStatus
+from fairlead.domain.job import OPEN, Job, JobStatus, Priority
 from fairlead.domain.pagination import MAX_PAGE, Page, check_limit, read_cursor, write_cursor
 from fairlead.domain.submission import MAX_USER_ID
 from fairlead.domain.trace_context import TraceContext
-from fairlead.domain.transitions import Move
+from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.validation import check_id, check_text
+from fairlead.domain.webhooks import SILENT
 from fairlead.engine.events import ShuttingDown
 from fairlead.errors import IdempotencyMismatch, NotFound, RequestError, Unavailable, WrongState
 from fairlead.pacing import CachedQuery, DutyCycle
@@ -158,19 +160,27 @@ class Batches:
         *,
         idempotency_key: str | None = None,
         lowers_only: bool = False,
+        part: bool = False,
         trace: TraceContext | None = None,
     ) -> BatchReceipt:
         """Accept all items or none, in one commit. With `lowers_only`, the priority of an item is used only if it is
-        lower than the user's own priority. `trace` is the span of the caller."""
+        lower than the user's own priority. With `part`, the batch is a part of a file batch. `trace` is the span of the
+        caller."""
         tracing = self._runtime.tracing
+        options = {"lowers_only": lowers_only, "part": part}
         if tracing is None:
-            kept = None if trace is None else str(trace)
-            return await self._accept(submission, idempotency_key, lowers_only=lowers_only, trace=kept)
+            return await self._accept(submission, idempotency_key, None if trace is None else str(trace), **options)
         with tracing.submitting(["batch"] * len(submission.items), trace) as span:
-            return await self._accept(submission, idempotency_key, lowers_only=lowers_only, trace=span.trace)
+            return await self._accept(submission, idempotency_key, span.trace, **options)
 
     async def _accept(
-        self, submission: BatchSubmission, idempotency_key: str | None, *, lowers_only: bool, trace: str | None
+        self,
+        submission: BatchSubmission,
+        idempotency_key: str | None,
+        trace: str | None,
+        *,
+        lowers_only: bool,
+        part: bool,
     ) -> BatchReceipt:
         runtime = self._runtime
         group_commit, now = runtime.group_commit, runtime.clock.now()
@@ -185,10 +195,14 @@ class Batches:
         replayed = await self._replayed(checked)
         if replayed is not None:
             return replayed
+        create = checked.create
         try:
             submits, _ = await runtime.settle(checked.submits, now, lowers_only=lowers_only)
             submits = await keep_inputs(runtime.files, submits)
-            await group_commit.write_all([*submits, checked.create])
+            if part:
+                submits = [_in_background(submit) for submit in submits]
+                create = replace(create, batch=replace(create.batch, webhook=SILENT))
+            await group_commit.write_all([*submits, create])
         except KeyTaken:
             replayed = await self._replayed(checked)
             if replayed is None:
@@ -402,3 +416,11 @@ class Batches:
             raise applied.error
         done = {move.job_id for move in applied.moves}
         return len(done), {job.id: job for job, _ in moves if job.id not in done}
+
+
+def _in_background(submit: Submit) -> Submit:
+    """A job of a file batch. It is never promoted, because promotion counts from `queued_at`: the window of its batch
+    limits its wait. The jobs of file batches use at most half of `server.max_waiting_per_user`."""
+    low = submit.job.priority is Priority.LOW and submit.job.status is JobStatus.PENDING
+    job = replace(submit.job, queued_at=None) if low else submit.job
+    return replace(submit, job=job, max_waiting=(submit.max_waiting + 1) // 2)

@@ -30,6 +30,7 @@ from fairlead.app.batch_submission import BatchSubmission
 from fairlead.app.batches import Batches
 from fairlead.app.declarations import DeclarationMethods, Declarations
 from fairlead.app.event_stream import Allowed, EventStream
+from fairlead.app.file_batches import FileBatches
 from fairlead.app.front_requests import FrontRequests
 from fairlead.app.handle import BatchHandle, BatchReceipt, JobHandle, Receipt
 from fairlead.app.job_commands import JobCommands
@@ -95,6 +96,7 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         self.schedules = Schedules(runtime, audit)
         self.models = ModelCatalog(runtime)
         self.fronts = FrontRequests(runtime, self.jobs)
+        self.file_batches = FileBatches(runtime, self.batches, self.models)
         self._turns = Turns(runtime, commands)
         self.turn_requests = TurnRequests(runtime, self._turns, commands)
 

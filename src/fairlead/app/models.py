@@ -21,6 +21,7 @@ from fairlead.errors import Unavailable, UnknownModel
 from fairlead.pacing import CachedQuery, DutyCycle
 
 if TYPE_CHECKING:
+    from fairlead.dispatch.port import ServiceSnapshot
     from fairlead.executors.openai import Upstream
 
 log = logging.getLogger("fairlead.models")
@@ -190,8 +191,14 @@ def _expected_wait(queues: Any, service: str) -> float:
         return float("inf")
     snapshots = queues.services.get(service, ())
     jobs = sum(each.in_use + sum(each.waiting.values()) for each in snapshots)
+    mean = mean_duration(snapshots)
+    return float(jobs / rules.limit * (1.0 if mean is None else mean))
+
+
+def mean_duration(snapshots: Sequence[ServiceSnapshot]) -> float | None:
+    """The mean time of the calls of a service in seconds; None if it is not known."""
     means = [each.mean_duration for each in snapshots if each.mean_duration is not None]
-    return float(jobs / rules.limit * (sum(means) / len(means) if means else 1.0))
+    return sum(means) / len(means) if means else None
 
 
 def _model(entry: dict[str, Any]) -> Model:

@@ -31,6 +31,7 @@ from fairlead.engine.clock import Clock, DatabaseClock
 from fairlead.engine.events import Hub
 from fairlead.engine.heartbeat import Heartbeat
 from fairlead.engine.lifecycle import bounded, patiently, stopped
+from fairlead.engine.loop_runner import Loop
 from fairlead.engine.node import Node
 from fairlead.engine.output_writer import OutputWriter
 from fairlead.engine.parts import EngineParts, RunningNode
@@ -96,6 +97,7 @@ class Runtime:
         """The name under which this process is registered; empty if it is not."""
         self.node: Node | None = None
         self.probes = Probes()
+        self.leader_loops: list[Loop] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self._store: Store | None = None
         self._observer: Observer | None = None
@@ -298,6 +300,7 @@ class Runtime:
             tracing=self.tracing,
             new_jobs=NewJobs(self),
             budgets=self.budgets,
+            leader_loops=self.leader_loops,
         )
         shards = shards_of(settings, config, name, servers, self.clock)
         self.node = Node(parts, shards, servers, bus_of(settings))

@@ -208,6 +208,12 @@ class Files:
         """The files that users uploaded, newest first."""
         return await self._store.list_files(user_id, purpose=purpose, before=before, limit=limit)
 
+    async def oldest(
+        self, user_id: str | None, *, purpose: str | None, after: str | None, limit: int
+    ) -> Sequence[File]:
+        """The files that users uploaded, oldest first. `after` is the last id of the previous page."""
+        return await self._store.oldest_files(user_id, purpose=purpose, after=after, limit=limit)
+
     def read(self, file: File, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes of a complete file, from `start` up to, and without, `end`."""
         self.counts.read += 1
@@ -268,7 +274,9 @@ class Files:
         if not isinstance(outcome, Done):
             raise NotFound(f"there is no file {file_id}")
         if not outcome.value:
-            raise WrongState(f"the file {file_id} is used by a job; delete the job first", details={"status": "in_use"})
+            raise WrongState(
+                f"the file {file_id} is used by a job or a batch, which must end first", details={"status": "in_use"}
+            )
 
     async def sweep(self, limit: int) -> int:
         """Remove files that have ended, and the objects that no file names any more. Returns how many files and objects

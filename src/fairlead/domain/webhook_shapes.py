@@ -101,6 +101,8 @@ def _batch(delivery: Delivery, batch: BatchState | None) -> dict[str, Any]:
         "finished_at": iso(delivery.about.get("finished_at")),
         "url": f"/api/v1/batches/{delivery.batch_id}",
     }
+    if (status := delivery.about.get("status")) is not None:  # a file batch
+        data |= {"status": status, "url": f"/v1/batches/{delivery.batch_id}"}
     if batch is not None:
         metadata = batch.batch.metadata_json
         data |= {"name": batch.batch.name, "total": batch.batch.total, "created_at": iso(batch.batch.created_at)}
@@ -112,6 +114,7 @@ _STATUSES = tuple(
     JobStatus(name) for name in ("SCHEDULED", "PENDING", "RETRYING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED")
 )
 """The statuses by their number in the database."""
+STATUS_NUMBERS = {status: number for number, status in enumerate(_STATUSES)}
 
 
 def batch_counts(delivery: Delivery) -> dict[str, int]:
@@ -135,7 +138,8 @@ def openai(delivery: Delivery, subject: Subject) -> dict[str, Any]:
     if delivery.event == BATCH_ENDED:
         counts = batch_counts(delivery)
         cancelled = counts.get("CANCELLED", 0) == sum(counts.values()) > 0
-        kind = "batch.cancelled" if cancelled else "batch.completed"
+        status = delivery.about.get("status") or ("cancelled" if cancelled else "completed")
+        kind = f"batch.{status}"
     return {
         "id": delivery.id,
         "object": "event",

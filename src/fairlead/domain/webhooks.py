@@ -69,6 +69,8 @@ class JobWebhook:
 
 
 ENDPOINTS_ONLY = JobWebhook(endpoints=True)
+SILENT = JobWebhook(events=())
+"""The webhook of a batch that sends no event at its end, because it is a part of a file batch."""
 
 
 def receiver_of(url: str) -> str:

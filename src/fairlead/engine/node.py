@@ -221,9 +221,13 @@ class Node:
     def check_scopes(self) -> None:
         """Compare the scopes with the database now, on the shards that this process leads, because a rebuild was
         requested."""
+        self.wake_loop("scopes")
+
+    def wake_loop(self, name: str) -> None:
+        """Tick this loop now, on the shards that this process leads."""
         for shard in self.shards.values():
             if shard.leader is not None:
-                shard.leader.manager.wake("scopes", 0.0)
+                shard.leader.manager.wake(name, 0.0)
 
     def unserved(self) -> Unserved:
         return self._stalled_queues.unserved(self.rules)

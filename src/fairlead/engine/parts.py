@@ -28,6 +28,7 @@ from fairlead.store.port import OutboxEntry, Store
 if TYPE_CHECKING:
     from fairlead.artifacts.files import Files
     from fairlead.engine.heartbeat import Heartbeat
+    from fairlead.engine.loop_runner import Loop
     from fairlead.engine.loops.schedules import NewJobs
     from fairlead.engine.output_writer import OutputWriter
     from fairlead.engine.shard_runtime import ShardRuntime
@@ -197,3 +198,5 @@ class EngineParts:
     new_jobs: NewJobs | None = None
     """None: this process submits no recurring jobs."""
     budgets: Budgets = NO_BUDGETS
+    leader_loops: Sequence[Loop] = ()
+    """Loops of the app that the leader of the main shard runs too."""

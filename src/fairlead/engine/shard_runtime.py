@@ -142,6 +142,8 @@ class ShardRuntime:
             loops.append(SchedulesLoop(store, group_commit, parts.new_jobs))
         if parts.files is not None and self.name == MAIN_SHARD:
             loops.append(FilesLoop(parts.files))
+        if self.name == MAIN_SHARD:
+            loops += parts.leader_loops
         return Leader(
             self.name,
             self.leadership,

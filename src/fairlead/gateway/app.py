@@ -42,6 +42,8 @@ from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
 from fairlead.gateway.fronts.openai import background as openai_background
+from fairlead.gateway.fronts.openai import batches as openai_batches
+from fairlead.gateway.fronts.openai import files as openai_files
 from fairlead.gateway.fronts.openai import routes as openai_routes
 from fairlead.gateway.fronts.openai.answers import handle_bad_request
 from fairlead.gateway.fronts.replicate import files as replicate_files
@@ -114,6 +116,8 @@ ROUTERS = (
     webhooks.jwks_router,
     openai_background.router,
     schedules.router,
+    openai_files.router,  # before `/v1/{path}`, which would match its paths
+    openai_batches.router,
     openai_routes.router,
     replicate_files.router,
     replicate_routes.router,
@@ -169,6 +173,7 @@ class Gateway(FastAPI):
             pages.SESSION: min(pages.MAX_BODY, server.max_body),
             files.FILES: largest + files.FORM_OVERHEAD,
             replicate_files.FILES: largest + files.FORM_OVERHEAD,
+            openai_files.FILES: largest + files.FORM_OVERHEAD,
         }
         # Inputs of predictions may contain files.
         below = {files.UPLOADS: largest, PREFIX: max(server.max_body, server.max_batch_body)}

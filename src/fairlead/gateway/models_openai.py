@@ -98,3 +98,125 @@ class ItemsQuery(BaseModel):
     after: str | None = Field(None, max_length=100, description="The id of the last item seen.")
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
+
+
+# ---------------------------------------------------------------- files and batches
+
+
+class OpenAIFile(BaseModel):
+    """A file, in OpenAI's shape."""
+
+    id: str = Field(examples=["file-01938f1c8b207c31a05d7c9f4d2e3f60"])
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int = Field(description="Unix seconds.", examples=[1731801600])
+    expires_at: int | None = Field(description="Unix seconds; null if it does not expire.")
+    filename: str = Field(examples=["requests.jsonl"])
+    purpose: str = Field(examples=["batch"])
+    status: Literal["processed"] = "processed"
+
+
+class OpenAIFiles(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[OpenAIFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class OpenAIFileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class OpenAIFilesQuery(BaseModel):
+    after: str | None = Field(None, description="The last id of the previous page.")
+    limit: int = Field(10_000, ge=1, le=10_000)
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = Field(None, min_length=1, max_length=64)
+
+
+class OpenAIExpiry(BaseModel):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class OpenAIBatchRequest(BaseModel):
+    """What to run. All other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_file_id: str = Field(examples=["file-01938f1c8b207c31a05d7c9f4d2e3f60"])
+    endpoint: str = Field(examples=["/v1/chat/completions"])
+    completion_window: Literal["24h", "1h", "15m"]
+    metadata: dict[str, str] | None = None
+    output_expires_after: OpenAIExpiry | None = None
+
+
+class OpenAIBatchError(BaseModel):
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class OpenAIBatchErrors(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[OpenAIBatchError]
+
+
+class OpenAIRequestCounts(BaseModel):
+    total: int
+    completed: int
+    failed: int
+
+
+class FairleadEstimate(BaseModel):
+    """An addition to OpenAI's protocol."""
+
+    expected_at: int | None = Field(description="When the batch is expected to end, or has ended; null if not known.")
+    fits_window: bool | None = Field(description="Whether that is before `expires_at`.")
+
+
+class OpenAIBatch(BaseModel):
+    """A batch, in OpenAI's shape. Times are Unix seconds."""
+
+    id: str = Field(examples=["batch_01938f1c8b207c31a05d7c9f4d2e3f60"])
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    errors: OpenAIBatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: OpenAIRequestCounts
+    usage: dict[str, Any] | None
+    metadata: dict[str, str] | None
+    fairlead: FairleadEstimate
+
+
+class OpenAIBatches(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[OpenAIBatch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class OpenAIBatchesQuery(BaseModel):
+    after: str | None = Field(None, description="The last id of the previous page.")
+    limit: int = Field(20, ge=1, le=100)

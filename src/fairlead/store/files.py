@@ -132,6 +132,12 @@ class FileReads(Protocol):
         """The complete files that users uploaded, newest first. `before` is the last id of the previous page."""
         ...
 
+    async def oldest_files(
+        self, user_id: str | None, *, purpose: str | None, after: str | None, limit: int
+    ) -> list[File]:
+        """Like `list_files`, oldest first. `after` is the last id of the previous page."""
+        ...
+
     async def file_uses(self, job_id: str) -> list[File]:
         """The files that a job uses, oldest first."""
         ...

@@ -21,6 +21,7 @@ from fairlead.domain.transitions import Move
 from fairlead.errors import InvalidInput, Unavailable
 from fairlead.store.budgets import BudgetReads
 from fairlead.store.dashboard import DashboardReads
+from fairlead.store.file_batches import FileBatchReads
 from fairlead.store.files import FileReads
 from fairlead.store.schedules import ScheduleReads
 from fairlead.store.usage import PruneUsage as PruneUsage
@@ -200,7 +201,7 @@ since the oldest open transaction of this database began; 0 if there is none) an
 `fsync`, `full_page_writes`, `synchronous_commit`, `autovacuum`, `connections`, `max_connections`."""
 
 
-class Store(DashboardReads, UsageReads, BudgetReads, FileReads, WebhookReads, ScheduleReads, Protocol):
+class Store(DashboardReads, UsageReads, BudgetReads, FileReads, FileBatchReads, WebhookReads, ScheduleReads, Protocol):
     """The interface of the database. `tests/contract/store/` tests it. Methods raise `Unavailable` if the database
     cannot be reached or the disk is full, and `StoreError` if the database cannot be used at all."""
 

@@ -15,7 +15,7 @@ import orjson
 from fairlead.domain.access import AuditRecord, Key, Role
 from fairlead.domain.batch import Batch, BatchState
 from fairlead.domain.processes import ProcessRecord
-from fairlead.domain.webhooks import BATCH_ENDED, JobWebhook
+from fairlead.domain.webhooks import BATCH_ENDED, SILENT, JobWebhook
 from fairlead.errors import InvalidInput
 from fairlead.store.port import (
     Audit,
@@ -147,6 +147,7 @@ BATCH_KINDS: tuple[type, ...] = (CreateBatch, SettleBatch, PruneBatches)
 NO_FILE = Refused("the file does not exist")
 NOT_UPLOADING = Refused("the file does not exist, or is complete already")
 NO_PART = Refused("the part does not begin where the parts before it end")
+OTHER_VERSION = Refused("the batch has changed, or one of its files is not complete")
 
 NOT_SETTLED = Refused("the batch has open items, is already settled, or does not exist")
 
@@ -170,6 +171,8 @@ def head_row(create: CreateBatch) -> tuple[Any, ...]:
 
 def batch_webhook(webhook: JobWebhook | None) -> str | None:
     """Encode the receiver of the end of a batch; None if it has none of its own."""
+    if webhook is SILENT:
+        return '{"silent":true}'
     receiver = None if webhook is None else webhook.receiver_of(BATCH_ENDED)
     if webhook is None or receiver is None:
         return None

@@ -17,10 +17,19 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-WRITES = tuple(
-    f"{name}.sql"
-    for name in ("apply", "admin", "batches", "dashboard", "usage", "budgets", "files", "webhooks", "schedules")
+_WRITES = (
+    "apply",
+    "admin",
+    "batches",
+    "dashboard",
+    "usage",
+    "budgets",
+    "files",
+    "file_batches",
+    "webhooks",
+    "schedules",
 )
+WRITES = tuple(f"{name}.sql" for name in _WRITES)
 """The files of an engine that have the statements of commits."""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 

@@ -31,6 +31,7 @@ from fairlead.domain.transitions import (
 )
 from fairlead.store.budgets import ReleaseHeld, SetBudget, SweepBudgets, WarnBudget
 from fairlead.store.dashboard import CloseSession, OpenSession, RecordMinuteStats
+from fairlead.store.file_batches import ChangeFileBatch, CreateFileBatch, PruneFileBatches
 from fairlead.store.files import (
     CompleteFile,
     CreateFile,
@@ -367,6 +368,9 @@ Transition = (
     | DeleteFile
     | SweepFiles
     | ForgetArtifacts
+    | CreateFileBatch
+    | ChangeFileBatch
+    | PruneFileBatches
     | RecordEvent
     | SaveEndpoint
     | DeclareEndpoints

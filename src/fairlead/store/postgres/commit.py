@@ -14,6 +14,7 @@ from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.store import budgets as budget_kinds
 from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store import file_batches as file_batch_kinds
 from fairlead.store import files as file_kinds
 from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
@@ -53,7 +54,7 @@ from fairlead.store.port import (
     Transition,
     TurnedBack,
 )
-from fairlead.store.postgres import budgets, dashboard, encode, files, records, schedules, usage, webhooks
+from fairlead.store.postgres import budgets, dashboard, encode, file_batches, files, records, schedules, usage, webhooks
 from fairlead.store.postgres.moves import Moves
 from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
@@ -134,6 +135,7 @@ class Commit:
             *((kind, self._usage) for kind in usage_kinds.KINDS),
             *((kind, self._write_budgets) for kind in budget_kinds.KINDS),
             *((kind, self._files) for kind in file_kinds.KINDS),
+            *((kind, self._file_batches) for kind in file_batch_kinds.KINDS),
             *((kind, self._webhooks) for kind in webhook_kinds.KINDS),
             *((kind, self._schedules) for kind in schedule_kinds.KINDS),
         )
@@ -385,6 +387,10 @@ class Commit:
     async def _files(self, indexes: list[int]) -> None:
         for index in indexes:
             self._outcomes[index] = await files.apply(self._batch[index], self._ask, self._now)
+
+    async def _file_batches(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self._outcomes[index] = await file_batches.apply(self._batch[index], self._ask, self._now)
 
     async def _webhooks(self, indexes: list[int]) -> None:
         for index in indexes:

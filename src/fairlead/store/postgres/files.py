@@ -113,6 +113,11 @@ class PostgresFileReads:
     ) -> list[File]:
         return [file_of(row) for row in await self._ask(READS["list_files"], user_id, purpose, before, limit)]
 
+    async def oldest_files(
+        self, user_id: str | None, *, purpose: str | None, after: str | None, limit: int
+    ) -> list[File]:
+        return [file_of(row) for row in await self._ask(READS["oldest_files"], user_id, purpose, after, limit)]
+
     async def file_uses(self, job_id: str) -> list[File]:
         return [file_of(row) for row in await self._ask(READS["file_uses"], job_id)]
 

@@ -202,3 +202,6 @@ k.budget, k.subject, c.window_start, c.used, c.reserved, c.calls, c.mean, c.warn
     SELECT o.amount FROM fairlead.budget_override AS o WHERE o.budget = k.budget AND o.subject IN (k.subject, '')
     ORDER BY o.subject DESC LIMIT 1
 )
+
+-- name: file_batch_columns
+b.id, b.user_id, b.version, b.created_at, b.ended_at, b.data

@@ -375,6 +375,23 @@ SELECT {file_columns} FROM fairlead.file AS f
 WHERE ($1::text IS NULL OR f.user_id = $1) AND f.job_id IS NULL AND f.state = 1
 AND ($2::text IS NULL OR f.purpose = $2) AND ($3::text IS NULL OR f.id < $3) ORDER BY f.id DESC LIMIT $4::bigint
 
+-- name: oldest_files
+-- Like `list_files`.
+SELECT {file_columns} FROM fairlead.file AS f
+WHERE ($1::text IS NULL OR f.user_id = $1) AND f.job_id IS NULL AND f.state = 1
+AND ($2::text IS NULL OR f.purpose = $2) AND ($3::text IS NULL OR f.id > $3) ORDER BY f.id LIMIT $4::bigint
+
+-- name: get_file_batch
+SELECT {file_batch_columns} FROM fairlead.file_batch AS b WHERE b.id = $1
+
+-- name: list_file_batches
+-- $1: user, $2: before, each may be NULL, $3: limit. Newest first.
+SELECT {file_batch_columns} FROM fairlead.file_batch AS b
+WHERE ($1::text IS NULL OR b.user_id = $1) AND ($2::text IS NULL OR b.id < $2) ORDER BY b.id DESC LIMIT $3::bigint
+
+-- name: open_file_batches
+SELECT {file_batch_columns} FROM fairlead.file_batch AS b WHERE b.ended_at IS NULL ORDER BY b.id LIMIT $1::bigint
+
 -- name: file_uses
 SELECT {file_columns} FROM fairlead.file_use AS u JOIN fairlead.file AS f ON f.id = u.file_id
 WHERE u.job_id = $1 ORDER BY f.id

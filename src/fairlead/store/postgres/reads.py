@@ -19,6 +19,7 @@ from fairlead.store.postgres.budgets import PostgresBudgetReads
 from fairlead.store.postgres.connect import Server, spoils_session, translated
 from fairlead.store.postgres.dashboard import PostgresDashboardReads
 from fairlead.store.postgres.encode import array
+from fairlead.store.postgres.file_batches import PostgresFileBatchReads
 from fairlead.store.postgres.files import PostgresFileReads
 from fairlead.store.postgres.queries import READS, load
 from fairlead.store.postgres.schedules import PostgresScheduleReads
@@ -65,6 +66,7 @@ class Reads(
     PostgresUsageReads,
     PostgresBudgetReads,
     PostgresFileReads,
+    PostgresFileBatchReads,
     PostgresWebhookReads,
     PostgresScheduleReads,
 ):

@@ -33,12 +33,13 @@ INSERT INTO fairlead.webhook_delivery
            b.id, NULL, $2::bigint,
            ((b.webhook::jsonb -> 'about') || jsonb_build_object('counts', b.counts::jsonb,
                                                                'finished_at', b.finished_at / 1e6))::text
-    FROM fairlead.job_batch AS b WHERE b.id = $1 AND b.webhook IS NOT NULL
+    FROM fairlead.job_batch AS b WHERE b.id = $1 AND b.webhook::json ->> 'receiver' IS NOT NULL
     UNION ALL
     SELECT 'msg_' || b.id || '_' || b.finished_at || '_' || p.id, 'batch.ended', p.id, b.user_id, $2::bigint, b.id, p.id,
            $2::bigint, jsonb_build_object('counts', b.counts::jsonb, 'finished_at', b.finished_at / 1e6)::text
     FROM fairlead.job_batch AS b JOIN fairlead.webhook_endpoint AS p ON p.user_id IS NULL OR p.user_id = b.user_id
     WHERE b.id = $1 AND p.url IS NOT NULL AND p.disabled_at IS NULL AND p.events::jsonb ? 'batch.ended'
+    AND b.webhook::json ->> 'silent' IS NULL
     ON CONFLICT DO NOTHING
 
 -- name: create_endpoint

@@ -18,6 +18,7 @@ from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progres
 from fairlead.errors import IdempotencyMismatch, RequestError, TooManyWaiting
 from fairlead.store import budgets as budget_kinds
 from fairlead.store import dashboard as dashboard_kinds
+from fairlead.store import file_batches as file_batch_kinds
 from fairlead.store import files as file_kinds
 from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
@@ -61,7 +62,7 @@ from fairlead.store.port import (
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, jobs_of, numbered
 from fairlead.store.rules import rules_of
-from fairlead.store.sqlite import budgets, dashboard, encode, files, schedules, usage, webhooks
+from fairlead.store.sqlite import budgets, dashboard, encode, file_batches, files, schedules, usage, webhooks
 from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
 
 # The order in which kinds are applied: rules first; jobs are inserted before they move or are deleted.
@@ -86,6 +87,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     *((kind, usage.usage_rows) for kind in usage_kinds.KINDS),
     *((kind, budgets.budget_rows) for kind in budget_kinds.KINDS),
     *((kind, files.file_rows) for kind in file_kinds.KINDS),
+    *((kind, file_batches.file_batch_rows) for kind in file_batch_kinds.KINDS),
     *((kind, webhooks.webhook_rows) for kind in webhook_kinds.KINDS),
     *((kind, schedules.schedule_rows) for kind in schedule_kinds.KINDS),
 )
@@ -207,7 +209,7 @@ class CommitBatch:
         self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)
-        more = budgets.OUTCOMES | files.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES
+        more = budgets.OUTCOMES | files.OUTCOMES | file_batches.OUTCOMES | webhooks.OUTCOMES | schedules.OUTCOMES
         for kind, (name, outcome) in (OUTCOMES | more).items():
             if kind in self._indexes:
                 self._valued(kind, name, outcome)

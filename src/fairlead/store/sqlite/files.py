@@ -98,6 +98,13 @@ class SqliteFileReads:
         rows = await self._rows(name, *users, before, before, purpose, purpose, limit)
         return [file_of(row) for row in rows]
 
+    async def oldest_files(
+        self, user_id: str | None, *, purpose: str | None, after: str | None, limit: int
+    ) -> list[File]:
+        name = "oldest_files" if user_id is None else "oldest_files_of_user"
+        users = () if user_id is None else (user_id,)
+        return [file_of(row) for row in await self._rows(name, *users, after, after, purpose, purpose, limit)]
+
     async def file_uses(self, job_id: str) -> list[File]:
         return [file_of(row) for row in await self._rows("file_uses", job_id)]
 

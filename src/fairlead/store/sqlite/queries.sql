@@ -369,6 +369,40 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     AND (? IS NULL OR f.id < ?) AND (? IS NULL OR f.purpose = ?) ORDER BY f.id DESC LIMIT ?
 )
 
+-- name: oldest_files
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {file_row} AS row FROM file AS f WHERE f.job_id IS NULL AND f.state = 1
+    AND (? IS NULL OR f.id > ?) AND (? IS NULL OR f.purpose = ?) ORDER BY f.id LIMIT ?
+)
+
+-- name: oldest_files_of_user
+SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
+    SELECT {file_row} AS row FROM file AS f WHERE f.user_id = ? AND f.job_id IS NULL AND f.state = 1
+    AND (? IS NULL OR f.id > ?) AND (? IS NULL OR f.purpose = ?) ORDER BY f.id LIMIT ?
+)
+
+-- name: get_file_batch
+SELECT json_group_array(json_array({file_batch_columns})) FROM file_batch AS b WHERE b.id = ?
+
+-- name: list_file_batches
+-- ?: before twice, limit. Newest first.
+SELECT json_group_array(json(row)) FROM (
+    SELECT json_array({file_batch_columns}) AS row FROM file_batch AS b
+    WHERE (? IS NULL OR b.id < ?) ORDER BY b.id DESC LIMIT ?
+)
+
+-- name: list_file_batches_of_user
+-- ?: user, before twice, limit. Newest first.
+SELECT json_group_array(json(row)) FROM (
+    SELECT json_array({file_batch_columns}) AS row FROM file_batch AS b
+    WHERE b.user_id = ? AND (? IS NULL OR b.id < ?) ORDER BY b.id DESC LIMIT ?
+)
+
+-- name: open_file_batches
+SELECT json_group_array(json(row)) FROM (
+    SELECT json_array({file_batch_columns}) AS row FROM file_batch AS b WHERE b.ended_at IS NULL ORDER BY b.id LIMIT ?
+)
+
 -- name: file_uses
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT {file_row} AS row FROM file_use AS u JOIN file AS f ON f.id = u.file_id WHERE u.job_id = ? ORDER BY f.id

@@ -26,6 +26,7 @@ from fairlead.store.sql_files import load, without_comments
 from fairlead.store.sqlite import connect
 from fairlead.store.sqlite.budgets import SqliteBudgetReads
 from fairlead.store.sqlite.dashboard import SqliteDashboardReads
+from fairlead.store.sqlite.file_batches import SqliteFileBatchReads
 from fairlead.store.sqlite.files import SqliteFileReads
 from fairlead.store.sqlite.gil import prompt_handover
 from fairlead.store.sqlite.lock import File
@@ -41,6 +42,7 @@ class Reads(
     SqliteUsageReads,
     SqliteBudgetReads,
     SqliteFileReads,
+    SqliteFileBatchReads,
     SqliteWebhookReads,
     SqliteScheduleReads,
 ):

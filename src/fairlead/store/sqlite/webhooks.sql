@@ -40,6 +40,7 @@ BEGIN
                NEW.now, json_object('counts', json(b.counts), 'finished_at', b.finished_at / 1e6)
         FROM job_batch AS b CROSS JOIN webhook_endpoint AS p ON p.user_id IS NULL OR p.user_id = b.user_id
         WHERE b.id = NEW.body AND b.finished_at IS NOT NULL AND p.url IS NOT NULL AND p.disabled_at IS NULL
+        AND b.webhook ->> '$.silent' IS NULL
         AND EXISTS (SELECT 1 FROM json_each(p.events) AS w WHERE w.value = 'batch.ended')
         ON CONFLICT DO NOTHING;
 END;

@@ -73,8 +73,8 @@ async def read_call(request: Request) -> FrontCall:
     path = path_of(request.scope).removeprefix(PREFIX)
     if not openai.is_path(path):
         raise NoSuchRoute("no such path below /v1; paths have letters, digits, '_', '-', '.' and '/'")
-    if path == "models" or path.startswith("models/"):
-        raise MethodNotAllowed("models support GET, not POST", allow="GET")
+    if path == "models" or path.startswith(("models/", "files/", "batches/")):
+        raise MethodNotAllowed(f"{path.partition('/')[0]} support GET, not POST", allow="GET")
     if match := _RESPONSE.fullmatch(path):
         allow = "GET" if match[1] else "DELETE, GET"
         raise MethodNotAllowed(f"a response supports {allow}, not POST", allow=allow)
@@ -106,7 +106,7 @@ async def read_call(request: Request) -> FrontCall:
         tier,
         queue_view(headers),
         Identity(user_id, fingerprint, body_hash, keyed=key is not None, detached=background),
-        retried=key is not None or _retries(headers) > 0,
+        retried=key is not None or retries(headers) > 0,
         previous=_text(fields, "previous_response_id") if path == openai.RESPONSES else None,
         webhook=headers[_WEBHOOK].decode("latin-1") if background and _WEBHOOK in headers else None,
     )
@@ -159,7 +159,7 @@ def queue_view(headers: dict[bytes, bytes]) -> QueueView:
         raise InvalidInput(f"{QUEUE_HEADER} must be comments, chunks or none", pointer=f"/{QUEUE_HEADER}") from None
 
 
-def _retries(headers: dict[bytes, bytes]) -> int:
+def retries(headers: dict[bytes, bytes]) -> int:
     """How often the client has sent this request before (`x-stainless-retry-count`)."""
     text = headers.get(b"x-stainless-retry-count", b"0")
     return int(text) if text.isdigit() and len(text) < 4 else 0

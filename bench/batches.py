@@ -1,0 +1,229 @@
+"""A batch of 50,000 lines from a file: the memory of each process, the time of each phase, and what requests that are
+not part of the batch wait with and without it.
+
+    python -m bench.batches [--engine sqlite|postgres] [--lines 50000] [--bytes 4000] [--call 0.05] [--seconds 20]
+
+The upstream takes `--call` seconds for each call, and the service has a limit of 8. Requests of 20 users arrive at
+random, 40 a second in all. A request may wait for one call more while the batch runs, because it never stops a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+from aiohttp import web
+
+from bench.front.upstream import ANSWER, LIST, MODEL
+from bench.scenarios.http import free_port
+from bench.servers import Servers
+
+CHAT = "/v1/chat/completions"
+LIMIT, USERS, PER_SECOND = 8, 20, 40.0
+CONFIG = """
+[services.bench]
+openai = "{upstream}"
+limit = {limit}
+
+[artifacts]
+url = "{files}"
+"""
+
+
+@asynccontextmanager
+async def upstream(seconds: float) -> AsyncIterator[str]:
+    async def chat(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(seconds)
+        return web.Response(body=ANSWER, content_type="application/json")
+
+    async def models(request: web.Request) -> web.Response:
+        return web.Response(body=LIST, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post(CHAT, chat)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+class Site:
+    """The processes of the site by name, and the URL of its gateway."""
+
+    def __init__(self, url: str, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        self.url = url
+        self.processes = processes
+
+    def peaks(self) -> dict[str, float]:
+        """The most memory that each process had so far, in MB."""
+        return {name: _status(process.pid, "VmHWM") for name, process in self.processes.items()}
+
+
+def _status(pid: int, name: str) -> float:
+    text = Path(f"/proc/{pid}/status").read_text("ascii")
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) / 1024
+
+
+@contextmanager
+def site(folder: Path, engine: str, url: str) -> Iterator[Site]:
+    (folder / "fairlead.toml").write_text(CONFIG.format(upstream=url, limit=LIMIT, files=folder / "files"))
+    port = free_port()
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{folder}/bench.db"}
+    roles = {"up": ["--port", str(port)]}
+    if engine == "postgres":
+        servers = Servers()
+        environment |= {"DATABASE_URL": servers.fresh(), "REDIS_URL": servers.redis_url}
+        roles = {"api": ["--port", str(port)], "worker": [], "manager": []}
+    with ExitStack() as stack:
+        processes = {}
+        for role, options in roles.items():
+            command = [sys.executable, "-m", "fairlead.cli", role, "--log-level", "warning", *options]
+            process = subprocess.Popen(command, cwd=folder, env=environment)
+            stack.callback(_stop, process)
+            processes[role] = process
+        yield Site(f"http://127.0.0.1:{port}", processes)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def ready(client: httpx2.AsyncClient) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if (await client.get("/readyz")).status_code == 200:
+                    return
+            except httpx2.TransportError:
+                pass
+            await asyncio.sleep(0.2)
+
+
+def write_input(path: Path, lines: int, size: int) -> None:
+    with path.open("wb") as file:
+        for number in range(lines):
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * max(1, size - 150)}]}
+            request = {"custom_id": f"request-{number}", "method": "POST", "url": CHAT, "body": body}
+            file.write(orjson.dumps(request, option=orjson.OPT_APPEND_NEWLINE))
+
+
+async def waits(client: httpx2.AsyncClient, seconds: float) -> list[float]:
+    """How long requests of users take that arrive at random for this time."""
+    chance, took = random.Random(1), []
+
+    async def ask(user: int) -> None:
+        began = time.perf_counter()
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "user": f"u{user}"}
+        (await client.post(CHAT, json=body)).raise_for_status()
+        took.append(time.perf_counter() - began)
+
+    until = time.perf_counter() + seconds
+    async with asyncio.TaskGroup() as group:
+        while time.perf_counter() < until:
+            group.create_task(ask(chance.randrange(USERS)))
+            await asyncio.sleep(chance.expovariate(PER_SECOND))
+    return sorted(took)
+
+
+def shown(took: list[float]) -> str:
+    p50, p95 = took[len(took) // 2], took[len(took) * 95 // 100]
+    return f"{len(took)} requests, p50 {p50 * 1000:.0f} ms, p95 {p95 * 1000:.0f} ms"
+
+
+async def poll(client: httpx2.AsyncClient, batch_id: str, *statuses: str) -> dict[str, Any]:
+    while True:
+        batch: dict[str, Any] = (await client.get(f"/v1/batches/{batch_id}")).json()
+        if batch["status"] in statuses:
+            return batch
+        await asyncio.sleep(0.2)
+
+
+async def run(options: argparse.Namespace, folder: Path) -> None:
+    path = folder / "requests.jsonl"
+    write_input(path, options.lines, options.bytes)
+    async with upstream(options.call) as url:
+        with site(folder, options.engine, url) as running:
+            limits = httpx2.Limits(max_connections=500)
+            async with httpx2.AsyncClient(base_url=running.url, timeout=600, limits=limits) as client:
+                await ready(client)
+                await waits(client, 2.0)
+                await measure(client, running, options, path)
+
+
+async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.Namespace, path: Path) -> None:
+    def report(what: str, began: float) -> None:
+        peaks = ", ".join(f"{name} {peak:.0f} MB" for name, peak in running.peaks().items())
+        print(f"{what}: {time.perf_counter() - began:.1f} s; peak memory: {peaks}", flush=True)
+
+    alone = await waits(client, options.seconds)
+    print(f"without a batch: {shown(alone)}", flush=True)
+    began = time.perf_counter()
+    with path.open("rb") as file:
+        fields = {"files": {"file": ("requests.jsonl", file)}, "data": {"purpose": "batch"}}
+        uploaded = (await client.post("/v1/files", **fields)).json()
+    report(f"upload of {uploaded['bytes'] / 1e6:.0f} MB", began)
+    began = time.perf_counter()
+    fields = {"input_file_id": uploaded["id"], "endpoint": CHAT, "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=fields)).json()
+    report(f"create, {batch['fairlead']}", began)
+    began = time.perf_counter()
+    batch = await poll(client, batch["id"], "in_progress", "failed")
+    report(f"validation of {batch['request_counts']['total']} lines", began)
+    began = time.perf_counter()
+    beside = await waits(client, options.seconds)
+    batch = await poll(client, batch["id"], "in_progress", "finalizing", "completed")
+    print(f"with a batch, {batch['status']} {batch['request_counts']}: {shown(beside)}")
+    grown = beside[len(beside) * 95 // 100] - alone[len(alone) * 95 // 100]
+    print(f"p95 grows by {grown / options.call:.2f} calls of {options.call} s", flush=True)
+    report("in progress so far", began)
+    if options.cancel:
+        await client.post(f"/v1/batches/{batch['id']}/cancel")
+    batch = await poll(client, batch["id"], "completed", "cancelled")
+    report(f"{batch['status']} {batch['request_counts']}", began)
+    began, size = time.perf_counter(), 0
+    for file_id in (batch["output_file_id"], batch["error_file_id"]):
+        if file_id is not None:
+            async with client.stream("GET", f"/v1/files/{file_id}/content") as response:
+                async for piece in response.aiter_bytes():
+                    size += len(piece)
+    report(f"download of {size / 1e6:.0f} MB", began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--lines", type=int, default=50_000)
+    parser.add_argument("--bytes", type=int, default=4000, help="of each line")
+    parser.add_argument("--call", type=float, default=0.05, help="seconds that the upstream takes")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for which requests of users are sent")
+    parser.add_argument("--cancel", action="store_true", help="cancel the batch after that, instead of waiting for it")
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(parser.parse_args(), Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

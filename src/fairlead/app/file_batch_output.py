@@ -1,0 +1,142 @@
+"""Writes the results of a file batch into its output file and its error file, in one pass over its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from fairlead.app.batches import Batches
+from fairlead.app.file_batch_input import LineTooLong, longest_line, read_lines
+from fairlead.app.runtime import Runtime
+from fairlead.artifacts.files import NewFile
+from fairlead.artifacts.values import is_stored, load_value
+from fairlead.domain.file_batch import OUTPUT, FileBatch
+from fairlead.domain.file_batch_lines import (
+    EXPIRED,
+    USAGE,
+    BadLine,
+    ResultLine,
+    request_of,
+    result_line,
+    unsubmitted_line,
+)
+from fairlead.domain.files import File
+
+PIECE = 64 * 1024
+AHEAD = 4
+"""The number of pieces that wait to be written."""
+
+
+@dataclass
+class Written:
+    """The files that were written, which are not complete yet, and what is in them."""
+
+    output: File | None = None
+    errors: File | None = None
+    completed: int = 0
+    failed: int = 0
+    expired: bool = False
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[File]:
+        return [file for file in (self.output, self.errors) if file is not None]
+
+    def count(self, line: ResultLine) -> None:
+        if line.ok:
+            self.completed += 1
+        else:
+            self.failed += 1
+            self.expired = self.expired or line.code == EXPIRED
+        if line.usage is not None:
+            self.usage = {name: self.usage.get(name, 0) + line.usage[name] for name in USAGE}
+
+
+class _Sink:
+    """A file that is written while its lines are made. It is begun with its first line."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
+        self.task: asyncio.Task[File] | None = None
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    async def add(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size >= PIECE:
+            await self._flush()
+
+    async def end(self) -> File | None:
+        if self.task is None:
+            return None
+        await self._flush()
+        await self.pieces.put(None)
+        return await self.task
+
+    async def _flush(self) -> None:
+        piece, self._lines, self._size = b"".join(self._lines), [], 0
+        await self.pieces.put(piece)
+
+    async def read(self) -> AsyncIterator[bytes]:
+        while (piece := await self.pieces.get()) is not None:
+            yield piece
+
+
+class OutputWriter:
+    def __init__(self, runtime: Runtime, batches: Batches) -> None:
+        self._runtime = runtime
+        self._batches = batches
+
+    async def write(self, batch: FileBatch, parts: list[str]) -> Written:
+        """Write the lines of these parts, and of the requests that were never submitted. The caller completes the files
+        with the commit that ends the batch."""
+        written, output, errors = Written(), _Sink(), _Sink()
+        try:
+            async with asyncio.TaskGroup() as group:
+                async with aclosing(self._lines(batch, parts)) as lines:
+                    async for line in lines:
+                        written.count(line)
+                        sink = output if line.ok else errors
+                        if sink.task is None:
+                            name = "output" if line.ok else "errors"
+                            sink.task = group.create_task(self._save(batch, f"{batch.id}_{name}.jsonl", sink))
+                        await sink.add(line.text)
+                written.output, written.errors = await output.end(), await errors.end()
+        except ExceptionGroup as group_of_errors:
+            raise group_of_errors.exceptions[0] from None
+        return written
+
+    async def _save(self, batch: FileBatch, name: str, sink: _Sink) -> File:
+        files, keep = self._runtime.files, batch.keep_output_for
+        expires_at = None if keep is None else self._runtime.clock.now() + keep
+        new = NewFile(batch.user_id, name, "application/jsonl", OUTPUT, expires_at)
+        return await files.write(await files.begin(new), sink.read())
+
+    async def _lines(self, batch: FileBatch, parts: list[str]) -> AsyncGenerator[ResultLine, None]:
+        files = self._runtime.files
+        for part in parts:
+            async for item in self._batches.results(part):
+                if is_stored(item.result):
+                    # Raises Unavailable while the object store cannot be reached.
+                    item = replace(item, result=await load_value(files, item.job_id, item.result))
+                yield result_line(item, batch)
+        if batch.submitted >= batch.total:
+            return
+        file = await files.get_complete(batch.input_file_id)
+        number = batch.submitted
+        try:
+            async for line in read_lines(files, file, longest_line(self._runtime.config), batch.offset):
+                number += 1
+                yield unsubmitted_line(batch, number, _custom_id(line.text, batch))
+        except LineTooLong:
+            return  # the limit was lowered since
+
+
+def _custom_id(text: bytes, batch: FileBatch) -> str | None:
+    try:
+        return request_of(text, batch.endpoint).custom_id
+    except BadLine:
+        return None

@@ -226,3 +226,30 @@ def test_open_event_streams_do_not_block_the_exit(tmp_path: Path) -> None:
             assert server.ended() == Exit.OK
             # The watcher waits for the gateway to come back.
             watching.wait_for("trying again")
+
+
+# ---------------------------------------------------------------- its log
+
+
+def test_the_log_is_json_with_the_fields_of_jobs_and_requests(tmp_path: Path) -> None:
+    arguments = ("project:app", "--log-format", "json", "--log-level", "debug")
+    with up(tmp_path, *arguments) as server:
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        body = {"user_id": "ada", "feature_name": "echo", "input_data": {"n": 1}}
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": "request-17"}
+        job_id = httpx2.post(f"{server.url}/api/v1/jobs", json=body, headers=headers).json()["job_id"]
+        server.wait_for("COMPLETED after")
+        server.signal(signal.SIGTERM)
+        assert server.ended() == Exit.OK
+        log = [json.loads(line) for line in "".join(server.output).splitlines() if line.startswith('{"time"')]
+        assert [line for line in "".join(server.output).splitlines() if " INFO " in line] == []
+    (request,) = [line for line in log if line.get("path") == "/api/v1/jobs"]
+    assert (request["request_id"], request["status"], request["method"]) == ("request-17", 202, "POST")
+    (ended,) = [line for line in log if "COMPLETED after" in line["message"]]
+    assert (ended["job_id"], ended["user_id"], ended["service"]) == (job_id, "ada", "echo")
+    assert ended["trace_id"] == request["trace_id"] == trace
+
+
+def test_an_unknown_format_of_the_log_is_refused(tmp_path: Path) -> None:
+    done = fairlead("config", "check", cwd=tmp_path, env={"LOG_FORMAT": "xml"})
+    assert (done.code, "LOG_FORMAT xml" in done.err) == (Exit.USAGE, True)

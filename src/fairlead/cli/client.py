@@ -3,19 +3,18 @@ converted to `Failure`."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
 import typer
 
 from fairlead.cli.failure import Exit, Failure
+from fairlead.cli.options import with_option
 from fairlead.client import Client, NoConnection, Unauthorized
 from fairlead.client.calls import events_of
 from fairlead.client.settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
@@ -35,18 +34,7 @@ _url: ContextVar[str | None] = ContextVar("url", default=None)
 
 def client_command(function: F) -> F:
     """Decorator that adds the option `--url` to a command that calls a gateway."""
-
-    @wraps(function)
-    def command(*arguments: Any, url: str | None = None, **options: Any) -> Any:
-        choose(url)
-        return function(*arguments, **options)
-
-    signature = inspect.signature(function, eval_str=True)
-    added = inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url)
-    extended = signature.replace(parameters=[*signature.parameters.values(), added])
-    command.__dict__["__signature__"] = extended
-    command.__annotations__ = {name: each.annotation for name, each in extended.parameters.items()}
-    return cast(F, command)
+    return with_option(function, "url", Url, choose)
 
 
 def choose(url: str | None) -> None:

@@ -5,13 +5,15 @@ Durations are written as `90`, `90s` or `1h30m`. Times are ISO 8601, in local ti
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import httpx2
 import typer
@@ -36,6 +38,22 @@ def command(function: F) -> F:
     """Decorator that marks a function as a command, whose options are the function's parameters. `root` registers the
     commands."""
     return function
+
+
+def with_option(function: F, name: str, annotation: Any, take: Callable[[Any], None]) -> F:
+    """Add an option to a command. `take` receives its value before the command runs."""
+
+    @wraps(function)
+    def command(*arguments: Any, **options: Any) -> Any:
+        take(options.pop(name, None))
+        return function(*arguments, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    extended = signature.replace(parameters=[*signature.parameters.values(), added])
+    command.__dict__["__signature__"] = extended
+    command.__annotations__ = {name: each.annotation for name, each in extended.parameters.items()}
+    return cast(F, command)
 
 
 # ---------------------------------------------------------------- values
@@ -203,6 +221,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Annotated[
     str | None,
     typer.Option("--log-level", metavar="LEVEL", help=f"The level of the log on stderr: {', '.join(LOG_LEVELS)}."),
+]
+LOG_FORMATS = ("text", "json")
+LogFormat = Annotated[
+    str | None,
+    typer.Option("--log-format", metavar="FORMAT", help="text, or json: one JSON object per line."),
 ]
 MetricsPort = Annotated[
     int | None,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
-from fairlead.cli.logs import log_to_stderr
+from fairlead.cli.logs import choose_format, log_to_stderr
 from fairlead.cli.options import (
     AppPath,
     Certfile,
@@ -22,11 +22,12 @@ from fairlead.cli.options import (
     Host,
     Json,
     Keyfile,
+    LogFormat,
     LogLevel,
     MetricsHost,
     MetricsPort,
     Port,
-    command,
+    with_option,
 )
 from fairlead.cli.tls import Certificate
 from fairlead.domain.config_checks import spelled
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fairlead.process")
 
 LOOPBACK = "127.0.0.1"
+F = TypeVar("F", bound=Callable[..., Any])
 
 Services = Annotated[
     str | None, typer.Option("--services", metavar="NAMES", help="Only these services, as a,b; default: all.")
@@ -74,7 +76,12 @@ Limit = Annotated[
 ]
 
 
-@command
+def process_command(function: F) -> F:
+    """Decorator that marks a function as the command of a process, with the option `--log-format`."""
+    return with_option(function, "log_format", LogFormat, choose_format)
+
+
+@process_command
 def up(
     context: typer.Context,
     app_path: AppPath = None,
@@ -104,7 +111,7 @@ def up(
     run("up", app, Roles(), listening, bind_metrics(metrics_host, metrics_port), json=json)
 
 
-@command
+@process_command
 def api(
     context: typer.Context,
     app_path: AppPath = None,
@@ -126,7 +133,7 @@ def api(
     run("api", app, Roles(worker=False, manager=False), bind(app, host, port, certfile, keyfile), json=json)
 
 
-@command
+@process_command
 def worker(
     context: typer.Context,
     app_path: AppPath = None,
@@ -168,7 +175,7 @@ def worker(
     run("worker", app, roles, Listening([]), bind_metrics(metrics_host, metrics_port), json=json)
 
 
-@command
+@process_command
 def manager(
     context: typer.Context,
     app_path: AppPath = None,

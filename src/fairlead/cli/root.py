@@ -21,8 +21,8 @@ from fairlead.cli.doctor import doctor
 from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.files import files
 from fairlead.cli.init import init
-from fairlead.cli.logs import log_to_stderr
-from fairlead.cli.options import LogLevel
+from fairlead.cli.logs import choose_format, log_to_stderr
+from fairlead.cli.options import LogFormat, LogLevel
 from fairlead.cli.output import note, print_problem
 from fairlead.cli.schedules import schedules
 from fairlead.cli.usage import usage
@@ -91,6 +91,7 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     log_level: LogLevel = None,
+    log_format: LogFormat = None,
     url: Url = None,
     version: Annotated[
         bool,
@@ -101,6 +102,7 @@ def root(
         raise Failure(f"`fairlead {context.invoked_subcommand}` calls no gateway; omit --url", Exit.USAGE)
     choose(url)
     context.obj = log_level
+    choose_format(log_format)
     log_to_stderr(log_level or "warning")
 
 

@@ -22,6 +22,7 @@ from fairlead.engine.parts import EngineParts
 from fairlead.engine.step_run import OutcomeMapper
 from fairlead.errors import StoreError, Unavailable
 from fairlead.executors.factory import reaches
+from fairlead.log_fields import about
 from fairlead.outage import Outage
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Outcome, Started, TurnedBack
@@ -407,4 +408,6 @@ class Starter:
         try:
             await self._recorder.record(job, self._outcomes.not_run(job), self._clock.now())
         except Unavailable as error:
-            start_log.warning("job %s was started too late and could not be handed back (%s)", job.id, error)
+            start_log.warning(
+                "job %s was started too late and could not be handed back (%s)", job.id, error, extra=about(job)
+            )

@@ -18,6 +18,7 @@ from fairlead.engine.counters import Counters
 from fairlead.engine.events import Hub
 from fairlead.engine.parts import Signals
 from fairlead.errors import StoreError, Unavailable
+from fairlead.log_fields import about
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Done, FireTimers, PromoteWaiting, SweepResult
 
@@ -156,9 +157,16 @@ def _log(job: Job, move: Move, now: float) -> None:
 def _log_turn(job: Job, move: Move) -> None:
     if move.status is JobStatus.FAILED:
         error = move.error or {}
-        turn_log.info("turn %s of %s: failed (%s: %r)", job.id, job.service, error.get("code"), error.get("message"))
+        turn_log.info(
+            "turn %s of %s: failed (%s: %r)",
+            job.id,
+            job.service,
+            error.get("code"),
+            error.get("message"),
+            extra=about(job),
+        )
     elif (done := _TURN_MOVES.get(move.verb)) is not None:
-        turn_log.info("turn %s of %s: %s", job.id, job.service, done)
+        turn_log.info("turn %s of %s: %s", job.id, job.service, done, extra=about(job))
 
 
 def _log_attempt(job: Job, attempt: Attempt) -> None:
@@ -171,7 +179,9 @@ def _log_attempt(job: Job, attempt: Attempt) -> None:
     arguments = (job.id, attempt.attempt, attempt.service, error.get("code"), error.get("message"))
     # The traceback is passed as stack info, so that formatters which escape line breaks in messages keep it readable.
     shown = None if trace is None else textwrap.indent(trace, "    ")
-    log.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, text, arguments, None, sinfo=shown))
+    log.handle(
+        log.makeRecord(log.name, logging.WARNING, __file__, 0, text, arguments, None, extra=about(job), sinfo=shown)
+    )
 
 
 def _log_end(job: Job, move: Move, now: float) -> None:
@@ -179,7 +189,9 @@ def _log_end(job: Job, move: Move, now: float) -> None:
     error = move.error if move.status is JobStatus.FAILED else None
     why = "" if error is None else f": {error.get('code')}: {error.get('message')}"
     seconds = max(0.0, now - job.created_at)
-    log.info("job %s (%s): %s after %.1f s%s", job.id, job.feature_name, move.status.value, seconds, why)
+    log.info(
+        "job %s (%s): %s after %.1f s%s", job.id, job.feature_name, move.status.value, seconds, why, extra=about(job)
+    )
 
 
 def accepted(job: Job, now: float) -> Event:

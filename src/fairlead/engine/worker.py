@@ -47,6 +47,7 @@ from fairlead.errors import Unavailable
 from fairlead.executors.call_outcome import failure_of
 from fairlead.executors.port import CANCELLED, TIMED_OUT, Call
 from fairlead.executors.trace_scope import execute
+from fairlead.log_fields import about
 from fairlead.outage import Outage
 from fairlead.store.port import Store
 
@@ -211,7 +212,7 @@ class Worker:
             await self._keep_slot(run)
             self._release(run)
         except Exception:
-            log.exception("job %s: running its step failed; its lease will expire", run.job.id)
+            log.exception("job %s: running its step failed; its lease will expire", run.job.id, extra=about(run.job))
             run.released = True
             self._runs.pop(run.job.id, None)
             self._leases.drop(run.lease.name)
@@ -243,7 +244,7 @@ class Worker:
                 raise
             run.outcome = cancelled_outcome(run)
         except Exception as error:
-            log.exception("the executor of %s failed", call.service)
+            log.exception("the executor of %s failed", call.service, extra=about(run.job))
             run.outcome = failure_of(error)
         finally:
             run.timeouts.off(run)
@@ -316,7 +317,7 @@ class Worker:
                 delay = min(5.0, delay * 2)
             except Exception:
                 # The store refuses this row alone. Recovery takes the job back when its lease has expired.
-                log.exception("job %s: its outcome could not be written", job.id)
+                log.exception("job %s: its outcome could not be written", job.id, extra=about(job))
                 self._leases.drop(run.lease.name)
                 return False
 
@@ -324,7 +325,7 @@ class Worker:
         self._write_outage.ended()
         if not applied:
             self.late_results += 1
-            log.info("a late result of job %s, step %d was refused", run.job.id, run.job.step)
+            log.info("a late result of job %s, step %d was refused", run.job.id, run.job.step, extra=about(run.job))
 
     async def _keep_slot(self, run: StepRun) -> None:
         if run.cools_down:
@@ -351,7 +352,7 @@ class Worker:
         """Stop the handlers whose leases are lost: their results would be refused."""
         for run in list(self._runs.values()):
             if run.lease.name in names:
-                log.warning("job %s: the lease %s is lost; stopping", run.job.id, run.lease.name)
+                log.warning("job %s: the lease %s is lost; stopping", run.job.id, run.lease.name, extra=about(run.job))
                 self._stop(run, LOST)
         for name in names:
             self._leases.drop(name)

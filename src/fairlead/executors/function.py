@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
+from fairlead import log_fields
 from fairlead.domain.retry import Failure
 from fairlead.errors import ConfigError
 from fairlead.executors.call_outcome import concluded, failure_of
@@ -120,7 +121,9 @@ class FunctionExecutor:
             return emitting(self._handler(call), call)
 
         # Threads do not inherit the current span.
-        done = self._threads.call(work if call.trace is None else partial(copy_context().run, work))
+        done = self._threads.call(
+            work if call.trace is None and not log_fields.wanted() else partial(copy_context().run, work)
+        )
         try:
             value, failed = await asyncio.shield(done)
         except asyncio.CancelledError:

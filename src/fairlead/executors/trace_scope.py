@@ -5,14 +5,36 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from fairlead import log_fields
 from fairlead.domain.retry import Failure
 from fairlead.domain.trace_context import of_text
 from fairlead.executors.port import Call, Executor, Success
 
 
 async def execute(executor: Executor, call: Call) -> Success | Failure:
-    """Make the call within its trace."""
+    """Make the call within its trace, and name it in the log lines of its handler."""
+    if log_fields.wanted():
+        with log_fields.within(_fields(call)):
+            return await _execute(executor, call)
+    return await _execute(executor, call)
+
+
+def _fields(call: Call) -> dict[str, Any]:
+    context = None if call.trace is None else of_text(call.trace)
+    trace = {} if context is None else {"trace_id": context.trace_id}
+    return {
+        "job_id": call.job_id,
+        "user_id": call.user_id,
+        "feature_name": call.feature_name,
+        "service": call.service,
+        "attempt": call.attempt,
+        **trace,
+    }
+
+
+async def _execute(executor: Executor, call: Call) -> Success | Failure:
     if call.trace is None:
         return await executor.execute(call)
     with current_trace(call.trace):

@@ -20,6 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uuid_utils import uuid7
 
+from fairlead import log_fields
+from fairlead.domain.trace_context import of_headers
 from fairlead.errors import RequestError, TooLarge, Unavailable
 from fairlead.gateway.problems import REQUEST_ID, BodyTimeout, problem_response
 
@@ -69,14 +71,20 @@ class RequestMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
+        scope[REQUEST_ID] = _request_id(scope)
+        answer = self._http if scope["type"] == "http" else self._websocket
+        if not log_fields.wanted():
+            await answer(scope, receive, send)
+            return
+        with log_fields.within(_request_fields(scope)):
+            await answer(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
+        request_id = scope[REQUEST_ID]
         status = 0
 
         async def send_framed(message: Message) -> None:
@@ -118,7 +126,7 @@ class RequestMiddleware:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for a WebSocket, and log its close code when it ends."""
         began = perf_counter()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
+        request_id = scope[REQUEST_ID]
         code = 0
         gone = False
 
@@ -179,7 +187,23 @@ def _write_log(method: str, scope: Scope, status: int, seconds: float) -> None:
             status,
             seconds * 1000,
             scope[REQUEST_ID],
+            extra=log_fields.with_fields(
+                **_request_fields(scope),
+                method=method,
+                path=_safe_path(scope),
+                status=status,
+                duration_ms=round(seconds * 1000, 1),
+            ),
         )
+
+
+def _request_fields(scope: Scope) -> dict[str, Any]:
+    """The fields of log lines about a request."""
+    headers = headers_of(scope)
+    parent = headers.get(b"traceparent")
+    trace = None if parent is None else of_headers(parent.decode("latin-1"))
+    fields: dict[str, Any] = {"request_id": scope[REQUEST_ID]}
+    return fields if trace is None else {**fields, "trace_id": trace.trace_id}
 
 
 def _safe_path(scope: Scope) -> str:

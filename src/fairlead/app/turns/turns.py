@@ -36,6 +36,7 @@ from fairlead.engine.node import Node
 from fairlead.engine.rebuild import lease_of
 from fairlead.engine.turns.waiters import Waiter
 from fairlead.errors import NotFound, TurnLost, Unavailable, UnknownFeature, WrongState
+from fairlead.log_fields import about
 from fairlead.store.port import Accepted, Done
 
 log = logging.getLogger("fairlead.turns")
@@ -105,7 +106,7 @@ class Turns(TurnQueries):
         if job.timer_at is not None:
             runtime.signals.timer_set(job.timer_at)
         runtime.writer.counters.accepted[job.feature_name, job.priority] += 1
-        log.info("turn %s of %s: added", job.id, service)
+        log.info("turn %s of %s: added", job.id, service, extra=about(job))
         if max_wait is not None:
             waiter.timer = asyncio.get_running_loop().call_later(max_wait, lambda: self._spawn(self._time_out(waiter)))
         if submit.ordered:

@@ -30,6 +30,7 @@ from fairlead.engine.parts import EngineParts, RulesRef, ShardSignals
 from fairlead.engine.turns.held_slots import HeldSlots, SlotHolder
 from fairlead.engine.turns.waiters import Waiter
 from fairlead.errors import Unavailable
+from fairlead.log_fields import about
 from fairlead.store.port import Started, TurnedBack
 
 log = logging.getLogger("fairlead.turns")
@@ -194,7 +195,7 @@ class SlotBroker(HeldSlots):
         self._settled(lease)
         self.hold(waiter, lease, job, within=timeout)
         self._recorder.counters.started(job)
-        log.info("turn %s of %s: started", job.id, job.service)
+        log.info("turn %s of %s: started", job.id, job.service, extra=about(job))
         self._announce(job)
         return True
 

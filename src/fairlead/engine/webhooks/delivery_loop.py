@@ -34,6 +34,7 @@ from fairlead.engine.clock import Clock, id_at
 from fairlead.engine.webhooks import signing
 from fairlead.engine.webhooks.port import Sender, Sent
 from fairlead.errors import ConfigError, Unavailable
+from fairlead.log_fields import with_fields
 from fairlead.outage import Outage
 from fairlead.pacing import Interval
 from fairlead.store.group_commit import GroupCommit
@@ -223,7 +224,7 @@ class WebhooksLoop:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            log.exception("delivery %s could not be sent", delivery.id)
+            log.exception("delivery %s could not be sent", delivery.id, extra=_fields(delivery))
             sent = Sent(None, f"the request could not be made: {type(error).__name__}")
         if span is not None:
             span.end(sent.status, None if sent.accepted else sent.text)
@@ -280,7 +281,13 @@ class WebhooksLoop:
         if sent.accepted:
             self.queued += 1
         else:
-            log.info("delivery %s of %s failed: %s", delivery.id, delivery.event, sent.status or sent.text)
+            log.info(
+                "delivery %s of %s failed: %s",
+                delivery.id,
+                delivery.event,
+                sent.status or sent.text,
+                extra=_fields(delivery),
+            )
         writes: list[Transition] = [attempt]
         if reason := disables(endpoint if delivery.endpoint_id else None, attempt, sent, now):
             log.warning("the webhook endpoint %s is disabled: %s", delivery.endpoint_id, reason)
@@ -331,6 +338,10 @@ def disables(endpoint: Endpoint | None, attempt: RecordAttempt, sent: Sent, now:
     if attempt.state is DeliveryState.FAILED and since is not None and now - since >= DISABLE_AFTER:
         return f"no request succeeded since {iso(since)}; the last error: {sent.status or sent.text}"
     return None
+
+
+def _fields(delivery: Delivery) -> dict[str, Any]:
+    return with_fields(job_id=delivery.job_id, user_id=delivery.user_id)
 
 
 def http_sender(config: WebhooksConfig) -> Sender:

@@ -7,6 +7,7 @@ import logging
 from fairlead.domain.job import Job
 from fairlead.domain.webhooks import STARTED
 from fairlead.errors import FairleadError
+from fairlead.log_fields import about
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.webhooks import RecordEvent, about_start
 
@@ -21,4 +22,4 @@ async def record_start(job: Job, group_commit: GroupCommit) -> None:
     try:
         await group_commit.write(RecordEvent(job.id, job.run, STARTED, job.webhook, about_start(job)))
     except FairleadError as error:
-        log.warning("job %s: its event job.started was not written: %s", job.id, error)
+        log.warning("job %s: its event job.started was not written: %s", job.id, error, extra=about(job))

@@ -25,10 +25,26 @@ PAGES = {
     "batch": "/batches/{batch}",
     "dead letters": "/dead",
     "workers": "/workers",
+    "schedules": "/schedules",
+    "schedule": "/schedules/{schedule}",
     "webhooks": "/webhooks",
     "audit": "/audit",
     "usage": "/usage",
 }
+
+SECTIONS = [
+    "Overview",
+    "Jobs",
+    "Users",
+    "Batches",
+    "Usage",
+    "Dead letters",
+    "Workers",
+    "Schedules",
+    "Webhooks",
+    "Audit",
+]
+"""The sections in the order of the navigation."""
 
 
 def route_of(page: str, sample: SampleData) -> str:

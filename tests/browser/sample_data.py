@@ -27,12 +27,17 @@ class SampleData:
     resumable: str
     retrying: str
     batch: str
+    schedule: str
 
 
 async def add_sample_data(stage: Stage) -> SampleData:
     """The data is static: waiting jobs wait behind a call that lasts until the end of the test."""
     app = stage.app
     await app.webhooks.create("https://receiver.invalid/hooks", ["job.completed"], user_id="cyn")
+    schedule = await app.schedules.create(
+        "echo", cron="0 6 * * *", timezone="Europe/Berlin", user_id="cyn", name="news"
+    )
+    await app.schedules.run(schedule.id)
     running = await stage.submit("gated", "ada")
     await stage.running(running)
     found = SampleData(
@@ -52,6 +57,7 @@ async def add_sample_data(stage: Stage) -> SampleData:
                 name=BATCH,
             )
         ).id,
+        schedule=schedule.id,
     )
     await stage.submit("gated", "cyn", priority="high")
     await stage.submit("gated_then_whisper", "ada")

@@ -17,7 +17,7 @@ from tests.browser.pages import settled
 from tests.integration.gateway_site import Gate
 
 
-@pytest.mark.parametrize("route", ["/", "/jobs", "/users", "/batches", "/dead", "/webhooks", "/audit"])
+@pytest.mark.parametrize("route", ["/", "/jobs", "/users", "/batches", "/dead", "/schedules", "/webhooks", "/audit"])
 async def test_an_empty_page_explains_itself(open_window: Open, bare_stage: Stage, route: str) -> None:
     page = await (await open_window(bare_stage)).go(route)
     await settled(page)

@@ -7,7 +7,7 @@ from playwright.async_api import expect
 
 from tests.browser.conftest import Open
 from tests.browser.gateway_site import Stage
-from tests.browser.pages import PAGES, job_link, route_of, settled, unfold
+from tests.browser.pages import PAGES, SECTIONS, job_link, route_of, settled, unfold
 from tests.browser.sample_data import BATCH, SampleData
 from tests.browser.strict_window import PATIENCE_MS
 
@@ -29,6 +29,8 @@ SAYS = {
     "batch": [BATCH, "q0", "q3", "failed"],
     "dead letters": ["this input will never work", "not yet", "Retry", "Purge"],
     "workers": ["api", "worker", "manager", "echo"],
+    "schedules": ["news", "echo", "cyn", "0 6 * * * Europe/Berlin", "Run now", "Pause"],
+    "schedule": ["news", "Next times", "History", "submitted", "run now"],
     "webhooks": ["Endpoints", "https://receiver.invalid/hooks", "Deliveries", "job.completed", "pending"],
     "audit": ["ops", "service.limit", "shout", "service.pause", "whisper"],
     "usage": ["ada", "cyn", "Calls by day", "Slot time", "CSV by day"],
@@ -53,8 +55,7 @@ async def test_a_page_shows_the_sample_data(open_window: Open, sampled: Sampled,
 
 async def test_every_section_is_one_click_away(open_window: Open, sampled: Sampled) -> None:
     page = await (await open_window(sampled[0])).go()
-    sections = ("Jobs", "Users", "Batches", "Usage", "Dead letters", "Workers", "Webhooks", "Audit", "Overview")
-    for section in sections:
+    for section in [*SECTIONS[1:], SECTIONS[0]]:
         link = page.get_by_role("navigation").get_by_role("link", name=section)
         await link.click()
         await settled(page)

@@ -7,7 +7,7 @@ import re
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Open, Raise
-from tests.browser.pages import PAGES, job_link, route_of, settled
+from tests.browser.pages import PAGES, SECTIONS, job_link, route_of, settled
 from tests.browser.sample_data import BATCH, add_sample_data
 from tests.browser.sign_in import sign_in
 
@@ -15,7 +15,6 @@ from tests.browser.sign_in import sign_in
 HARMLESS = (
     r"Sign out|Switch to|Keyboard shortcuts|Menu|Copy|Show|Hide|More|Older|Newer|Filter|Clear|Expand|Collapse|Close"
 )
-SECTIONS = ["Overview", "Jobs", "Users", "Batches", "Usage", "Dead letters", "Workers", "Webhooks", "Audit"]
 
 ACT = """async (path) => (await fetch(path, {method: 'POST', headers: {'Content-Type': 'application/json'},
   body: '{}'})).status"""
@@ -68,7 +67,7 @@ async def test_a_user_sees_its_own_jobs_and_batches_and_nothing_else(open_window
     window = await open_window(stage)
     page = await sign_in(window, ada.text)
     sections = page.get_by_role("navigation").get_by_role("link")
-    await expect(sections).to_have_text(["Jobs", "Batches", "Usage", "Webhooks"])
+    await expect(sections).to_have_text(["Jobs", "Batches", "Usage", "Schedules", "Webhooks"])
     await window.go("/jobs")
     await settled(page)
     await expect(job_link(page, sample.running)).to_be_visible()
@@ -96,7 +95,9 @@ async def test_a_service_key_sees_the_queue_and_acts_on_jobs_only(open_window: O
     await stage.running(job)
     key = await stage.app.create_key("service")
     page = await sign_in(window := await open_window(stage), key.text)
-    await expect(page.get_by_role("navigation").get_by_role("link")).to_have_text([*SECTIONS[:5], "Webhooks"])
+    await expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(
+        [*SECTIONS[:5], "Schedules", "Webhooks"]
+    )
     await window.go("/services/gated")
     await settled(page)
     assert await acting_buttons(page) == []

@@ -77,7 +77,7 @@ async def get_schedule(request: Request, schedule_id: str) -> Response:
     "/{schedule_id}",
     summary="Change a schedule",
     operation_id="change_schedule",
-    openapi_extra=body(models.ScheduleChange),
+    openapi_extra=body(models.ScheduleChange, required=False),
     responses=documented(200, models.Schedule, "The schedule.", *_ONE, *WITH_BODY, *_JOB),
 )
 async def change_schedule(request: Request, schedule_id: str) -> Response:

@@ -17,7 +17,7 @@ export function Actions({ schedule }) {
   const { session } = useApp();
   if (!mayOperate(session) && schedule.source !== "api") return null;
   const title = text(schedule.name) || schedule.id;
-  return html`<${Act} look="small" label=${`Run ${title} now`} question=${() => runSchedule(schedule)}>Run now<//>
+  return html`<${Act} look="small" label=${`Run now: ${title}`} question=${() => runSchedule(schedule)}>Run now<//>
     ${schedule.paused_at
       ? html`<${Act} look="small primary" label=${`Resume ${title}`} question=${() => resumeSchedule(schedule)}>Resume<//>`
       : html`<${Act} look="small danger" label=${`Pause ${title}`} question=${() => pauseSchedule(schedule)}>Pause<//>`}`;

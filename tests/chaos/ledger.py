@@ -1,11 +1,11 @@
 """Does the usage ledger equal the endpoint's own log, call by call and token by token, after many kills?
 
-    python -m tests.chaos.ledger [--kills 200] [--engine sqlite|postgres] [--seed N]
+    python -m tests.chaos.ledger [--kills 200] [--engine sqlite|postgres] [--budgets] [--seed N]
 
 The endpoint runs here and writes down every call: job, attempt, status, tokens. Processes that execute the jobs are
 killed again and again after a random number of calls. In the end every call of the endpoint has exactly one row, a
 row that says `success` or `failed` has the tokens and the status of the endpoint, and every other call was lost
-with its process.
+with its process. With `--budgets`, what budgets counted equals the ledger, and nothing is left reserved.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ from tests import redis_servers, servers
 PATIENCE_S = 120.0
 MOST_ROWS = 1_000_000
 Key = tuple[str, int]
+BUDGETS: dict[str, Any] = {
+    "everyone": {"tokens": 10**12, "per": "month"},
+    "each": {"money": 1e6, "per": "month", "each_user": True, "time_zone": "Asia/Kolkata"},
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ def app_of(options: dict[str, Any]) -> Fairlead:
         "hold_after_crash": 0,
     }
     config = {"services": {"chat": service}, "prices": {"chat": {"per_million_tokens_in": 1000.0}}}
+    if options["budgets"]:
+        config["budgets"] = BUDGETS
     return Fairlead(Settings(Config.model_validate(config), options["database"], redis_url=options["redis"]))
 
 
@@ -166,15 +172,29 @@ async def compare(app: Fairlead, store: Store, endpoint: Endpoint) -> str:
     assert (total.calls, total.tokens_in) == (len(rows), answered), total
     heard = sum(endpoint.log[key].tokens_in for key, row in by_key.items() if row.outcome == "success")
     assert heard == answered
+    if app.config.budgets:
+        await compare_budgets(store, rows)
     shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return f"{len(endpoint.log)} calls at the endpoint, {len(rows)} rows ({shown}), {answered} tokens in: equal"
 
 
-async def run(folder: Path, engine: str, kills: int, seed: int) -> str:
+async def compare_budgets(store: Store, rows: list[CallRecord]) -> None:
+    counters = {row.key: row.counter for row in await store.budget_counters()}
+    assert not (left := {key for key, counter in counters.items() if counter.reserved}), f"reserved still: {left}"
+    used = {("each", row.user_id): 0 for row in rows}
+    for row in rows:
+        used["each", row.user_id] += row.price or 0
+    used["everyone", ""] = sum((row.tokens_in or 0) + (row.tokens_out or 0) for row in rows)
+    assert {key: counter.used for key, counter in counters.items()} == used
+    assert sum(counters["each", user].calls for _, user in counters if user) == len(rows)
+
+
+async def run(folder: Path, engine: str, kills: int, seed: int, *, budgets: bool = False) -> str:
     chance = random.Random(seed)
     endpoint = Endpoint(random.Random(seed + 1))
     async with served(endpoint) as url:
         options: dict[str, Any] = {"url": url, "database": f"sqlite:///{folder}/ledger.db", "redis": None}
+        options["budgets"] = budgets
         if engine == "sqlite":
             return await soak(options, endpoint, kills, chance)
         redis = redis_servers.Server().start()
@@ -189,6 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compares the usage ledger with the endpoint's log after many kills.")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--engine", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--budgets", action="store_true")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -197,7 +218,8 @@ def main() -> int:
         return 0
     print(f"{arguments.kills} kills, {arguments.engine}, seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="fairlead-ledger-") as folder:
-        print(asyncio.run(run(Path(folder), arguments.engine, arguments.kills, arguments.seed)))
+        ran = run(Path(folder), arguments.engine, arguments.kills, arguments.seed, budgets=arguments.budgets)
+        print(asyncio.run(ran))
     return 0
 
 

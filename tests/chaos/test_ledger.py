@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.ledger import run
 
 
-async def test_the_ledger_equals_the_log_of_the_endpoint_after_kills(tmp_path: Path) -> None:
-    assert (await run(tmp_path, "sqlite", kills=3, seed=11)).endswith("equal")
+@pytest.mark.parametrize(("kills", "budgets"), [(3, False), (2, True)])
+async def test_the_ledger_equals_the_log_of_the_endpoint_after_kills(
+    tmp_path: Path, kills: int, *, budgets: bool
+) -> None:
+    assert (await run(tmp_path, "sqlite", kills=kills, seed=11, budgets=budgets)).endswith("equal")

@@ -11,12 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from fairlead.app.budget_gate import BudgetState
 from fairlead.app.fairlead import Fairlead
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.errors import BudgetSpent, InvalidInput, NotFound, TurnEnded
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
+from tests import redis_servers
 from tests.integration.gateway_site import client_of
 
 JOBS, BUDGETS = "/api/v1/jobs", "/api/v1/budgets"
@@ -24,11 +26,17 @@ DAILY = {"tokens": 100, "per": "month", "time_zone": "Europe/Berlin", "each_user
 
 
 @asynccontextmanager
-async def site(folder: Path, **budgets: Any) -> AsyncIterator[tuple[Fairlead, httpx2.AsyncClient]]:
-    """An app whose calls use as many tokens as their input says, and its gateway."""
+async def site(
+    folder: Path, hook: dict[str, Any] | None = None, **budgets: Any
+) -> AsyncIterator[tuple[Fairlead, httpx2.AsyncClient]]:
+    """An app whose calls use as many tokens as their input says, and its gateway. `hook` has the answers of a priority
+    hook by user."""
     config = {"services": {"slot": {"limit": 1}}, "budgets": budgets, "plans": {"free": {}}}
     config["users"] = {"ada": {"plan": "free"}}
     app = Fairlead(Settings(Config.model_validate(config), f"sqlite:///{folder / 'budgets.db'}"))
+
+    if hook is not None:
+        app.priority(hook.get)
 
     @app.service("chat", limit=1)
     async def chat(call: Call) -> dict[str, Any]:
@@ -188,3 +196,53 @@ async def test_reached_thresholds_are_announced_to_endpoints(tmp_path: Path) -> 
             while not (found := (await client.get("/api/v1/webhooks/deliveries")).json()["data"]):
                 await asyncio.sleep(0.01)
         assert [each["event"] for each in found] == ["budget.threshold"]
+
+
+async def test_a_hook_may_name_the_plan_whose_budget_counts(tmp_path: Path) -> None:
+    async with site(tmp_path, hook={"bob": {"plan": "free"}}, daily={**DAILY, "plan": "free"}) as (app, client):
+        await spend(app, 100, "bob")
+        job_id = (await submit(client, "bob", priority="high")).json()["job_id"]
+        await held(app, job_id)
+        await spend(app, 100, "cyn")
+        await spend(app, 100, "cyn")
+        states = (await client.get(BUDGETS, params={"user_id": "bob"})).json()["data"]
+        assert [(each["budget"], each["spent"]) for each in states] == [("daily", True)]
+        assert (await client.get(BUDGETS, params={"user_id": "cyn"})).json()["data"] == []
+
+
+async def test_a_budget_holds_over_all_calls_at_once_and_a_lost_queue(engines: dict[str, str]) -> None:
+    """60 jobs of 7 tokens, six at once: the budget of 100 is exceeded by less than six calls, also if Redis is lost."""
+    config = Config.model_validate({"budgets": {"all": {"tokens": 100, "per": "month"}}})
+    app = Fairlead(Settings(config, **engines))
+
+    @app.service("chat", limit=6)
+    async def chat(call: Call) -> None:
+        await asyncio.sleep(0.01)
+        call.report_usage(tokens_out=7)
+
+    async with app.running(), asyncio.timeout(60):
+        jobs = [await app.submit("chat", {}, user_id=f"user-{n % 5}") for n in range(60)]
+        state = await _until_held(app)
+        assert 100 <= state.used < 100 + 6 * 7
+        assert state.held == 60 - state.used / 7
+        if "redis_url" in engines:
+            redis_servers.empty(engines["redis_url"])
+            await app.submit("chat", {}, user_id="late")
+            again = await _until_held(app, 1 + state.held)
+            assert again.used == state.used
+        await app.set_budget("all", 1000)
+        for job in jobs:
+            await job.result(60)
+        (state,) = await app.budgets()
+        assert (state.reserved, state.held) == (0, 0)
+        assert state.used in (420, 427)
+
+
+async def _until_held(app: Fairlead, held: int = 1) -> BudgetState:
+    """The state of the only budget once nothing runs and nothing waits, except for the budget."""
+    while True:
+        counts = (await app.status())["jobs"]
+        (state,) = await app.budgets()
+        if not counts.get("PENDING") and not counts.get("RUNNING") and state.held >= held:
+            return state
+        await asyncio.sleep(0.02)

@@ -34,9 +34,9 @@ class BudgetAdmin:
         named = list(budgets.budgets.values()) if budget is None else [self._budget(budget)]
         if user_id is not None:
             check_text(user_id, "user_id", MAX_USER_ID)
-            standing = self._runtime.config.user_standings.get(user_id)
-            group = None if standing is None else standing.group
-            named = [each for each in named if _is_of(each, user_id, budgets.plans.get(user_id), group)]
+            known = await self._runtime.priorities.of_user(user_id) if named else None
+            plan, group = (None, None) if known is None else (known.plan, known.group)
+            named = [each for each in named if _is_of(each, user_id, plan, group)]
             keys = [each.key_of(user_id) for each in named]
         else:
             keys = [(each.name, "") for each in named if not each.each_user]

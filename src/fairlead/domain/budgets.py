@@ -154,8 +154,8 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The budgets of the configuration, and what is needed to apply them: the plans of users, the units of services,
-    and how long steps may wait."""
+    """The budgets of the configuration, and what is needed to apply them: the plans of users, for jobs that have none
+    stored, the units of services, and how long steps may wait."""
 
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     plans: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Budgets:
     def of(self, job: Job) -> list[Budget]:
         """The budgets that concern the current step of a job. Those that demote come last: a job that is held is not
         demoted too."""
-        service, plan = job.service, self.plans.get(job.user_id)
+        service, plan = job.service, job.plan or self.plans.get(job.user_id)
         found = [each for each in self.budgets.values() if each.concerns(job.user_id, plan, job.group, service)]
         return sorted(found, key=lambda budget: budget.at_end == DEMOTE)
 

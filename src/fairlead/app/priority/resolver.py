@@ -53,7 +53,8 @@ class PriorityResolver:
         self._plans = config.plan_standings
         self._table = config.user_standings
         self._groups = config.group_paths
-        self._plans_limit = bool(config.plan_rates)  # then every job needs its plan
+        # Then every job needs its plan and group.
+        self._plans_limit = bool(config.plan_rates) or any(each.plan or each.group for each in config.budgets.values())
         self._clock = clock
         self._hook = self._source(Hook(hook)) if hook is not None else None
         self._service = self._source(_service(config)) if config.priority.template is not None else None
@@ -135,6 +136,10 @@ class PriorityResolver:
         return table.weight or 1.0, table.group or known.group, table.plan or known.plan
 
     # ------------------------------------------------------------ users
+
+    async def of_user(self, user_id: str) -> PriorityDecision:
+        """The priority, weight, group and plan of a user."""
+        return (await self._decisions([user_id]))[user_id]
 
     async def _decisions(self, users: Collection[str]) -> dict[str, PriorityDecision]:
         """Determine the priority and weight of each user. If many users are looked up at once, those that cannot be

@@ -181,6 +181,28 @@ export const liftRate = (name) => ({
   done: `The configured rates of ${name} apply again.`,
 });
 
+// One user's amount can be set only if each user has one.
+const ofUser = (row) => (row.each_user && row.user_id ? row.user_id : null);
+const budgetOf = (row) => html`<b>${row.budget}</b>${ofUser(row) && html` of <b>${row.user_id}</b>`}`;
+
+export const setBudget = (row) => ({
+  title: `Set the budget ${row.budget}?`,
+  text: html`<p>What ${budgetOf(row)} allows per ${row.per}, in ${row.measure}, until it is reset. It is <b>${number(row.amount)}</b> now.
+    Jobs that wait for it go on as soon as there is room.</p>`,
+  fields: [{ name: "amount", label: `Amount (${row.measure})`, type: "number", min: 0, step: "any", value: row.amount }],
+  confirm: "Set the budget",
+  run: (values) => call("PUT", path`/admin/budgets/${row.budget}`, { amount: Number(values.amount), user_id: ofUser(row) }),
+  done: (changed) => `The budget ${row.budget} is ${number(changed.amount)} ${row.measure} now.`,
+});
+
+export const resetBudget = (row) => ({
+  title: `Reset the budget ${row.budget}?`,
+  text: html`<p>The configured amount of ${budgetOf(row)} applies again: <b>${number(row.declared_amount)}</b> ${row.measure}.</p>`,
+  confirm: "Reset the budget",
+  run: () => call("DELETE", path`/admin/budgets/${row.budget}` + (ofUser(row) ? `?${new URLSearchParams({ user_id: row.user_id })}` : "")),
+  done: (changed) => `The budget ${row.budget} is ${number(changed.amount)} ${row.measure} again.`,
+});
+
 export const rebuildService = (name) => ({
   title: `Rebuild the queue of ${name}?`,
   text: html`<p>The queue of <b>${name}</b> is rebuilt from the database. Nothing is lost and running calls continue; no calls

@@ -7,6 +7,7 @@ import { html, useCallback, useEffect, useMemo, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Act } from "../parts/act.js";
 import { Loading, Status } from "../parts/bits.js";
+import { Budgets } from "../parts/budgets.js";
 import { Empty, NoJobs } from "../parts/empty.js";
 import { JobRows } from "../parts/jobrows.js";
 import { More } from "../parts/more.js";
@@ -39,6 +40,7 @@ export function Page({ route }) {
   }), []);
   return html`<div class="page-head"><h1>Jobs</h1><${Counts} counts=${state?.counts} filters=${filters} /></div>
     <${Filters} filters=${filters} own=${session.role === "user"} />
+    ${user_id && html`<${Budgets} user=${user_id} />`}
     ${!state || error ? html`<${Loading} error=${error} />` : jobs.length === 0
       ? filtered ? html`<${Empty} title="No matching jobs">
           <p>${older.left ? "None of the newest jobs matches these filters." : "No job matches these filters."} <a href=${to(["jobs"])}>Show all jobs</a></p>

@@ -4,6 +4,7 @@ import { useApp } from "../context.js";
 import { duration, number } from "../format.js";
 import { html, useEffect, useState } from "../html.js";
 import { Loading, UserLink } from "../parts/bits.js";
+import { Budgets } from "../parts/budgets.js";
 import { Chart, counts, seconds } from "../parts/chart.js";
 import { Empty } from "../parts/empty.js";
 import { Table } from "../parts/table.js";
@@ -45,6 +46,7 @@ export function Page({ route }) {
       <${Choice} label="Period" value=${days} options=${PERIODS} onChange=${(value) => choose({ days: value })} />
       <${Choice} label="By" value=${by} options=${GROUPS} onChange=${(value) => choose({ by: value })} />
       <${Choice} label="Chart" value=${measure} options=${names(MEASURES)} onChange=${(value) => choose({ of: value })} /></div>
+    <${Budgets} />
     ${!found ? html`<${Loading} error=${error} />` : found.sums.length === 0
       ? html`<${Empty} title="No calls in this time"><p>Every call that ends is counted here, with its time, its tokens and its price.</p><//>`
       : html`<section class="card"><${Over} found=${found} measure=${measure} days=${days} /></section>

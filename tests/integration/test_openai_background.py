@@ -15,6 +15,7 @@ from openai.types.responses import Response
 
 from fairlead import Fairlead
 from fairlead.app.front_requests import FrontRequests
+from fairlead.domain.front_readers import Readers
 from fairlead.domain.openai_responses import job_id_of, response_id
 from fairlead.engine.loops import erase
 from tests.integration.openai_site import ADMIN, open_front, second_gateway
@@ -276,7 +277,13 @@ async def test_a_request_that_is_sent_again_joins_the_response(tmp_path: Path, m
     monkeypatch.setattr(FrontRequests, "leave", lambda self, reading: left.append(reading.job_id))
     async with open_front(tmp_path) as front, front.client() as client:
         options: Any = {"model": "llama", "input": "Hi", "background": True}
+        front.upstream.gate.clear()
         first = await client.responses.create(**options)
+        ((_, stored),) = await front.app._runtime.store.front_readers(10)
+        readers = Readers.of(stored)
+        assert readers is not None
+        assert [reader.process for reader in readers.requests] == [""], "the loss of no gateway cancels it"
+        front.upstream.gate.set()
         again = await client.responses.create(**options, extra_headers={"x-stainless-retry-count": "1"})
         other = await client.responses.create(**options)
         assert (again.id == first.id, other.id == first.id) == (True, False)

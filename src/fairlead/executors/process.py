@@ -107,4 +107,4 @@ class ProcessExecutor:
 
 def _portable(call: Call) -> dict[str, Any]:
     """The fields of the call that are sent to the child, as plain values."""
-    return {**{name: getattr(call, name) for name in _SENT}, "trace": call.trace}
+    return {**{name: getattr(call, name) for name in _SENT}, "trace": call.trace, "run": call.run}

@@ -87,9 +87,9 @@ def main() -> None:
     while True:
         fields = orjson.loads(calls.get())
         reporter = _Reporter(output, max_result)
-        trace = fields.pop("trace")
+        trace, run = fields.pop("trace"), fields.pop("run")
         call = Call(**fields, report=reporter)
-        call.trace = trace
+        call.trace, call.run = trace, run
         call.files = PipeFiles(reporter.ask, answers)
         with nullcontext() if trace is None else current_trace(trace):
             outcome = _outcome(handler, call, max_result)

@@ -79,10 +79,13 @@ async def continued_call(request: Request, call: FrontCall) -> FrontCall:
     response = await object_of(fairlead_of(request), found.job, found.request)
     if response["status"] not in (COMPLETED, INCOMPLETE):
         raise BadRequest(f"the response {previous} is {response['status']}, and cannot be continued", PREVIOUS)
-    fields = json.loads(call.request.body)
-    fields["input"] = openai_responses.continued(found.fields, response["output"], fields)
-    del fields[PREVIOUS]
-    body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    try:
+        fields = json.loads(call.request.body)
+        fields["input"] = openai_responses.continued(found.fields, response["output"], fields)
+        del fields[PREVIOUS]
+        body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    except RecursionError:
+        raise BadRequest("the conversation is nested too deeply", "input") from None
     return replace(call, request=replace(call.request, body=body, previous=previous))
 
 

@@ -25,7 +25,7 @@ from fairlead.client.shapes import Inference, JobPage, Submitted, inference_of_j
 from fairlead.client.stream import MAX_EVENT, OutputEvents, Stream, output_of
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Chunk, Position, Restart
-from fairlead.domain.submission import ANONYMOUS, Submission
+from fairlead.domain.submission import ANONYMOUS, Submission, WebhookOptions
 from fairlead.domain.views import JobView, RetriedJob, Why, result_of
 from fairlead.version import __version__
 
@@ -69,11 +69,13 @@ class AsyncClient(AsyncBatchCalls, AsyncFileCalls, AsyncTurnCalls):
         region: str | None = None,
         allowed_regions: Sequence[str] | None = None,
         idempotency_key: str | None = None,
+        **webhook: Unpack[WebhookOptions],
     ) -> AsyncJob:
-        """Submit a job. When this returns, the job is committed to the gateway's database."""
+        """Submit a job. When this returns, the job is committed to the gateway's database. `webhook_url` receives the
+        `webhook_events` of the job, by default its end."""
         submission = Submission(
             feature_name, input_data, user_id, priority, scheduled_at, delay, deadline, cost, metadata, region,
-            allowed_regions,
+            allowed_regions, **webhook,
         )  # fmt: skip
         return AsyncJob(self, await self._do(calls.submit(submission, idempotency_key)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 from collections.abc import AsyncIterator
 from typing import Any
@@ -174,6 +175,31 @@ async def test_errors_are_what_the_client_reads(small_site: Site) -> None:
         assert caught.value.title
 
 
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ('"\\u0000"', 201),
+        ("[" * 300 + "]" * 300, 422),
+        ("[" * 5000 + "]" * 5000, 400),
+        ("1" * 30, 422),
+        ('{"$file": "file-0"}', 422),
+        ('{"$file": "file-00000000000000000000000000000000"}', 422),
+        ('{"$stored": "file-00000000000000000000000000000000"}', 201),
+        ('"data:image/png;base64,%%%"', 201),
+        ('"data:text/plain,hello"', 201),
+        ("[" + ",".join(['"data:;base64,AA=="'] * 101) + "]", 422),
+    ],
+)
+async def test_odd_inputs(small_site: Site, value: str, status: int) -> None:
+    body = f'{{"input": {{"value": {value}}}}}'
+    async with small_site.http() as http:
+        headers = {"Content-Type": "application/json", "Idempotency-Key": "k", "Prefer": "wait"}
+        response = await http.post("/models/acme/many/predictions", content=body, headers=headers)
+    assert response.status_code == status, response.text
+    if status == 422:
+        assert response.json()["pointer"] == "/input"
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -284,12 +310,16 @@ async def test_keys(small_site: Site) -> None:
 
 
 async def test_the_same_idempotency_key_is_one_prediction(small_site: Site) -> None:
+    uri = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     async with small_site.http() as http:
-        headers = {"Idempotency-Key": "k1"}
-        ids = [
-            (await http.post("/models/acme/many/predictions", json={}, headers=headers)).json()["id"] for _ in range(2)
-        ]
-    assert ids[0] == ids[1]
+
+        async def create(prompt: str) -> Any:
+            body, headers = {"input": {"image": uri, "prompt": prompt}}, {"Idempotency-Key": "k1"}
+            return (await http.post("/models/acme/flux/predictions", json=body, headers=headers)).json()
+
+        first, again, other = [await create(prompt) for prompt in ("a", "a", "b")]
+    assert first["id"] == again["id"]
+    assert other["code"] == "idempotency_mismatch"
 
 
 async def test_urls_follow_the_address_that_the_client_uses(small_site: Site) -> None:

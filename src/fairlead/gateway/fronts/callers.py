@@ -11,11 +11,16 @@ from fairlead.gateway.problems import Forbidden
 USER_HEADER = "X-Fairlead-User"
 
 
+def named_user(headers: dict[bytes, bytes]) -> str | None:
+    """The user that the header of a request names."""
+    given = headers.get(USER_HEADER.lower().encode())
+    return given.decode("utf-8", "replace") if given else None
+
+
 def user_of(caller: Caller, headers: dict[bytes, bytes], named: str | None = None) -> str:
     """The user of a job. A user's key is always its own user. With any other key it is the user of the header, or the
     one that the request itself names (`named`), which means nothing for a user's key."""
-    given = headers.get(USER_HEADER.lower().encode())
-    in_header = given.decode("utf-8", "replace") if given else None
+    in_header = named_user(headers)
     if caller.role is Role.USER:
         assert caller.user_id is not None
         if in_header is not None and in_header != caller.user_id:

@@ -18,7 +18,7 @@ from fairlead.domain.replicate import PREFIX
 from fairlead.errors import InvalidInput, WrongState
 from fairlead.gateway import models_replicate as models
 from fairlead.gateway import uploads
-from fairlead.gateway.fronts.callers import USER_HEADER, user_of
+from fairlead.gateway.fronts.callers import USER_HEADER, named_user, user_of
 from fairlead.gateway.fronts.replicate.predictions import base_of
 from fairlead.gateway.openapi import ONE_JOB, WITH_BODY, documented, header
 from fairlead.gateway.permissions import caller_of, user_in_reach
@@ -99,7 +99,7 @@ async def upload(request: Request) -> Response:
     responses=documented(200, models.ReplicateFiles, "One page.", InvalidInput),
 )
 async def list_files(request: Request, cursor: str | None = None) -> Response:
-    user_id = user_in_reach(caller_of(request), request.headers.get(USER_HEADER))
+    user_id = user_in_reach(caller_of(request), named_user(headers_of(request.scope)))
     before = None if cursor is None else domain.id_in(cursor)
     found = await fairlead_of(request).files.list(user_id, purpose=PURPOSE, before=before, limit=PAGE + 1)
     following = f"{base_of(request)}/files?cursor={found[PAGE - 1].id}" if len(found) > PAGE else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import orjson
 from starlette.requests import Request
 
 from fairlead.domain import replicate
@@ -24,6 +27,8 @@ from fairlead.gateway.responses import fairlead_of
 
 CANCEL_AFTER = "Cancel-After"
 OWN_FILES = rf"{PREFIX}/files/"
+_POINTERS = {"/webhook_url": "/webhook", "/input_data": "/input", "/$file": "/input"}
+"""The fields of a prediction by those of its job, for errors."""
 WAIT_MARGIN_S = 0.25
 """The clients stop waiting half a second after the time that they ask for."""
 
@@ -45,12 +50,13 @@ async def create(request: Request, model: str | None) -> tuple[str, dict[str, st
         webhook_url=webhook,
     )
     key = request_parsing.idempotency_key(request)
-    is_user = caller.role is Role.USER
+    options = {} if key is None else {"idempotency_key": key, "body_hash": _hash(chosen, wanted)}
     try:
-        receipts, headers = await accept_jobs(request, [submission], key, idempotency_key=key, lowers_only=is_user)
+        receipts, headers = await accept_jobs(
+            request, [submission], key, **options, lowers_only=caller.role is Role.USER
+        )
     except InvalidInput as error:
-        if error.pointer == "/webhook_url":
-            error.pointer = "/webhook"
+        error.pointer = _POINTERS.get(error.pointer or "", error.pointer)
         raise
     return receipts[0].job_id, headers
 
@@ -62,6 +68,16 @@ def _chosen(request: Request, model: str | None, wanted: models.PredictionReques
     if wanted.version is None:
         raise InvalidInput("version is missing", pointer="/version")
     return catalog.of_version(config, wanted.version)
+
+
+def _hash(chosen: Chosen, wanted: models.PredictionRequest) -> str | None:
+    """The hash of a request. The submission of a repeated one is different, because its files are saved again."""
+    webhook = [wanted.webhook, wanted.webhook_events_filter, wanted.webhook_completed]
+    try:
+        value = orjson.dumps([chosen.feature, wanted.input, webhook], option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return None  # nested too deeply for orjson; the application refuses it
+    return hashlib.sha256(value).hexdigest()
 
 
 def _webhook(wanted: models.PredictionRequest) -> JobWebhook | None:

@@ -24,7 +24,7 @@ from fairlead.errors import (
     WrongState,
 )
 from fairlead.gateway import models_replicate as models
-from fairlead.gateway.fronts.callers import USER_HEADER, user_of
+from fairlead.gateway.fronts.callers import named_user, user_of
 from fairlead.gateway.fronts.replicate import catalog, requests
 from fairlead.gateway.fronts.replicate.files import USER
 from fairlead.gateway.fronts.replicate.predictions import Presenter, base_of
@@ -116,7 +116,7 @@ async def _create(request: Request, model: str | None) -> Response:
 )
 async def list_predictions(request: Request, cursor: Cursor = None) -> Response:
     app, presenter = fairlead_of(request), Presenter(request)
-    user_id = user_in_reach(caller_of(request), request.headers.get(USER_HEADER))
+    user_id = user_in_reach(caller_of(request), named_user(headers_of(request.scope)))
     page = await app.list_jobs(user_id=user_id, limit=PAGE, cursor=cursor)
     jobs = await asyncio.gather(
         *(app.jobs.get_without_attempts(job.job_id) for job in page.data if not job.turn), return_exceptions=True

@@ -16,7 +16,7 @@ import pytest
 
 from fairlead import Permanent
 from fairlead.errors import Retry
-from tests.integration.cli_process import running
+from tests.integration.cli_process import running, up
 from tests.integration.replicate_site import Site, async_client_of, open_site
 from tests.integration.test_openai_distributed import balanced
 from tests.integration.test_openai_distributed import engines as environment
@@ -214,5 +214,29 @@ async def test_predictions_and_streams_survive_the_kill_of_their_worker_and_gate
                 gate.touch()
                 await prediction.async_wait()
                 await following
+    assert (prediction.status, prediction.output) == ("succeeded", "".join(words))
+    assert (first.text, second.text) == ("one two ", "three four")
+
+
+async def test_a_prediction_and_its_stream_survive_the_kill_of_the_only_process(tmp_path: Path) -> None:
+    gate, words = tmp_path / "open", ["one ", "two ", "three ", "four"]
+    given = {"words": words, "after": 2, "gate": str(gate)}
+    first, second = Events(), Events()
+    with up(tmp_path) as process:
+        async with async_client_of(process.url) as client:
+            prediction = await client.predictions.async_create(model="acme/talk", input=given)
+            stream = prediction.urls["stream"]
+            async with streaming(stream) as connection:
+                await follow(connection, first, until=2)
+                process.signal(signal.SIGKILL)
+                with pytest.raises(httpx2.TransportError):
+                    await follow(connection, first)
+        before = process.url
+    with up(tmp_path) as process:
+        async with async_client_of(process.url) as client:
+            async with streaming(stream.replace(before, process.url), first.last_id) as connection:
+                gate.touch()
+                await follow(connection, second)
+            prediction = await client.predictions.async_get(prediction.id)
     assert (prediction.status, prediction.output) == ("succeeded", "".join(words))
     assert (first.text, second.text) == ("one two ", "three four")

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from fairlead.app import audit
 from fairlead.app.audit import act_of
@@ -365,6 +365,20 @@ class Jobs:
     async def delete(self, job_id: str, *, who: str | None = None) -> None:
         """Delete a finished job."""
         await self._commands.delete(job_id, act_of(who, audit.DELETE_JOB, job_id))
+
+
+class JobFilters(TypedDict, total=False):
+    """The arguments of `list_jobs`."""
+
+    user_id: str | None
+    status: JobStatus | None
+    feature_name: str | None
+    since: datetime | str | None
+    until: datetime | str | None
+    service: str | None
+    error_code: str | None
+    limit: int
+    cursor: str | None
 
 
 def filter_of(

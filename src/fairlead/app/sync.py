@@ -13,17 +13,15 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from datetime import datetime
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from fairlead.app.jobs import filter_of
+from fairlead.app.jobs import JobFilters
 from fairlead.app.runtime import Runtime
 from fairlead.app.turns.context_manager import Turn, TurnBlock, TurnOptions
 from fairlead.app.turns.turns import Turns
 from fairlead.app.turns.waiting import OnPosition
-from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Chunk, Position, Restart
 from fairlead.domain.pagination import Page
 from fairlead.domain.submission import Submission
@@ -112,21 +110,9 @@ class SyncFairlead:
     def get(self, job_id: str) -> JobView:
         return self.call(self._app.get(job_id))
 
-    def list_jobs(
-        self,
-        *,
-        user_id: str | None = None,
-        status: JobStatus | None = None,
-        feature_name: str | None = None,
-        since: datetime | str | None = None,
-        until: datetime | str | None = None,
-        service: str | None = None,
-        error_code: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[JobView]:
-        where = filter_of(user_id, status, feature_name, since, until, service, error_code)
-        return self.call(self._app.jobs.page(where, limit, cursor))
+    def list_jobs(self, **filters: Unpack[JobFilters]) -> Page[JobView]:
+        """List jobs, newest first; `filters` are the arguments of `Fairlead.list_jobs`."""
+        return self.call(self._app.list_jobs(**filters))
 
     def why(self, job_id: str) -> Why:
         return self.call(self._app.why(job_id))

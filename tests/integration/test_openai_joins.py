@@ -157,6 +157,21 @@ async def test_the_last_request_that_disconnects_cancels_the_job(front: Front) -
     await front.upstream.reaches(open=0)
 
 
+async def test_a_stream_that_is_refused_does_not_keep_the_job_running(tmp_path: Path) -> None:
+    async with open_front(tmp_path, server={"max_output_readers": 1}) as front:
+        front.upstream.gate.clear()
+        body = {**ASK, "stream": True}
+        first = asyncio.create_task(ask(front, body))
+        await front.upstream.reaches(open=1)
+        before = await readers(front)
+        refused = await ask(front, body, **AGAIN)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_readers")
+        assert await readers(front) == before
+        assert front.upstream.open == 1
+        first.cancel()
+        await front.upstream.reaches(open=0)
+
+
 async def test_requests_that_disconnect_together_cancel_the_job(front: Front) -> None:
     front.upstream.gate.clear()
     for task in await ask_twice(front):

@@ -23,7 +23,7 @@ from fairlead.domain import events, openai
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Chunk, End, Output, Restart
 from fairlead.engine.events import ShuttingDown, SlowConsumer
-from fairlead.errors import Unavailable
+from fairlead.errors import TooManyReaders, Unavailable
 from fairlead.gateway.fronts.openai import errors
 from fairlead.gateway.fronts.openai.answers import disconnected, in_background, in_time, response_of
 from fairlead.gateway.fronts.openai.requests import FrontCall, QueueView
@@ -98,6 +98,9 @@ class Stream(Response):
                 reason = "the client reads too slowly"
                 await self._leave()
             await self._end_with(errors.error_of(reason, 503, "unavailable"))
+        except TooManyReaders:  # it is stored as a reader, and would keep the job running
+            await self._leave()
+            raise
 
     # ------------------------------------------------------------ waiting
 

@@ -71,8 +71,10 @@ def known_on(page: Path) -> dict[str, tuple[Any, ...]]:
     """What names stand for on this page: where Celery or clients of other systems are shown, not for ours."""
     text = page.read_text(encoding="utf-8")
     foreign = {"app"} if page.name == "celery.md" else set()
-    if "fairlead.Client(" not in text and "import Client" not in text and "import AsyncClient" not in text:
+    if not any(ours in text for ours in ("fairlead.Client(", "import Client", "import AsyncClient")):
         foreign.add("client")
+    if page.name in ("fal.md", "openai.md", "replicate.md"):
+        foreign |= {"client", "job", "batch"}
     return {name: value for name, value in KNOWN.items() if name not in foreign}
 
 

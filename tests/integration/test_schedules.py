@@ -20,6 +20,7 @@ from fairlead.gateway.app import create_gateway
 from fairlead.testing import in_virtual_time
 from fairlead.testing.site import run
 from fairlead.testing.virtual_time import EPOCH
+from tests.integration.cli_process import up
 from tests.integration.gateway_site import client_of
 from tests.integration.key_site import keys_of, until
 
@@ -205,3 +206,27 @@ async def test_the_doctor_reports_a_schedule_whose_feature_is_gone(tmp_path: Pat
         found = [each for each in await later.doctor() if each.code == "schedule-unknown-feature"]
         assert [each.about for each in found] == [schedule.id]
         assert (await later.schedules.runs(schedule.id)).data == []
+
+
+def test_the_command_line_manages_schedules(tmp_path: Path) -> None:
+    with up(tmp_path, "project:app") as server:
+        options = ("--cron", "0 6 * * *", "--timezone", "Europe/Berlin", "--user", "ada", "--name", "news")
+        created = server.run("schedules", "create", "echo", *options, "--input", '{"n": 1}', "--json").json
+        id_ = created["id"]
+        assert (created["cron"], created["input_data"], created["user_id"]) == ("0 6 * * *", {"n": 1}, "ada")
+        listed = server.run("schedules", "list")
+        assert id_ in listed.out
+        assert "0 6 * * * Europe/Berlin" in listed.out
+        assert len(server.run("schedules", "show", id_).out.splitlines()) == 6
+        job_id = server.run("schedules", "run", id_).out.strip()
+        assert server.run("get", job_id, "--json").json["input_data"] == {"n": 1}
+        assert "paused since" in server.run("schedules", "pause", id_).out
+        assert "paused" not in server.run("schedules", "resume", id_).out
+        shown = server.run("schedules", "runs", id_).out
+        assert job_id in shown
+        assert "run now" in shown
+        wrong = server.run("schedules", "create", "echo", "--cron", "0 6 * *")
+        assert wrong.code != 0
+        assert "cron" in wrong.err
+        assert "deleted" in server.run("schedules", "delete", id_).out
+        assert server.run("schedules", "show", id_).code != 0

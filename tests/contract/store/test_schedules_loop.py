@@ -101,10 +101,17 @@ async def test_every_night_has_one_run_across_the_change_of_clocks(harness: Stor
     start = datetime.fromisoformat(day).replace(tzinfo=berlin)
     harness.clock.now = start.timestamp()
     await created(harness, Timing("30 2 * * *", timezone="Europe/Berlin"))
-    async with managing(harness) as (loop, _):
+    async with (
+        harness.another() as second,
+        harness.another() as third,
+        managing(harness) as (one, _),
+        managing(harness, second) as (two, _),
+        managing(harness, third) as (three, _),
+    ):
         while harness.clock.now < (start + timedelta(days=4)).timestamp():
-            await loop.tick(harness.clock.now)
-            harness.clock.forward(600)
+            await asyncio.gather(*(loop.tick(harness.clock.now) for loop in (one, two, three)))
+            harness.clock.forward(1800)
+        assert await harness.store.count(JobFilter(user_id="ada")) == 4
     days = [datetime.fromtimestamp(at or 0.0, berlin).date() for at in await due_times(harness)]
     assert days == [(start + timedelta(days=n)).date() for n in range(4)]
 

@@ -57,7 +57,7 @@ def _show(states: list[dict[str, Any]], json: bool) -> None:
         print_json(states)
     elif states:
         heads = ("BUDGET", "WHOSE", "USED", "UNDER WAY", "AMOUNT", "OF", "LEFT", "UNTIL", "AT END", "HELD")
-        print_table(heads, map(_cells, states), optional=("HELD",))
+        print_table(heads, map(_cells, states), optional=("UNDER WAY", "AT END"))
     else:
         note("there are no budgets")
 
@@ -73,15 +73,17 @@ def _cells(state: dict[str, Any]) -> tuple[Any, ...]:
         f"{100 * state['remaining'] / state['amount']:.0f} %",
         local_time(state["window_end"]),
         state["at_end"],
-        state["held"] or "",
+        state["held"],
     )
 
 
 def _whose(state: dict[str, Any]) -> str:
     if state["user_id"]:
         return str(state["user_id"])
-    shared = state["plan"] or state["group"] or "everyone"
-    return f"each of {shared}" if state["each_user"] else str(shared)
+    members = state["plan"] or state["group"]
+    if state["each_user"]:
+        return f"each of {members}" if members else "each user"
+    return members or "everyone"
 
 
 def _amount(state: dict[str, Any], name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fairlead.domain.budgets import Budgets, Counter, Key, Reservation, Spent, admit, stays, turned_back
 from fairlead.domain.job import Job, JobStatus
@@ -13,6 +13,8 @@ from fairlead.domain.transitions import Move, Start
 
 MOST_TURNED_BACK = 500
 """The waiting steps of one user that are held or demoted together, when one of them finds a budget spent."""
+MOST_WARNED = 100
+"""The counters whose thresholds are announced at a time."""
 MOST_COUNTERS = 10_000
 """The counters that one read returns."""
 
@@ -73,10 +75,29 @@ class CounterRow:
     """The number of jobs that this budget holds."""
 
 
+class Threshold(NamedTuple):
+    """What a budget announces: the start of its window, its configured amount, its first threshold as a share of the
+    amount, and the number of its thresholds."""
+
+    budget: str
+    window_start: float
+    amount: int
+    share: float
+    steps: int
+
+    def row(self) -> tuple[Any, ...]:
+        return self.budget, round(self.window_start * 1e6), self.amount, self.share, self.steps
+
+
 class BudgetReads(Protocol):
     async def budget_counters(self, keys: Sequence[Key] | None = None) -> list[CounterRow]:
         """The counters with these keys, or the first `MOST_COUNTERS` of all. Keys that have none yet are included, as
         if their window were over."""
+        ...
+
+    async def budgets_to_warn(self, thresholds: Sequence[Threshold]) -> list[CounterRow]:
+        """The counters of current windows that have reached a threshold that was not announced yet, at most
+        `MOST_WARNED`."""
         ...
 
     async def held_budgets(self) -> list[CounterRow]:

@@ -16,7 +16,7 @@ from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Move
 from fairlead.domain.usage import Usage
 from fairlead.domain.webhooks import Endpoint
-from fairlead.store.budgets import ReleaseHeld, SetBudget, SweepBudgets, WarnBudget
+from fairlead.store.budgets import ReleaseHeld, SetBudget, SweepBudgets, Threshold, WarnBudget
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Accepted, Done, FireTimers, Refused, Started, TurnedBack
 from fairlead.store.webhooks import DeliveryFilter, SaveEndpoint
@@ -265,6 +265,15 @@ async def test_a_threshold_is_announced_once_to_the_endpoints_that_want_it(harne
         endpoint = Endpoint(name, "https://example.org/", user_id, events, harness.clock.now)
         await harness.one(SaveEndpoint(endpoint, create=True))
     window = TOKENS.window(harness.clock.now).start
+
+    async def to_warn(share: float, **changed: Any) -> list[tuple[str, str]]:
+        threshold = Threshold("hourly", window, 100, share, 2)
+        return [row.key for row in await harness.store.budgets_to_warn([threshold._replace(**changed)])]
+
+    assert (await to_warn(0.8), await to_warn(0.95)) == ([("hourly", "")], [])
+    assert await to_warn(0.8, window_start=window + HOUR) == []
+    await harness.one(SetBudget("hourly", "", 200))
+    assert (await to_warn(0.8), await to_warn(0.4)) == ([], [("hourly", "")])
     warn = WarnBudget("hourly", "", window, 1, "event-1", {"budget": "hourly", "threshold": 0.8}, "ann")
     assert await harness.one(replace(warn, window_start=window - HOUR)) != Done()
     assert await harness.one(warn) == Done()
@@ -276,6 +285,7 @@ async def test_a_threshold_is_announced_once_to_the_endpoints_that_want_it(harne
     }
     assert found[0].about == {"budget": "hourly", "threshold": 0.8}
     assert (await counter(harness)).warned == 1
+    assert (await to_warn(0.4), await to_warn(0.4, steps=1)) == ([("hourly", "")], [])
 
 
 async def test_parallel_starts_and_ends_never_exceed_a_budget_by_more_than_the_calls_under_way(

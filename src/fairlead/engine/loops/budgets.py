@@ -8,7 +8,7 @@ from fairlead.domain.budgets import Budget, Budgets, limit_of
 from fairlead.domain.events import iso
 from fairlead.engine.clock import id_at
 from fairlead.pacing import Interval
-from fairlead.store.budgets import CounterRow, ReleaseHeld, SweepBudgets, WarnBudget
+from fairlead.store.budgets import CounterRow, ReleaseHeld, SweepBudgets, Threshold, WarnBudget
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Done, Store
 
@@ -71,12 +71,13 @@ class BudgetsLoop:
 
     async def _warn(self, now: float) -> None:
         """Announce each threshold that a budget has reached, once per window."""
-        if not any(budget.warn_at for budget in self._budgets.budgets.values()):
-            return
-        for row in await self._store.budget_counters():
-            budget = self._budgets.budgets.get(row.key[0])
-            if budget is None or row.counter.window_start < budget.window(now).start:
-                continue
+        thresholds = [
+            Threshold(budget.name, budget.window(now).start, budget.amount, budget.warn_at[0], len(budget.warn_at))
+            for budget in self._budgets.budgets.values()
+            if budget.warn_at
+        ]
+        for row in await self._store.budgets_to_warn(thresholds) if thresholds else ():
+            budget = self._budgets.budgets[row.key[0]]
             limit = limit_of(budget, row.counter)
             reached = sum(row.counter.used >= share * limit for share in budget.warn_at)
             if reached > row.counter.warned:

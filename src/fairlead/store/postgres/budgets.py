@@ -15,12 +15,14 @@ from fairlead.store.budgets import (
     FREES,
     MOST_COUNTERS,
     MOST_TURNED_BACK,
+    MOST_WARNED,
     Charges,
     CounterRow,
     ReleaseHeld,
     SetBudget,
     SpentStart,
     SweepBudgets,
+    Threshold,
     WarnBudget,
     counter_of,
     hold_row,
@@ -144,6 +146,10 @@ class PostgresBudgetReads:
         subjects = None if keys is None else [subject for _, subject in keys]
         rows = await self._ask(READS["budget_counters"], budgets, subjects, MOST_COUNTERS)
         return [counter_of(row) for row in rows]
+
+    async def budgets_to_warn(self, thresholds: Sequence[Threshold]) -> list[CounterRow]:
+        rows = columns(each.row() for each in thresholds)
+        return [counter_of(row) for row in await self._ask(READS["budgets_to_warn"], *rows, MOST_WARNED)]
 
     async def held_budgets(self) -> list[CounterRow]:
         return [counter_of(row) for row in await self._ask(READS["held_budgets"])]

@@ -17,12 +17,14 @@ from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start
 from fairlead.store.budgets import (
     MOST_COUNTERS,
+    MOST_WARNED,
     Charges,
     CounterRow,
     ReleaseHeld,
     SetBudget,
     SpentStart,
     SweepBudgets,
+    Threshold,
     WarnBudget,
     counter_of,
     hold_row,
@@ -127,6 +129,10 @@ class SqliteBudgetReads:
     async def budget_counters(self, keys: Sequence[Key] | None = None) -> list[CounterRow]:
         named = None if keys is None else _json(keys)
         return counters_of(await self._ask(self._sql["budget_counters"], named, MOST_COUNTERS))
+
+    async def budgets_to_warn(self, thresholds: Sequence[Threshold]) -> list[CounterRow]:
+        rows = _json([each.row() for each in thresholds])
+        return counters_of(await self._ask(self._sql["budgets_to_warn"], rows, MOST_WARNED))
 
     async def held_budgets(self) -> list[CounterRow]:
         return counters_of(await self._ask(self._sql["held_budgets"]))

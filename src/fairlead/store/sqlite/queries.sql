@@ -491,6 +491,16 @@ SELECT json_group_array(json_array({counter_columns}, 0)) FROM (
     ) WHERE ?1 IS NULL
 ) AS k LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
 
+-- name: budgets_to_warn
+-- ?1: JSON array of [budget, start of its window, amount, first threshold, number of thresholds], ?2: limit.
+SELECT json_group_array(json_array({counter_columns}, 0)) FROM (
+    SELECT c.budget, c.subject FROM json_each(?1) AS t CROSS JOIN budget_counter AS c ON c.budget = t.value ->> 0
+    WHERE c.window_start >= t.value ->> 1 AND c.warned < t.value ->> 4 AND c.used >= (t.value ->> 3) * coalesce((
+        SELECT o.amount FROM budget_override AS o WHERE o.budget = c.budget AND o.subject IN (c.subject, '')
+        ORDER BY o.subject DESC LIMIT 1
+    ), t.value ->> 2) LIMIT ?2
+) AS k CROSS JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
 -- name: held_budgets
 -- With the number of jobs that they hold.
 SELECT json_group_array(json_array({counter_columns}, k.held))

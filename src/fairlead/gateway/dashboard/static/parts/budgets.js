@@ -12,7 +12,7 @@ const EVERY_MS = 5_000;
 const MOST = 100;
 
 const whose = (row) => (row.user_id ? html`<${UserLink} id=${row.user_id} />`
-  : `${row.each_user ? "each of " : ""}${row.plan ?? row.group ?? "everyone"}`);
+  : row.each_user ? `each of ${row.plan ?? row.group ?? "all users"}` : row.plan ?? row.group ?? "everyone");
 
 const used = (row) => html`${number(row.used)}<small class="muted"> of ${number(row.amount)} ${row.measure} per ${row.per}</small>`;
 

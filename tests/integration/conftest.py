@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.cli import certs
 from tests import redis_servers, servers
 from tests.integration.gateway_site import Site, open_site
 
@@ -55,3 +56,18 @@ async def site(make_site: Callable[..., Awaitable[Site]]) -> Site:
 async def still_site(make_site: Callable[..., Awaitable[Site]]) -> Site:
     """A site that accepts jobs and runs none of them."""
     return await make_site(running=False)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for loopback and the authority that signed it."""
+    folder = tmp_path_factory.mktemp("certificates")
+    certs._make(folder, [*certs.LOCAL])
+    return folder
+
+
+@pytest.fixture
+def authority(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder, and clients that trust the authority."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / certs.AUTHORITY))
+    return certificates

@@ -132,9 +132,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(gateway: FastAPI, port: int = 0) -> AsyncIterator[int]:
+async def served(gateway: FastAPI, port: int = 0, **options: Any) -> AsyncIterator[int]:
     """Serve `gateway` (or any ASGI app) with a real server on a loopback port, a free one by default."""
-    async with serving(gateway, port) as (port, _):
+    async with serving(gateway, port, **options) as (port, _):
         yield port
 
 
@@ -144,7 +144,7 @@ def _server_config(gateway: FastAPI) -> ServerConfig:
 
 
 @asynccontextmanager
-async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, uvicorn.Server]]:
+async def serving(gateway: FastAPI, port: int = 0, **options: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
     with socket.create_server(("127.0.0.1", port)) as listener:
         # Otherwise a response of two packets waits 40 ms for the client to acknowledge the first.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,6 +155,7 @@ async def serving(gateway: FastAPI, port: int = 0) -> AsyncIterator[tuple[int, u
             lifespan="off",
             timeout_graceful_shutdown=1,
             **uvicorn_options(_server_config(gateway)),
+            **options,
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

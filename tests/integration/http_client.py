@@ -50,8 +50,11 @@ class Exchange:
 
     @property
     def code(self) -> str | None:
-        """The code of a problem, or of an error in OpenAI's shape."""
-        return str(self.json.get("error", self.json)["code"]) if self.status >= 400 and self.body else None
+        """The code of a problem, or of an error in the shape of OpenAI or fal."""
+        if self.status < 400 or not self.body:
+            return None
+        error = self.json.get("error", self.json)
+        return str(error["error_type"] if "error_type" in error else error["code"])
 
     @property
     def streams(self) -> bool:

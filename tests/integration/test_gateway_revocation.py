@@ -56,6 +56,7 @@ WAITS: dict[Route, dict[str, Any]] = {
     ("POST", "/replicate/v1/predictions"): {"json": {"version": "acme/shout"}, "prefer": "wait"},
     ("POST", "/replicate/v1/models/{owner}/{name}/predictions"): {"json": {}, "prefer": "wait=60"},
     ("POST", "/replicate/v1/deployments/{owner}/{name}/predictions"): {"json": {}, "prefer": "wait=60"},
+    ("POST", "/fal/run/{app}"): {"json": {}},
 }
 STREAMS: list[Route] = [
     ("GET", "/api/v1/jobs/{job_id}/events"),
@@ -63,6 +64,7 @@ STREAMS: list[Route] = [
     ("GET", "/api/v1/batches/{batch_id}/events"),
     ("GET", "/api/v1/turns/{turn_id}/events"),
     ("GET", "/replicate/v1/predictions/{job_id}/stream"),
+    ("GET", "/fal/{app}/requests/{job_id}/status/stream"),
     ("WS", "/ws"),
     ("WS", "/ws/{job_id}"),
     ("WS", "/ws/dashboard"),
@@ -219,7 +221,8 @@ class Waiting:
             path = path.replace("{batch_id}", (await self.app.submit_batch(items, user_id="ada")).id)
         if "{turn_id}" in path:
             path = path.replace("{turn_id}", (await self.app.turns.open("slot", "ada")).turn_id)
-        return path.replace("{path}", "moderations").replace("{owner}/{name}", "acme/shout")
+        named = path.replace("{owner}/{name}", "acme/shout").replace("{app}", "gated")
+        return named.replace("{path}", "moderations")
 
     async def admitted(self, number: int = 1) -> None:
         ring = self.site.gateway.state.guard.key_cache

@@ -247,10 +247,10 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
         connection: Any = None,
         lowers_only: bool = False,
         trace: TraceContext | None = None,
+        start_within: float | None = None,
     ) -> list[Receipt]:
-        """Accept all jobs or none, in one commit. If one of several jobs is invalid, the `index` in the error's details
-        names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority.
-        `trace` is the span of the caller."""
+        """Accept all jobs or none, in one commit, as `app.jobs.accept` does. If one of several jobs is invalid, the
+        `index` in the error's details names it."""
         return await self.jobs.accept(
             submissions,
             idempotency_key=idempotency_key,
@@ -258,6 +258,7 @@ class Fairlead(DeclarationMethods, TurnMethods, AdminMethods):
             connection=connection,
             lowers_only=lowers_only,
             trace=trace,
+            start_within=start_within,
         )
 
     async def was_submitted(self, user_id: str, idempotency_key: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -31,6 +32,7 @@ from fairlead.domain.transitions import Move, Submit
 from fairlead.domain.turns import is_turn
 from fairlead.domain.validation import check_id, check_text, moment
 from fairlead.domain.views import EndedJob, JobView, RetriedJob, Why
+from fairlead.domain.waiting_timers import with_start_timeout
 from fairlead.engine.events import ShuttingDown, SlowConsumer, Subscription, output_topic_of
 from fairlead.errors import InvalidInput, NotFound, TooManyReaders, Unavailable
 from fairlead.observe.explain import Explainer
@@ -63,19 +65,18 @@ class Jobs:
         body_hash: str | None = None,
         lowers_only: bool = False,
         trace: TraceContext | None = None,
+        start_within: float | None = None,
     ) -> list[Receipt]:
         """Accept all jobs or none, in one commit. If one of several jobs is invalid, the `index` in the error's details
         names it. With `lowers_only`, a submitted priority is used only if it is lower than the user's own priority.
-        `trace` is the span of the caller."""
+        `trace` is the span of the caller. With `start_within`, a job fails unless it starts within so many seconds."""
         tracing, idempotency = self._runtime.tracing, (idempotency_key, body_hash)
         if tracing is None:
             kept = None if trace is None else str(trace)
-            return await self._accept(submissions, connection, idempotency, lowers_only=lowers_only, trace=kept)
+            return await self._accept(submissions, connection, idempotency, start_within, lowers_only, kept)
         names = [str(submission.feature_name) for submission in submissions]
         with tracing.submitting(names, trace) as span:
-            receipts = await self._accept(
-                submissions, connection, idempotency, lowers_only=lowers_only, trace=span.trace
-            )
+            receipts = await self._accept(submissions, connection, idempotency, start_within, lowers_only, span.trace)
             span.accepted([receipt.job_id for receipt in receipts])
             return receipts
 
@@ -84,7 +85,7 @@ class Jobs:
         submissions: Sequence[Submission],
         connection: Any,
         idempotency: tuple[str | None, str | None],
-        *,
+        start_within: float | None,
         lowers_only: bool,
         trace: str | None,
     ) -> list[Receipt]:
@@ -93,6 +94,8 @@ class Jobs:
         submits, budget = await self._new.submits_of(
             submissions, now, idempotency, lowers_only=lowers_only, trace=trace
         )
+        if start_within is not None:
+            submits = [replace(submit, job=with_start_timeout(submit.job, start_within)) for submit in submits]
         outcomes: Sequence[Outcome]
         if connection is not None:
             outcomes = await submit_on(runtime.settings.database_url, connection, submits)
@@ -157,6 +160,13 @@ class Jobs:
         """The job as `get` returns it, but without its failed attempts. Jobs that many callers request at the same time
         are read together. Raises NotFound."""
         return await self._view(job_id, await self._records.get(check_id(job_id)))
+
+    async def status(self, job_id: str) -> JobView:
+        """The job without its input, results and attempts, as in a list. Raises NotFound."""
+        job = (await self._runtime.store.get_jobs([check_id(job_id)])).get(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return views.of_job(job, (await self._positions_of([job])).get(job_id))
 
     async def _view(self, job_id: str, record: JobRecord | None) -> JobView:
         if record is None:

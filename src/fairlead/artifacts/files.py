@@ -164,6 +164,10 @@ class Files:
         """How many bytes of a file that is being uploaded in parts have arrived."""
         return sum(part.size for part in await self._store.file_parts(file.id))
 
+    async def part_count(self, file: File) -> int:
+        """How many parts of a file that is being uploaded have arrived."""
+        return len(await self._store.file_parts(file.id))
+
     async def assemble(self, file: File) -> File:
         """Complete a file from its parts."""
         self._require_uploading(file)

@@ -27,6 +27,8 @@ VALUE = "value"
 RESULT = "result"
 """The purpose of files that handlers saved."""
 UPLOAD = "upload"
+UPLOADS_OF = "put:"
+"""Before the id of a file: what the ticket of a URL names that the bytes of this file are sent to."""
 OCTETS = "application/octet-stream"
 MAX_NAME = 255
 MAX_PURPOSE = 64

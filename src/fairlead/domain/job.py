@@ -93,7 +93,8 @@ class Job:
     from, and None for jobs that predate the field. `group` is the path of the user's group when the job was submitted
     (see `domain.groups`), `plan` the name of the user's plan then. `webhook` is None if no webhook wants the events of
     the job. `cost` is what the caller stated for each step, `costs` what was computed for each step from the input.
-    `trace` is the trace that the job belongs to (see `domain.trace_context`).
+    `trace` is the trace that the job belongs to (see `domain.trace_context`). The job fails unless it starts within
+    `start_within` seconds after it was created.
     """
 
     id: str
@@ -141,6 +142,14 @@ class Job:
     costs: tuple[float | None, ...] | None = None
     trace: str | None = None
     plan: str | None = None
+    start_within: float | None = None
+
+    @property
+    def start_by(self) -> float | None:
+        """The time by which the job must have started; None if there is none, or if it has started or was retried."""
+        if self.start_within is None or self.started_at is not None or self.round:
+            return None
+        return self.created_at + self.start_within
 
     @property
     def step_cost(self) -> float | None:

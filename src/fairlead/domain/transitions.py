@@ -24,6 +24,7 @@ from typing import Any
 
 from fairlead.domain import calls, reruns, turns
 from fairlead.domain import retry as retries
+from fairlead.domain import waiting_timers as timers
 from fairlead.domain.calls import ended, failed_attempt
 from fairlead.domain.job import Hold, Job, JobStatus, Priority, StepResult
 from fairlead.domain.retry import Fail, Failure, RetryPolicy
@@ -301,9 +302,8 @@ def timer_rang(job: Job, *, now: float, waits: WaitTimeouts, resumes: AutoResume
             return spill(job, now=now, waits=waits)
         if job.turn is not None:
             return end_turn(job, "time_out", turns.waited_too_long(job), now=now)
-        text = f"{job.service} had no capacity within its wait_timeout; the job can be resumed"
-        error = {"code": retries.RESOURCE_EXHAUSTED, "message": text}
-        if (delay := resumes.get(job.service)) is not None:
+        error = timers.too_late(job)
+        if (delay := resumes.get(job.service)) is not None and not timers.start_is_overdue(job):
             return _back_off(job, "time_out", due_after(job, now, delay), error, attempt=job.attempt, tells_line=True)
         return _end(job, JobStatus.FAILED, "time_out", now, error=error, retryable=True)
     return None
@@ -341,7 +341,8 @@ def _enter(
     changes.setdefault("round", job.round)
     changes.setdefault("goes_back", job.goes_back)
     spill_after = job.spill_after if job.asks_for_region(step, changes["attempt"]) else None
-    timer_at = waiting_timer(job.steps[step], since, job.deadline_at, waits, spill_after)
+    ends_at = timers.earliest(job.deadline_at, None if changes["round"] else job.start_by)
+    timer_at = waiting_timer(job.steps[step], since, ends_at, waits, spill_after)
     return Move(
         job.id,
         job.run,

@@ -41,6 +41,10 @@ from fairlead.gateway import (
 from fairlead.gateway.auth import Guard
 from fairlead.gateway.dashboard import live_views, pages
 from fairlead.gateway.dashboard.live_views import LiveViews
+from fairlead.gateway.fronts.fal import routes as fal_routes
+from fairlead.gateway.fronts.fal import storage as fal_storage
+from fairlead.gateway.fronts.fal.polls import Polls
+from fairlead.gateway.fronts.fal.proxy import FalProxy
 from fairlead.gateway.fronts.openai import background as openai_background
 from fairlead.gateway.fronts.openai import batches as openai_batches
 from fairlead.gateway.fronts.openai import files as openai_files
@@ -86,6 +90,9 @@ OPENAI_HEADERS = (
     *(f"X-Stainless-{name}" for name in _STAINLESS),
 )
 """What OpenAI's clients send from a browser, and the headers of the front."""
+_FAL = ("Object-Lifecycle", "Object-Lifecycle-Preference", "Queue-Priority", "Request-Timeout", "Runner-Hint")
+FAL_HEADERS = ("X-Fal-Target-URL", *(f"X-Fal-{name}" for name in _FAL))
+"""What fal's clients send from a browser."""
 
 FAST_ROUTES: dict[str, Callable[[Request], Awaitable[Response]]] = {
     jobs.JOBS: jobs.submit_job,
@@ -121,6 +128,8 @@ ROUTERS = (
     openai_routes.router,
     replicate_files.router,
     replicate_routes.router,
+    fal_storage.router,  # before `/fal/{app}`, which would match its paths
+    fal_routes.router,
 )
 
 
@@ -152,6 +161,7 @@ class GatewayState:
         self.metrics = metrics.Metrics(fairlead)
         self.turn_liveness = TurnLiveness(fairlead)
         self.live_views = LiveViews(fairlead)
+        self.fal_polls = Polls(fairlead)
         per_minute = fairlead.config.server.submits_per_minute
         self.submit_rate = SubmitRate(per_minute) if per_minute else None
 
@@ -176,12 +186,13 @@ class Gateway(FastAPI):
             openai_files.FILES: largest + files.FORM_OVERHEAD,
         }
         # Inputs of predictions may contain files.
-        below = {files.UPLOADS: largest, PREFIX: max(server.max_body, server.max_batch_body)}
+        inputs = max(server.max_body, server.max_batch_body)
+        below = {files.UPLOADS: largest, fal_storage.UPLOADS: largest, PREFIX: inputs}
         app = BodyLimit(app, max_body=server.max_body, of_paths=of_paths, below=below)
         app = self.state.guard = Guard(
             app, fairlead=fairlead, routes=self.routes, host=server.host, allowed_origins=server.allowed_origins
         )
-        app = RequestMiddleware(app)
+        app = RequestMiddleware(FalProxy(app))
         return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
 
     def openapi(self) -> dict[str, Any]:
@@ -249,7 +260,7 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=[*ALLOWED_HEADERS, *OPENAI_HEADERS],
+        allow_headers=[*ALLOWED_HEADERS, *OPENAI_HEADERS, *FAL_HEADERS],
         expose_headers=[
             "Content-Range",
             "ETag",
@@ -261,6 +272,9 @@ def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
             "Retry-After",
             "Upload-Offset",
             "X-Fairlead-Job",
+            "X-Fal-Error-Type",
+            "X-Fal-Request-ID",
+            "X-Fal-Request-Timeout-Type",
             "X-Request-ID",
         ],
     )

@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead.domain.access import KEY_PATTERN, Key, Role, secret_hash
-from fairlead.domain.files import stream_subject
+from fairlead.domain.files import UPLOADS_OF, stream_subject
 from fairlead.errors import InvalidInput, NotFound, RequestError, Unavailable
 from fairlead.gateway.credentials import Cookies, KeyCache, cookie_in, refuse, run_until_revoked
 from fairlead.gateway.origins import Origins, network_of, refuse_embedded
@@ -64,8 +64,8 @@ MIN_KEY_LENGTH_IN_URL = 16
 WRONG_KEYS_PER_MINUTE = 20
 SIGN_INS_PER_MINUTE = 60
 TICKETS_PER_MINUTE = 6000
-SCHEMES = frozenset({b"bearer", b"token"})
-"""Older clients of Replicate send `Authorization: Token`."""
+SCHEMES = frozenset({b"bearer", b"token", b"key"})
+"""Older clients of Replicate send `Authorization: Token`, clients of fal `Authorization: Key`."""
 
 
 class Target(NamedTuple):
@@ -281,11 +281,13 @@ class Guard:
         return caller
 
     async def _of_url_ticket(self, query: bytes, target: Target) -> Caller:
-        """Return the caller of a URL with a ticket for one file, or for the stream of one job: a reader of its user."""
+        """Return the caller of a URL with a ticket for one file, or for the stream of one job: a reader of its user.
+        With the ticket of an upload, the caller is that user."""
         tickets = parse_qs(query.decode("latin-1")).get("ticket", [])
         of_job = target.ticketed == "job_id"
         name = _id_in(target.params, "job_id") if of_job else str(target.params["file_id"])
-        subject = stream_subject(name) if of_job else name
+        uploads = not target.read_only
+        subject = stream_subject(name) if of_job else UPLOADS_OF + name if uploads else name
         files = self._fairlead.files
         if len(tickets) != 1 or not await files.is_valid_ticket(subject, tickets[0]):
             what = "prediction" if of_job else "file"
@@ -295,7 +297,7 @@ class Guard:
         owner = await self._fairlead.owner_of(name) if of_job else (await files.get(name)).user_id
         if owner is None:
             raise NotFound(f"there is no job {name}")
-        return Caller(Role.USER, owner, f"the ticket of a {target.ticketed}", URL_TICKET, onlooker=True)
+        return Caller(Role.USER, owner, f"the ticket of a {target.ticketed}", URL_TICKET, onlooker=not uploads)
 
     async def _of_grant(self, grant: str) -> Caller | None:
         """Return the caller for whom a ticket was issued, or None if that caller's key has been revoked. `grant` is the

@@ -160,6 +160,18 @@ RULES: dict[tuple[str, str], Access] = {
     ("DELETE", "/replicate/v1/files/{file_id}"): Access.ANY,
     ("GET", "/replicate/v1/account"): Access.ANY,
     ("GET", "/replicate/v1/webhooks/default/secret"): Access.ANY,
+    **{(method, "/fal/proxy"): Access.ANY for method in ("GET", "POST", "PUT")},
+    ("POST", "/fal/run/{app:path}"): Access.ANY,
+    ("GET", "/fal/{app:path}/requests/{job_id}"): Access.ANY,
+    ("GET", "/fal/{app:path}/requests/{job_id}/status"): Access.ANY,
+    ("GET", "/fal/{app:path}/requests/{job_id}/status/stream"): Access.ANY,
+    ("PUT", "/fal/{app:path}/requests/{job_id}/cancel"): Access.ANY,
+    ("POST", "/fal/storage/upload/initiate"): Access.ANY,
+    ("POST", "/fal/storage/upload/initiate-multipart"): Access.ANY,
+    ("PUT", "/fal/storage/files/{file_id}"): Access.ANY,
+    ("PUT", "/fal/storage/files/{file_id}/{part}"): Access.ANY,
+    ("POST", "/fal/storage/files/{file_id}/complete"): Access.ANY,
+    ("POST", "/fal/{app:path}"): Access.ANY,
     (WEBSOCKET, "/ws"): Access.ANY,
     (WEBSOCKET, "/ws/{job_id}"): Access.ANY,
     ("GET", "/metrics"): Access.SERVICE,
@@ -229,6 +241,10 @@ SHORT = frozenset(
         ("DELETE", "/v1/files/{file_id}"),
         ("POST", "/v1/batches"),
         ("POST", "/v1/batches/{id}/cancel"),
+        ("PUT", "/fal/{app:path}/requests/{job_id}/cancel"),
+        ("POST", "/fal/storage/upload/initiate"),
+        ("POST", "/fal/storage/upload/initiate-multipart"),
+        ("POST", "/fal/{app:path}"),
         ("POST", "/api/v1/webhooks/endpoints"),
         ("PUT", "/api/v1/webhooks/endpoints/{endpoint_id}"),
         ("DELETE", "/api/v1/webhooks/endpoints/{endpoint_id}"),
@@ -274,7 +290,13 @@ SHORT_UNLESS_PREFERRED = frozenset(
 
 
 # Routes whose URL may have a ticket for the file or job that the parameter names. It is valid until it expires.
-TICKETED = {("GET", "/files/{file_id}"): "file_id", ("GET", "/replicate/v1/predictions/{job_id}/stream"): "job_id"}
+TICKETED = {
+    ("GET", "/files/{file_id}"): "file_id",
+    ("PUT", "/fal/storage/files/{file_id}"): "file_id",
+    ("PUT", "/fal/storage/files/{file_id}/{part}"): "file_id",
+    ("POST", "/fal/storage/files/{file_id}/complete"): "file_id",
+    ("GET", "/replicate/v1/predictions/{job_id}/stream"): "job_id",
+}
 
 
 class Lasts(Enum):

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from fairlead.errors import FairleadError, InvalidInput, NotFound, RequestError, Unavailable
+from fairlead.gateway.fronts.fal import errors as fal_errors
 from fairlead.gateway.fronts.openai.errors import is_front, openai_error
 
 log = logging.getLogger("fairlead.gateway")
@@ -242,6 +243,8 @@ def problem_response(error: BaseException, scope: Scope) -> Response:
     if is_front(scope):
         status, answer = openai_error(body, headers)
         return Response(orjson.dumps(answer), status, headers, "application/json")
+    if fal_errors.is_front(scope):
+        return fal_errors.of_problem(body, headers)
     return Response(orjson.dumps(body, default=str), body["status"], headers, MEDIA_TYPE)
 
 

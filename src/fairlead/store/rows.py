@@ -67,6 +67,7 @@ SPEC_FIELDS = (
     "costs",
     "trace",
     "plan",
+    "start_within",
 )
 """The fields of a job that never change and that no query filters by."""
 
@@ -81,9 +82,11 @@ def spec_of(job: Job) -> str:
         or job.costs is not None
         or job.plan is not None
         or job.trace is not None
+        or job.start_within is not None
     ):
         hook = None if job.webhook is None else webhook_json(job.webhook)
         more = [job.priority_source, job.region_step, job.spill_after, job.group, hook, job.costs, job.trace, job.plan]
+        more.append(job.start_within)
         while more[-1] is None:
             more.pop()
         return orjson.dumps((*spec, *more)).decode()
@@ -109,9 +112,11 @@ def _spec(text: str) -> tuple[Any, ...]:
     costs = None if len(later) < 6 or later[5] is None else tuple(later[5])
     trace = later[6] if len(later) > 6 else None
     plan = later[7] if len(later) > 7 else None
+    start_within = later[8] if len(later) > 8 else None
     allowed = None if allowed_regions is None else tuple(allowed_regions)
     region_fields = (region, allowed, source, region_step, spill_after)
-    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, group, webhook, costs, trace, plan
+    more = (group, webhook, costs, trace, plan, start_within)
+    return tuple(steps), _BANDS[original_priority], cost, weight, *region_fields, *more
 
 
 def webhook_json(webhook: JobWebhook) -> tuple[Any, ...]:
@@ -140,6 +145,7 @@ def job_of(row: Sequence[Any]) -> Job:
     (
         job.steps, job.original_priority, job.cost, job.weight, job.region, job.allowed_regions, job.priority_source,
         job.region_step, job.spill_after, job.group, job.webhook, job.costs, job.trace, job.plan,
+        job.start_within,
     ) = _spec(spec)
     # fmt: on
     job.status = STATUSES[status]

@@ -35,12 +35,12 @@ def name_of(app: str) -> str:
 
 
 def is_offered(config: Config, feature: str) -> bool:
-    """Whether apps can be this pipeline or service. Services of turns execute nothing, and those of the OpenAI front
-    take requests of that front only."""
+    """Whether apps can be this pipeline or service. Services of turns execute nothing, and servers with OpenAI's
+    protocol get requests of that front only."""
     steps = config.steps_of(feature)
     if steps is None or config.turns_only.intersection(steps):
         return False
-    return not any(config.services[step].behind_front for step in steps)
+    return not any(config.services[step].speaks_openai for step in steps)
 
 
 def unknown_app(config: Config, table: Mapping[str, str], app: str, setting: str) -> UnknownModel:

@@ -77,10 +77,6 @@ async def test_the_command_line_manages_endpoints_and_sends_again(site: Site) ->
     assert verified(first, created["secret"])["data"]["job_id"] == job.id
     (logged,) = await site.json("deliveries", "--job", job.id, "--state", "delivered")
     assert (logged["id"], logged["endpoint_id"], logged["event"]) == (first.id, endpoint, "job.completed")
-    shown = await site.run("deliveries")
-    assert first.id in shown.out
-    assert "delivered" in shown.out
-
     assert await site.json("replay", first.id) == {"replayed": 1}
     _, again = await site.hooks.reaches(2)
     assert (again.id, again.text) == (first.id, first.text)
@@ -94,7 +90,6 @@ async def test_the_command_line_manages_endpoints_and_sends_again(site: Site) ->
     assert (await site.json("disable", endpoint))["disabled_reason"] == "by an operator"
     assert (await site.json("enable", endpoint))["disabled_at"] is None
     assert await site.json("delete", endpoint) == {"deleted": endpoint}
-    assert await site.json("list") == []
 
 
 async def test_a_secret_is_printed_alone_and_mistakes_are_explained(site: Site) -> None:

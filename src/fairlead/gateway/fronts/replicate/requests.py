@@ -97,4 +97,4 @@ def _cancel_after(request: Request) -> float | None:
 def wait_of(request: Request) -> float | None:
     """For how long the caller wants to wait for the end, in seconds."""
     seconds = request_parsing.preferred_wait(request, bare=True)
-    return None if seconds is None else max(WAIT_MARGIN_S, seconds - WAIT_MARGIN_S)
+    return None if seconds is None else max(0.0, seconds - WAIT_MARGIN_S)

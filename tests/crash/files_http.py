@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import signal
 import sys
@@ -53,9 +54,14 @@ class HttpKilling(Killing):
         after = {"FAIRLEAD_FAILPOINT": point, "FAIRLEAD_FAILPOINT_AFTER": str(self.chance.randint(1, 4))}
         environment = {**self.environment, **after, "PYTHONPATH": str(ROOT)}
         with started(UP, cwd=self.folder, env=environment) as gateway:
-            line = gateway.wait_for('"process"')
-            url = httpx2.Response(200, text=line).json()["urls"]["gateway"][0]
-            self._be_client(gateway, url)
+            try:
+                line = gateway.wait_for('"process"')
+            except AssertionError:
+                # It may die before it is ready: the jobs of the last one run again.
+                if gateway.ended() != -signal.SIGKILL:
+                    raise
+            else:
+                self._be_client(gateway, json.loads(line)["urls"]["gateway"][0])
             self.kills[point] = self.kills.get(point, 0) + 1
 
     def _be_client(self, gateway: Up, url: str) -> None:

@@ -1,4 +1,4 @@
-"""The doctor's findings about usage, webhooks and files, each provoked in a running app."""
+"""The doctor's findings about usage, webhooks, schedules and files, each provoked in a running app."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ async def test_a_receiver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert command_in(found["webhook-disabled"], "fairlead", "webhooks", "enable")[-1] == endpoint.id
         await app.webhooks.change(endpoint.id, enabled=True)
         await until_gone(app, "webhook-disabled")
+
+
+@provokes("schedule-unknown-feature")
+async def test_a_schedule_whose_feature_is_gone(tmp_path: Path) -> None:
+    before = new_app(tmp_path)
+    before.pipeline("gone", ["silent"])
+    async with before.running() as app:
+        schedule = await app.schedules.create("gone", every=1)
+        assert "schedule-unknown-feature" not in [each.code for each in await app.doctor()]
+        await app.schedules.pause(schedule.id)
+    async with new_app(tmp_path).running() as app:
+        await app.schedules.resume(schedule.id)
+        runs = (await app.schedules.runs(schedule.id)).data
+        found = (await until_found(app, "schedule-unknown-feature"))["schedule-unknown-feature"]
+        assert command_in(found, "fairlead", "schedules", "pause")[-1] == schedule.id
+        assert (await app.schedules.runs(schedule.id)).data == runs
+        await app.schedules.delete(schedule.id)
+        await until_gone(app, "schedule-unknown-feature")
 
 
 @provokes("object-store-unreachable", "object-store-local")

@@ -190,24 +190,6 @@ async def test_functions_are_called_at_their_times_and_one_run_waits_for_another
         assert {each.outcome for each, _ in often.data} == {RunOutcome.SUBMITTED, RunOutcome.SKIPPED}
 
 
-@in_virtual_time
-async def test_the_doctor_reports_a_schedule_whose_feature_is_gone(tmp_path: Path) -> None:
-    app = Fairlead(Config())
-
-    @app.service("gone", limit=1)
-    async def gone() -> None: ...
-
-    async with run(app, tmp_path):
-        schedule = await app.schedules.create("gone", every=60)
-    later = Fairlead(Config())
-    later.service("other", limit=1)(gone)
-    async with run(later, tmp_path):
-        await asyncio.sleep(300)
-        found = [each for each in await later.doctor() if each.code == "schedule-unknown-feature"]
-        assert [each.about for each in found] == [schedule.id]
-        assert (await later.schedules.runs(schedule.id)).data == []
-
-
 def test_the_command_line_manages_schedules(tmp_path: Path) -> None:
     with up(tmp_path, "project:app") as server:
         options = ("--cron", "0 6 * * *", "--timezone", "Europe/Berlin", "--user", "ada", "--name", "news")

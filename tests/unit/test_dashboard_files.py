@@ -75,10 +75,10 @@ def test_every_page_has_a_module() -> None:
     assert names == {path.stem for path in (STATIC / "pages").glob("*.js")} - {"signin"}
 
 
-def test_all_files_together_are_below_100_kilobytes_compressed() -> None:
+def test_all_files_together_are_below_110_kilobytes_compressed() -> None:
     parts = [path for path in STATIC.rglob("*") if path.suffix in {".html", ".js", ".css", ".svg"}]
 
-    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in parts) < 100_000
+    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in parts) < 110_000
 
 
 def test_files_are_short() -> None:

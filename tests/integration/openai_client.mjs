@@ -1,5 +1,5 @@
 // Asks a gateway with the npm clients `openai` and `@ai-sdk/openai-compatible`, and prints what they got as JSON.
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, streamText } from "ai";
 
@@ -54,6 +54,29 @@ await client.responses.delete(id);
 
 const image = (await client.images.generate({ model: "llama", prompt: "a cat", response_format: "url" })).data[0];
 got.image = await (await fetch(image.url)).text();
+
+const request = { custom_id: "a", method: "POST", url: "/v1/chat/completions", body: { model: "llama", messages } };
+const file = await client.files.create({
+  file: await toFile(Buffer.from(JSON.stringify(request) + "\n"), "requests.jsonl"),
+  purpose: "batch",
+  expires_after: { anchor: "created_at", seconds: 3600 },
+});
+let batch = await client.batches.create({
+  input_file_id: file.id,
+  endpoint: "/v1/chat/completions",
+  completion_window: "24h",
+});
+while (!["completed", "failed"].includes(batch.status)) {
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  batch = await client.batches.retrieve(batch.id);
+}
+const output = JSON.parse(await (await client.files.content(batch.output_file_id)).text());
+got.batch = [batch.status, batch.request_counts.completed, output.custom_id];
+got.batched = output.response.body.choices[0].message.content;
+got.files = [];
+for await (const each of client.files.list({ order: "asc" })) got.files.push([each.purpose, each.filename.slice(-13)]);
+got.expiry = file.expires_at - file.created_at;
+got.deleted = (await client.files.delete(file.id)).deleted;
 
 const provider = createOpenAICompatible({ name: "fairlead", baseURL, apiKey: "any" });
 got.generated = (await generateText({ model: provider("llama"), prompt: "Hello", maxRetries: 0 })).text;

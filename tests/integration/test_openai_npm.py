@@ -64,6 +64,11 @@ async def test_the_npm_clients_work_unmodified(packages: Path) -> None:
         "cancelled": "completed",
         "image": "png",
         "unknown": ["NotFoundError", 404, "model_not_found"],
+        "batch": ["completed", 1, "a"],
+        "batched": TEXT,
+        "files": [["batch", "equests.jsonl"], ["batch_output", "_output.jsonl"]],
+        "expiry": 3600,
+        "deleted": True,
         "generated": TEXT,
         "streamed": TEXT,
     }

@@ -4,7 +4,8 @@ not part of the batch wait with and without it.
     python -m bench.batches [--engine sqlite|postgres] [--lines 50000] [--bytes 4000] [--call 0.05] [--seconds 20]
 
 The upstream takes `--call` seconds for each call, and the service has a limit of 8. Requests of 20 users arrive at
-random, 40 a second in all. A request may wait for one call more while the batch runs, because it never stops a call.
+random, and would use half of the slots. A request may wait for one call more while the batch runs, because running
+calls go on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bench.scenarios.http import free_port
 from bench.servers import Servers
 
 CHAT = "/v1/chat/completions"
-LIMIT, USERS, PER_SECOND = 8, 20, 40.0
+LIMIT, USERS = 8, 20
 CONFIG = """
 [services.bench]
 openai = "{upstream}"
@@ -131,7 +132,7 @@ def write_input(path: Path, lines: int, size: int) -> None:
             file.write(orjson.dumps(request, option=orjson.OPT_APPEND_NEWLINE))
 
 
-async def waits(client: httpx2.AsyncClient, seconds: float) -> list[float]:
+async def waits(client: httpx2.AsyncClient, seconds: float, call: float) -> list[float]:
     """How long requests of users take that arrive at random for this time."""
     chance, took = random.Random(1), []
 
@@ -145,7 +146,7 @@ async def waits(client: httpx2.AsyncClient, seconds: float) -> list[float]:
     async with asyncio.TaskGroup() as group:
         while time.perf_counter() < until:
             group.create_task(ask(chance.randrange(USERS)))
-            await asyncio.sleep(chance.expovariate(PER_SECOND))
+            await asyncio.sleep(chance.expovariate(LIMIT / 2 / call))
     return sorted(took)
 
 
@@ -170,7 +171,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
             limits = httpx2.Limits(max_connections=500)
             async with httpx2.AsyncClient(base_url=running.url, timeout=600, limits=limits) as client:
                 await ready(client)
-                await waits(client, 2.0)
+                await waits(client, 2.0, options.call)
                 await measure(client, running, options, path)
 
 
@@ -179,7 +180,7 @@ async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.N
         peaks = ", ".join(f"{name} {peak:.0f} MB" for name, peak in running.peaks().items())
         print(f"{what}: {time.perf_counter() - began:.1f} s; peak memory: {peaks}", flush=True)
 
-    alone = await waits(client, options.seconds)
+    alone = await waits(client, options.seconds, options.call)
     print(f"without a batch: {shown(alone)}", flush=True)
     began = time.perf_counter()
     with path.open("rb") as file:
@@ -194,7 +195,7 @@ async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.N
     batch = await poll(client, batch["id"], "in_progress", "failed")
     report(f"validation of {batch['request_counts']['total']} lines", began)
     began = time.perf_counter()
-    beside = await waits(client, options.seconds)
+    beside = await waits(client, options.seconds, options.call)
     batch = await poll(client, batch["id"], "in_progress", "finalizing", "completed")
     print(f"with a batch, {batch['status']} {batch['request_counts']}: {shown(beside)}")
     grown = beside[len(beside) * 95 // 100] - alone[len(alone) * 95 // 100]

@@ -19,11 +19,12 @@ from fairlead.artifacts.files import NewFile
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.domain.file_batch import BATCH
+from fairlead.pacing import DutyCycle
 
 BATCHES, LINES = 3, 30
 CHAT = "/v1/chat/completions"
 file_batch_loop.PART_LINES = 7
-file_batch_loop.BUSY_EVERY = 0.05
+file_batch_loop.MOVING = file_batch_loop.COUNTING = DutyCycle(0.5, every=0.02, longest=0.1)
 
 
 def make_app(folder: Path, orphan_after: float = 3600.0) -> Fairlead:

@@ -33,17 +33,18 @@ from fairlead.errors import (
     UnknownModel,
     WrongState,
 )
+from fairlead.pacing import DutyCycle
 from fairlead.store.file_batches import ChangeFileBatch, PruneFileBatches
 from fairlead.store.files import CompleteFile
 from fairlead.store.port import Done, Erase
 
 log = logging.getLogger("fairlead.batches")
 
-LOOK_EVERY, BUSY_EVERY = 2.0, 0.5
-SHARE = 0.1
-"""The share of the time that is spent on counting what has ended."""
+LOOK_EVERY = 2.0
+MOVING, COUNTING = DutyCycle(0.2, longest=1.0), DutyCycle(0.1, every=0.5, longest=5.0)
+"""The pauses after ticks that moved a batch on, and after others. A part is one commit, which delays all others."""
 AT_A_TIME = 1000
-PART_LINES, PART_BYTES = 1000, 4 * 1024 * 1024
+PART_LINES, PART_BYTES = 500, 1024 * 1024
 MOST_QUEUED = 10_000
 """The number of lines of a batch that are submitted and have not ended. The rest waits in its file."""
 PRUNE_EVERY, PRUNE_LIMIT = 3600.0, 1000
@@ -95,8 +96,10 @@ class FileBatchLoop:
             retention = self._runtime.config.retention
             before = now - max(retention.keep_finished, retention.keep_failed)
             await self._runtime.group_commit.write(PruneFileBatches(before, PRUNE_LIMIT))
-        pause = max(BUSY_EVERY, (perf_counter() - began) / SHARE) if open_batches else LOOK_EVERY
-        return now if again else now + pause
+        if not open_batches:
+            return now + LOOK_EVERY
+        took = perf_counter() - began
+        return now + took + (MOVING if again else COUNTING).pause(took)
 
     async def _try(self, batch: FileBatch, progress: _Progress) -> bool:
         """Move a batch on. One that cannot be moved must not hold up the others, and is tried again later. Returns

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from fairlead.app.batches import Batches
-from fairlead.app.file_batch_input import LineTooLong, longest_line, read_lines
+from fairlead.app.file_batch_input import Breaks, LineTooLong, longest_line, read_lines
 from fairlead.app.runtime import Runtime
 from fairlead.artifacts.files import NewFile
 from fairlead.artifacts.values import is_stored, load_value
@@ -116,9 +116,10 @@ class OutputWriter:
         return await files.write(await files.begin(new), sink.read())
 
     async def _lines(self, batch: FileBatch, parts: list[str]) -> AsyncGenerator[ResultLine, None]:
-        files = self._runtime.files
+        files, breaks = self._runtime.files, Breaks()
         for part in parts:
             async for item in self._batches.results(part):
+                await breaks.take()
                 if is_stored(item.result):
                     # Raises Unavailable while the object store cannot be reached.
                     item = replace(item, result=await load_value(files, item.job_id, item.result))

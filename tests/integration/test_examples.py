@@ -27,23 +27,43 @@ def start(stack: ExitStack, command: str, folder: Path, *arguments: str, **env: 
     return stack.enter_context(running(command, folder, *(arguments or ("--config", "fairlead.toml")), env=env))
 
 
+def script(folder: Path, *command: str, **env: str) -> str:
+    """What the script of the example prints."""
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment(env), capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def test_the_image_studio_draws_a_picture_and_shows_its_progress(tmp_path: Path) -> None:
     folder = copied("image-studio", tmp_path)
     with ExitStack() as stack:
         up = start(stack, "up", folder, "studio:app", SECONDS="0.5")
-        command = [sys.executable, "draw.py", "a quiet pier", "--output", "pier.png"]
-        env = environment({"FAIRLEAD_URL": up.url})
-        drawn = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        assert drawn.returncode == 0, drawn.stderr
-        assert "PROGRESS: step 10 of 10" in drawn.stdout
-        assert drawn.stdout.splitlines()[-1].startswith("pier.png: ")
+        printed = script(folder, "draw.py", "a quiet pier", "--output", "pier.png", FAIRLEAD_URL=up.url)
+        assert "PROGRESS: step 10 of 10" in printed
+        assert printed.splitlines()[-1].startswith("pier.png: ")
         refused = up.run("submit", "paint", "{}", "--user", "bob", "--wait")
         assert "a picture needs a prompt" in refused.out + refused.err
     picture = (folder / "pier.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert struct.unpack(">II", picture[16:24]) == (256, 256)
+
+
+def test_the_image_studio_serves_fals_client(tmp_path: Path) -> None:
+    folder = copied("image-studio", tmp_path)
+    assert fairlead("certs", "dev", cwd=folder).code == 0
+    tls = ("--certfile", "certs/cert.pem", "--keyfile", "certs/key.pem")
+    with ExitStack() as stack:
+        up = start(stack, "up", folder, "studio:app", *tls, SECONDS="0.5")
+        host = up.url.removeprefix("https://")
+        hosts = {"FAL_QUEUE_RUN_HOST": f"{host}/fal", "FAL_RUN_HOST": f"{host}/fal/run"}
+        printed = script(
+            folder, "draw_with_fal.py", "a quiet pier", FAL_KEY="any", SSL_CERT_FILE="certs/ca.pem", **hosts
+        )
+    assert printed.splitlines()[-1].startswith("picture.png: ")
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_celery_workers_run_the_tasks_that_fairlead_sends(tmp_path: Path) -> None:

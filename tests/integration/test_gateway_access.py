@@ -64,6 +64,9 @@ class AccessSite:
         if "{turn_id}" in path:
             turn = await self.site.app.turns.open("slot", "ada")
             path = path.replace("{turn_id}", turn.turn_id)
+        if "{schedule_id}" in path:
+            schedule = await self.site.app.schedules.create("echo", every=86400, user_id="ada")
+            path = path.replace("{schedule_id}", schedule.id)
         if "{key_id}" in path:
             path = path.replace("{key_id}", (await self.site.app.create_key("service")).key.id)
         path = path.replace("{path:path}", "index.html").replace("{model:path}", "llama")

@@ -45,7 +45,7 @@ class _Statuses:
             elif frame := self._take(event):
                 yield frame
         job = await self._app.jobs.status(self._job_id)
-        yield self._frame(statuses.of_job(job), [])
+        yield self._frame(statuses.of_job(job), statuses.logs_of(job) if self._last is None else [])
 
     def _take(self, event: Mapping[str, Any]) -> bytes:
         """The frame for an event of the job; empty if it is no news."""

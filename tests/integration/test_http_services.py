@@ -199,9 +199,37 @@ async def test_every_other_response_is_final(
     assert len(endpoint.requests) == 1
 
 
+async def test_a_429_that_names_a_time_rests_the_service_and_uses_no_attempt(
+    make_app: Callable[..., Fairlead], endpoint: Endpoint
+) -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(endpoint.requests) <= 3:
+            return web.Response(status=429, headers={"Retry-After": "0.05"})
+        return web.json_response({"data": {"done": True}})
+
+    endpoint.answer = answer
+    async with make_app(max_attempts=1).running() as app:
+        job = await app.submit("gpu")
+        assert await job.result(timeout=PATIENCE) == {"done": True}
+        assert not (await job.get()).attempts
+        assert {call.outcome for call in await app._runtime.store.latest_calls(9)} == {"handed_back", "success"}
+    assert len(endpoint.requests) == 4
+
+
+async def test_a_429_without_a_time_uses_an_attempt(make_app: Callable[..., Fairlead], endpoint: Endpoint) -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=429)
+
+    endpoint.answer = answer
+    async with make_app(max_attempts=1).running() as app:
+        with pytest.raises(JobFailed) as caught:
+            await (await app.submit("gpu")).result(timeout=PATIENCE)
+    assert caught.value.error["code"] == "HTTP_429"
+
+
 async def test_retry_after_is_honoured(make_app: Callable[..., Fairlead], endpoint: Endpoint) -> None:
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=429, headers={"Retry-After": "600"})
+        return web.Response(status=503, headers={"Retry-After": "600"})
 
     endpoint.answer = answer
     async with make_app().running() as app:

@@ -45,6 +45,7 @@ from fairlead.executors.http_stream import BrokenStream, emit_events, emit_text
 from fairlead.executors.port import Call, OutputTooLarge, Success
 
 SHOWN_OF_AN_ERROR = 500
+TOO_MANY_REQUESTS = 429
 NEITHER = "the service's response is neither JSON nor text"
 
 
@@ -64,6 +65,7 @@ class HttpExecutor:
         self._max_result = max_result
         self._extract = config.extract
         self._auto = config.limit == AUTO
+        self._manual = config.retry == "manual"
         self._sessions = upstream_limits.Sessions(new_session)
 
     async def execute(self, call: Call) -> Success | Failure:
@@ -97,15 +99,17 @@ class HttpExecutor:
             ) as response:
                 if call.trace is not None:
                     call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
-                if not self._auto:
-                    upstream_limits.heed(call, response)
+                rests = None if self._auto else upstream_limits.heed(call, response)
                 if response.status < 300 and (streamed := self._streamed(response)):
                     return await self._emit(streamed, response, call)
                 if response.status < 300 and call.files is not None and (is_binary(response) or is_multipart(response)):
                     return await _files_of(response, call)
                 body = await read_body(response, self._max_result)
                 if response.status >= 300:
-                    return refusal(response, body, upstream_limits.retry_after_of(response.headers))
+                    failure = refusal(response, body, upstream_limits.retry_after_of(response.headers))
+                    # While the service rests, nothing else is refused: the step waits in the queue, at no cost.
+                    waits = response.status == TOO_MANY_REQUESTS and rests is not None and not self._manual
+                    return replace(failure, waits=waits)
         except aiohttp.InvalidURL as error:
             return Failure(PERMANENT, f"not a URL that can be called: {error}", retryable=False)
         except (aiohttp.ClientError, OSError) as error:

@@ -116,6 +116,21 @@ async def test_units_of_a_call_that_was_reported_as_sent_are_settled_too(queue: 
     assert await used(queue) == (1, 10.0)
 
 
+async def test_a_rate_that_is_used_up_exactly_is_full_until_its_window_ends(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
+    await queue.offer("a", cost=100.0)
+    await queue.offer("b")
+    await release(queue, await queue.take())
+    (use,) = (await queue.see()).rates
+    assert use.full
+    assert use.until == pytest.approx(queue.clock.now + 64.0, abs=WIDTH)
+    assert await queue.claimed() == []
+    queue.clock.advance(64.0 + WIDTH)
+    assert await queue.claimed() == ["b"]
+    (use,) = (await queue.see()).rates
+    assert not use.full
+
+
 async def test_a_step_that_does_not_fit_waits_and_no_smaller_one_goes_before_it(queue: QueueHarness) -> None:
     await queue.open(ServiceRules("s", limit=9, rate=Rate(units=100.0, per=64.0)))
     await queue.offer("a", cost=60.0)

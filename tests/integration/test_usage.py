@@ -81,6 +81,7 @@ async def rows(client: httpx2.AsyncClient, **params: Any) -> list[dict[str, Any]
 
 async def test_jobs_turns_and_failures_are_summed_up_with_their_prices(http: httpx2.AsyncClient) -> None:
     found = await rows(http, group_by="user,service,outcome", interval="total")
+    assert await rows(http, group_by=["user", "service,outcome"], interval="total") == found, "repeated names add up"
     shown = [
         [row[name] for name in ("user", "service", "outcome", "calls", "tokens_in", "units", "price", "ignored")]
         for row in found

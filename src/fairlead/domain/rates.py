@@ -110,7 +110,7 @@ class Window:
         if self.fits(units):
             return 0
         requests = self.requests + 1 - self.most_requests
-        over = self.units + min(units, self.most_units) - self.most_units
+        over = self.units + max(1, min(units, self.most_units)) - self.most_units
         if self.most_units == UNLIMITED:
             over = 0
         if self.most_requests == UNLIMITED:

@@ -64,7 +64,7 @@ async def usage(request: Request, query: Annotated[models_usage.UsageParameters,
         user = caller.user_id
     asked = reports.query(
         {**{name: getattr(query, name) for name in UsageQuery.GROUPS}, "user": user},
-        group_by=query.group_by,
+        group_by=",".join(filter(None, request.query_params.getlist("group_by"))),
         interval=query.interval,
         start=query.from_,
         end=query.to,

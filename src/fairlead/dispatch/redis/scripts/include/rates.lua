@@ -65,7 +65,7 @@ if scope.rates then
     end
     local requests, over = window[W_USED] + 1 - window[W_REQUESTS], 0
     if window[W_UNITS] < MIDDLE then
-      over = window[W_USED_UNITS] + math.min(units, window[W_UNITS]) - window[W_UNITS]
+      over = window[W_USED_UNITS] + math.max(1, math.min(units, window[W_UNITS])) - window[W_UNITS]
     end
     if window[W_REQUESTS] == MIDDLE then
       requests = 0

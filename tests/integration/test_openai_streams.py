@@ -83,6 +83,7 @@ async def test_usage_is_requested_upstream_and_hidden_unless_the_client_asks(fro
     assert [call.json["stream_options"] for call in front.upstream.calls] == [{"include_usage": True}] * 2
     jobs = (await front.app.list_jobs()).data
     for each in jobs:
+        await front.app.wait(each.job_id, 20)  # the stream may end before the commit
         job = await front.app.get(each.job_id)
         assert job.context is not None
         assert job.context["step_0_llama"]["metrics"]["usage"]["completion_tokens"] == 7

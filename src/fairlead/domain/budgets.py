@@ -19,7 +19,7 @@ from fairlead.domain.job import BUDGET_SPENT, Job, JobStatus, Priority
 from fairlead.domain.prices import NANO
 from fairlead.domain.rules import SECONDS
 from fairlead.domain.transition_types import Move
-from fairlead.domain.waiting_timers import WaitTimeouts
+from fairlead.domain.waiting_timers import WaitTimeouts, earliest
 
 UNITS, MONEY = "units", "money"
 PARTS = {SECONDS: 1_000_000, UNITS: 1_000_000, TOKENS: 1, MONEY: NANO}
@@ -242,7 +242,7 @@ def turned_back(job: Job, spent: Spent, *, now: float, waits: WaitTimeouts) -> M
         attempt=job.attempt,
         round=job.round,
         tells_line=True,
-        timer_at=spent.until if job.deadline_at is None else min(spent.until, job.deadline_at),
+        timer_at=earliest(spent.until, job.deadline_at, job.start_by),
         error=error,
         goes_back=job.goes_back,
     )

@@ -176,9 +176,11 @@ def withdraw_claim(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
 
 
 def due(job: Job, *, now: float, waits: WaitTimeouts) -> Move:
-    """Queue a job whose scheduled time has come, or whose backoff is over."""
+    """Queue a job whose scheduled time has come, or whose backoff is over. The time for which a budget held the job
+    does not count towards its promotion."""
     _require(job, "release", JobStatus.SCHEDULED, JobStatus.RETRYING)
-    queued_at = now if job.status is JobStatus.SCHEDULED else None
+    restarts = job.status is JobStatus.SCHEDULED or (job.is_held and job.queued_at is not None)
+    queued_at = now if restarts else None
     error = None if job.is_held else job.error
     return _enter(job, "due", now, waits, step=job.step, attempt=job.attempt, error=error, queued_at=queued_at)
 

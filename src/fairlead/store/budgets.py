@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from fairlead.domain.budgets import Budgets, Counter, Key, Reservation, Spent, admit, stays, turned_back
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.budgets import DEMOTE, Budgets, Counter, Key, Reservation, Spent, admit, stays, turned_back
+from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start
 
@@ -129,6 +129,7 @@ class Charges:
         self._prices = prices
         self._counters: dict[Key, Counter] = {}
         self._windows: dict[str, int] = {}
+        self._taken_along: set[tuple[str, str]] = set()
 
     def window_start(self, budget: str) -> int:
         """The start of the current window, in microseconds."""
@@ -154,6 +155,15 @@ class Charges:
 
     def admit(self, job: Job) -> list[Reservation] | Spent:
         return admit(job, self.budgets, self._counters, self.now)
+
+    def waiting_with(self, one: SpentStart) -> tuple[list[str] | None, int | None, int]:
+        """Which other steps of the user are moved with this start: those of these services, or of all, except those
+        of this band and promoted ones, at most so many: none if an earlier start of this commit has moved them."""
+        budget, key = one.spent.budget, (one.job.user_id, one.spent.budget.name)
+        services = None if budget.services is None else sorted(budget.services)
+        limit = 0 if key in self._taken_along else MOST_TURNED_BACK
+        self._taken_along.add(key)
+        return services, Priority.LOW.band if budget.at_end == DEMOTE else None, limit
 
     def turned_back(self, one: SpentStart) -> list[tuple[Job, Move]]:
         """The moves of a start whose budget is spent, and of the other waiting steps that the budget concerns."""

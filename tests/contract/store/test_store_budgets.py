@@ -16,9 +16,10 @@ from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.transitions import Move
 from fairlead.domain.usage import Usage
 from fairlead.domain.webhooks import Endpoint
+from fairlead.store import budgets as stored_budgets
 from fairlead.store.budgets import ReleaseHeld, SetBudget, SweepBudgets, Threshold, WarnBudget
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.port import Accepted, Done, FireTimers, Refused, Started, TurnedBack
+from fairlead.store.port import Accepted, Done, FireTimers, PromoteWaiting, Refused, Started, TurnedBack
 from fairlead.store.webhooks import DeliveryFilter, SaveEndpoint
 from tests.contract.stores import StoreHarness
 
@@ -140,6 +141,55 @@ async def test_a_step_that_is_held_takes_the_waiting_steps_of_its_user_along(har
     assert {(await harness.job(job.id)).status for job in jobs} == {JobStatus.RETRYING}
     for job in (other_service, other_user):
         await harness.started(await harness.job(job.id))
+
+
+async def test_a_held_job_that_must_start_in_time_fails_in_time(harness: StoreHarness) -> None:
+    configure(harness, TOKENS)
+    await spend(harness, 100)
+    job = await harness.submitted(start_within=60.0)
+    assert isinstance(await harness.one(harness.start(job)), TurnedBack)
+    harness.clock.forward(61)
+    for _ in range(2):  # its timer queues it, and then ends its wait
+        await harness.one(FireTimers(harness.clock.now, 10, {}))
+    failed = await harness.job(job.id)
+    assert (failed.status, (failed.error or {})["start_timeout"]) == (JobStatus.FAILED, 60.0)
+    assert await harness.store.held_budgets() == []
+
+
+async def test_the_time_for_which_a_job_is_held_does_not_promote_it(harness: StoreHarness) -> None:
+    configure(harness, TOKENS)
+    await spend(harness, 100)
+    job = await harness.submitted(priority=Priority.LOW)
+    assert isinstance(await harness.one(harness.start(job)), TurnedBack)
+    now = harness.clock.now = TOKENS.window(harness.clock.now).end
+    await harness.one(FireTimers(now, 10, {}))
+    swept = await harness.one(PromoteWaiting(now, now - 60, now - 60, 10, {}))
+    assert (swept.value.found, (await harness.job(job.id)).priority) == (0, Priority.LOW)
+
+
+async def test_starts_of_one_user_take_the_waiting_steps_along_once(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_budgets, "MOST_TURNED_BACK", 2)
+    configure(harness, TOKENS)
+    await spend(harness, 100)
+    jobs = [await harness.submitted() for _ in range(9)]
+    outcomes: list[Any] = await harness.commit(*(harness.start(job, lease=f"0:{job.seq}") for job in jobs[:3]))
+    assert [len(outcome.moves) for outcome in outcomes] == [3, 1, 1]
+    assert sorted(row.held for row in await harness.store.held_budgets()) == [5]
+
+
+async def test_a_demoted_step_takes_those_along_that_are_not_low_yet(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_budgets, "MOST_TURNED_BACK", 2)
+    configure(harness, replace(TOKENS, at_end=DEMOTE))
+    await spend(harness, 100)
+    for _ in range(3):
+        await harness.submitted(priority=Priority.LOW)
+    jobs = [await harness.submitted() for _ in range(3)]
+    outcome: Any = await harness.one(harness.start(jobs[0]))
+    assert {job.id for job, _ in outcome.moves} == {job.id for job in jobs}
 
 
 async def test_of_starts_in_one_commit_those_that_fit_start(harness: StoreHarness) -> None:

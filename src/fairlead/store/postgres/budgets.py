@@ -14,7 +14,6 @@ from fairlead.domain.transitions import Move, Start
 from fairlead.store.budgets import (
     FREES,
     MOST_COUNTERS,
-    MOST_TURNED_BACK,
     MOST_WARNED,
     Charges,
     CounterRow,
@@ -97,10 +96,10 @@ class CommitBudgets:
     async def turned_back(self, one: SpentStart, taken: Sequence[str]) -> list[tuple[Job, Move]]:
         """The moves of a step whose budget is spent, and of other waiting steps of the same user, except those of the
         jobs in `taken`."""
-        services = one.spent.budget.services
-        named = None if services is None else sorted(services)
-        rows = await self._ask("waiting_of_user", one.job.user_id, named, taken, MOST_TURNED_BACK)
-        one.others = [job_of(row) for row in rows]
+        services, low, limit = self._charges.waiting_with(one)
+        if limit:
+            rows = await self._ask("waiting_of_user", one.job.user_id, services, taken, limit, low)
+            one.others = [job_of(row) for row in rows]
         return self._charges.turned_back(one)
 
     async def held(self, one: SpentStart, moves: Iterable[tuple[Job, Move]]) -> None:

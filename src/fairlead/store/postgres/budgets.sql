@@ -61,9 +61,11 @@ FROM (
 WHERE c.budget = g.budget AND c.subject = g.subject
 
 -- name: waiting_of_user
--- $1: user, $2: services or NULL, $3: ids to leave out, $4: limit. Locked like those of a sweep.
+-- $1: user, $2: services or NULL, $3: ids to leave out, $4: limit, $5: NULL, or the band whose jobs are left out, like
+-- promoted ones. Locked like those of a sweep.
 SELECT {job_columns} FROM fairlead.job AS j
-WHERE j.user_id = $1 AND j.ended IS NULL AND j.status = 1 AND j.id <> ALL ($3::text[])
+WHERE j.user_id = $1 AND j.ended IS NULL AND j.status = 1 AND j.turn IS NULL AND j.id <> ALL ($3::text[])
+AND ($5::smallint IS NULL OR (j.priority <> $5::smallint AND j.promoted_at IS NULL))
 AND ($2::text[] IS NULL OR {service} = ANY ($2::text[]))
 LIMIT $4::int FOR UPDATE SKIP LOCKED
 

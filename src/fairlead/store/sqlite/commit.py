@@ -23,7 +23,7 @@ from fairlead.store import files as file_kinds
 from fairlead.store import schedules as schedule_kinds
 from fairlead.store import usage as usage_kinds
 from fairlead.store import webhooks as webhook_kinds
-from fairlead.store.budgets import MOST_TURNED_BACK, SpentStart
+from fairlead.store.budgets import SpentStart
 from fairlead.store.commits import (
     DONE,
     MOVED_ELSEWHERE,
@@ -142,10 +142,11 @@ class CommitBatch:
         }
         taken = taken_in(self._transitions)
         for index, one in self._spent.items():
-            services = one.spent.budget.services
-            named = None if services is None else encode.json_body(sorted(services))
-            left_out = encode.json_body(sorted(taken))
-            one.others = jobs_of(read("waiting_of_user", one.job.user_id, named, left_out, MOST_TURNED_BACK))
+            services, low, limit = self._budgets.charges.waiting_with(one)
+            if limit:
+                named = None if services is None else encode.json_body(services)
+                left_out = encode.json_body(sorted(taken))
+                one.others = jobs_of(read("waiting_of_user", one.job.user_id, named, left_out, limit, low))
             self._swept += [(index, job, move) for job, move in self._budgets.charges.turned_back(one)]
             taken.update(job.id for job in one.others)
 

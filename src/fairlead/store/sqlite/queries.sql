@@ -508,10 +508,12 @@ FROM (SELECT budget, subject, count(*) AS held FROM budget_hold GROUP BY budget,
 LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
 
 -- name: waiting_of_user
--- ?1: user, ?2: JSON array of services or null, ?3: JSON array of ids to leave out, ?4: limit.
+-- ?1: user, ?2: JSON array of services or null, ?3: JSON array of ids to leave out, ?4: limit, ?5: null, or the band whose
+-- jobs are left out, like promoted ones.
 SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
     SELECT {job_row} AS row FROM job AS j
-    WHERE j.user_id = ?1 AND j.status < 3 AND j.status = 1 AND j.id NOT IN (SELECT value FROM json_each(?3))
+    WHERE j.user_id = ?1 AND j.status < 3 AND j.status = 1 AND j.turn IS NULL
+    AND j.id NOT IN (SELECT value FROM json_each(?3)) AND (?5 IS NULL OR (j.priority <> ?5 AND j.promoted_at IS NULL))
     AND (?2 IS NULL OR {service} IN (SELECT value FROM json_each(?2)))
     LIMIT ?4
 )

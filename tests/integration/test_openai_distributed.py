@@ -40,7 +40,7 @@ def engines(database: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def balanced(*servers: Up) -> AsyncIterator[str]:
+async def balanced(*servers: Up, port: int = 0) -> AsyncIterator[str]:
     """A load balancer: each connection goes to the next server that accepts it."""
     ports = itertools.cycle([int(server.url.rpartition(":")[2]) for server in servers])
 
@@ -59,7 +59,7 @@ async def balanced(*servers: Up) -> AsyncIterator[str]:
                 return
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

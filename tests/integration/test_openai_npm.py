@@ -26,16 +26,21 @@ async def run(*command: str | Path, cwd: Path) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.fixture
-async def packages(tmp_path: Path) -> Path:
+async def install(folder: Path, script: Path, *packages: str) -> Path:
+    """Copy a script into a folder, and install the packages that it uses there."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         missing("Node.js is not installed")
-    shutil.copy(SCRIPT, tmp_path / SCRIPT.name)
-    command = ("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--prefix", tmp_path)
-    code, _, err = await run(*command, *PACKAGES, cwd=tmp_path)
+    shutil.copy(script, folder / script.name)
+    command = ("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--prefix", folder)
+    code, _, err = await run(*command, *packages, cwd=folder)
     if code:
         missing(f"npm cannot install the clients: {err[-500:]}")
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+async def packages(tmp_path: Path) -> Path:
+    return await install(tmp_path, SCRIPT, *PACKAGES)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -39,8 +40,9 @@ NOT_ENDING = ("/events", "/stream")
 
 
 @pytest.fixture
-async def client(emptied_database: str) -> AsyncIterator[httpx2.AsyncClient]:
-    app = Fairlead(Settings(Config.model_validate({"services": TURNS}), emptied_database, KEY))
+async def client(emptied_database: str, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    config = Config.model_validate({"services": TURNS, "artifacts": {"url": str(tmp_path / "files")}})
+    app = Fairlead(Settings(config, emptied_database, KEY))
     declare_services(app, Gate())
     async with app.running(), client_of(create_gateway(app)) as client:
         client.headers["Authorization"] = f"Bearer {KEY}"

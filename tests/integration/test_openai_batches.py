@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import openai
 import pytest
 
-from fairlead.app import file_batch_input, file_batch_loop
+from fairlead.app import file_batch_input, file_batch_loop, file_batches
 from fairlead.domain import file_batch
 from fairlead.domain.job import JobStatus
 from fairlead.store.file_batches import ChangeFileBatch
 from fairlead.store.port import Done
 from tests.integration.openai_batches import CHAT, NO_JSON, create, ended, line, lines_of, upload
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
-from tests.openai_upstream import PATIENCE_S, WORDS, refusing
+from tests.openai_upstream import PATIENCE_S, WORDS, refusing, sending
 
 
 @pytest.fixture
@@ -64,6 +65,8 @@ async def test_a_batch_is_uploaded_run_and_downloaded(
     [
         (b"\n \n", [("empty_file", None)]),
         (line("a") + NO_JSON + b"[]\n", [("invalid_json_line", 2), ("invalid_json_line", 3)]),
+        (line("a") + line("b").replace(b'"Hello"', b"[" * 300 + b"]" * 300), [("invalid_json_line", 2)]),
+        (line("a") + line("\ud800", body={"seed": 10**20}), [("invalid_json_line", 2)]),
         (line("a") + b"\n" + line("a"), [("duplicate_custom_id", 3)]),
         (line(...) + line(7), [("missing_required_parameter", 1), ("invalid_custom_id", 2)]),
         (line("a", method="GET") + line("b", url="/v1/embeddings"), [("invalid_method", 1), ("url_mismatch", 2)]),
@@ -240,8 +243,42 @@ async def test_a_retry_of_the_client_gets_the_batch_of_the_first_request(front: 
         first, other = [(await http.post("/batches", json=body)).json()["id"] for _ in range(2)]
         again = await http.post("/batches", json=body, headers={"x-stainless-retry-count": "1"})
         assert first != other == again.json()["id"]
-        keyed = {(await http.post("/batches", json=body, headers={"Idempotency-Key": "k"})).json()["id"] for _ in "ab"}
-        assert len(keyed) == 1
+        keyed = [http.post("/batches", json=body, headers={"Idempotency-Key": "k"}) for _ in range(4)]
+        assert len({answer.json()["id"] for answer in await asyncio.gather(*keyed)}) == 1
+
+
+async def test_a_user_cannot_have_more_open_batches_than_allowed(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_batches, "MOST_OPEN", 2)
+    front.upstream.gate.clear()
+    async with front.client() as client:
+        await create(client, line("a"))
+        await ended(client, (await create(client, NO_JSON)).id)
+        await create(client, line("b"))
+        with pytest.raises(openai.RateLimitError):
+            await create(client, line("c"))
+    front.upstream.gate.set()
+
+
+async def test_the_images_of_a_batch_are_in_its_output(front: Front) -> None:
+    """Their files end with the jobs, which may be before the output is read."""
+    path: Any = "/v1/images/generations"
+    content = line("a", url=path, body={"prompt": "a cat", "response_format": "url"})
+    async with front.client() as client:
+        made = await client.batches.create(
+            input_file_id=await upload(client, content), endpoint=path, completion_window="24h"
+        )
+        output = await lines_of(client, (await ended(client, made.id)).output_file_id)
+        (image,) = output["a"]["response"]["body"]["data"]
+        assert image == {"b64_json": "cG5n"}
+
+
+async def test_counts_of_tokens_that_cannot_be_stored_are_ignored(front: Front) -> None:
+    odd = sending(json.dumps({"choices": [], "usage": {"prompt_tokens": 2**63, "completion_tokens": 5}}).encode())
+    front.upstream.script += [odd, odd, odd]
+    async with front.client() as client:
+        batch = await ended(client, (await create(client, b"".join(map(line, "abc")))).id)
+        assert batch.usage is not None
+        assert (batch.usage.input_tokens, batch.usage.output_tokens) == (0, 15)
 
 
 async def test_the_answer_says_whether_the_batch_fits_its_window(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,11 @@ async def test_images_are_downloaded_by_their_urls(tmp_path: Path, engines: dict
         for other in ("", ticket[:-1] + "x", "1" + ticket):
             assert (await download(str(made.data[0].url).replace(ticket, other))).status_code == 401
         # The client's own retry gets the same images, with URLs that work.
-        again = await client.images.generate(**ask, extra_headers={"x-stainless-retry-count": "1"})
+        retry = {"x-stainless-retry-count": "1"}
+        tls = await client.images.generate(**ask, extra_headers={**retry, "X-Forwarded-Proto": "https"})
+        assert tls.data is not None
+        assert str(tls.data[0].url).startswith(front.base.replace("http:", "https:"))
+        again = await client.images.generate(**ask, extra_headers=retry)
         assert again.data is not None
         assert (await download(again.data[1].url)).content == LARGE
         assert len(front.upstream.calls) == 1

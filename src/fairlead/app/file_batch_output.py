@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+
+import orjson
 
 from fairlead.app.batches import Batches
 from fairlead.app.file_batch_input import Breaks, LineTooLong, longest_line, read_lines
 from fairlead.app.runtime import Runtime
 from fairlead.artifacts.files import NewFile
+from fairlead.artifacts.objects import ObjectMissing
 from fairlead.artifacts.values import is_stored, load_value
+from fairlead.domain.batch import ItemView
 from fairlead.domain.file_batch import OUTPUT, FileBatch
 from fairlead.domain.file_batch_lines import (
     EXPIRED,
@@ -23,6 +28,8 @@ from fairlead.domain.file_batch_lines import (
     unsubmitted_line,
 )
 from fairlead.domain.files import File
+from fairlead.domain.openai import FrontAnswer, json_object
+from fairlead.errors import NotFound
 
 PIECE = 64 * 1024
 AHEAD = 4
@@ -123,7 +130,7 @@ class OutputWriter:
                 if is_stored(item.result):
                     # Raises Unavailable while the object store cannot be reached.
                     item = replace(item, result=await load_value(files, item.job_id, item.result))
-                yield result_line(item, batch)
+                yield result_line(await self._with_images(item), batch)
         if batch.submitted >= batch.total:
             return
         file = await files.get_complete(batch.input_file_id)
@@ -134,6 +141,27 @@ class OutputWriter:
                 yield unsubmitted_line(batch, number, _custom_id(line.text, batch))
         except LineTooLong:
             return  # the limit was lowered since
+
+    async def _with_images(self, item: ItemView) -> ItemView:
+        """The item with its images as base64 in place of the names of their files. These end with the job, and the
+        output is often read later."""
+        answer = FrontAnswer.of_result(item.result)
+        if answer is None or not answer.files:
+            return item
+        value = json_object(answer.body) or {}
+        for image in value.get("data") or ():
+            if isinstance(image, dict) and isinstance(named := image.get("url"), dict):
+                del image["url"]
+                image["b64_json"] = await self._base64(str(named.get("$file")))
+        return replace(item, result=replace(answer, body=orjson.dumps(value), files=False).as_result())
+
+    async def _base64(self, file_id: str) -> str | None:
+        """The content of a file; None if it was deleted."""
+        files = self._runtime.files
+        try:
+            return b64encode(await files.read_all(await files.get_complete(file_id))).decode()
+        except (NotFound, ObjectMissing):
+            return None
 
 
 def _custom_id(text: bytes, batch: FileBatch) -> str | None:

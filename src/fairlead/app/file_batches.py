@@ -3,6 +3,7 @@ the work (`file_batch_loop.py`, docs/adr/0041)."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from uuid_utils import uuid7
 
 from fairlead import failpoints
 from fairlead.app.batches import Batches
-from fairlead.app.file_batch_loop import FileBatchLoop
+from fairlead.app.file_batch_loop import AT_A_TIME, FileBatchLoop
 from fairlead.app.models import ModelCatalog, mean_duration
 from fairlead.app.runtime import Runtime
 from fairlead.domain import file_batch as domain
@@ -52,15 +53,18 @@ class FileBatches:
     def __init__(self, runtime: Runtime, batches: Batches, models: ModelCatalog) -> None:
         self._runtime = runtime
         self._models = models
+        self._creating = asyncio.Lock()
         runtime.leader_loops.append(FileBatchLoop(runtime, batches, models))
 
     async def create(self, new: NewFileBatch) -> FileBatch:
         """Store a batch. Its file is validated later."""
-        runtime = self._runtime
         file = await self._input(new)
-        now = runtime.clock.now()
-        if (known := await self._known(new, file.user_id, now)) is not None:
-            return known
+        now = self._runtime.clock.now()
+        expected_at = await self._expected(file, new.endpoint, now)
+        async with self._creating:  # a retry may arrive while its first request is still here
+            return await self._known(new, file.user_id, now) or await self._created(new, file, now, expected_at)
+
+    async def _created(self, new: NewFileBatch, file: File, now: float, expected_at: float | None) -> FileBatch:
         batch = FileBatch(
             f"batch_{uuid7().hex}",
             file.user_id,
@@ -73,9 +77,9 @@ class FileBatches:
             lowers_only=new.lowers_only,
             keep_output_for=new.keep_output_for,
             request_key=new.key,
-            expected_at=await self._expected(file, new.endpoint, now),
+            expected_at=expected_at,
         )
-        if not isinstance(await runtime.group_commit.write(CreateFileBatch(batch)), Done):
+        if not isinstance(await self._runtime.group_commit.write(CreateFileBatch(batch)), Done):
             raise InvalidInput(f"there is no file {file.id}", pointer="/input_file_id")
         failpoints.passed(failpoints.BATCH_CREATED)
         self._wake()
@@ -110,7 +114,9 @@ class FileBatches:
             )
             if same and batch.request_key == new.key and (new.key or now - batch.created_at < JOINED_WITHIN_S):
                 return batch
-        if len(recent) == MOST_OPEN and all(batch.ended_at is None for batch in recent):
+        # Those that have ended may be among the last ones.
+        not_ended = await self._runtime.store.open_file_batches(AT_A_TIME) if len(recent) == MOST_OPEN else ()
+        if sum(batch.user_id == user_id for batch in not_ended) >= MOST_OPEN:
             raise TooManyWaiting(f"user {user_id!r} has {MOST_OPEN} batches that have not ended", retry_after=60.0)
         return None
 

@@ -76,18 +76,22 @@ def request_of(text: bytes, endpoint: str) -> LineRequest:
 
 
 def _decoded(text: bytes) -> tuple[dict[str, Any], bytes]:
-    """The line as an object, and its body as JSON. Integers may have any length; orjson would round them."""
-    exact = _LONG_NUMBER in text.translate(_DIGITS)
+    """The line as an object, and its body as JSON. Integers may have many digits; orjson, which is the stricter parser,
+    would round them."""
     try:
-        value = json.loads(text) if exact else orjson.loads(text)
-    except (ValueError, RecursionError):
+        value = orjson.loads(text)
+    except ValueError:
         raise BadLine("invalid_json_line", "this line is not JSON") from None
     if not isinstance(value, dict):
         raise BadLine("invalid_json_line", "this line is not a JSON object")
-    body = value.get("body")
-    if exact:
-        return value, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return value, orjson.dumps(body)
+    try:
+        body = orjson.dumps(value.get("body"))
+        if _LONG_NUMBER in text.translate(_DIGITS):
+            value = json.loads(text)
+            body = json.dumps(value.get("body"), ensure_ascii=False, separators=(",", ":")).encode()
+    except (orjson.JSONEncodeError, RecursionError):
+        raise BadLine("invalid_json_line", "this line is nested too deeply", "body") from None
+    return value, body
 
 
 def _priority(tier: Any) -> str:
@@ -171,6 +175,8 @@ def _line(line_id: str, custom_id: str | None, response: Any, error: Any) -> byt
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
+MOST_TOKENS = 1 << 40
+"""A greater count is no count: the sum over all lines must fit in 64 bits."""
 USAGE = ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens")
 
 
@@ -194,4 +200,4 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, int] | None:
 
 def _count(values: Any, name: str) -> int:
     value = values.get(name) if isinstance(values, dict) else None
-    return value if type(value) is int and value >= 0 else 0
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else 0

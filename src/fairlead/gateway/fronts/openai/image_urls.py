@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from fairlead.domain import openai
+from fairlead.gateway.fronts.addresses import origin_of
 
 if TYPE_CHECKING:
     from fairlead.app.fairlead import Fairlead
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 async def with_urls(app: Fairlead, content: bytes, scope: Scope | None) -> bytes:
     """The answer with a URL for each image. It reads the file without a key until it expires. A file that was deleted
     has none. Without `artifacts.public_url`, URLs have the address under which the client reached the gateway."""
-    base = "" if scope is None else str(Request(scope).base_url).rstrip("/")
+    base = "" if scope is None else origin_of(Request(scope))
     value = openai.json_object(content) or {}
     data = value.get("data")
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []

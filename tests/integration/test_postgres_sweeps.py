@@ -7,15 +7,28 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 import pytest
 
 from fairlead.domain import transitions
+from fairlead.domain.budgets import Budget, Budgets
 from fairlead.domain.job import Job, JobStatus, Priority
-from fairlead.domain.transitions import Submit, submit
+from fairlead.domain.rules import SECONDS
+from fairlead.domain.transitions import Start, Submit, submit
+from fairlead.store.budgets import ReleaseHeld
 from fairlead.store.group_commit import GroupCommit
-from fairlead.store.port import Done, FireTimers, JobFilter, OutboxEntry, PromoteWaiting, SweepResult
+from fairlead.store.port import (
+    Done,
+    FireTimers,
+    JobFilter,
+    OutboxEntry,
+    PromoteWaiting,
+    Started,
+    SweepResult,
+    TurnedBack,
+)
 from fairlead.store.postgres import PostgresStore
 from tests import servers
 
@@ -140,3 +153,56 @@ async def test_a_job_that_was_moved_during_the_sweep_is_not_moved_again(emptied_
         assert not by_sweep & by_cancel
         assert by_sweep | by_cancel == {job.id for job in jobs}
         assert {job.run for job in (await store.get_jobs([job.id for job in jobs])).values()} == {1}
+
+
+def charged(store: PostgresStore, amount: int) -> None:
+    store._budgets = Budgets({"all": Budget("all", SECONDS, amount)})
+
+
+async def running(store: PostgresStore, job: Job) -> Job:
+    await store.commit([submit(job, "{}", now=LATER, waits={})])
+    (outcome,) = (await store.commit([Start(job.id, 0, 0, "0:1", "service:draw", "w", 30.0)])).outcomes
+    assert isinstance(outcome, Started)
+    return outcome.job
+
+
+async def test_a_sweep_that_ends_a_call_does_not_deadlock_with_the_commit_that_completes_it(
+    emptied_database: str,
+) -> None:
+    """Both lock the counters of budgets before the rows of jobs."""
+    async with opened(emptied_database) as store:
+        charged(store, 1000)
+        job = await running(store, Job("job-1", "f", "ann", ("draw",), deadline_at=LATER))
+        connection = await asyncpg.connect(servers.direct(emptied_database))
+        async with connection.transaction(), asyncio.timeout(30):
+            await connection.execute("SELECT 1 FROM fairlead.budget_counter FOR UPDATE")
+            sweep = asyncio.create_task(store.commit([fire_timers(10)]))
+            blocked = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            while not await connection.fetchval(blocked):
+                await asyncio.sleep(0.01)
+            await connection.execute("SELECT 1 FROM fairlead.job WHERE id = $1 FOR UPDATE NOWAIT", job.id)
+        await connection.close()
+        (outcome,) = (await sweep).outcomes
+        assert isinstance(outcome, Done)
+        assert [found.id for found, _ in outcome.value.moves] == [job.id]
+
+
+async def test_a_held_job_that_another_process_changes_stays_held(emptied_database: str) -> None:
+    """Its hold is not forgotten: the job is released when the other process has ended."""
+    async with opened(emptied_database) as store:
+        charged(store, 1)
+        first = await running(store, Job("job-1", "f", "ann", ("draw",)))
+        late = transitions.cancel(replace(first, call_started_at=LATER - 9), now=LATER)
+        await store.commit([late])
+        await store.commit([submit(Job("job-2", "f", "ann", ("draw",)), "{}", now=LATER, waits={})])
+        (outcome,) = (await store.commit([Start("job-2", 0, 0, "0:1", "service:draw", "w", 30.0)])).outcomes
+        assert isinstance(outcome, TurnedBack)
+        connection = await asyncpg.connect(servers.direct(emptied_database))
+        async with connection.transaction():
+            await connection.execute("SELECT 1 FROM fairlead.job WHERE id = 'job-2' FOR UPDATE")
+            assert (await store.commit([ReleaseHeld("all", "", 10)])).outcomes == [Done(0)]
+        await connection.close()
+        assert (await store.commit([ReleaseHeld("all", "", 10)])).outcomes == [Done(1)]
+        assert (await store.get_jobs(["job-2"]))["job-2"].timer_at == LATER

@@ -50,15 +50,16 @@ class CommitBudgets:
             found = await self._ask("lock_counters", *columns(rows))
             self._charges.load(keys, map(counter_of, found))
 
-    async def admit(self, starts: Sequence[Start], moves: Iterable[Move]) -> dict[str, SpentStart]:
-        """Decide which of these steps may start. Returns those whose budget is spent, by job id. The counters of
-        `moves` in the same commit are locked too, so that all commits lock their counters in one order."""
+    async def admit(self, starts: Sequence[Start], ending: Sequence[Job]) -> dict[str, SpentStart]:
+        """Decide which of these steps may start. Returns those whose budget is spent, by job id. The counters of the
+        calls that the same commit ends are locked too: all commits lock counters in one order, before jobs."""
         concerned = [start for start in starts if self._charges.may_concern(start)]
         if not concerned:
+            await self.lock(ending)
             return {}
         rows = await self._ask("jobs_to_start", [start.job_id for start in concerned])
         jobs = {job.id: job for job in map(job_of, rows)}
-        await self.lock([*jobs.values(), *(move.call.job for move in moves if move.call is not None)])
+        await self.lock([*jobs.values(), *ending])
         spent: dict[str, SpentStart] = {}
         for start in concerned:
             job = jobs.get(start.job_id)

@@ -25,6 +25,11 @@ SELECT k.budget, k.subject, k.window_start, k.used, k.reserved, k.calls, k.mean,
 -- $1: ids.
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
+-- name: due_calls
+-- $1: now, $2: limit. Jobs with a call whose deadline has passed; not locked.
+SELECT {job_columns} FROM fairlead.job AS j
+WHERE j.timer_at <= $1::bigint AND j.status = 3 ORDER BY j.timer_at LIMIT $2::bigint
+
 -- name: reserve
 -- $1: job ids, $2: runs, $3: budgets, $4: subjects, $5: amounts.
 WITH reserved AS (
@@ -84,7 +89,7 @@ DELETE FROM fairlead.budget_override WHERE budget = $1 AND subject = $2
 
 -- name: release_held
 -- $1: budget, $2: subject, $3: limit, $4: now. The timers loop moves the jobs. Jobs that another process is moving are
--- left alone.
+-- left alone, and stay held.
 WITH oldest AS (
     SELECT job_id, run FROM fairlead.budget_hold WHERE budget = $1 AND subject = $2
     ORDER BY seq LIMIT $3::int FOR UPDATE SKIP LOCKED
@@ -95,7 +100,11 @@ WITH oldest AS (
     UPDATE fairlead.job AS j SET timer_at = $4::bigint FROM locked
     WHERE j.id = locked.id AND j.timer_at > $4::bigint
 ), ended AS (
-    DELETE FROM fairlead.budget_hold AS h USING oldest AS o WHERE h.job_id = o.job_id RETURNING 1
+    DELETE FROM fairlead.budget_hold AS h USING oldest AS o
+    WHERE h.job_id = o.job_id AND (o.job_id IN (SELECT id FROM locked) OR NOT EXISTS (
+        SELECT FROM fairlead.job AS j WHERE j.id = o.job_id AND j.run = o.run
+    ))
+    RETURNING 1
 )
 SELECT count(*) FROM ended
 

@@ -100,6 +100,7 @@ class Commit:
         self._moves = Moves(self._ask, origin=origin, now=now, prices=prices, budgets=self._budgets)
         self._spent: dict[int, SpentStart] = {}  # starts whose budget is spent, by index
         self._swept: set[str] = set()
+        self._ending: list[Job] | None = None
 
     async def apply(self, skip: Iterable[int] = ()) -> Committed:
         """Apply the batch. `skip` holds the indexes of transitions that already have an outcome."""
@@ -264,8 +265,7 @@ class Commit:
         """Leave out the starts whose budget is spent."""
         if self._budgets is None or not indexes:
             return indexes
-        moves = [one for one in self._batch if isinstance(one, Move)]
-        spent = await self._budgets.admit(self._of(indexes), moves)
+        spent = await self._budgets.admit(self._of(indexes), await self._calls())
         self._spent = {index: spent[job_id] for index in indexes if (job_id := self._job_id(index)) in spent}
         return [index for index in indexes if index not in self._spent]
 
@@ -283,14 +283,30 @@ class Commit:
     # ------------------------------------------------------------ move and sweep
 
     async def _move(self, indexes: list[int]) -> None:
-        if self._budgets is not None:
-            calls = (move.call for move in self._of(indexes))
-            await self._budgets.lock([call.job for call in calls if call is not None])
+        await self._lock_counters()
         applied = await self._moves.apply(self._of(indexes))
         for n, index in enumerate(indexes):
             self._outcomes[index] = DONE if n in applied else MOVED_ON
 
+    async def _lock_counters(self) -> None:
+        """Lock the counters of the calls that this commit ends, before the rows of their jobs. Otherwise a sweep that
+        ends a call at its deadline and the commit that completes the call would wait for each other."""
+        if self._budgets is not None:
+            await self._budgets.lock(await self._calls())
+
+    async def _calls(self) -> list[Job]:
+        """The jobs whose calls this commit ends: those of its moves, and those whose deadline has passed."""
+        if self._ending is None:
+            moves = [one for one in self._batch if isinstance(one, Move)]
+            self._ending = [move.call.job for move in moves if move.call is not None]
+            for one in self._batch:
+                if isinstance(one, FireTimers):
+                    rows = await self._ask("due_calls", min(micros_by(one.now), self._now), one.limit)
+                    self._ending += map(job_of, rows)
+        return self._ending
+
     async def _sweep(self, indexes: list[int]) -> None:
+        await self._lock_counters()
         taken = taken_in(self._batch) | self._swept
         for index in indexes:
             sweep: Any = self._batch[index]

@@ -468,12 +468,17 @@ SELECT {counter_columns}, 0 FROM (
 
 -- name: budgets_to_warn
 -- $1: budgets, $2: starts of their windows, $3: amounts, $4: first thresholds, $5: numbers of thresholds, $6: limit.
-SELECT {counter_columns}, 0 FROM (
-    SELECT c.budget, c.subject
+-- Most counters are below the smallest amount of any subject: they cost no look at the amount of their own.
+WITH t AS MATERIALIZED (
+    SELECT g.*, least(g.amount, (SELECT min(o.amount) FROM fairlead.budget_override AS o WHERE o.budget = g.budget))
+        AS smallest
     FROM unnest($1::text[], $2::text::bigint[], $3::text::bigint[], $4::text::float8[], $5::text::int[])
-        AS t (budget, window_start, amount, share, thresholds)
-    JOIN fairlead.budget_counter AS c ON c.budget = t.budget
-    WHERE c.window_start >= t.window_start AND c.warned < t.thresholds AND c.used >= t.share * coalesce((
+        AS g (budget, window_start, amount, share, thresholds)
+)
+SELECT {counter_columns}, 0 FROM (
+    SELECT c.budget, c.subject FROM t JOIN fairlead.budget_counter AS c ON c.budget = t.budget
+    WHERE c.window_start >= t.window_start AND c.warned < t.thresholds AND c.used >= t.share * t.smallest
+    AND c.used >= t.share * coalesce((
         SELECT o.amount FROM fairlead.budget_override AS o WHERE o.budget = c.budget AND o.subject IN (c.subject, '')
         ORDER BY o.subject DESC LIMIT 1
     ), t.amount) LIMIT $6::int

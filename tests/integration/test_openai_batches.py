@@ -187,7 +187,7 @@ async def test_a_batch_waits_for_everybody_else(tmp_path: Path) -> None:
 
 async def test_the_batches_of_two_users_alternate(tmp_path: Path) -> None:
     async with (
-        open_front(tmp_path, service={"limit": 1}) as front,
+        open_front(tmp_path, service={"limit": 1, "charge": "tokens"}) as front,
         front.client(default_headers={"X-Fairlead-User": "ada"}) as ada,
         front.client(default_headers={"X-Fairlead-User": "bob"}) as bob,
     ):

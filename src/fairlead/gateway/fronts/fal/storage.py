@@ -35,7 +35,7 @@ MOST_PARTS = 10_000
 router = APIRouter(tags=["fal"])
 _BYTES = {
     "requestBody": {
-        "required": True,
+        "required": False,  # an empty file has no body
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -12,12 +13,12 @@ import httpx2
 import pytest
 
 from fairlead.artifacts.directory import PARTIAL, DirectoryObjects
-from fairlead.artifacts.objects import ObjectMissing, ObjectStore, ObjectsUnavailable
+from fairlead.artifacts.objects import PIECE, ObjectMissing, ObjectStore, ObjectsUnavailable
 from fairlead.artifacts.remote import RemoteObjects
 from fairlead.backends import objects_of
 from fairlead.config import Settings
 from fairlead.domain.config import Config
-from fairlead.errors import ConfigError
+from fairlead.errors import ConfigError, WrongState
 from tests import s3_server
 
 LARGE = os.urandom(20 * 1024 * 1024 + 7)
@@ -73,6 +74,37 @@ async def test_a_write_that_is_cut_off_leaves_no_object(objects: ObjectStore) ->
     with pytest.raises(ObjectMissing):
         await read(objects, key)
     assert await keys(objects) == {}
+
+
+@pytest.mark.parametrize("first_goes_on", [True, False])
+async def test_an_upload_that_is_sent_again_replaces_the_first(tmp_path: Path, first_goes_on: bool) -> None:
+    """A client that lost its connection sends its bytes again while the first upload still waits for more."""
+    objects, key = DirectoryObjects(str(tmp_path / "objects")), uuid4().hex
+    waits, goes_on, half = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"1" * PIECE
+        waits.set()
+        await goes_on.wait()
+        if not first_goes_on:
+            raise ConnectionError("the client is gone")
+        yield b"1" * PIECE
+
+    async def again() -> AsyncIterator[bytes]:
+        yield b"2" * PIECE
+        half.set()
+        await asyncio.wait({first})
+        yield b"2" * PIECE
+
+    first = asyncio.create_task(objects.put(key, stalled(), {}))
+    await waits.wait()
+    second = asyncio.create_task(objects.put(key, again(), {}))
+    await half.wait()
+    goes_on.set()
+    with pytest.raises(WrongState if first_goes_on else ConnectionError):
+        await first
+    await second
+    assert await read(objects, key) == b"2" * 2 * PIECE
 
 
 async def test_a_bucket_signs_urls_and_a_directory_has_none(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairlead.domain.replicate import version_of
+from fairlead.gateway import request_parsing
 from fairlead.gateway.fronts.replicate import files, requests, routes
 from tests.integration.replicate_site import PNG, Site, client_of, open_site, replicate
 from tests.webhook_receiver import receiver
@@ -246,6 +248,36 @@ async def test_a_large_input_may_consist_of_files(small_site: Site) -> None:
     assert await read(small_site, url) == picture
     with pytest.raises(replicate.exceptions.ReplicateError, match="over 1048576 bytes"):
         await small_site.client.async_run("acme/flux", input={"prompt": "x" * 1_100_000})
+
+
+async def test_a_large_input_without_files_is_refused_before_it_is_parsed(
+    small_site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing ten million small values would block the event loop for half a minute."""
+    parsed: list[int] = []
+    monkeypatch.setattr(request_parsing, "decode", lambda body: parsed.append(len(body)))
+    bodies = [b'{"input":{"v":[%s]}}' % b",".join([each] * 800_000) for each in (b"{}", b'"data:,"', b'"\\"data:"')]
+    unterminated = b'{"input":{"v":"%s' % (b'\\"data:' * 500_000)
+    bodies += [unterminated, b""]
+    async with small_site.http() as http:
+        headers = {"Content-Type": "application/json"}
+        answers = [await http.post("/models/acme/many/predictions", content=body, headers=headers) for body in bodies]
+    assert [each.status_code for each in answers] == [413, 413, 413, 422, 422]
+    assert parsed == [len(unterminated)]
+
+
+async def test_large_outputs_are_not_listed(embedded: dict[str, str], tmp_path: Path) -> None:
+    """A page of them could fill the memory. The prediction itself has its output."""
+    artifacts = {"url": str(tmp_path / "objects"), "threshold": 1024, "max_inline": 8000}
+    async with open_site(embedded, artifacts=artifacts) as site:
+        texts = ["a" * 5000, "b" * 5000, "c" * 9000, "d" * 1000]
+        for text in texts:
+            site.talker.say(text, None)
+            await (await site.client.predictions.async_create(model="acme/llama", input={})).async_wait()
+        page = (await site.client.predictions.async_list()).results
+        assert [each.output for each in page] == [texts[3], None, texts[1], None]
+        whole = [(await site.client.predictions.async_get(each.id)).output for each in page]
+        assert whole == texts[::-1]
 
 
 # ---------------------------------------------------------------- webhooks

@@ -172,6 +172,7 @@ async def test_users_reach_their_own_endpoints_and_deliveries_only(embedded: dic
             assert [each["id"] for each in listed] == [own.id]
             assert (await ask("bob", "GET", "/deliveries")).json()["data"] == []
             assert len((await ask("admin", "GET", "/deliveries")).json()["data"]) == 3
+            assert (await ask("ada", "PUT", endpoint)).status_code == 422, "the body is required"
             assert (await ask("bob", "GET", "/endpoints")).json() == {"data": []}
             for method, path, body in (
                 ("GET", endpoint, {}),

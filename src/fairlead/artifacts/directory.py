@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from fairlead.artifacts.objects import PIECE, ObjectMissing, ObjectsUnavailable
 from fairlead.domain.files import ARTIFACT_ID
+from fairlead.errors import WrongState
 
 T = TypeVar("T")
 
@@ -55,17 +56,23 @@ class DirectoryObjects:
             raise
 
     def _create(self, key: str) -> BinaryIO:
+        """Begin to write an object. If another upload of it is under way, that one fails: a client that lost its
+        connection sends the bytes again before we notice."""
         path = self._path(key)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + PARTIAL)
         return open(path + PARTIAL, "wb")
 
     def _finish(self, file: BinaryIO, pending: list[bytes], key: str) -> None:
         file.writelines(pending)
         file.flush()
         os.fsync(file.fileno())
-        file.close()
         path = self._path(key)
+        if not self._is_own(file, key) and (os.path.exists(path + PARTIAL) or os.path.exists(path)):
+            raise WrongState("the bytes of this file are being sent again", details={"status": "uploading"})
         os.rename(path + PARTIAL, path)
+        file.close()
         for folder in (os.path.dirname(path), self._root):  # the folder itself may be new
             descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -73,11 +80,18 @@ class DirectoryObjects:
             finally:
                 os.close(descriptor)
 
+    def _is_own(self, file: BinaryIO, key: str) -> bool:
+        """Whether the open file is the one that is named so, and not one that another upload has replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._path(key) + PARTIAL))
+        return False
+
     def _discard(self, file: BinaryIO, key: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            if self._is_own(file, key):
+                os.unlink(self._path(key) + PARTIAL)
         with contextlib.suppress(OSError):
             file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._path(key) + PARTIAL)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from typing import Any, TypeVar
@@ -82,11 +82,23 @@ async def read_pieces(request: Request) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
 
 
-async def read_model(request: Request, model: type[Model], *, empty: Mapping[str, Any] | None = None) -> Model:
+async def read_model(
+    request: Request,
+    model: type[Model],
+    *,
+    empty: Mapping[str, Any] | None = None,
+    required: bool = False,
+    check_size: Callable[[bytes], None] | None = None,
+) -> Model:
     """Parse a small JSON body into `model`. An empty body is parsed as `empty`, by default `{}`, so that the error
-    names the required fields."""
+    names the required fields; with `required`, for a model without such fields, it is an error itself. `check_size`
+    raises if the body must not be parsed."""
     raw = await read(request)
     value: Any = empty or {}
+    if required and not raw:
+        raise InvalidInput("the body is missing; send a JSON object", pointer="")
+    if check_size is not None:
+        check_size(raw)
     if raw:
         require_json(request)
         value = decode(raw)

@@ -76,7 +76,7 @@ async def get_endpoint(request: Request, endpoint_id: str) -> Response:
     responses=documented(200, models.Endpoint, "The endpoint.", *_ONE, *WITH_BODY, WrongState),
 )
 async def change_endpoint(request: Request, endpoint_id: str) -> Response:
-    change = await read_model(request, models.EndpointChange)
+    change = await read_model(request, models.EndpointChange, required=True)
     user_id = caller_of(request).user_id
     endpoint = await fairlead_of(request).webhooks.change(
         endpoint_id,

@@ -59,7 +59,7 @@ _UPLOADING = (*WITH_BODY, NotFound, WrongState)
     **_INITIATE,
 )
 async def initiate(request: Request) -> Response:
-    fields = await request_parsing.read_model(request, models_fal.FalUploadRequest)
+    fields = await request_parsing.read_model(request, models_fal.FalUploadRequest, required=True)
     files, base = files_of(request), base_of(request)
     user_id = user_of(caller_of(request), headers_of(request.scope))
     new = NewFile(user_id, fields.file_name, fields.content_type, expires_at=_expiry(request))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from starlette.requests import Request
 
+from fairlead.artifacts.values import is_stored
 from fairlead.domain import replicate
 from fairlead.domain.files import references_in, stream_subject
 from fairlead.domain.job import JobStatus
@@ -36,9 +38,9 @@ class Presenter:
         self._origin = origin_of(request)
         self.base = f"{self._origin}{PREFIX}"
 
-    async def shown(self, job: JobView, *, waited: bool = False) -> dict[str, Any]:
+    async def shown(self, job: JobView, *, waited: bool = False, most: int | None = None) -> dict[str, Any]:
         """The prediction of a job. `waited`: the caller has waited for its end, and takes any status but `starting` for
-        it."""
+        it. `most`: an output that has more bytes, as JSON, is null."""
         config, mark = self._app.config, Mark.of(job.metadata)
         status = replicate.status_of(job.status, job.error, started=job.started_at is not None)
         if waited and not job.status.finished:
@@ -50,7 +52,7 @@ class Presenter:
             status=status,
             base=self.base,
             input=await self.with_urls(job.input_data),
-            output=await self.with_urls(await self._output(job)),
+            output=await self.with_urls(await self._output(job, most)),
             error=replicate.error_text(job.error) if job.status is JobStatus.FAILED else None,
             logs=_logs(job),
             created_at=seconds(job.created_at),
@@ -70,8 +72,10 @@ class Presenter:
         tickets = {name: (await self._app.files.ticket(name))[0] for name in names}
         return replicate.with_urls(value, lambda name: f"{self._origin}/files/{name}?ticket={tickets[name]}")
 
-    async def _output(self, job: JobView) -> Any:
+    async def _output(self, job: JobView, most: int | None) -> Any:
         if job.status is not JobStatus.COMPLETED:
+            return None
+        if most is not None and (is_stored(job.result) or len(orjson.dumps(job.result)) > most):
             return None
         return await self._app.jobs.whole_result(job.job_id, job.result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import orjson
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from fairlead.errors import InvalidInput
 from fairlead.gateway import models_replicate as models
 from fairlead.gateway import request_parsing
 from fairlead.gateway.fronts.callers import user_of
-from fairlead.gateway.fronts.inputs import with_references
+from fairlead.gateway.fronts.inputs import check_size, with_references
 from fairlead.gateway.fronts.replicate import catalog
 from fairlead.gateway.fronts.replicate.catalog import Chosen
 from fairlead.gateway.fronts.replicate.predictions import base_of
@@ -36,7 +37,8 @@ WAIT_MARGIN_S = 0.25
 async def create(request: Request, model: str | None) -> tuple[str, dict[str, str]]:
     """Submit a prediction, for a model or for the version that the body names. Returns the id of its job, and the
     headers of the rate limit."""
-    wanted = await request_parsing.read_model(request, models.PredictionRequest)
+    small = partial(check_size, max_body=fairlead_of(request).config.server.max_body)
+    wanted = await request_parsing.read_model(request, models.PredictionRequest, required=True, check_size=small)
     chosen = _chosen(request, model, wanted)
     caller = caller_of(request)
     user_id = user_of(caller, headers_of(request.scope))

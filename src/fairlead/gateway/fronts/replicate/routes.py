@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Annotated, Any
 from urllib.parse import quote
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -110,7 +110,8 @@ async def _create(request: Request, model: str | None) -> Response:
     "/predictions",
     summary="List predictions, newest first",
     operation_id="replicate_predictions",
-    description="All jobs of the caller are listed, whichever way they came.",
+    description="All jobs of the caller are listed, whichever way they came. Outputs that have more than "
+    "`artifacts.max_inline` bytes together are null.",
     openapi_extra={"parameters": [USER]},
     responses=documented(200, models.Predictions, "One page.", InvalidInput),
 )
@@ -118,16 +119,12 @@ async def list_predictions(request: Request, cursor: Cursor = None) -> Response:
     app, presenter = fairlead_of(request), Presenter(request)
     user_id = user_in_reach(caller_of(request), named_user(headers_of(request.scope)))
     page = await app.list_jobs(user_id=user_id, limit=PAGE, cursor=cursor)
-    jobs = await asyncio.gather(
-        *(app.jobs.get_without_attempts(job.job_id) for job in page.data if not job.turn), return_exceptions=True
-    )
-    results = []
-    for job in jobs:
-        if isinstance(job, NotFound):
-            continue  # deleted meanwhile
-        if isinstance(job, BaseException):
-            raise job
-        results.append(await presenter.shown(job))
+    results, left = [], app.config.artifacts.max_inline
+    for each in page.data:
+        with contextlib.suppress(NotFound):  # deleted meanwhile
+            if not each.turn:
+                results.append(await presenter.shown(await app.jobs.get_without_attempts(each.job_id), most=left))
+                left -= len(orjson.dumps(results[-1]["output"]))
     following = f"{presenter.base}/predictions?cursor={quote(page.next_cursor)}" if page.next_cursor else None
     return json_response({"previous": None, "next": following, "results": results})
 

@@ -84,6 +84,8 @@ def test_what_a_call_used_is_counted_in_the_measure_of_the_budget() -> None:
     used = {measure: Budget("b", measure, 1).used_by(call, 7) for measure in ("seconds", "units", "tokens", "money")}
     assert used == {"seconds": 1_500_000, "units": 2_250_000, "tokens": 30, "money": 7}
     assert Budget("b", "tokens", 1).used_by(CallEnd(job, "lost", 101.5), None) == 0
+    absurd = Budget("b", "units", 1).used_by(CallEnd(job, "success", 101.5, Usage(units=1e12)), None)
+    assert absurd == 10**15  # a counter of 64 bits holds thousands of them
     stated = {unit: Budget("b", unit, 1).stated_by(job, unit) for unit in ("seconds", "tokens")}
     assert stated == {"seconds": 12_500_000, "tokens": 12}
     assert Budget("b", "units", 1).stated_by(job, "images") == 12_500_000

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fairlead.domain import transitions
 from fairlead.domain.calls import CallEnd
-from fairlead.domain.costs import TOKENS
+from fairlead.domain.costs import MAX_UNITS, TOKENS
 from fairlead.domain.events import iso
 from fairlead.domain.job import BUDGET_SPENT, Job, JobStatus, Priority
 from fairlead.domain.prices import NANO
@@ -98,7 +98,9 @@ class Budget:
         usage = call.usage
         if usage is None:
             return 0
-        return (usage.tokens or 0) if self.measure == TOKENS else round((usage.units or 0.0) * PARTS[UNITS])
+        if self.measure == TOKENS:
+            return usage.tokens or 0
+        return round(min(usage.units or 0.0, MAX_UNITS) * PARTS[UNITS])  # more would not fit into a counter
 
     def stated_by(self, job: Job, unit: str) -> int | None:
         """What the next call of a job is going to use, if its cost is stated in the measure of this budget. `unit` is

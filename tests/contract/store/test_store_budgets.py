@@ -324,6 +324,7 @@ async def test_a_threshold_is_announced_once_to_the_endpoints_that_want_it(harne
     assert await to_warn(0.8, window_start=window + HOUR) == []
     await harness.one(SetBudget("hourly", "", 200))
     assert (await to_warn(0.8), await to_warn(0.4)) == ([], [("hourly", "")])
+    assert await to_warn(0.4, amount=10**9) == [("hourly", "")]
     warn = WarnBudget("hourly", "", window, 1, "event-1", {"budget": "hourly", "threshold": 0.8}, "ann")
     assert await harness.one(replace(warn, window_start=window - HOUR)) != Done()
     assert await harness.one(warn) == Done()

@@ -249,6 +249,11 @@ async def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
                 await client.responses.retrieve(id_)
         with pytest.raises(openai.BadRequestError, match="store"):
             await client.responses.create(model="llama", input="Hi", background=True, store=False)
+        deep: Any = "x"
+        for _ in range(260):
+            deep = [deep]
+        with pytest.raises(openai.BadRequestError, match="nested"):
+            await client.responses.create(model="llama", input="Hi", background=True, metadata={"x": deep})
         plain = await ended(client, await client.responses.create(model="llama", input="Hi", background=True))
         with pytest.raises(openai.BadRequestError, match="background and stream"):
             await client.responses.retrieve(plain.id, stream=True)

@@ -17,6 +17,7 @@ from fairlead.domain import file_batch
 from fairlead.domain.job import JobStatus
 from fairlead.store.file_batches import ChangeFileBatch
 from fairlead.store.port import Done
+from fairlead.store.writes import PruneBatches
 from tests.integration.openai_batches import CHAT, NO_JSON, create, ended, line, lines_of, upload
 from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
 from tests.openai_upstream import PATIENCE_S, WORDS, refusing, sending
@@ -328,6 +329,27 @@ async def test_a_leader_that_was_paused_changes_nothing(front: Front, monkeypatc
         assert sorted(await lines_of(client, batch.output_file_id)) == list("abcdef")
         assert len(front.upstream.calls) == 6
         assert [each.id async for each in client.files.list()] == [batch.output_file_id, batch.input_file_id]
+
+
+async def test_a_batch_ends_though_retention_has_removed_a_part(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_batch_loop, "PART_LINES", 2)
+    finish, group_commit = file_batch_loop.FileBatchLoop._finish, front.app._runtime.group_commit
+    removed: list[Any] = []
+
+    async def late(self: Any, batch: Any, progress: Any) -> bool:
+        if not removed:
+            for part in progress.parts:
+                await front.app.get_batch(part)  # notes when it has ended
+            removed.append(await group_commit.write(PruneBatches(front.app.now() + 60, 1)))
+        return await finish(self, batch, file_batch_loop._Progress([], {}))  # as after a restart
+
+    monkeypatch.setattr(file_batch_loop.FileBatchLoop, "_finish", late)
+    async with front.client() as client:
+        batch = await ended(client, (await create(client, b"".join(map(line, "abcdef")))).id)
+        assert removed == [Done(1)]
+        assert batch.status == "completed"
+        assert len(await lines_of(client, batch.output_file_id)) == 4
+        await client.files.delete(batch.input_file_id)
 
 
 async def test_a_batch_that_cannot_be_moved_on_does_not_hold_up_others(

@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
+from uuid import UUID
 
 from fairlead import failpoints
 from fairlead.app.batch_submission import BatchSubmission
@@ -49,6 +50,8 @@ MOST_QUEUED = 10_000
 """The number of lines of a batch that are submitted and have not ended. The rest waits in its file."""
 PRUNE_EVERY, PRUNE_LIMIT = 3600.0, 1000
 LONGEST_PAUSE = 60.0
+NO_PART = str(UUID(int=0))
+"""The id of no batch: a part that was removed. Its lines are in no file."""
 
 
 @dataclass
@@ -240,7 +243,11 @@ class FileBatchLoop:
 
     async def _parts(self, batch: FileBatch, progress: _Progress) -> list[str]:
         while len(progress.parts) < batch.parts:
-            progress.parts.append(await self._part(batch, len(progress.parts)))
+            try:
+                part = await self._part(batch, len(progress.parts))
+            except NotFound:  # removed by retention, which is shorter than it was
+                part = NO_PART
+            progress.parts.append(part)
         return progress.parts
 
     async def _count(self, batch: FileBatch, progress: _Progress) -> tuple[int, int, bool]:

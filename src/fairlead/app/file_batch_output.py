@@ -125,6 +125,8 @@ class OutputWriter:
     async def _lines(self, batch: FileBatch, parts: list[str]) -> AsyncGenerator[ResultLine, None]:
         files, breaks = self._runtime.files, Breaks()
         for part in parts:
+            if await self._batches.owner_of(part) is None:
+                continue  # removed by retention
             async for item in self._batches.results(part):
                 await breaks.take()
                 if is_stored(item.result):

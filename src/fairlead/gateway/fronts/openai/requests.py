@@ -117,6 +117,10 @@ def _is_background(fields: dict[str, Any]) -> bool:
         return False
     if fields.get("store") is False:
         raise BadRequest("background requires store: the response is kept until it is read", "store")
+    try:
+        orjson.dumps([[[[fields]]]])  # the response repeats parts of the request, further inside
+    except orjson.JSONEncodeError:
+        raise BadRequest("the request is nested too deeply for background", "background") from None
     return True
 
 

@@ -7,6 +7,7 @@ other.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
@@ -141,6 +142,12 @@ def declare(app: Fairlead, endpoint: Endpoint, limit: int) -> None:
     async def talk(call: Call) -> AsyncIterator[Any]:
         for word in call.params["words"]:
             yield word
+
+    @app.service("parrot", limit=10)
+    async def parrot(call: Call) -> AsyncIterator[Any]:
+        """Emits the JSON in its words."""
+        for word in call.params["words"]:
+            yield json.loads(word)
 
     @app.service("improve", limit=10)
     async def improve(call: Call) -> dict[str, Any]:

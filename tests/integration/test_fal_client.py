@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from fairlead.app.jobs import Jobs
+from fairlead.artifacts.files import NewFile
 from fairlead.domain.job import JobStatus
 from fairlead.errors import Unavailable
 from tests.integration.fal_site import (
@@ -206,6 +208,18 @@ async def test_files_in_a_result_are_read_without_a_key(tmp_path: Path, authorit
         assert (image["content_type"], image["file_name"], image["file_size"]) == ("image/png", "a.png", 4)
         content = await http.get(image["url"])
         assert (content.content, content.headers["content-type"]) == (b"\x89PNG", "image/png")
+
+
+async def test_a_chunk_shows_no_file_of_another_user(tmp_path: Path, authority: Path) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"secret"
+
+    async with open_fal(tmp_path, authority) as site, site.http() as http:
+        file = await site.app.files.save(NewFile("ada", "a.txt"), content())
+        body = {"words": [f'{{"$file": "{file.id}"}}']}
+        streamed = (await http.post("/fal/run/acme/parrot/stream", json=body)).text
+    assert file.id in streamed
+    assert "ticket=" not in streamed
 
 
 async def test_a_user_has_its_own_requests_only(tmp_path: Path, authority: Path) -> None:

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from fairlead import Permanent
+from fairlead.artifacts.files import NewFile
 from fairlead.errors import Retry
 from tests.integration.cli_process import running, up
 from tests.integration.replicate_site import Site, async_client_of, open_site
@@ -176,6 +177,22 @@ async def test_other_output_ends_the_stream_with_an_error(site: Site) -> None:
     assert "began again" in orjson.loads(events.got[2][1])["detail"]
     await prediction.async_wait()
     assert prediction.output == "uno due tre "
+
+
+async def test_a_chunk_shows_no_file_of_another_user(site: Site) -> None:
+    """A result that names one fails its step. A chunk is sent before that."""
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"secret"
+
+    for user_id, shown in (("ada", False), ("anonymous", True)):
+        file = await site.app.files.save(NewFile(user_id, "a.txt"), content())
+        prediction = await site.client.predictions.async_create(model="acme/llama", input={})
+        site.talker.say({"$file": file.id}, Permanent("the end"))
+        async with site.http() as http:
+            text = (await http.get(prediction.urls["stream"])).text
+        assert file.id in text
+        assert (f"/files/{file.id}?ticket=" in text) is shown
 
 
 async def test_a_failure_after_output_is_an_error(site: Site) -> None:

@@ -40,26 +40,30 @@ async def shown_result(request: Request, job_id: str, result: Any) -> Any:
     app = fairlead_of(request)
     value = await app.jobs.whole_result(job_id, result)
     if isinstance(value, dict | list) and MARK in orjson.dumps(value, default=str).decode():
-        return await _with_urls(app.files, base_of(request), value, MOST_DEPTH)
+        owner = await app.owner_of(job_id)
+        return await _with_urls(app.files, base_of(request), value, MOST_DEPTH, owner)
     return value
 
 
-async def _with_urls(files: Files, base: str, value: Any, depth: int) -> Any:
+async def _with_urls(files: Files, base: str, value: Any, depth: int, owner: str | None) -> Any:
     if depth == 0:
         return value
     if isinstance(value, list):
-        return [await _with_urls(files, base, each, depth - 1) for each in value]
+        return [await _with_urls(files, base, each, depth - 1, owner) for each in value]
     if not isinstance(value, dict):
         return value
     file_id = value.get("$file")
     if isinstance(file_id, str) and FILE_ID.fullmatch(file_id):
+        file = (await files.get_many([file_id])).get(file_id)
+        if file is not None and file.user_id != owner:
+            return value  # a chunk, unlike a result, was not checked when it was stored
         return {
             "url": await url_of(files, base, file_id),
             "content_type": value.get("content_type"),
             "file_name": value.get("name"),
             "file_size": value.get("size"),
         }
-    return {name: await _with_urls(files, base, each, depth - 1) for name, each in value.items()}
+    return {name: await _with_urls(files, base, each, depth - 1, owner) for name, each in value.items()}
 
 
 async def url_of(files: Files, base: str, file_id: str, at_least: float = 0.0) -> str:

@@ -61,13 +61,17 @@ class Presenter:
             stream=await self._stream_url(job.job_id),
         ).as_dict()
 
-    async def with_urls(self, value: Any) -> Any:
-        """The value with a URL in place of each reference to a file."""
+    async def with_urls(self, value: Any, user_id: str | None = None) -> Any:
+        """The value with a URL in place of each reference to a file. With `user_id`, for a value that was not checked
+        when it was stored, it is returned as it is if it names a file of another user."""
         try:
             names = set(references_in(value)) if isinstance(value, dict | list) else set()
         except InvalidInput:
             return value  # it only looks like a reference
         if not names:
+            return value
+        found = {} if user_id is None else await self._app.files.get_many(sorted(names))
+        if any(file.user_id != user_id for file in found.values()):
             return value
         tickets = {name: (await self._app.files.ticket(name))[0] for name in names}
         return replicate.with_urls(value, lambda name: f"{self._origin}/files/{name}?ticket={tickets[name]}")

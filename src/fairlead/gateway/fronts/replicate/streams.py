@@ -38,6 +38,7 @@ class PredictionStream:
         self._job_id = job_id
         self._output = Resumption(received)
         self._last_step = 0
+        self._user_id = ""
         self._stream: EventStream = app.jobs.stream()
 
     async def open(self) -> dict[str, Any]:
@@ -49,6 +50,7 @@ class PredictionStream:
             self._stream.close()
             raise
         self._last_step = snapshot["job"]["total_steps"] - 1
+        self._user_id = snapshot["job"]["user_id"]
         return snapshot
 
     def close(self) -> None:
@@ -110,7 +112,7 @@ class PredictionStream:
         return self._event("output", await self._shown(data))
 
     async def _shown(self, data: Any) -> str:
-        shown = await self._presenter.with_urls(data)
+        shown = await self._presenter.with_urls(data, self._user_id)
         return shown if isinstance(shown, str) else _json(shown)
 
     # ------------------------------------------------------------ the end

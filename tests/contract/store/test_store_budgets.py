@@ -238,11 +238,18 @@ async def test_a_turn_fails_when_its_budget_is_used_up(harness: StoreHarness) ->
 async def test_a_job_that_is_accepted_and_started_in_one_commit_is_held(harness: StoreHarness) -> None:
     configure(harness, TOKENS)
     await spend(harness, 100)
+    older = await harness.submitted()
+    assert isinstance(await harness.one(harness.start(older)), TurnedBack)
     submit = harness.submit()
     accepted, outcome = await harness.commit(submit, harness.start(submit.job))
     assert isinstance(accepted, Accepted)
     assert isinstance(outcome, TurnedBack)
     assert (await harness.job(submit.job.id)).is_held
+    await harness.one(ReleaseHeld("hourly", "", 1))  # the oldest first
+    assert [(await harness.job(each)).timer_at == harness.clock.now for each in (older.id, submit.job.id)] == [
+        True,
+        False,
+    ]
 
 
 async def test_a_call_counts_in_the_window_in_which_it_ends(harness: StoreHarness) -> None:

@@ -37,12 +37,13 @@ BEGIN
             calls = iif(excluded.window_start > window_start, 0, calls) + excluded.calls;
 END;
 
--- body: [[n of the move, job_id, run, budget, subject, seq], …]. Must follow `charge`.
+-- body: [[n of the move, job_id, run, budget, subject, seq], …]. Must follow `charge`. A job that this commit accepted
+-- has its seq in its row only.
 CREATE TEMP TRIGGER on_held INSTEAD OF INSERT ON batch WHEN NEW.kind = 'held'
 BEGIN
     INSERT OR REPLACE INTO budget_hold (job_id, run, budget, subject, seq)
-        SELECT value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5
-        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0;
+        SELECT value ->> 1, value ->> 2, value ->> 3, value ->> 4, j.seq
+        FROM json_each(NEW.body) CROSS JOIN moving AS m ON m.n = value ->> 0 CROSS JOIN job AS j ON j.id = value ->> 1;
 END;
 
 -- body: [budget, subject, amount or null]

@@ -50,7 +50,7 @@ def lines(context: Any, value: Any) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240 + 10 * EXAMPLES)
+@pytest.mark.timeout(480 + 10 * EXAMPLES)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize("key", [None, ADMIN_KEY], ids=["without keys", "with an admin key"])

@@ -75,6 +75,13 @@ def test_lines_of_a_call_or_a_request_have_its_fields_and_others_do_not(lines: L
     assert found == [("r1", "job-1"), ("r1", None), (None, None)]
 
 
+def test_a_line_about_another_job_has_no_fields_of_the_request_that_began_its_task(lines: Lines) -> None:
+    with log_fields.within({"request_id": "r1", "span_id": "s1"}):
+        log.warning("job %s: completed", JOB.id, extra=log_fields.about(JOB))
+    assert not lines.got[0].keys() & {"request_id", "span_id"}
+    assert lines.got[0]["job_id"] == JOB.id
+
+
 def test_the_current_span_of_the_application_is_named(lines: Lines) -> None:
     otel = pytest.importorskip("opentelemetry.trace")
     span = otel.SpanContext(int(TRACE, 16), 0xF067AA0BA902B7, is_remote=True, trace_flags=otel.TraceFlags(1))

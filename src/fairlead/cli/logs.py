@@ -44,15 +44,17 @@ class JsonLines(logging.Formatter):
     in URLs are removed from everything."""
 
     def format(self, record: logging.LogRecord) -> str:
+        own, context = {**_job_id(record), **getattr(record, log_fields.FIELDS, {})}, log_fields.current()
+        if own.get("job_id", context.get("job_id")) != context.get("job_id"):
+            context = {}  # of whichever request or call began the task: the line is about another job
         fields: dict[str, Any] = {
             "time": iso(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             "pid": record.process,
-            **log_fields.current(),
-            **_job_id(record),
-            **getattr(record, log_fields.FIELDS, {}),
+            **context,
+            **own,
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)

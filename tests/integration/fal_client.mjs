@@ -1,4 +1,6 @@
-// Uses a gateway with the npm client `@fal-ai/client` through its `proxyUrl`, and prints what it got as JSON.
+// Uses a gateway with the npm client `@fal-ai/client` through its `proxyUrl` and with the provider `@ai-sdk/fal`, and
+// prints what it got as JSON.
+import { createFal } from "@ai-sdk/fal";
 import { fal } from "@fal-ai/client";
 
 const [url, credentials] = process.argv.slice(2);
@@ -49,6 +51,16 @@ for (const [name, app] of [["invalid", "acme/picky"], ["unknown", "acme/unknown"
   } catch (error) {
     got[name] = [error.name, error.status, error.message.slice(0, 20), error.name === "ValidationError" ? error.fieldErrors : null];
   }
+}
+
+const provider = createFal({ apiKey: credentials, baseURL: url.replace("/proxy", "/run") });
+const asked = { prompt: "a harbour", n: 1, providerOptions: {} };
+const painted = await provider.image("acme/draw").doGenerate(asked);
+got.painted = [[...painted.images[0]], painted.providerMetadata.fal.images[0].contentType];
+try {
+  await provider.image("acme/picky").doGenerate(asked);
+} catch (error) {
+  got.picky = [error.name, error.statusCode, error.message, error.isRetryable];
 }
 
 const refused = await fetch(url, {

@@ -1,4 +1,5 @@
-"""The npm client `@fal-ai/client`, unmodified, through `/fal/proxy`. It is installed into a temporary folder."""
+"""The npm client `@fal-ai/client` through `/fal/proxy`, and the provider `@ai-sdk/fal` of the AI SDK, both unmodified.
+They are installed into a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ SCRIPT = Path(__file__).parent / "fal_client.mjs"
 
 @pytest.fixture
 async def packages(tmp_path: Path) -> Path:
-    return await install(tmp_path, SCRIPT, "@fal-ai/client@1.10.1")
+    return await install(tmp_path, SCRIPT, "@fal-ai/client@1.10.1", "@ai-sdk/fal@2.0.59")
 
 
 @pytest.mark.slow
@@ -49,5 +50,7 @@ async def test_the_npm_client_works_unmodified(
             "ValidationError", 422, "no such size", [{"loc": ["body"], "msg": "no such size", "type": "value_error"}]
         ],
         "unknown": ["ApiError", 404, "there is no app 'acm", None],
+        "painted": [list(b"\x89PNG"), "image/png"],
+        "picky": ["AI_APICallError", 422, "body: no such size", False],
         "refused": 422,
     }  # fmt: skip

@@ -34,4 +34,4 @@ async def test_jobs_wait_for_an_object_store_that_is_away(engines: str, tmp_path
     urls = {"database_url": f"sqlite:///{tmp_path}/fairlead.db"}
     if engines == "distributed":
         urls = {name.lower(): value for name, value in (await distributed()).items()}
-    assert "nothing lost" in await take_away(1.0, 12, urls)
+    assert "nothing lost" in await take_away(1.0, 60, urls)

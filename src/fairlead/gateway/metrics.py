@@ -280,8 +280,6 @@ def _of_roles(process: Node) -> dict[str, list[Sample]]:
 
 
 def _of_budgets(budgets: Sequence[BudgetUse]) -> dict[str, list[Sample]]:
-    if not budgets:
-        return {}
     samples = {"fairlead_budget_held_jobs": _by_labels({each.budget: each.held for each in budgets})}
     for what in ("amount", "used", "reserved"):
         found = {(each.budget, each.measure): getattr(each, what) for each in budgets}

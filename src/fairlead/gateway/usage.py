@@ -21,7 +21,7 @@ from fairlead.gateway import models_usage
 from fairlead.gateway.large_bodies import NDJSON
 from fairlead.gateway.openapi import documented
 from fairlead.gateway.permissions import caller_of
-from fairlead.gateway.problems import Forbidden
+from fairlead.gateway.problems import Forbidden, UrlTooLong
 from fairlead.gateway.responses import fairlead_of, json_response
 
 CSV = "text/csv"
@@ -39,7 +39,9 @@ _SUMS = (
     "ignored",
 )
 
-_RESPONSES = documented(200, models_usage.UsagePage, "One page, or all rows as text.", InvalidInput, Forbidden)
+_RESPONSES = documented(
+    200, models_usage.UsagePage, "One page, or all rows as text.", InvalidInput, Forbidden, UrlTooLong
+)
 _RESPONSES[200]["content"] |= {media: {"schema": {"type": "string"}} for media in (CSV, NDJSON)}
 
 router = APIRouter()

@@ -86,7 +86,7 @@ async def test_a_held_job_says_why_and_goes_on_when_the_amount_is_raised(tmp_pat
         assert why["reasons"][0]["details"]["budget"] == "daily"
         assert why["reasons"][0]["details"]["until"] == state["window_end"]
         assert (state["used"], state["remaining"], state["spent"], state["held"]) == (120.0, 0.0, True, 3)
-        await spend(app, 10, "bob")  # nobody waits behind jobs that are held
+        await spend(app, 10, "bob")  # held jobs block no other user
         changed = await client.put("/admin/budgets/daily", json={"amount": 10_000, "user_id": "ada"})
         assert (changed.json()["amount"], changed.json()["declared_amount"]) == (10_000.0, 100.0)
         for job_id in waiting:

@@ -311,13 +311,13 @@ async def test_keys(small_site: Site) -> None:
     await site.app.create_key("admin")
     keys = {name: (await site.app.create_key("user", user_id=name)).text for name in ("ada", "bob")}
     viewer, service = [(await site.app.create_key(role)).text for role in ("viewer", "service")]
-    async with site.http(keys["ada"]) as ada, site.http(keys["bob"]) as bob, site.http() as nobody:
+    async with site.http(keys["ada"]) as ada, site.http(keys["bob"]) as bob, site.http() as keyless:
         created = (await ada.post("/models/acme/many/predictions", json={}, headers={"Prefer": "wait"})).json()
         path, stream = f"/predictions/{created['id']}", created["urls"]["stream"]
-        assert [(await each.get(path)).status_code for each in (ada, bob, nobody)] == [200, 404, 401]
+        assert [(await each.get(path)).status_code for each in (ada, bob, keyless)] == [200, 404, 401]
         assert [len((await each.get("/predictions")).json()["results"]) for each in (ada, bob)] == [1, 0]
-        assert [(await each.post(f"{path}/cancel")).status_code for each in (ada, bob, nobody)] == [200, 404, 401]
-        token = await nobody.get(path, headers={"Authorization": f"Token {keys['ada']}"})
+        assert [(await each.post(f"{path}/cancel")).status_code for each in (ada, bob, keyless)] == [200, 404, 401]
+        token = await keyless.get(path, headers={"Authorization": f"Token {keys['ada']}"})
         assert token.status_code == 200
         upload = (await ada.post("/files", files={"content": ("a.txt", b"a")})).json()["id"]
         assert [(await each.get(f"/files/{upload}")).status_code for each in (ada, bob)] == [200, 404]
@@ -326,11 +326,11 @@ async def test_keys(small_site: Site) -> None:
         )
         assert (stolen.status_code, stolen.json()["details"]) == (422, {"file": upload})
         # The ticket of a stream opens this stream and nothing else.
-        assert "event: done" in (await nobody.get(stream)).text
+        assert "event: done" in (await keyless.get(stream)).text
         other = (await ada.post("/models/acme/many/predictions", json={})).json()["id"]
         for url in (stream[:-1], stream.replace(created["id"], other), stream.partition("?")[0]):
-            assert (await nobody.get(url)).status_code == 401
-        assert (await nobody.get(stream.replace("/stream", ""))).status_code == 401
+            assert (await keyless.get(url)).status_code == 401
+        assert (await keyless.get(stream.replace("/stream", ""))).status_code == 401
     async with site.http(viewer) as looks, site.http(service) as serves:
         assert (await looks.get("/webhooks/default/secret")).status_code == 404
         assert (await looks.get(path)).status_code == 200

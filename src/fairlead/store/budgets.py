@@ -128,6 +128,7 @@ class Charges:
         self.now = now
         self._prices = prices
         self._counters: dict[Key, Counter] = {}
+        self._reservations: dict[str, list[Reservation]] = {}
         self._windows: dict[str, int] = {}
         self._taken_along: set[tuple[str, str]] = set()
 
@@ -153,8 +154,24 @@ class Charges:
             counter = found.get(key)
             self._counters[key] = Counter(start) if counter is None else counter.rolled(start)
 
-    def admit(self, job: Job) -> list[Reservation] | Spent:
-        return admit(job, self.budgets, self._counters, self.now)
+    def admit(self, starts: Iterable[Start], jobs: Mapping[str, Job]) -> dict[str, SpentStart]:
+        """Decide which of these steps may start, once the counters of their jobs are loaded. Returns those whose budget
+        is spent, by job id; the reservations of the others are kept."""
+        spent: dict[str, SpentStart] = {}
+        for start in starts:
+            job = jobs.get(start.job_id)
+            if job is None or job.run != start.run or job.status is not JobStatus.PENDING:
+                continue  # the start is refused in any case
+            decision = admit(job, self.budgets, self._counters, self.now)
+            if isinstance(decision, Spent):
+                spent[job.id] = SpentStart(job, decision)
+            else:
+                self._reservations[job.id] = decision
+        return spent
+
+    def reserved(self, job_id: str) -> Sequence[Reservation]:
+        """What a step that this commit starts reserves."""
+        return self._reservations.get(job_id, ())
 
     def waiting_with(self, one: SpentStart) -> tuple[list[str] | None, int | None, int]:
         """Which other steps of the user are moved with this start: those of these services, or of all, except those

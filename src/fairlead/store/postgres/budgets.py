@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.budgets import Budgets, Key, Reservation, Spent
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.budgets import Budgets, Key
+from fairlead.domain.job import Job
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start
 from fairlead.store.budgets import (
@@ -40,7 +40,6 @@ class CommitBudgets:
     def __init__(self, ask: Ask, budgets: Budgets, prices: Prices, now: int) -> None:
         self._ask = ask
         self._charges = Charges(budgets, prices, now / 1e6)
-        self._reservations: dict[str, list[Reservation]] = {}
 
     async def lock(self, jobs: Iterable[Job]) -> None:
         """Lock the counters that concern the current steps of these jobs, unless they are locked already."""
@@ -60,24 +59,14 @@ class CommitBudgets:
         rows = await self._ask("jobs_to_start", [start.job_id for start in concerned])
         jobs = {job.id: job for job in map(job_of, rows)}
         await self.lock([*jobs.values(), *ending])
-        spent: dict[str, SpentStart] = {}
-        for start in concerned:
-            job = jobs.get(start.job_id)
-            if job is None or job.run != start.run or job.status is not JobStatus.PENDING:
-                continue  # the start is refused in any case
-            decision = self._charges.admit(job)
-            if isinstance(decision, Spent):
-                spent[job.id] = SpentStart(job, decision)
-            elif decision:
-                self._reservations[job.id] = decision
-        return spent
+        return self._charges.admit(concerned, jobs)
 
     async def started(self, jobs: Iterable[Job]) -> None:
         """Write the reservations of steps that have started."""
         rows = [
             (job.id, job.run, *reservation.key, reservation.amount)
             for job in jobs
-            for reservation in self._reservations.get(job.id, ())
+            for reservation in self._charges.reserved(job.id)
         ]
         if rows:
             await self._ask("reserve", *columns(rows))

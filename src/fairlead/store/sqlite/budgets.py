@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from fairlead.domain.budgets import Budgets, Key, Reservation, Spent
-from fairlead.domain.job import Job, JobStatus
+from fairlead.domain.budgets import Budgets, Key
+from fairlead.domain.job import Job
 from fairlead.domain.prices import Prices
 from fairlead.domain.transitions import Move, Start
 from fairlead.store.budgets import (
@@ -44,34 +44,25 @@ class CommitBudgets:
 
     def __init__(self, budgets: Budgets, prices: Prices, now: int) -> None:
         self.charges = Charges(budgets, prices, now / 1e6)
-        self._reservations: dict[str, list[Reservation]] = {}
 
     def admit(self, starts: Sequence[Start], new: Mapping[str, Job], read: Read) -> dict[str, SpentStart]:
         """Decide which of these steps may start. Returns those whose budget is spent, by job id. `new` are the jobs
         that the same commit inserts."""
         concerned = [start for start in starts if self.charges.may_concern(start)]
+        if not concerned:
+            return {}
         jobs = {job.id: job for job in jobs_of(read("get_jobs", _json([start.job_id for start in concerned])))}
         jobs |= new
         keys = self.charges.missing(jobs[start.job_id] for start in concerned if start.job_id in jobs)
         self.charges.load(keys, counters_of(read("budget_counters", _json(keys), MOST_COUNTERS)) if keys else ())
-        spent: dict[str, SpentStart] = {}
-        for start in concerned:
-            job = jobs.get(start.job_id)
-            if job is None or job.run != start.run or job.status is not JobStatus.PENDING:
-                continue  # the start is refused in any case
-            decision = self.charges.admit(job)
-            if isinstance(decision, Spent):
-                spent[job.id] = SpentStart(job, decision)
-            else:
-                self._reservations[job.id] = decision
-        return spent
+        return self.charges.admit(concerned, jobs)
 
     def reserve_rows(self, starts: Sequence[Start]) -> list[Row]:
         """The row that follows those of the starts."""
         rows = [
             (n, start.job_id, start.run + 1, *one.key, self.charges.window_start(one.key[0]), one.amount)
             for n, start in enumerate(starts)
-            for one in self._reservations.get(start.job_id, ())
+            for one in self.charges.reserved(start.job_id)
         ]
         return [("reserve", json_body(rows))] if rows else []
 

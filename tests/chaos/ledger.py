@@ -38,7 +38,7 @@ MOST_ROWS = 1_000_000
 Key = tuple[str, int]
 BUDGETS: dict[str, Any] = {
     "everyone": {"tokens": 10**12, "per": "month"},
-    "each": {"money": 1e6, "per": "month", "each_user": True, "time_zone": "Asia/Kolkata"},
+    "each": {"money": 1e6, "per": "month", "each_user": True, "timezone": "Asia/Kolkata"},
 }
 
 

@@ -22,7 +22,7 @@ from tests import redis_servers
 from tests.integration.gateway_site import client_of
 
 JOBS, BUDGETS = "/api/v1/jobs", "/api/v1/budgets"
-DAILY = {"tokens": 100, "per": "month", "time_zone": "Europe/Berlin", "each_user": True}
+DAILY = {"tokens": 100, "per": "month", "timezone": "Europe/Berlin", "each_user": True}
 
 
 @asynccontextmanager

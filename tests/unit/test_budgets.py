@@ -97,7 +97,7 @@ def test_budgets_are_read_from_the_file(tmp_path: Path) -> None:
     file.write_text(
         '[services.chat]\nlimit = 1\nopenai = "http://host/v1"\n[plans.free]\n[prices.chat]\nper_call = 1\n'
         '[groups.acme]\n[groups.red]\nparent = "acme"\n'
-        '[budgets.a]\nplan = "free"\neach_user = true\ntokens = 5\nper = "day"\ntime_zone = "Europe/Berlin"\n'
+        '[budgets.a]\nplan = "free"\neach_user = true\ntokens = 5\nper = "day"\ntimezone = "Europe/Berlin"\n'
         '[budgets.b]\ngroup = "red"\nmoney = 0.5\nper = "month"\nat_end = "refuse"\nservice = "chat"\n',
         encoding="utf-8",
     )
@@ -128,8 +128,8 @@ def test_budgets_are_read_from_the_file(tmp_path: Path) -> None:
         ("tokens = 1", "budgets.x.per"),
         ('tokens = 1\nper = "week"', "budgets.x.per"),
         ('megapixels = 1\nper = "day"', "budgets.x.megapixels"),
-        ('tokens = 1\nper = "day"\ntime_zone = "Berlin/Europe"', "'Berlin/Europe' is not a known time zone"),
-        ('tokens = 1\nper = "day"\ntime_zone = "../../etc/passwd"', "is not a known time zone"),
+        ('tokens = 1\nper = "day"\ntimezone = "Berlin/Europe"', "'Berlin/Europe' is not a known time zone"),
+        ('tokens = 1\nper = "day"\ntimezone = "../../etc/passwd"', "is not a known time zone"),
         ('tokens = 1\nper = "day"\nuser = "a"\nplan = "b"', "user and plan: set one of them"),
         ('tokens = 1\nper = "day"\nuser = "a"\neach_user = true', "each_user"),
         ('units = 1\nper = "day"', "units: needs a service"),

@@ -35,11 +35,11 @@ class BudgetConfig(BaseModel):
     tokens: Annotated[int, Field(ge=1, le=10**15)] | None = None
     money: Amount | None = None
     per: Literal["hour", "day", "month"]
-    time_zone: str = "UTC"
+    timezone: str = "UTC"
     at_end: Literal["hold", "demote", "refuse"] = "hold"
     warn_at: list[Annotated[float, Field(gt=0, le=1)]] = [0.8, 1.0]
 
-    @field_validator("time_zone")
+    @field_validator("timezone")
     @classmethod
     def _zone_exists(cls, name: str) -> str:
         zone_of(name)
@@ -75,7 +75,7 @@ class BudgetConfig(BaseModel):
             measure,
             min(MAX_AMOUNT, max(1, round(getattr(self, measure) * PARTS[measure]))),
             self.per,
-            zone_of(self.time_zone),
+            zone_of(self.timezone),
             self.at_end,
             self.user,
             self.plan,

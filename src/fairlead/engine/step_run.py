@@ -13,7 +13,6 @@ from fairlead.dispatch.port import Lease
 from fairlead.domain import events, transitions
 from fairlead.domain.auto_limit import Ending, ending_of, was_refused
 from fairlead.domain.config import Config
-from fairlead.domain.costs import used_units
 from fairlead.domain.events import Event
 from fairlead.domain.job import Job, JobStatus, StepResult, hold_of
 from fairlead.domain.json_codec import to_json
@@ -129,10 +128,6 @@ class StepRun:
     @property
     def stopped(self) -> bool:
         return self.stop_reason is not None
-
-    def used(self, unit: str) -> float | None:
-        """How many of the service's units the endpoint reported for the call."""
-        return None if self.usage is None else used_units(self.usage, unit)
 
     @property
     def keeps_slot(self) -> bool:

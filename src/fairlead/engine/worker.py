@@ -14,6 +14,7 @@ from typing import Any
 
 from fairlead import failpoints
 from fairlead.dispatch.port import Claim, Dispatcher, Lease, Release
+from fairlead.domain.costs import used_units
 from fairlead.domain.transitions import Move
 from fairlead.domain.turns import is_turn
 from fairlead.engine.claim_loop import (
@@ -339,7 +340,7 @@ class Worker:
         if self._runs.get(lease.job_id) is run:
             run.released = True
             del self._runs[lease.job_id]
-        used = run.used(self._services[lease.service].unit)
+        used = None if run.usage is None else used_units(run.usage, self._services[lease.service].unit)
         self._leases.release(lease, failed=run.region_failed, used=used, sent=run.sent)
 
     # ------------------------------------------------------------ leases

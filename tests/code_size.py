@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 BLOCK = 8
@@ -28,22 +27,25 @@ class Sizes:
 
 @cache
 def measure(folder: str) -> Sizes:
-    sources = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / folder).rglob("*.py"))}
-    functions = [node for text in sources.values() for node in _functions(ast.parse(text))]
+    lengths, functions, parameters = [], [0], [0]
+    code: dict[Path, list[str]] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lengths.append(text.count("\n"))
+        nodes = list(ast.walk(ast.parse(text)))
+        code[path] = code_lines(text, nodes)
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append((node.end_lineno or 0) - node.lineno + 1)
+                parameters.append(_parameters(node))
     return Sizes(
-        files=len(sources),
-        lines=sum(text.count("\n") for text in sources.values()),
-        longest_file=max(text.count("\n") for text in sources.values()),
-        longest_function=max((node.end_lineno or 0) - node.lineno + 1 for node in functions),
-        most_parameters=max(_parameters(node) for node in functions),
-        duplicated_blocks=duplicated_blocks(sources),
+        files=len(lengths),
+        lines=sum(lengths),
+        longest_file=max(lengths),
+        longest_function=max(functions),
+        most_parameters=max(parameters),
+        duplicated_blocks=duplicated_blocks(code),
     )
-
-
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -54,34 +56,33 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([each for each in found if each.arg not in ("self", "cls")])
 
 
-def duplicated_blocks(sources: dict[Path, str]) -> int:
+def duplicated_blocks(files: dict[Path, list[str]]) -> int:
     """The number of repeated runs of at least `BLOCK` equal lines of code."""
-    seen: dict[str, tuple[Path, int]] = {}
+    seen: dict[tuple[str, ...], tuple[Path, int]] = {}
     repeated: dict[tuple[Path, Path], list[int]] = defaultdict(list)
-    for path, text in sources.items():
-        lines = _code_lines(text)
+    for path, lines in files.items():
         for start in range(len(lines) - BLOCK + 1):
-            key = hashlib.sha1("\n".join(lines[start : start + BLOCK]).encode()).hexdigest()
-            first = seen.setdefault(key, (path, start))
+            first = seen.setdefault(tuple(lines[start : start + BLOCK]), (path, start))
             if first != (path, start):
                 repeated[first[0], path].append(start)
     return sum(_runs(starts) for starts in repeated.values())
 
 
-def _code_lines(text: str) -> list[str]:
+def code_lines(text: str, nodes: Iterable[ast.AST]) -> list[str]:
     """Lines of code without imports, comments, docstrings and blank lines."""
-    skipped = set()
-    for node in ast.walk(ast.parse(text)):
-        is_text = (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        )
-        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+    skipped: set[int] = set()
+    literal: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_text(node.value)):
             skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for token in tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__):
-        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
-            skipped.add(token.start[0])
-    lines = enumerate(text.splitlines(), start=1)
-    return [line.strip() for number, line in lines if line.strip() and number not in skipped]
+        elif _is_text(node) or isinstance(node, ast.JoinedStr):
+            literal.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    return [line for number, line in lines if line and number not in skipped and (line[0] != "#" or number in literal)]
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _runs(starts: list[int]) -> int:

@@ -12,7 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests.integration.cli_fork import Forked
+from tests.integration.cli_process import COMMAND
 
 END_S = 30.0
 TAIL = 6000
@@ -50,7 +53,7 @@ class Process:
         self._command = tuple(command)
         self._cwd = cwd
         self._env = dict(os.environ if env is None else env)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | subprocess.Popen[bytes] | None = None
         self._killed = False
 
     @property
@@ -89,15 +92,20 @@ class Process:
         with self.log.open("ab") as log:
             log.write(f"---- {self.name}, start {self.starts}\n".encode())
             log.flush()
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._cwd,
-                env={**self._env, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=_die_with_parent,
-            )
+            self._process = self._started(log, {**self._env, **(env or {})})
+
+    def _started(self, log: IO[bytes], env: dict[str, str]) -> Forked | subprocess.Popen[bytes]:
+        if self._command[: len(COMMAND)] == COMMAND:
+            return Forked(self._command[len(COMMAND) :], cwd=self._cwd, env=env, stdout=log, stderr=log)
+        return subprocess.Popen(
+            self._command,
+            cwd=self._cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_parent,
+        )
 
     def signal(self, number: signal.Signals) -> None:
         if self.alive and self._process is not None:

@@ -159,6 +159,19 @@ async def test_a_call_that_was_never_made_gives_the_rate_of_the_group_back(queue
     assert await queue.claimed(9) == ["bob0"]
 
 
+@pytest.mark.parametrize("change", ["renewed", "expired"])
+async def test_a_lease_with_another_expiry_keeps_its_group(queue: QueueHarness, change: str) -> None:
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE)})
+    await fill(queue, "ann bob", group="acme")
+    (lease,) = await queue.claim(9)
+    if change == "renewed":
+        assert not queue.dispatcher.renew("w", [lease.name]).lost
+    else:
+        await queue.dispatcher.expire([lease])
+    await queue.end(lease, refund=True)
+    assert await queue.claimed(9) == ["bob0"]
+
+
 async def test_a_sent_call_leaves_the_window_of_the_group(queue: QueueHarness) -> None:
     await queue.open(WIDE, groups={"acme": GroupRules(rate=ONE)})
     await fill(queue, "ann bob", group="acme")

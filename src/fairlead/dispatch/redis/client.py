@@ -107,6 +107,8 @@ class ScriptClient:
 
     async def run_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Make all calls and return the replies, in order. For a call that failed, the reply is an `Unavailable`."""
+        if not calls:
+            return []
         if not self.cluster:
             replies = await self._run_on(ONLY_NODE, calls)
         else:

@@ -14,11 +14,12 @@ end
 
 -- The packed lease, expiring now.
 local function expiring(
-  job, step, run, user, worker, granted, region, charged, weight, band, estimate, _, mask, units, sent_at, cost
+  job, step, run, user, worker, granted, region, charged, weight, band, estimate, _, mask, units, sent_at, cost, group
 )
   local stored = pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, now)
   if mask or cost then
     stored = stored .. pack(mask or false, units or false, sent_at or false, cost or false)
+    stored = group and stored .. pack(group) or stored
   end
   return stored
 end

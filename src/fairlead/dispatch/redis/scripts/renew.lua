@@ -20,10 +20,11 @@ end
 -- The packed lease with a new expiry; nil if another worker holds it.
 local function renewed(expires, job, step, run, user, worker, ...)
   if worker == ARGV[5] then
-    local granted, region, charged, weight, band, estimate, _, mask, units, sent_at, cost = ...
+    local granted, region, charged, weight, band, estimate, _, mask, units, sent_at, cost, group = ...
     local stored = pack(job, step, run, user, worker, granted, region, charged, weight, band, estimate, expires)
     if mask or cost then
       stored = stored .. pack(mask or false, units or false, sent_at or false, cost or false)
+      stored = group and stored .. pack(group) or stored
     end
     return stored
   end

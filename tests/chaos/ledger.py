@@ -2,10 +2,11 @@
 
     python -m tests.chaos.ledger [--kills 200] [--engine sqlite|postgres] [--budgets] [--seed N]
 
-The endpoint runs here and writes down every call: job, attempt, status, tokens. Processes that execute the jobs are
-killed again and again after a random number of calls. In the end every call of the endpoint has exactly one row, a
-row that says `success` or `failed` has the tokens and the status of the endpoint, and every other call was lost
-with its process. With `--budgets`, what budgets counted equals the ledger, and nothing is left reserved.
+The endpoint runs here and writes down every call: job, attempt, status, tokens. Processes that execute the jobs (one on
+SQLite, three at once on PostgreSQL) are killed again and again after a random number of calls. In the end every call of
+the endpoint has exactly one row, a row that says `success` or `failed` has the tokens and the status of the endpoint,
+and every other call was lost with its process. With `--budgets`, what budgets counted equals the ledger, and nothing
+is left reserved.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from tests import redis_servers, servers
 
 PATIENCE_S = 120.0
 MOST_ROWS = 1_000_000
+WAITING = 40
+"""Jobs that wait at least, so that every process finds some."""
 Key = tuple[str, int]
 BUDGETS: dict[str, Any] = {
     "everyone": {"tokens": 10**12, "per": "month"},
@@ -59,7 +63,8 @@ class Endpoint:
     log: dict[Key, Entry] = field(default_factory=dict)
     repeated: list[Key] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    calls: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    """By process."""
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -69,17 +74,21 @@ class Endpoint:
         if key in self.log:
             self.repeated.append(key)
         self.log[key] = entry
-        self.calls += 1
+        self.calls[request.query["process"]] += 1
         self.arrived.set()
-        await asyncio.sleep(self.chance.uniform(0.001, 0.04))
+        await asyncio.sleep(self.chance.uniform(0.001, 0.08))
         if status != 200:
             return web.json_response({"error": "no"}, status=status)
         usage = {"prompt_tokens": entry.tokens_in, "completion_tokens": entry.tokens_out}
         return web.json_response({"data": {}, "usage": usage, "model": "m"})
 
-    async def until_calls(self, count: int) -> None:
+    async def busy(self, processes: Iterable[str], count: int) -> str:
+        """The first of these processes that has made so many calls."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.calls < count:
+            while True:
+                for process in processes:
+                    if self.calls[process] >= count:
+                        return process
                 self.arrived.clear()
                 await self.arrived.wait()
 
@@ -102,14 +111,20 @@ async def served(endpoint: Endpoint) -> AsyncIterator[str]:
 def app_of(options: dict[str, Any]) -> Fairlead:
     service = {
         "url": options["url"],
-        "limit": 4,
+        "limit": 32,  # dead processes keep their slots for seconds
         "timeout": 20,
         "lease_ttl": 1,
         "max_attempts": 1000,
         "backoff": [0.01],
         "hold_after_crash": 0,
     }
-    config = {"services": {"chat": service}, "prices": {"chat": {"per_million_tokens_in": 1000.0}}}
+    config: dict[str, Any] = {
+        "worker": {"concurrency": 4},
+        "services": {"chat": service},
+        "prices": {"chat": {"per_million_tokens_in": 1000.0}},
+        "groups": {"red": {}},
+        "users": {"user-1": {"group": "red"}},
+    }
     if options["budgets"]:
         config["budgets"] = BUDGETS
     return Fairlead(Settings(Config.model_validate(config), options["database"], redis_url=options["redis"]))
@@ -117,32 +132,65 @@ def app_of(options: dict[str, Any]) -> Fairlead:
 
 async def execute(options: dict[str, Any]) -> None:
     """The process that is killed: executes jobs until its end."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
     async with app_of(options).running():
         await asyncio.Event().wait()
 
 
-async def killed(options: dict[str, Any], endpoint: Endpoint, calls: int) -> None:
-    """Execute jobs in a process, and kill it after this many calls."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.chaos.ledger", "--child", json.dumps(options), cwd=Path(__file__).parents[2]
+async def started(options: dict[str, Any], name: str) -> asyncio.subprocess.Process:
+    """A process that executes jobs. The URL of its calls has its name."""
+    text = json.dumps(options | {"url": f"{options['url']}?process={name}"})
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.chaos.ledger", "--child", text, cwd=Path(__file__).parents[2]
     )
+
+
+async def kill_again_and_again(options: dict[str, Any], endpoint: Endpoint, lives: list[int], beside: int) -> None:
+    """Keep `beside` processes running. For each of the lives, kill the first process that has made so many calls."""
+    alive: dict[str, asyncio.subprocess.Process] = {}
     try:
-        await endpoint.until_calls(endpoint.calls + calls)
+        for kill, calls in enumerate(lives):
+            while len(alive) < beside:
+                name = f"{kill}-{len(alive)}"
+                alive[name] = await started(options, name)
+            victim = alive.pop(await endpoint.busy(alive, calls))
+            victim.kill()
+            await victim.wait()
     finally:
-        child.kill()
-        await child.wait()
+        for left in alive.values():
+            left.kill()
+            await left.wait()
+
+
+async def submit(app: Fairlead, count: int) -> None:
+    for number in range(count):
+        await app.submit("chat", {}, user_id=f"user-{number % 7}")
+
+
+async def keep_waiting(options: dict[str, Any]) -> None:
+    """Submit jobs whenever few are left."""
+    async with app_of(options) as app:
+        while True:
+            await submit(app, max(0, WAITING - await app._runtime.store.count(JobFilter(statuses=OPEN))))
+            await asyncio.sleep(0.1)
 
 
 async def soak(options: dict[str, Any], endpoint: Endpoint, kills: int, chance: random.Random) -> str:
     """Submit jobs, kill, finish them, and compare. Returns what was compared."""
     lives = [chance.randint(1, 12) for _ in range(kills)]
-    async with app_of(options) as app:
-        # Enough jobs that every process finds some: a call that fails is repeated, and so is one that is lost.
-        for number in range(sum(lives) + 30):
-            await app.submit("chat", {}, user_id=f"user-{number % 7}")
-    for calls in lives:
-        await killed(options, endpoint, calls)
-    app = app_of(options)
+    if options["redis"] is None:
+        # Only one process can open the database: all jobs are submitted before. Calls that fail or are lost are
+        # repeated, so there are enough.
+        async with app_of(options) as app:
+            await submit(app, sum(lives) + WAITING)
+        await kill_again_and_again(options, endpoint, lives, 1)
+    else:
+        feeder = asyncio.create_task(keep_waiting(options))
+        await kill_again_and_again(options, endpoint, lives, 3)
+        feeder.cancel()
+        with suppress(asyncio.CancelledError):
+            await feeder
+    app = app_of(options | {"url": f"{options['url']}?process=last"})
     async with app.running():
         async with asyncio.timeout(PATIENCE_S):
             while await app._runtime.store.count(JobFilter(statuses=OPEN)):
@@ -158,6 +206,7 @@ async def compare(app: Fairlead, store: Store, endpoint: Endpoint) -> str:
     assert not (missing := endpoint.log.keys() - by_key.keys()), f"calls without a row: {missing}"
     for key, row in by_key.items():
         entry = endpoint.log.get(key)
+        assert row.group == ("red" if row.user_id == "user-1" else None), row
         if row.outcome == "lost":
             assert row.tokens_in is None
             continue
@@ -172,6 +221,8 @@ async def compare(app: Fairlead, store: Store, endpoint: Endpoint) -> str:
     assert (total.calls, total.tokens_in) == (len(rows), answered), total
     heard = sum(endpoint.log[key].tokens_in for key, row in by_key.items() if row.outcome == "success")
     assert heard == answered
+    (team,) = (await app.usage(interval="total", filters={"group": "red"})).data
+    assert team.calls == sum(row.group == "red" for row in rows), team
     if app.config.budgets:
         await compare_budgets(store, rows)
     shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))

@@ -1,9 +1,9 @@
 """How long the usage of a month takes to read, with many calls: python -m bench.usage [--calls 10000000] [--engine ...]
 
 Fills the totals of the month by set-based statements, as the leader's loop leaves them after so many calls: 1,000
-users, each with two of 5 services, 30 days. Rows of the ledger that are in the totals are not read. Then rolls up
-100,000 new rows, and asks for the month by user and day, and for other sums. CPU time is this process (SQLite) or the
-server.
+users in 20 groups, each with two of 5 services, 30 days. Rows of the ledger that are in the totals are not read. Then
+rolls up 100,000 new rows, and asks for the month by user and day, and for other sums. CPU time is this process (SQLite)
+or the server.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ DAYS, USERS, SERVICES = 30, 1000, 5
 NEW_ROWS, BATCH, ROUNDS = 100_000, 2000, 5
 
 TOTALS = (
-    "INSERT INTO {table} SELECT {span}, {first} + b.n, 'user-' || u.n, 'service-' || ((u.n + s.n) % {services}), "
-    "'app', 'model-' || (u.n % 3), '', '', o.n, {calls}, 1500000, 800000, 900, 70, 0, 1.0, 0, {calls}, 9000 "
+    "INSERT INTO {table} ({columns}) "
+    "SELECT {span}, {first} + b.n, 'user-' || u.n, 'service-' || ((u.n + s.n) % {services}), 'app', "
+    "'model-' || (u.n % 3), '', '', {group}, o.n, {calls}, 1500000, 800000, 900, 70, 0, 1.0, 0, {calls}, 9000 "
     "FROM {buckets} b, {users} u, {two} s, {outcomes} o"
 )
 ROWS = (
     "INSERT INTO {table} (ended_at, job_id, run, step, attempt, user_id, feature_name, service, outcome, waited, slot, "
-    "model, tokens_in, tokens_out, price) "
+    "group_path, model, tokens_in, tokens_out, price) "
     "SELECT {first} + n * 1000, 'job-' || n, 1, 0, 1, 'user-' || (n % {users}), 'app', "
-    "'service-' || (n % {services}), 0, 1500000, 800000, 'model-' || (n % 3), n % 4000, n % 700, n % 9000 "
+    "'service-' || (n % {services}), 0, 1500000, 800000, 'team-' || (n % 20), "
+    "'model-' || (n % 3), n % 4000, n % 700, n % 9000 "
     "FROM {numbers} r"
+)
+COLUMNS = (
+    "span, bucket, user_id, service, feature_name, model, region, plan, group_path, outcome, calls, waited, slot, "
+    "tokens_in, tokens_out, tokens_cached, units, ignored, reported, price"
 )
 Numbers = Callable[[int], str]
 """A table with the column `n`, from 0 to before this number."""
@@ -50,6 +56,8 @@ def statements(schema: str, calls: int, numbers: Numbers) -> list[str]:
         made.append(
             TOTALS.format(
                 table=f"{schema}usage_total",
+                columns=COLUMNS,
+                group="'team-' || (u.n % 20)",
                 span=span,
                 first=START // span,
                 services=SERVICES,
@@ -121,6 +129,7 @@ async def measure(engine: str, calls: int) -> None:
         for name, query in {
             "by user and day": UsageQuery(**month, group_by=("user",)),
             "by user, service and day": UsageQuery(**month, group_by=("user", "service")),
+            "by group and day": UsageQuery(**month, group_by=("group",)),
             "by service and hour": UsageQuery(**month, group_by=("service",), interval="hour"),
             "of one user by day": UsageQuery(**month, filters={"user": "user-7"}),
             "in total by user": UsageQuery(**month, group_by=("user",), interval="total"),

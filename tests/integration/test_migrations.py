@@ -18,6 +18,7 @@ from fairlead.domain import transitions
 from fairlead.domain.job import Hold, Job, JobStatus, Priority
 from fairlead.domain.rules import Lanes, Rules, ServiceRules
 from fairlead.domain.transitions import Start
+from fairlead.domain.usage_report import UsageQuery
 from fairlead.store.port import Busy, DeclareServices, Done, Epoch, FireTimers, RaiseEpoch, Started, Store
 from fairlead.store.postgres import PostgresStore, schema
 from fairlead.store.sql_files import migrations
@@ -101,6 +102,45 @@ async def upgraded(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         await postgres.open()
         yield postgres
         await postgres.close()
+        await servers.drop_database(url)
+
+
+TOTAL = (
+    "INSERT INTO {table} (span, bucket, user_id, service, feature_name, model, region, plan, outcome, calls, waited, "
+    "slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported, price) "
+    "VALUES (86400, 20000, 'ann', 'draw', 'image', '', '', '', 0, 7, 0, 0, 0, 0, 0, 0.0, 0, 0, 0)"
+)
+WITHOUT_GROUPS = {"sqlite": 17, "postgres": 19}
+"""The last migration before totals of usage had groups."""
+
+
+@pytest.mark.parametrize("engine", ["postgres", "sqlite"])
+async def test_totals_of_usage_from_before_groups_are_kept(engine: str, tmp_path: Path) -> None:
+    before = migrations(f"fairlead.store.{engine}")[: WITHOUT_GROUPS[engine]]
+    url = str(tmp_path / "old.db") if engine == "sqlite" else await servers.new_database()
+    store: Store
+    if engine == "sqlite":
+        with closing(sqlite3.connect(url, isolation_level=None)) as file:
+            for migration in before:
+                file.executescript(migration.sql)
+            file.execute(TOTAL.format(table="usage_total"))
+            file.execute(f"PRAGMA application_id = {connect.APPLICATION_ID}")
+            file.execute(f"PRAGMA user_version = {len(before)}")
+        store = SqliteStore(url)
+    else:
+        async with raw_postgres(url) as raw:
+            await raw.execute(schema._FIRST)
+            for migration in before:
+                await raw.execute(migration.sql)
+            await raw.execute("UPDATE fairlead.schema_version SET number = $1", len(before))
+            await raw.execute(TOTAL.format(table="fairlead.usage_total"))
+        store = PostgresStore(url)
+    await store.open()
+    query = UsageQuery(20000 * 86400.0, 20001 * 86400.0, group_by=("user", "group"))
+    (total,) = await store.usage(query)
+    assert (total.groups, total.calls) == ({"user": "ann", "group": ""}, 7)
+    await store.close()
+    if engine == "postgres":
         await servers.drop_database(url)
 
 

@@ -24,6 +24,8 @@ from tests.integration.gateway_site import client_of, served
 USAGE = "/api/v1/usage"
 CONFIG = {
     "services": {"slot": {"limit": 1}},
+    "groups": {"acme": {}, "red": {"parent": "acme"}},
+    "users": {"ada": {"group": "red"}},
     "prices": {"chat": {"per_call": 1.0, "models": {"small": {"per_million_tokens_in": 500_000.0}}}},
 }
 
@@ -122,6 +124,21 @@ async def test_pages_csv_json_lines_and_the_client_have_the_same_rows(app: Fairl
     # A spreadsheet must not take the name of a user for a formula.
     assert [row["user"] for row in read] == ["'=bob", "'=bob", "ada", "ada"]
     assert [int(row["calls"]) for row in read] == [row["calls"] for row in everything]
+
+
+async def test_usage_is_grouped_and_filtered_by_group_in_every_form(app: Fairlead) -> None:
+    query = {"group_by": "group,service", "interval": "total"}
+    async with served(create_gateway(app)) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
+        async with httpx2.AsyncClient(base_url=client.url) as http:
+            found = [(row["group"], row["service"], row["calls"]) for row in await rows(http, **query)]
+            table = await http.get(USAGE, params={**query, "group": "acme", "format": "csv"})
+            lines = await http.get(USAGE, params={**query, "group": "acme/red", "format": "jsonl"})
+        members = await client.usage("group", interval="total", group="acme")
+    assert found == [("", "broken", 1), ("", "chat", 1), ("acme/red", "chat", 2), ("acme/red", "slot", 1)]
+    assert [(row["group"], row["calls"]) for row in members] == [("acme/red", 3)]
+    read = [(row["group"], row["service"], int(row["calls"])) for row in csv.DictReader(io.StringIO(table.text))]
+    assert read == [(row["group"], row["service"], row["calls"]) for row in map(orjson.loads, lines.text.splitlines())]
+    assert read == found[2:]
 
 
 async def test_a_users_key_sees_its_own_usage_only(app: Fairlead, http: httpx2.AsyncClient) -> None:

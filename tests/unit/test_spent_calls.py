@@ -21,7 +21,24 @@ class Jobs:
 def call(job_id: str, outcome: str, **used: Any) -> CallRecord:
     fields: dict[str, Any] = {"tokens_in": None, "tokens_out": None, "tokens_cached": None, "units": None} | used
     return CallRecord(
-        job_id, 1, 0, 1, "ada", None, "s", "s", None, None, outcome, 9.0, 0.0, 1.0, **fields, ignored=0, price=None
+        job_id,
+        1,
+        0,
+        1,
+        "ada",
+        None,
+        None,
+        "s",
+        "s",
+        None,
+        None,
+        outcome,
+        9.0,
+        0.0,
+        1.0,
+        **fields,
+        ignored=0,
+        price=None,
     )
 
 

@@ -120,8 +120,9 @@ class AdminMethods:
         self, *, filters: Mapping[str, str | None] | None = None, **asked: Unpack[UsageQuestion]
     ) -> UsageReport:
         """Sums over the calls that ended from `start` to before `end`: one row for each `interval` (`hour`, `day`,
-        `month`, or one in `total`) and for each value of `group_by` (`user`, `plan`, `feature`, `service`, `model`,
-        `region`, `outcome`). `filters` selects calls by the same names: `{"user": "ada"}`."""
+        `month`, or one in `total`) and for each value of `group_by` (`user`, `plan`, `group`, `feature`, `service`,
+        `model`, `region`, `outcome`). `filters` selects calls by the same names: `{"user": "ada"}`; a `group` includes
+        its teams."""
         return await self.admin.usage.page(self.admin.usage.query(filters, **asked))
 
     async def budgets(self, *, user_id: str | None = None, budget: str | None = None) -> list[BudgetState]:

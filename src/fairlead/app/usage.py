@@ -24,7 +24,7 @@ DAY, HOUR = 86400.0, 3600.0
 LATEST = 253402300800.0
 """The end of the year 9999."""
 _BACK = {"hour": DAY, "day": 30 * DAY, "month": 365 * DAY, "total": 30 * DAY}
-_KEY = (int, str, str, str, str, str, str, int)
+_KEY = (int, *[str] * (len(UsageQuery.GROUPS) - 1), int)
 
 
 class UsageQuestion(TypedDict, total=False):

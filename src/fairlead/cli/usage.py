@@ -20,7 +20,9 @@ def usage(
     by: Annotated[
         str,
         typer.Option(
-            "--by", metavar="NAMES", help="One row for each of these: user,plan,feature,service,model,region,outcome."
+            "--by",
+            metavar="NAMES",
+            help="One row for each of these: user,plan,group,feature,service,model,region,outcome.",
         ),
     ] = "user,service",
     interval: Annotated[str, typer.Option("--interval", help="hour, day, month or total.")] = "total",
@@ -31,6 +33,7 @@ def usage(
         str | None, typer.Option("--to", metavar="TIME", parser=past, help="Before this time, or e.g. 1d ago.")
     ] = None,
     user: Annotated[_Filter, typer.Option("--user", metavar="ID", help="Only this user.")] = None,
+    group: Annotated[_Filter, typer.Option("--group", metavar="PATH", help="Only this group, with its teams.")] = None,
     service: Annotated[_Filter, typer.Option("--service", metavar="NAME", help="Only this service.")] = None,
     model: Annotated[_Filter, typer.Option("--model", metavar="NAME", help="Only this model.")] = None,
     outcome: Annotated[_Filter, typer.Option("--outcome", metavar="NAME", help="Only calls that ended so.")] = None,
@@ -43,7 +46,7 @@ def usage(
     """
     if csv and json:
         raise Failure("pass either --csv or --json", Exit.USAGE)
-    filters = {"user": user, "service": service, "model": model, "outcome": outcome}
+    filters = {"user": user, "group": group, "service": service, "model": model, "outcome": outcome}
     query = {"group_by": by, "interval": interval, "from": since, "to": until, **filters}
     if csv:
         _print_csv(query)

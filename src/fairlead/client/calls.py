@@ -39,6 +39,7 @@ class UsageOptions(TypedDict, total=False):
     end: datetime | str | None
     user: str
     plan: str
+    group: str
     feature: str
     service: str
     model: str

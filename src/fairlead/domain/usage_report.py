@@ -16,11 +16,12 @@ MAX_ROWS = 10_000
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
     """Sums over the calls that ended from `start` to before `end`, for each value of `group_by` and each `interval`.
-    `start` and `end` are widened to whole hours, or to whole days unless the interval is an hour. `after` is the key of
+    `start` and `end` are widened to whole hours, or to whole days unless the interval is an hour. The filter `group`
+    includes the teams of an organisation. `after` is the key of
     the last total of the previous page."""
 
     INTERVALS: ClassVar[tuple[str, ...]] = ("hour", "day", "month", "total")
-    GROUPS: ClassVar[tuple[str, ...]] = ("user", "plan", "feature", "service", "model", "region", "outcome")
+    GROUPS: ClassVar[tuple[str, ...]] = ("user", "plan", "group", "feature", "service", "model", "region", "outcome")
 
     start: float
     end: float
@@ -86,6 +87,7 @@ class CallRecord:
     attempt: int
     user_id: str
     plan: str | None
+    group: str | None
     feature_name: str
     service: str
     model: str | None

@@ -39,11 +39,10 @@ async def calls_since(store: Store, since: float) -> list[CallRecord]:
         limit *= 8
 
 
-async def spent_of(store: Store, calls: Sequence[CallRecord], *, groups: bool = False) -> list[Spent]:
+async def spent_of(store: Store, calls: Sequence[CallRecord]) -> list[Spent]:
     """What the rates count for these calls. A call that reported nothing, because it failed or was lost, counts the
-    cost of its step, else the mean of the calls of its service that reported something. With `groups`, groups have
-    rates: the ledger has no groups, so they are read from the jobs."""
-    needed = {call.job_id for call in calls if groups or _reported(call) is None}
+    cost of its step, else the mean of the calls of its service that reported something."""
+    needed = {call.job_id for call in calls if _reported(call) is None}
     jobs = await store.get_jobs(list(needed)) if needed else {}
     reports: dict[str, list[float]] = {}
     for call in calls:
@@ -55,11 +54,8 @@ async def spent_of(store: Store, calls: Sequence[CallRecord], *, groups: bool = 
         found = (_reported(call), _stated(jobs.get(call.job_id), call.step), means.get(call.service))
         return next((units for units in found if units is not None), 0.0)
 
-    def group_of(call: CallRecord) -> str | None:
-        return jobs[call.job_id].group if groups and call.job_id in jobs else None
-
     return [
-        Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call), call.plan, group_of(call))
+        Spent(call.service, call.region, call.user_id, call.ended_at, units_of(call), call.plan, call.group)
         for call in calls
     ]
 

@@ -33,6 +33,7 @@ class UsageParameters(Shape):
     )
     user: _Name
     plan: _Name
+    group: str | None = Field(None, max_length=255, description="A group, such as `acme`, with its teams.")
     feature: _Name
     service: _Name
     model: _Name
@@ -67,6 +68,7 @@ class UsageRow(Shape):
     start: str | None = Field(None, description="The beginning of the hour, day or month; absent from totals.")
     user: str | None = None
     plan: str | None = None
+    group: str | None = None
     feature: str | None = None
     service: str | None = None
     model: str | None = None

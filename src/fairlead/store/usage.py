@@ -51,13 +51,16 @@ class UsageReads(Protocol):
 
 
 def reported_row(call: CallEnd, prices: Prices) -> tuple[Any, ...] | None:
-    """The columns of a ledger row that most calls leave empty: plan, model, tokens in, out and cached, units, ignored
-    values, price. None if they are all empty."""
-    price, plan, usage = prices.amount(call), call.job.plan or prices.plans.get(call.job.user_id), call.usage
+    """The columns of a ledger row that most calls leave empty: plan, group, model, tokens in, out and cached, units,
+    ignored values, price. None if they are all empty."""
+    price, usage = prices.amount(call), call.usage
+    plan, group = call.job.plan or prices.plans.get(call.job.user_id), call.job.group
     if usage is None:
-        return None if price is None and plan is None else (plan, None, None, None, None, None, None, price)
+        empty = price is None and plan is None and group is None
+        return None if empty else (plan, group, None, None, None, None, None, None, price)
     return (
         plan,
+        group,
         usage.model,
         usage.tokens_in,
         usage.tokens_out,
@@ -68,7 +71,7 @@ def reported_row(call: CallEnd, prices: Prices) -> tuple[Any, ...] | None:
     )
 
 
-NOT_REPORTED = (None,) * 8
+NOT_REPORTED = (None,) * 9
 
 
 def prune_row(prune: PruneUsage) -> tuple[Any, ...]:
@@ -84,14 +87,15 @@ def query_row(query: UsageQuery) -> tuple[Any, ...]:
     *filters, outcome = (query.filters.get(name) for name in UsageQuery.GROUPS)
     code = None if outcome is None else OUTCOME_CODES[outcome]
     mask = sum(1 << bit for bit, name in enumerate(UsageQuery.GROUPS) if name in query.group_by)
-    after = query.after or (None,) * 8
+    after = query.after or (None,) * (1 + len(UsageQuery.GROUPS))
     first, last = int(query.start // span), int(-(-query.end // span))
     return span, first, last, UsageQuery.INTERVALS.index(query.interval), mask, *filters, code, *after, query.limit
 
 
 def total_of(row: Sequence[Any], query: UsageQuery) -> UsageTotal:
-    bucket, *names = row[:8]
-    calls, waited, slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported, price = row[8:]
+    bucket, *rest = row
+    names, sums = rest[: len(UsageQuery.GROUPS)], rest[len(UsageQuery.GROUPS) :]
+    calls, waited, slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported, price = sums
     values: dict[str, str] = dict(zip(UsageQuery.GROUPS, names, strict=True))
     if names[-1] != NO_OUTCOME:
         values["outcome"] = OUTCOMES[names[-1]]
@@ -113,7 +117,9 @@ def total_of(row: Sequence[Any], query: UsageQuery) -> UsageTotal:
 
 
 def call_of(row: Sequence[Any]) -> CallRecord:
-    ended_at, *ids, outcome, waited, slot, plan, model, tokens_in, tokens_out, cached, units, ignored, price = row
+    ended_at, *ids, outcome, waited, slot, plan, group, model, tokens_in, tokens_out, cached, units, ignored, price = (
+        row
+    )
     job_id, run, step, attempt, user_id, feature_name, service, region = ids
     return CallRecord(
         job_id=job_id,
@@ -122,6 +128,7 @@ def call_of(row: Sequence[Any]) -> CallRecord:
         attempt=attempt,
         user_id=user_id,
         plan=plan,
+        group=group,
         feature_name=feature_name,
         service=service,
         model=model,

@@ -75,6 +75,7 @@ async def test_a_call_that_succeeds_has_one_row_with_its_times_and_what_it_repor
         attempt=1,
         user_id="ann",
         plan=None,
+        group=None,
         feature_name="image",
         service="draw",
         model="flux",
@@ -196,6 +197,27 @@ async def test_the_plan_of_the_job_precedes_the_plan_of_its_user_in_the_configur
     await harness.one(succeeded(harness, await started(harness, user_id="bob", plan="silver")))
     assert [row.plan for row in await ledger(harness)] == ["silver", "gold", "silver"]
     assert [t.calls for t in await totals(harness, interval="total", filters={"plan": "silver"})] == [2]
+
+
+async def test_the_group_of_the_job_is_in_its_row_and_in_the_totals(harness: StoreHarness) -> None:
+    for group in ("acme", "acme/red", "acmes", None):
+        await harness.one(succeeded(harness, await started(harness, user_id="ann", group=group)))
+        if group == "acme/red":
+            await roll_up(harness, 2)
+    lost = await started(harness, user_id="ann", group="acme/red")
+    await harness.one(transitions.recover(lost, now=harness.clock.now, waits={}, max_attempts=1, hold=None))
+    assert [row.group for row in await ledger(harness)] == ["acme", "acme/red", "acmes", None, "acme/red"]
+    for _ in ("in rows and totals", "in totals only"):
+        found = await totals(harness, interval="total", group_by=("group",))
+        assert [(t.groups["group"], t.calls) for t in found] == [("", 1), ("acme", 1), ("acme/red", 2), ("acmes", 1)]
+        for group, count in {"acme": 3, "acme/red": 2, "acmes": 1, "acme/": None, "red": None}.items():
+            found = await totals(harness, interval="total", filters={"group": group})
+            assert [t.calls for t in found] == ([] if count is None else [count]), group
+        pages = [await totals(harness, group_by=("group",), limit=1)]
+        while pages[-1]:
+            pages.append(await totals(harness, group_by=("group",), limit=1, after=pages[-1][-1].key))
+        assert [t.groups["group"] for page in pages for t in page] == ["", "acme", "acme/red", "acmes"]
+        await harness.one(RollUpUsage(1000))
 
 
 # ---------------------------------------------------------------- totals

@@ -217,20 +217,22 @@ UPDATE fairlead.job AS j SET
     goes_back = NULL, result_about = g.about, result_data = g.data, result_metrics = g.metrics
 FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text::int[], $5::text::bigint[], $6::text[], $7::text[],
             $8::text[], $9::text::bigint[], $10::text::bigint[], $11::text::smallint[], $12::text::int[],
-            $13::text::int[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text::int[], $19::text::int[],
-            $20::text::int[], $21::text::float8[], $22::text::smallint[], $23::text::bigint[]) WITH ORDINALITY
+            $13::text::int[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::text::int[],
+            $20::text::int[], $21::text::int[], $22::text::float8[], $23::text::smallint[], $24::text::bigint[])
+    WITH ORDINALITY
     AS g (job_id, run, step, round, finished_at, about, data, metrics, waited, slot, outcome, of_step, attempt, service,
-          region, plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price, n)
+          region, plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price, n)
 WHERE j.id = g.job_id AND j.run = g.run
 RETURNING g.n, g.finished_at, j.id, g.run, j.user_id, j.feature_name, g.waited, g.slot, g.outcome, g.of_step, g.attempt,
-          g.service, g.region, g.plan, g.model, g.tokens_in, g.tokens_out, g.tokens_cached, g.units, g.ignored, g.price
+          g.service, g.region, g.plan, g.group_path, g.model, g.tokens_in, g.tokens_out, g.tokens_cached, g.units,
+          g.ignored, g.price
 ), ledger AS (
     INSERT INTO fairlead.usage (
         ended_at, job_id, run, user_id, feature_name, waited, slot, outcome, step, attempt, service, region,
-        plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
+        plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
     )
     SELECT finished_at, id, run, user_id, feature_name, waited, slot, outcome, of_step, attempt, service, region,
-           plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
+           plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
     FROM done WHERE outcome IS NOT NULL
 )
 SELECT n FROM done

@@ -158,6 +158,11 @@ status = 3, run = j.run + 1, attempt = j.attempt + 1, lease = g.lease, worker = 
 call_started_at = t.now, call_deadline = t.now + g.timeout, call_region = g.region,
 started_at = coalesce(j.started_at, t.now), timer_at = j.deadline_at
 
+-- name: usage_names
+-- What ledger rows, aliased u, are grouped by, in the order of the columns of `usage_total`.
+u.user_id, u.service, u.feature_name, coalesce(u.model, ''), coalesce(u.region, ''), coalesce(u.plan, ''),
+coalesce(u.group_path, ''), u.outcome
+
 -- name: usage_sums
 -- The sums over ledger rows, aliased u, in the order of the columns of `usage_total`.
 count(*), sum(u.waited)::bigint, sum(u.slot)::bigint, coalesce(sum(u.tokens_in), 0)::bigint,

@@ -1,16 +1,16 @@
 -- The statements of the usage ledger (docs/adr/0028). The rows of completed jobs are inserted by `complete` in apply.sql.
 
 -- name: ledger
--- The rows of other moves. $1: ended at, $2: job ids, $3: runs, $4: users, $5: features, $6 to $20: see `call_columns`.
+-- The rows of other moves. $1: ended at, $2: job ids, $3: runs, $4: users, $5: features, $6 to $21: see `call_values`.
 INSERT INTO fairlead.usage (
     ended_at, job_id, run, user_id, feature_name, waited, slot, outcome, step, attempt, service, region,
-    plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
+    plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
 )
     SELECT * FROM unnest(
         $1::text::bigint[], $2::text[], $3::text::int[], $4::text[], $5::text[], $6::text::bigint[],
         $7::text::bigint[], $8::text::smallint[], $9::text::int[], $10::text::int[], $11::text[], $12::text[],
-        $13::text[], $14::text[], $15::text::int[], $16::text::int[], $17::text::int[], $18::text::float8[],
-        $19::text::smallint[], $20::text::bigint[]
+        $13::text[], $14::text[], $15::text[], $16::text::int[], $17::text::int[], $18::text::int[],
+        $19::text::float8[], $20::text::smallint[], $21::text::bigint[]
     )
 
 -- name: lock_usage
@@ -42,12 +42,15 @@ WITH first AS (
 ), fresh AS MATERIALIZED (
     SELECT u.* FROM bound JOIN fairlead.usage AS u ON u.tx >= bound.low AND u.tx < bound.high
 ), totals AS (
-    INSERT INTO fairlead.usage_total AS t
-        SELECT s.span, (u.ended_at / 1000000 / s.span)::int, u.user_id, u.service, u.feature_name,
-               coalesce(u.model, ''), coalesce(u.region, ''), coalesce(u.plan, ''), u.outcome, {usage_sums}
+    INSERT INTO fairlead.usage_total AS t (
+        span, bucket, user_id, service, feature_name, model, region, plan, group_path, outcome,
+        calls, waited, slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported, price
+    )
+        SELECT s.span, (u.ended_at / 1000000 / s.span)::int, {usage_names}, {usage_sums}
         FROM fresh AS u CROSS JOIN (VALUES (3600), (86400)) AS s (span)
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
-        ON CONFLICT (span, bucket, user_id, service, feature_name, model, region, plan, outcome) DO UPDATE SET
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+        ON CONFLICT (span, bucket, user_id, service, feature_name, model, region, plan, group_path, outcome)
+        DO UPDATE SET
             calls = t.calls + excluded.calls, waited = t.waited + excluded.waited, slot = t.slot + excluded.slot,
             tokens_in = t.tokens_in + excluded.tokens_in, tokens_out = t.tokens_out + excluded.tokens_out,
             tokens_cached = t.tokens_cached + excluded.tokens_cached, units = t.units + excluded.units,
@@ -78,7 +81,8 @@ DELETE FROM fairlead.usage_total WHERE span = $1::int AND bucket < $2::int
 
 -- name: usage_totals
 -- $1: span, $2 and $3: buckets from and before, $4: interval (0 hour, 1 day, 2 month, 3 total), $5: grouping as bits,
--- $6 to $12: filters, $13 to $20: the key of the last row of the previous page, $21: limit.
+-- $6 to $13: filters, of which $8, a group, includes its teams, $14 to $22: the key of the last row of the previous page,
+-- $23: limit.
 SELECT * FROM (
     SELECT
         CASE $4::int
@@ -88,43 +92,45 @@ SELECT * FROM (
         END AS bucket,
         CASE WHEN $5::int & 1 <> 0 THEN u.user_id ELSE '' END AS user_id,
         CASE WHEN $5::int & 2 <> 0 THEN u.plan ELSE '' END AS plan,
-        CASE WHEN $5::int & 4 <> 0 THEN u.feature_name ELSE '' END AS feature_name,
-        CASE WHEN $5::int & 8 <> 0 THEN u.service ELSE '' END AS service,
-        CASE WHEN $5::int & 16 <> 0 THEN u.model ELSE '' END AS model,
-        CASE WHEN $5::int & 32 <> 0 THEN u.region ELSE '' END AS region,
-        CASE WHEN $5::int & 64 <> 0 THEN u.outcome ELSE -1 END AS outcome,
+        CASE WHEN $5::int & 4 <> 0 THEN u.group_path ELSE '' END AS group_path,
+        CASE WHEN $5::int & 8 <> 0 THEN u.feature_name ELSE '' END AS feature_name,
+        CASE WHEN $5::int & 16 <> 0 THEN u.service ELSE '' END AS service,
+        CASE WHEN $5::int & 32 <> 0 THEN u.model ELSE '' END AS model,
+        CASE WHEN $5::int & 64 <> 0 THEN u.region ELSE '' END AS region,
+        CASE WHEN $5::int & 128 <> 0 THEN u.outcome ELSE -1 END AS outcome,
         sum(u.calls)::bigint, sum(u.waited)::bigint, sum(u.slot)::bigint, sum(u.tokens_in)::bigint,
         sum(u.tokens_out)::bigint, sum(u.tokens_cached)::bigint, sum(u.units), sum(u.ignored)::bigint,
         sum(u.reported)::bigint, sum(u.price)::bigint
     FROM (
-        SELECT bucket, user_id, service, feature_name, model, region, plan, outcome, calls, waited, slot,
+        SELECT bucket, user_id, service, feature_name, model, region, plan, group_path, outcome, calls, waited, slot,
                tokens_in, tokens_out, tokens_cached, units, ignored, reported, price
         FROM fairlead.usage_total
         WHERE span = $1::int AND bucket >= $2::int AND bucket < $3::int AND ($6::text IS NULL OR user_id = $6::text)
         UNION ALL
-        SELECT (u.ended_at / 1000000 / $1::int)::int, u.user_id, u.service, u.feature_name,
-               coalesce(u.model, ''), coalesce(u.region, ''), coalesce(u.plan, ''), u.outcome, {usage_sums}
+        SELECT (u.ended_at / 1000000 / $1::int)::int, {usage_names}, {usage_sums}
         FROM fairlead.usage AS u
         WHERE u.tx >= (SELECT next_tx FROM fairlead.usage_state)
           AND u.ended_at >= $2::bigint * $1::bigint * 1000000 AND u.ended_at < $3::bigint * $1::bigint * 1000000
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     ) AS u
     CROSS JOIN LATERAL (
         SELECT CASE $4::int WHEN 2 THEN date '1970-01-01' + u.bucket * $1::int / 86400 END AS day
     ) AS d
     WHERE ($6::text IS NULL OR u.user_id = $6::text) AND ($7::text IS NULL OR u.plan = $7::text)
-      AND ($8::text IS NULL OR u.feature_name = $8::text) AND ($9::text IS NULL OR u.service = $9::text)
-      AND ($10::text IS NULL OR u.model = $10::text) AND ($11::text IS NULL OR u.region = $11::text)
-      AND ($12::int IS NULL OR u.outcome = $12::int)
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+      AND ($8::text IS NULL OR u.group_path = $8::text OR starts_with(u.group_path, $8::text || '/'))
+      AND ($9::text IS NULL OR u.feature_name = $9::text) AND ($10::text IS NULL OR u.service = $10::text)
+      AND ($11::text IS NULL OR u.model = $11::text) AND ($12::text IS NULL OR u.region = $12::text)
+      AND ($13::int IS NULL OR u.outcome = $13::int)
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
 ) AS g
-WHERE $13::int IS NULL OR (g.bucket, g.user_id, g.plan, g.feature_name, g.service, g.model, g.region, g.outcome)
-    > ($13::int, $14::text, $15::text, $16::text, $17::text, $18::text, $19::text, $20::int)
-ORDER BY 1, 2, 3, 4, 5, 6, 7, 8 LIMIT $21::bigint
+WHERE $14::int IS NULL
+   OR (g.bucket, g.user_id, g.plan, g.group_path, g.feature_name, g.service, g.model, g.region, g.outcome)
+    > ($14::int, $15::text, $16::text, $17::text, $18::text, $19::text, $20::text, $21::text, $22::int)
+ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9 LIMIT $23::bigint
 
 -- name: latest_calls
 -- $1: limit, $2: user or NULL.
 SELECT ended_at, job_id, run, step, attempt, user_id, feature_name, service, region, outcome, waited, slot,
-       plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
+       plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price
 FROM (SELECT * FROM fairlead.usage ORDER BY tx DESC LIMIT $1::bigint) AS u
 WHERE $2::text IS NULL OR user_id = $2::text ORDER BY tx DESC, id DESC

@@ -243,12 +243,12 @@ BEGIN
         FROM json_each(NEW.body) CROSS JOIN job ON job.id = value ->> 0 WHERE job.run = value ->> 1;
     -- The usage ledger. Reads the jobs' rows before they change.
     INSERT INTO usage (ended_at, job_id, run, step, attempt, user_id, feature_name, service, region, outcome, waited,
-                       slot, plan, model, tokens_in, tokens_out, tokens_cached, units, ignored, price)
+                       slot, plan, group_path, model, tokens_in, tokens_out, tokens_cached, units, ignored, price)
         SELECT m.ended_at, j.id, j.run, j.step, j.attempt, j.user_id, j.feature_name, m.service, j.call_region,
                m.outcome, max(0, coalesce(j.call_started_at - j.waiting_since, 0)),
                max(0, coalesce(m.ended_at - j.call_started_at, 0)),
                m.reported ->> 0, m.reported ->> 1, m.reported ->> 2, m.reported ->> 3, m.reported ->> 4,
-               m.reported ->> 5, m.reported ->> 6, m.reported ->> 7
+               m.reported ->> 5, m.reported ->> 6, m.reported ->> 7, m.reported ->> 8
         FROM moving AS m CROSS JOIN job AS j ON j.seq = m.seq WHERE m.outcome IS NOT NULL ORDER BY m.n;
     UPDATE job SET
         status = m.status, run = job.run + 1, step = m.step, attempt = m.attempt, round = m.round,

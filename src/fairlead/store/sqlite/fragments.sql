@@ -70,6 +70,11 @@ CASE j.step WHEN 0 THEN '{}' ELSE '{' || coalesce((
 -- The service of the current step of the job j, or of the last step when all are done, like `domain.job.Job.service`.
 coalesce(j.spec ->> ('$[0][' || j.step || ']'), j.spec ->> '$[0][#-1]')
 
+-- name: usage_names
+-- What ledger rows, aliased u, are grouped by, in the order of the columns of `usage_total`.
+u.user_id, u.service, u.feature_name, coalesce(u.model, ''), coalesce(u.region, ''), coalesce(u.plan, ''),
+coalesce(u.group_path, ''), u.outcome
+
 -- name: usage_sums
 -- The sums over ledger rows, aliased u, in the order of the columns of `usage_total`.
 count(*), sum(u.waited), sum(u.slot), coalesce(sum(u.tokens_in), 0), coalesce(sum(u.tokens_out), 0),

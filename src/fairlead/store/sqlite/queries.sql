@@ -303,9 +303,9 @@ SELECT '[' || coalesce(group_concat('["' || kind || '",' || coalesce(value, 'nul
 
 -- name: usage_totals
 -- ?1: span, ?2 and ?3: buckets from and before, ?4: interval (0 hour, 1 day, 2 month, 3 total), ?5: grouping as bits,
--- ?6 to ?12: filters, ?13 to ?20: the key of the last row of the previous page, ?21: limit. Rows that are not rolled up
--- yet are added.
-SELECT json_group_array(json_array(bucket, user_id, plan, feature_name, service, model, region, outcome,
+-- ?6 to ?13: filters, of which ?8, a group, includes its teams, ?14 to ?22: the key of the last row of the previous page,
+-- ?23: limit. Rows that are not rolled up yet are added.
+SELECT json_group_array(json_array(bucket, user_id, plan, group_path, feature_name, service, model, region, outcome,
                                    calls, waited, slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported,
                                    price))
 FROM (SELECT * FROM (
@@ -316,39 +316,40 @@ FROM (SELECT * FROM (
             ELSE bucket
         END AS bucket,
         iif(?5 & 1, user_id, '') AS user_id, iif(?5 & 2, plan, '') AS plan,
-        iif(?5 & 4, feature_name, '') AS feature_name, iif(?5 & 8, service, '') AS service,
-        iif(?5 & 16, model, '') AS model, iif(?5 & 32, region, '') AS region, iif(?5 & 64, outcome, -1) AS outcome,
+        iif(?5 & 4, group_path, '') AS group_path, iif(?5 & 8, feature_name, '') AS feature_name,
+        iif(?5 & 16, service, '') AS service, iif(?5 & 32, model, '') AS model, iif(?5 & 64, region, '') AS region,
+        iif(?5 & 128, outcome, -1) AS outcome,
         sum(calls) AS calls, sum(waited) AS waited, sum(slot) AS slot, sum(tokens_in) AS tokens_in,
         sum(tokens_out) AS tokens_out, sum(tokens_cached) AS tokens_cached, sum(units) AS units,
         sum(ignored) AS ignored, sum(reported) AS reported, sum(price) AS price
     FROM (
-        SELECT bucket, user_id, service, feature_name, model, region, plan, outcome, calls, waited, slot,
+        SELECT bucket, user_id, service, feature_name, model, region, plan, group_path, outcome, calls, waited, slot,
                tokens_in, tokens_out, tokens_cached, units, ignored, reported, price
         FROM usage_total
         WHERE span = ?1 AND bucket >= ?2 AND bucket < ?3 AND (?6 IS NULL OR user_id = ?6)
         UNION ALL
-        SELECT u.ended_at / 1000000 / ?1, u.user_id, u.service, u.feature_name, coalesce(u.model, ''),
-               coalesce(u.region, ''), coalesce(u.plan, ''), u.outcome, {usage_sums}
+        SELECT u.ended_at / 1000000 / ?1, {usage_names}, {usage_sums}
         FROM usage AS u
         WHERE u.id >= (SELECT next_id FROM usage_state)
         AND u.ended_at >= ?2 * ?1 * 1000000 AND u.ended_at < ?3 * ?1 * 1000000
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     )
-    WHERE (?6 IS NULL OR user_id = ?6) AND (?7 IS NULL OR plan = ?7) AND (?8 IS NULL OR feature_name = ?8)
-    AND (?9 IS NULL OR service = ?9) AND (?10 IS NULL OR model = ?10) AND (?11 IS NULL OR region = ?11)
-    AND (?12 IS NULL OR outcome = ?12)
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+    WHERE (?6 IS NULL OR user_id = ?6) AND (?7 IS NULL OR plan = ?7)
+    AND (?8 IS NULL OR group_path = ?8 OR substr(group_path, 1, length(?8) + 1) = ?8 || '/')
+    AND (?9 IS NULL OR feature_name = ?9) AND (?10 IS NULL OR service = ?10) AND (?11 IS NULL OR model = ?11)
+    AND (?12 IS NULL OR region = ?12) AND (?13 IS NULL OR outcome = ?13)
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
 )
-    WHERE ?13 IS NULL OR (bucket, user_id, plan, feature_name, service, model, region, outcome)
-        > (?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
-    ORDER BY bucket, user_id, plan, feature_name, service, model, region, outcome LIMIT ?21
+    WHERE ?14 IS NULL OR (bucket, user_id, plan, group_path, feature_name, service, model, region, outcome)
+        > (?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)
+    ORDER BY bucket, user_id, plan, group_path, feature_name, service, model, region, outcome LIMIT ?23
 )
 
 -- name: latest_calls
 -- ?1: limit, ?2: user or NULL.
 SELECT json_group_array(json_array(ended_at, job_id, run, step, attempt, user_id, feature_name, service, region, outcome,
-                                   waited, slot, plan, model, tokens_in, tokens_out, tokens_cached, units, ignored,
-                                   price))
+                                   waited, slot, plan, group_path, model, tokens_in, tokens_out, tokens_cached, units,
+                                   ignored, price))
 FROM (SELECT * FROM usage ORDER BY id DESC LIMIT ?1) WHERE ?2 IS NULL OR user_id = ?2
 -- name: get_files
 -- ?: JSON array of ids.

@@ -8,13 +8,13 @@ BEGIN
         SELECT 1 FROM usage WHERE id >= (SELECT next_id FROM usage_state) ORDER BY id LIMIT NEW.body
     );
     INSERT INTO usage_total
-        SELECT s.span, u.ended_at / 1000000 / s.span, u.user_id, u.service, u.feature_name, coalesce(u.model, ''),
-               coalesce(u.region, ''), coalesce(u.plan, ''), u.outcome, {usage_sums}
+        SELECT s.span, u.ended_at / 1000000 / s.span, {usage_names}, {usage_sums}
         FROM (SELECT * FROM usage WHERE id >= (SELECT next_id FROM usage_state) ORDER BY id LIMIT NEW.body) AS u
         CROSS JOIN (SELECT 3600 AS span UNION ALL SELECT 86400) AS s
         WHERE TRUE
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
-        ON CONFLICT (span, bucket, user_id, service, feature_name, model, region, plan, outcome) DO UPDATE SET
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+        ON CONFLICT (span, bucket, user_id, service, feature_name, model, region, plan, group_path, outcome)
+        DO UPDATE SET
             calls = calls + excluded.calls, waited = waited + excluded.waited, slot = slot + excluded.slot,
             tokens_in = tokens_in + excluded.tokens_in, tokens_out = tokens_out + excluded.tokens_out,
             tokens_cached = tokens_cached + excluded.tokens_cached, units = units + excluded.units,

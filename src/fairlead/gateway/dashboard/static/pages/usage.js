@@ -1,4 +1,4 @@
-// Who used what: a chart by day, and the sums by user, service or model.
+// Who used what: a chart by day, and the sums by user, group, service or model.
 import { get } from "../api.js";
 import { useApp } from "../context.js";
 import { duration, number } from "../format.js";
@@ -12,7 +12,7 @@ import { go, to } from "../router.js";
 
 const DAY = 86_400;
 const PERIODS = { 1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days" };
-const GROUPS = { user: "User", service: "Service", model: "Model", feature: "Feature", plan: "Plan", outcome: "Outcome" };
+const GROUPS = { user: "User", service: "Service", model: "Model", feature: "Feature", plan: "Plan", group: "Group", outcome: "Outcome" };
 const MEASURES = {
   calls: ["Calls", counts, (row) => row.calls],
   seconds: ["Slot time", seconds, (row) => row.seconds],

@@ -159,6 +159,19 @@ def charged(store: PostgresStore, amount: int) -> None:
     store._budgets = Budgets({"all": Budget("all", SECONDS, amount)})
 
 
+async def until_one_waits(connection: asyncpg.Connection) -> None:
+    """Wait until a commit waits for a lock that this connection has."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    while not await connection.fetchval(waiting):
+        await asyncio.sleep(0.01)
+
+
+async def spend(store: PostgresStore, user_id: str) -> None:
+    """Use more than the budget of `charged`."""
+    first = await running(store, Job("job-1", "f", user_id, ("draw",)))
+    await store.commit([transitions.cancel(replace(first, call_started_at=LATER - 9), now=LATER)])
+
+
 async def running(store: PostgresStore, job: Job) -> Job:
     await store.commit([submit(job, "{}", now=LATER, waits={})])
     (outcome,) = (await store.commit([Start(job.id, 0, 0, "0:1", "service:draw", "w", 30.0)])).outcomes
@@ -177,11 +190,7 @@ async def test_a_sweep_that_ends_a_call_does_not_deadlock_with_the_commit_that_c
         async with connection.transaction(), asyncio.timeout(30):
             await connection.execute("SELECT 1 FROM fairlead.budget_counter FOR UPDATE")
             sweep = asyncio.create_task(store.commit([fire_timers(10)]))
-            blocked = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            )
-            while not await connection.fetchval(blocked):
-                await asyncio.sleep(0.01)
+            await until_one_waits(connection)
             await connection.execute("SELECT 1 FROM fairlead.job WHERE id = $1 FOR UPDATE NOWAIT", job.id)
         await connection.close()
         (outcome,) = (await sweep).outcomes
@@ -193,9 +202,7 @@ async def test_a_held_job_that_another_process_changes_stays_held(emptied_databa
     """Its hold is not forgotten: the job is released when the other process has ended."""
     async with opened(emptied_database) as store:
         charged(store, 1)
-        first = await running(store, Job("job-1", "f", "ann", ("draw",)))
-        late = transitions.cancel(replace(first, call_started_at=LATER - 9), now=LATER)
-        await store.commit([late])
+        await spend(store, "ann")
         await store.commit([submit(Job("job-2", "f", "ann", ("draw",)), "{}", now=LATER, waits={})])
         (outcome,) = (await store.commit([Start("job-2", 0, 0, "0:1", "service:draw", "w", 30.0)])).outcomes
         assert isinstance(outcome, TurnedBack)
@@ -206,3 +213,24 @@ async def test_a_held_job_that_another_process_changes_stays_held(emptied_databa
         await connection.close()
         assert (await store.commit([ReleaseHeld("all", "", 10)])).outcomes == [Done(1)]
         assert (await store.get_jobs(["job-2"]))["job-2"].timer_at == LATER
+
+
+async def test_a_start_that_is_held_does_not_deadlock_with_a_cancel_of_many_jobs(emptied_database: str) -> None:
+    """A cancel of many jobs locks them in the order of their ids. A start whose budget is spent therefore waits for its
+    own job before it takes the other jobs of the user along."""
+    ids = ["job-2", "job-3", "job-4", "job-5"]
+    async with opened(emptied_database) as store:
+        charged(store, 1)
+        await spend(store, "ann")
+        await store.commit([submit(Job(one, "f", "ann", ("draw",)), "{}", now=LATER, waits={}) for one in ids])
+        connection = await asyncpg.connect(servers.direct(emptied_database))
+        async with connection.transaction(), asyncio.timeout(30):
+            await connection.execute("SELECT 1 FROM fairlead.job WHERE id = 'job-3' FOR UPDATE")
+            starts = [Start(one, 0, 0, f"0:{one[-1]}", "service:draw", "w", 30.0) for one in ("job-5", "job-3")]
+            commit = asyncio.create_task(store.commit(starts))
+            await until_one_waits(connection)
+            for other in ("job-4", "job-5"):
+                await connection.execute(f"SELECT 1 FROM fairlead.job WHERE id = '{other}' FOR UPDATE NOWAIT")
+        await connection.close()
+        turned_back = [one for one in (await commit).outcomes if isinstance(one, TurnedBack)]
+        assert sorted(job.id for one in turned_back for job, _ in one.moves) == ids

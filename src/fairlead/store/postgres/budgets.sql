@@ -25,6 +25,10 @@ SELECT k.budget, k.subject, k.window_start, k.used, k.reserved, k.calls, k.mean,
 -- $1: ids.
 SELECT {job_columns} FROM fairlead.job AS j WHERE j.id = ANY ($1::text[])
 
+-- name: lock_jobs
+-- $1: ids. Locks these jobs in the order of their ids, like every other statement.
+SELECT FROM fairlead.job AS j WHERE j.id = ANY ($1::text[]) ORDER BY j.id FOR UPDATE
+
 -- name: due_calls
 -- $1: now, $2: limit. Jobs with a call whose deadline has passed; not locked.
 SELECT {job_columns} FROM fairlead.job AS j

@@ -267,6 +267,10 @@ class Commit:
             return indexes
         spent = await self._budgets.admit(self._of(indexes), await self._calls())
         self._spent = {index: spent[job_id] for index in indexes if (job_id := self._job_id(index)) in spent}
+        if self._spent:
+            # Together with the jobs that are started, because `_turn_back` must not wait for them later: it holds other
+            # jobs by then, for which a process that has locked these may be waiting.
+            await self._ask("lock_jobs", sorted(map(self._job_id, indexes)))
         return [index for index in indexes if index not in self._spent]
 
     async def _turn_back(self, _: list[int]) -> None:

@@ -101,7 +101,12 @@ class BudgetReads(Protocol):
         ...
 
     async def held_budgets(self) -> list[CounterRow]:
-        """The counters of the budgets that hold jobs, with the number of these jobs."""
+        """The counters of the budgets that hold jobs, with the number of these jobs. Counts all of them."""
+        ...
+
+    async def holding_budgets(self) -> list[CounterRow]:
+        """The counters of the budgets that hold jobs, without the number of these jobs. Cheap however many there
+        are."""
         ...
 
 

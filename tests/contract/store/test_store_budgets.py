@@ -281,6 +281,26 @@ async def test_an_amount_that_an_operator_sets_applies_at_once(harness: StoreHar
     assert (await counter(harness, "bob")).override is None
 
 
+async def test_the_budgets_that_hold_jobs_are_found_without_counting_the_jobs(harness: StoreHarness) -> None:
+    assert await harness.store.holding_budgets() == []
+    configure(harness, replace(TOKENS, each_user=True), replace(TOKENS, name="all", services=frozenset({"scale"})))
+    for user_id in ("ann", "bob", "cyn"):
+        await spend(harness, 100, user_id=user_id)
+    await spend(harness, 100, user_id="dan", steps=("scale",))
+    await harness.commit(SetBudget("hourly", "bob", 50))
+    for user_id, step in (("ann", "draw"), ("ann", "draw"), ("bob", "draw"), ("eve", "scale"), ("fay", "scale")):
+        await harness.one(harness.start(await harness.submitted(user_id=user_id, steps=(step,))))
+    counted = sorted(await harness.store.held_budgets(), key=lambda row: row.key)
+    assert [(row.key, row.held) for row in counted] == [
+        (("all", ""), 2),
+        (("hourly", "ann"), 2),
+        (("hourly", "bob"), 1),
+    ]
+    assert counted[2].counter.override == 50
+    found = sorted(await harness.store.holding_budgets(), key=lambda row: row.key)
+    assert found == [replace(row, held=0) for row in counted]
+
+
 async def test_held_jobs_are_released_oldest_first(harness: StoreHarness) -> None:
     configure(harness, TOKENS)
     await spend(harness, 100)

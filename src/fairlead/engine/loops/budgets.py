@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import perf_counter
 
 from fairlead.domain.budgets import Budget, Budgets, limit_of
 from fairlead.domain.events import iso
@@ -21,6 +22,9 @@ UNKNOWN_SIZE = 10
 """Jobs that are released at once while nothing is known about what their calls use."""
 KEEP_COUNTERS = 70 * 86400.0
 """Seconds after the start of its window for which a counter is kept."""
+SHARE = 0.02
+"""The maximal fraction of the time that reading the budgets that hold jobs may take. It takes long if budgets of very
+many users hold jobs."""
 NEVER = 1e18
 
 
@@ -34,6 +38,7 @@ class BudgetsLoop:
         self._group_commit = group_commit
         self._budgets = budgets
         self._sweeping = Interval(SWEEP_EVERY)
+        self._reading = 0.0
         self.scanned = self.queued = 0
 
     async def tick(self, now: float) -> float:
@@ -43,13 +48,15 @@ class BudgetsLoop:
         await self._warn(now)
         if self._sweeping.due(now):
             await self._group_commit.write(SweepBudgets(now - KEEP_COUNTERS))
-        return now if more else now + LOOK_EVERY
+        return now if more else now + max(LOOK_EVERY, self._reading / SHARE)
 
     async def _release(self, now: float) -> bool:
         """Release as many held jobs as the room in their budgets allows. Returns True if there are more to release at
         once."""
-        more = False
-        for row in await self._store.held_budgets():
+        more, began = False, perf_counter()
+        rows = await self._store.holding_budgets()
+        self._reading = perf_counter() - began
+        for row in rows:
             self.scanned += 1
             if (count := self._room(row, now)) > 0:
                 outcome = await self._group_commit.write(ReleaseHeld(*row.key, count))

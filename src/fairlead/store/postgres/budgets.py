@@ -142,3 +142,6 @@ class PostgresBudgetReads:
 
     async def held_budgets(self) -> list[CounterRow]:
         return [counter_of(row) for row in await self._ask(READS["held_budgets"])]
+
+    async def holding_budgets(self) -> list[CounterRow]:
+        return [counter_of(row) for row in await self._ask(READS["holding_budgets"])]

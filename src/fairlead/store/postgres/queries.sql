@@ -489,3 +489,16 @@ SELECT {counter_columns}, 0 FROM (
 SELECT {counter_columns}, k.held
 FROM (SELECT budget, subject, count(*) AS held FROM fairlead.budget_hold GROUP BY budget, subject) AS k
 LEFT JOIN fairlead.budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
+-- name: holding_budgets
+-- One step in the index for each budget and subject, not for each job.
+WITH RECURSIVE k AS (
+    (SELECT h.budget, h.subject FROM fairlead.budget_hold AS h ORDER BY h.budget, h.subject LIMIT 1)
+    UNION ALL
+    SELECT n.budget, n.subject FROM k CROSS JOIN LATERAL (
+        SELECT h.budget, h.subject FROM fairlead.budget_hold AS h
+        WHERE (h.budget, h.subject) > (k.budget, k.subject) ORDER BY h.budget, h.subject LIMIT 1
+    ) AS n
+)
+SELECT {counter_columns}, 0
+FROM k LEFT JOIN fairlead.budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject

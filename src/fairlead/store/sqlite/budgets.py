@@ -127,3 +127,6 @@ class SqliteBudgetReads:
 
     async def held_budgets(self) -> list[CounterRow]:
         return counters_of(await self._ask(self._sql["held_budgets"]))
+
+    async def holding_budgets(self) -> list[CounterRow]:
+        return counters_of(await self._ask(self._sql["holding_budgets"]))

@@ -517,6 +517,21 @@ SELECT json_group_array(json_array({counter_columns}, k.held))
 FROM (SELECT budget, subject, count(*) AS held FROM budget_hold GROUP BY budget, subject) AS k
 LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
 
+-- name: holding_budgets
+-- One step in the index for each budget and subject, not for each job.
+WITH RECURSIVE one (job_id) AS (
+    SELECT (SELECT h.job_id FROM budget_hold AS h ORDER BY h.budget, h.subject LIMIT 1)
+    UNION ALL
+    SELECT coalesce(
+        (SELECT h.job_id FROM budget_hold AS h WHERE h.budget = l.budget AND h.subject > l.subject
+         ORDER BY h.subject LIMIT 1),
+        (SELECT h.job_id FROM budget_hold AS h WHERE h.budget > l.budget ORDER BY h.budget, h.subject LIMIT 1)
+    ) FROM one CROSS JOIN budget_hold AS l ON l.job_id = one.job_id
+)
+SELECT json_group_array(json_array({counter_columns}, 0))
+FROM one CROSS JOIN budget_hold AS k ON k.job_id = one.job_id
+LEFT JOIN budget_counter AS c ON c.budget = k.budget AND c.subject = k.subject
+
 -- name: waiting_of_user
 -- ?1: user, ?2: JSON array of services or null, ?3: JSON array of ids to leave out, ?4: limit, ?5: null, or the band whose
 -- jobs are left out, like promoted ones.

@@ -26,7 +26,8 @@ def micros(seconds: float) -> int:
     """Convert seconds to whole microseconds; negative numbers become 0. The result is rounded to the nearest integer,
     unlike all other results in this module: a difference of two floats may be a tiny bit too small, and rounding it
     down would lose a microsecond."""
-    return max(0, round(seconds * SECOND))
+    rounded = round(seconds * SECOND)
+    return rounded if rounded > 0 else 0
 
 
 def charge(cost: int, weight: float) -> int:

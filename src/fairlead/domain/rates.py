@@ -56,8 +56,8 @@ class Window:
     """
 
     __slots__ = (
-        "entries", "margin", "most_requests", "most_units", "open_requests", "open_units", "per", "requests", "rest",
-        "units", "width",
+        "counts", "entries", "margin", "most_requests", "most_units", "open_requests", "open_units", "per", "rate",
+        "requests", "rest", "units", "width",
     )  # fmt: skip
 
     def __init__(self, rate: Rate | None = None) -> None:
@@ -74,22 +74,30 @@ class Window:
         return not (self.rest or self.requests or self.units)
 
     def has_rate(self, rate: Rate) -> bool:
+        if rate is self.rate:
+            return True
         units = UNLIMITED if rate.units is None else micros(rate.units)
         requests = UNLIMITED if rate.requests is None else rate.requests
         return (self.most_requests, self.most_units, self.per) == (requests, units, micros(rate.per))
 
     def take_rate(self, rate: Rate | None) -> None:
         """Apply a rate. If its `per` differs from before, the entries end that much later or earlier."""
-        per = SECOND if rate is None else micros(rate.per)
+        self.rate, per = rate, SECOND if rate is None else micros(rate.per)
         shift, self.per = per - self.per if self.per else 0, per
         self.width, self.margin = per // PARTS, min(LONGEST_MARGIN, per // MARGIN_PARTS)
         self.most_requests = UNLIMITED if rate is None or rate.requests is None else rate.requests
         self.most_units = UNLIMITED if rate is None or rate.units is None else micros(rate.units)
+        self.counts = self.most_requests < UNLIMITED or self.most_units < UNLIMITED
         if shift:
             for entry in self.entries:
                 entry[0] += shift
 
     # -- what fits ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `room` is 0."""
+        return self.requests >= self.most_requests or self.units >= self.most_units < UNLIMITED or self.rest > 0
 
     def room(self) -> int:
         """How many requests may be granted now, as far as this can be known without their units."""
@@ -100,9 +108,10 @@ class Window:
     def fits(self, units: int) -> bool:
         """Whether a request of this many units may be granted now. One with more units than the rate allows goes
         alone, when the window has none."""
-        return self.room() > 0 and (
-            self.most_units == UNLIMITED or self.units + units <= self.most_units or not self.units
-        )
+        if self.requests >= self.most_requests or self.rest:
+            return False
+        most, used = self.most_units, self.units
+        return most == UNLIMITED or (used < most and used + units <= most) or not used
 
     def due(self, units: int) -> int | None:
         """The time at which such a request fits, if nothing else is granted before: 0 if it fits now, and None if that
@@ -181,14 +190,13 @@ class Window:
     def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool) -> None:
         """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
         that the estimate stays. `reported`: `sent` was called before, with the same time."""
-        less = max(0, units - used) if used is not None else 0
+        left = units if used is None or used > units else used
         if reported:
             assert sent_at is not None
-            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, less)
+            self._subtract(self._rounded(sent_at + self.margin + self.per), 0, units - left)
         else:
             self._close(units)
-            bound = now if sent_at is None else min(now, sent_at + self.margin)
-            self.add(bound, 1, units - less)
+            self.add(now if sent_at is None else min(now, sent_at + self.margin), 1, left)
         if used is not None and used > units:
             self.add(now, 0, used - units)  # the provider may have counted these as late as at the end
 
@@ -207,9 +215,14 @@ class Window:
 
     def add(self, counted_at: int, requests: int, units: int) -> None:
         """Count requests and units that the provider has counted by this time."""
-        end, entries = self._rounded(counted_at + self.per), self.entries
+        end, entries = counted_at + self.per, self.entries
+        end += -end % self.width
         self.requests += requests
         self.units += units
+        if entries and (last := entries[-1])[0] == end:
+            last[1] += requests
+            last[2] += units
+            return
         at = len(entries)
         while at and entries[at - 1][0] > end:
             at -= 1
@@ -224,10 +237,12 @@ class Window:
 
     def _close(self, units: int) -> None:
         """Remove an open grant. The numbers may be smaller than expected if the rate was removed in between."""
-        requests, units = min(1, self.open_requests), min(units, self.open_units)
-        self.open_requests -= requests
+        if self.open_requests:
+            self.open_requests -= 1
+            self.requests -= 1
+        if units > self.open_units:
+            units = self.open_units
         self.open_units -= units
-        self.requests -= requests
         self.units -= units
 
     def _subtract(self, end: int, requests: int, units: int) -> None:

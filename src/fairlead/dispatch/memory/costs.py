@@ -25,10 +25,6 @@ class StatedCosts:
         self.steps = 0
         self.total = 0
 
-    def add(self, steps: int, cost: int) -> None:
-        self.steps += steps
-        self.total += cost
-
 
 NOTHING = StatedCosts()
 """Never modified."""
@@ -47,11 +43,13 @@ class LaneCosts:
         return self.users.get(user_id, NOTHING)
 
     def add(self, user_id: str, steps: int, cost: int) -> None:
-        own = self.users.get(user_id)
+        own, total = self.users.get(user_id), self.all
         if own is None:
             own = self.users[user_id] = StatedCosts()
-        own.add(steps, cost)
-        self.all.add(steps, cost)
+        own.steps += steps
+        own.total += cost
+        total.steps += steps
+        total.total += cost
         if not own.steps:
             del self.users[user_id]
 
@@ -94,9 +92,9 @@ class ServiceCosts:
     def estimate(self, user: User, cost: int | None, region: str | None = None) -> int:
         """The estimate of a step. `region` is where it is called, if that is known."""
         if cost is not None:
-            ratio = self.regions.get(region or "")
-            if ratio is None or ratio.count < ENOUGH:
-                ratio = self.per_cost
+            ratio = self.per_cost
+            if region is not None and (own := self.regions.get(region)) is not None and own.count >= ENOUGH:
+                ratio = own
             if ratio.count:
                 return ratio.of(cost)
             if self.in_seconds:

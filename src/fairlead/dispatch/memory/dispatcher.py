@@ -197,7 +197,8 @@ class MemoryDispatcher(RateOperations):
 
     def _end_due(self, now: float) -> None:
         """End the holds and rests whose time is over, and drop what rates no longer count."""
-        self._advance_rates(now)
+        if now >= self._rates_due:
+            self._advance_rates(now)
         if now >= self._next_hold_end:
             self._end_holds(now)
         if now >= self._next_rest_end:
@@ -438,7 +439,7 @@ class MemoryDispatcher(RateOperations):
         """End an operation: wake workers for the services that the operation made runnable, and for the services in
         `again` that are still runnable."""
         runnable = self._wakeups.turned_runnable(again)
-        if self._topology.has_rates:
+        if self._topology.rated:
             self._arm()
         if runnable and self._wake is not None:
             self._wake(frozenset(runnable))

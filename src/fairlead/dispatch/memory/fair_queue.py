@@ -8,15 +8,15 @@ have the same methods, so a service need not know which kind it has:
     take            remove that user's first step, because it is granted
     charge, settle  move the user's virtual time
 
-Each lane orders its users in a heap with lazy deletion: every change of a user's sort key pushes the new key, and an
-outdated key is dropped when it reaches the top. Keys change twice per grant, and pushing a new key costs a fraction of
-finding and removing the old one.
+Each lane orders its users in a heap whose keys may be out of date (`Ranking`). A sort key that rises, as with every
+grant, changes nothing there: the key in the heap is corrected when it reaches the top. Only a key that falls is pushed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Container, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final, TypeAlias
 
 from sortedcontainers import SortedList
@@ -108,48 +108,102 @@ class User:
         """The path of the user's group. FIFO services ignore it."""
 
 
-class Lane:
+class Ranking:
+    """The users or groups `ranked`, in a heap by sort keys that are at most as high as the real ones, which are in
+    `new` or `tags`. `numbers` has the number of the key that counts for each: others in the heap are older and
+    higher."""
+
+    __slots__ = ("heap", "new", "numbers", "ranked", "tags")
+
+    def __init__(self, ranked: Collection[str], tags: dict[str, int], new: dict[str, int]) -> None:
+        self.ranked = ranked
+        self.tags = tags
+        self.new = new
+        self.heap: list[SortKey] = []
+        self.numbers: dict[str, int] = {}
+
+    def first(self, parked: Container[str]) -> SortKey | None:
+        """The lowest sort key of those that are not parked."""
+        heap, numbers, new = self.heap, self.numbers, self.new
+        while heap:
+            sort_key = heap[0]
+            number, node = sort_key
+            if numbers.get(node) != number:
+                heappop(heap)
+            elif node not in self.ranked or node in parked:
+                heappop(heap)
+                del numbers[node]
+            else:
+                real = new[node] if node in new else self.tags[node]
+                if real == number:
+                    return sort_key
+                numbers[node] = real
+                heapreplace(heap, (real, node))
+        return None
+
+    def push(self, node: str) -> None:
+        """The sort key of `node` is new, or may have fallen."""
+        number, known = self.new[node] if node in self.new else self.tags[node], self.numbers.get(node)
+        if known is None or number < known:
+            self.numbers[node] = number
+            heappush(self.heap, (number, node))
+            if len(self.heap) > 2 * len(self.ranked) + STALE_KEYS:
+                self.fill()  # most keys are useless; the cost is spread over the pushes since the last time
+
+    def fill(self) -> None:
+        """Rank all by their real sort keys."""
+        self.numbers = {node: self.new[node] if node in self.new else self.tags[node] for node in self.ranked}
+        self.heap = [(number, node) for node, number in self.numbers.items()]
+        heapify(self.heap)
+
+
+class Lane(Ranking):
     """The waiting steps of one lane of a band, by user. The unbound lane (None) holds the steps that may run in any
     region."""
 
-    __slots__ = ("costs", "heap", "keys", "queues")
+    __slots__ = ("costs", "keys", "queues")
 
-    def __init__(self) -> None:
-        self.costs = LaneCosts()
+    def __init__(self, tags: dict[str, int], new: dict[str, int]) -> None:
         self.queues: dict[str, Queue] = {}
-        self.heap: list[SortKey] = []
+        super().__init__(self.queues, tags, new)
+        self.costs = LaneCosts()
         self.keys = SortedList()
         """All order keys of a FIFO lane, for exact positions. Unused in fair lanes."""
 
 
 class Band:
-    """Base class of fair and FIFO bands: the lanes, and the heaps that order their users."""
+    """Base class of fair and FIFO bands: the lanes, and the numbers by which they order their users."""
 
-    __slots__ = ("lanes", "waiting")
+    __slots__ = ("lanes", "new", "tags", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.lanes: dict[str | None, Lane] = {None: Lane()}
+        self.tags: dict[str, int] = {}
+        self.new: dict[str, int] = {}
+        """The sort keys of newcomers, until their first grant."""
+        self.lanes: dict[str | None, Lane] = {None: self._new_lane()}
+
+    def _new_lane(self) -> Lane:
+        return Lane(self.tags, self.new)
 
     def lane(self, region: str | None) -> Lane:
         lane = self.lanes.get(region)
         if lane is None:
-            lane = self.lanes[region] = Lane()
+            lane = self.lanes[region] = self._new_lane()
         return lane
 
     def waits(self, user_id: str) -> bool:
         return any(user_id in lane.queues for lane in self.lanes.values())
 
-    def _push(self, lane: Lane, sort_key: SortKey) -> None:
-        heap = lane.heap
-        heappush(heap, sort_key)
-        if len(heap) > 2 * len(lane.queues) + STALE_KEYS:
-            # Most keys are outdated, so rebuild the heap. The cost is spread over the pushes since the last rebuild.
-            heap[:] = [self._sort_key(lane, user_id) for user_id in lane.queues]
-            heapify(heap)
+    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
+        lane = self.lanes.get(region)
+        return None if lane is None else lane.first(parked)
 
-    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
-        raise NotImplementedError
+    def _fell(self, user_id: str) -> None:
+        """The sort key of a user may have fallen."""
+        for lane in self.lanes.values():
+            if user_id in lane.queues:
+                lane.push(user_id)
 
 
 class FairBand(Band):
@@ -164,15 +218,12 @@ class FairBand(Band):
     charges of other users, however wrong these are (ADR 8).
     """
 
-    __slots__ = ("_queued", "arrivals", "idle", "new", "tags", "virtual_time")
+    __slots__ = ("_queued", "arrivals", "idle", "virtual_time")
 
     def __init__(self) -> None:
         super().__init__()
         self.virtual_time = 0
-        self.tags: dict[str, int] = {}
         self.arrivals = 0
-        self.new: dict[str, int] = {}
-        """The sort keys of newcomers, until their first grant."""
         self.idle: list[SortKey] = []
         """Users with nothing waiting or running whose tag is above the virtual time. They are forgotten once the
         virtual time reaches their tag."""
@@ -190,7 +241,7 @@ class FairBand(Band):
         if len(self.lanes) == 1 or not self.waits(user_id):
             self._enter(user_id)
         lane.queues[user_id] = [entry]
-        self._push(lane, self._sort_key(lane, user_id))
+        lane.push(user_id)
 
     def leave(self, entry: Entry, region: str | None) -> None:
         lane = self.lanes[region]
@@ -199,20 +250,6 @@ class FairBand(Band):
         remove(queue, entry)
         if not queue:
             del lane.queues[entry[USER]]
-
-    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
-        lane = self.lanes.get(region)
-        if lane is None:
-            return None
-        heap, queues, tags, new = lane.heap, lane.queues, self.tags, self.new
-        while heap:
-            sort_key = heap[0]
-            rank, user_id = sort_key
-            holds = user_id in queues and rank == (new[user_id] if user_id in new else tags[user_id])
-            if holds and user_id not in parked:
-                return sort_key
-            heappop(heap)
-        return None
 
     def take(self, region: str | None, user_id: str) -> Entry:
         queues = self.lanes[region].queues
@@ -230,7 +267,7 @@ class FairBand(Band):
         if self.new.pop(user_id, None) is None:
             self.virtual_time = tag
         charged = charge(cost, weight)
-        self._move(user_id, tag + charged)
+        self.tags[user_id] = tag + charged
         return charged
 
     def settle(self, user_id: str, difference: int) -> None:
@@ -239,13 +276,15 @@ class FairBand(Band):
         if difference > 0:
             self.new.pop(user_id, None)
         if difference:
-            self._move(user_id, self.tags.get(user_id, 0) + difference)
+            self.tags[user_id] = self.tags.get(user_id, 0) + difference
+        if difference < 0:
+            self._fell(user_id)
 
     def unpark(self, user_id: str) -> None:
         """Let the steps of a parked user be granted again. Users earn no credit while they are parked."""
         if self.waiting and self.waits(user_id):
             self._enter(user_id)
-            self._move(user_id, self.tags[user_id])
+            self._fell(user_id)
 
     def arrival(self, user_id: str) -> int:
         """The user's number in the order of the newcomers, or 0 if the user is not new."""
@@ -272,14 +311,15 @@ class FairBand(Band):
         waiting before."""
         self.new.clear()
         for lane in self.lanes.values():
-            lane.heap = [self._sort_key(lane, user_id) for user_id in lane.queues]
-            heapify(lane.heap)
+            lane.fill()
 
-    def overtaken(self) -> list[str]:
+    def overtaken(self) -> Sequence[str]:
         """Remove and return the idle users that have no debt any more, because the virtual time has reached their
         tags."""
-        users = []
-        while self.idle and self.idle[0][0] <= self.virtual_time:
+        idle, users = self.idle, []
+        if not idle or idle[0][0] > self.virtual_time:
+            return ()
+        while idle and idle[0][0] <= self.virtual_time:
             users.append(self.pop_idle(""))
         return users
 
@@ -302,21 +342,15 @@ class FairBand(Band):
             self.arrivals += 1
             self.new[user_id] = NEWCOMERS + self.arrivals
 
-    def _move(self, user_id: str, tag: int) -> None:
-        self.tags[user_id] = tag
-        for lane in self.lanes.values():
-            if user_id in lane.queues:
-                self._push(lane, self._sort_key(lane, user_id))
-
-    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
-        return (self.new[user_id] if user_id in self.new else self.tags[user_id], user_id)
-
 
 class FifoBand(Band):
     """A band in which the step with the lowest `seq` goes next. Each user still has a queue, so that a user at its
     limit can be parked."""
 
     __slots__ = ()
+
+    def _new_lane(self) -> Lane:
+        return Lane({}, self.new)  # the number of a user is that of its first step in the lane
 
     def join(self, entry: Entry, region: str | None) -> None:
         lane = self.lane(region)
@@ -326,26 +360,14 @@ class FifoBand(Band):
         lane.keys.add(entry[KEY])
         self.waiting += 1
         if queue[0] is entry:
-            self._push(lane, (entry[KEY], user_id))
+            lane.tags[user_id] = entry[KEY]
+            lane.push(user_id)
 
     def leave(self, entry: Entry, region: str | None) -> None:
         lane = self.lanes[region]
         queue = lane.queues[entry[USER]]
         remove(queue, entry)
         self._left(lane, entry, queue)
-
-    def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
-        lane = self.lanes.get(region)
-        if lane is None:
-            return None
-        heap, queues = lane.heap, lane.queues
-        while heap:
-            sort_key = heap[0]
-            user_id = sort_key[1]
-            if user_id in queues and queues[user_id][0][KEY] == sort_key[0] and user_id not in parked:
-                return sort_key
-            heappop(heap)
-        return None
 
     def take(self, region: str | None, user_id: str) -> Entry:
         lane = self.lanes[region]
@@ -361,9 +383,7 @@ class FifoBand(Band):
         """Do nothing: FIFO bands charge nothing."""
 
     def unpark(self, user_id: str) -> None:
-        for lane in self.lanes.values():
-            if user_id in lane.queues:
-                self._push(lane, self._sort_key(lane, user_id))
+        self._fell(user_id)
 
     def has_debt(self, user_id: str) -> bool:
         return False
@@ -374,8 +394,8 @@ class FifoBand(Band):
     def drop_newcomers(self) -> None:
         """Do nothing: FIFO bands have no newcomers."""
 
-    def overtaken(self) -> list[str]:
-        return []
+    def overtaken(self) -> Sequence[str]:
+        return ()
 
     def idle_count(self) -> int:
         return 0
@@ -387,9 +407,6 @@ class FifoBand(Band):
         lane.keys.remove(entry[KEY])
         self.waiting -= 1
         if queue:
-            self._push(lane, (queue[0][KEY], entry[USER]))
+            lane.tags[entry[USER]] = queue[0][KEY]
         else:
-            del lane.queues[entry[USER]]
-
-    def _sort_key(self, lane: Lane, user_id: str) -> SortKey:
-        return (lane.queues[user_id][0][KEY], user_id)
+            del lane.queues[entry[USER]], lane.tags[entry[USER]]

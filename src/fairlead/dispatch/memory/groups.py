@@ -10,11 +10,11 @@ A service has groups only once a user of a group was offered. Until then its ban
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from fairlead.dispatch.memory.fair_queue import NEWCOMERS, STALE_KEYS, USER, Entry, FairBand, SortKey, User, inserted
+from fairlead.dispatch.memory.fair_queue import NEWCOMERS, USER, Entry, FairBand, Ranking, SortKey, User, inserted
 from fairlead.dispatch.memory.rates import MARK as MARK
 from fairlead.domain.fair_share import charge
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, parent_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Group:
     """One group of a service. `members` counts the users and teams that the service remembers."""
 
-    __slots__ = ("id", "limit", "members", "path", "running", "weight")
+    __slots__ = ("id", "limit", "members", "path", "rated", "running", "weight")
 
     def __init__(self, path: str, rules: GroupRules) -> None:
         self.id = MARK + path
@@ -38,31 +38,42 @@ class Group:
     def take_rules(self, rules: GroupRules) -> None:
         self.weight = rules.weight
         self.limit = rules.limit
+        self.rated: tuple[str, ...] | None = None
+        """The ids of the group and of those that it is in, as far as they have a rate; None: not known yet."""
+
+
+class Level(Ranking):
+    """The active nodes beside each other in a lane."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, tags: dict[str, int], new: dict[str, int]) -> None:
+        self.nodes: set[str] = set()
+        super().__init__(self.nodes, tags, new)
 
 
 class GroupedBand(FairBand):
     """A fair band with groups. A *node* is a user or a group; the ids of groups begin with `MARK`.
 
     A node is active in a lane if it has a step there that could be granted: a user that waits and is not parked, a
-    group with an active member that is not parked. `active` holds these nodes by lane and group (None: the top level).
+    group with an active member that is not parked. `active` ranks these nodes by lane and group (None: the top level).
     A group enters the band when it becomes active in any lane.
     """
 
-    __slots__ = ("active", "charged", "heaps", "idles", "parents", "parked", "times", "weights")
+    __slots__ = ("active", "charged", "idles", "parents", "parked", "times", "weights")
 
     def __init__(self, parents: Mapping[str, str], parked: set[str], weights: Mapping[str, Group]) -> None:
         super().__init__()
         self.parents = parents
         self.parked = parked
         self.weights = weights
-        self.active: dict[tuple[str | None, str | None], set[str]] = {}
-        self.heaps: dict[tuple[str | None, str | None], list[SortKey]] = {}
+        self.active: dict[str | None, dict[str | None, Level]] = {}
         self.times: dict[str, int] = {}
         """The virtual times of the groups."""
         self.idles: dict[str | None, list[SortKey]] = {}
         """Like `idle`, by group."""
-        self.charged: list[str | None] = []
-        """The levels that the last grant was charged at."""
+        self.charged = ""
+        """The user that the last grant was charged to."""
 
     def take_over(self, band: FairBand) -> None:
         """Take the queues and virtual times of a band that had no groups so far."""
@@ -105,42 +116,30 @@ class GroupedBand(FairBand):
     def head(self, region: str | None, parked: set[str]) -> tuple[Any, ...] | None:
         """The sort keys from the first node of the lane down to a user, one after the other."""
         found: tuple[Any, ...] = ()
-        parent: str | None = None
-        while (first := self._first(region, parent)) is not None:
+        levels = self.active.get(region, {})
+        level = levels.get(None)
+        while level is not None and (first := level.first(())) is not None:
             found += first
-            if not first[1].startswith(MARK):
-                return found
-            parent = first[1]
-        return None
-
-    def _first(self, region: str | None, parent: str | None) -> SortKey | None:
-        heap, active = self.heaps.get((region, parent)), self.active.get((region, parent), ())
-        while heap:
-            number, node = heap[0]
-            if node in active and number == self._number(node):
-                return heap[0]
-            heappop(heap)
-        return None
-
-    def _number(self, node: str) -> int:
-        return self.new[node] if node in self.new else self.tags[node]
+            level = levels.get(first[1])  # None if it is a user: active groups have active members
+        return found or None
 
     # -- active nodes --------------------------------------------------------------------------------------------
 
     def lanes_of(self, node: str) -> list[str | None]:
         """The lanes in which a node would be active if it were not parked."""
         if node.startswith(MARK):
-            return [region for region in self.lanes if (region, node) in self.active]
+            return [region for region, levels in self.active.items() if node in levels]
         return [region for region, lane in self.lanes.items() if node in lane.queues]
 
     def _raise(self, node: str, region: str | None) -> None:
         """Make a node active in a lane, and the groups that it is in."""
         parent = self.parents.get(node)
         enters = parent is not None and not self.lanes_of(parent)
-        level = self.active.setdefault((region, parent), set())
-        is_first = not level
-        level.add(node)
-        self._push_key(node, region, parent)
+        levels = self.active.setdefault(region, {})
+        is_first = parent not in levels
+        level = levels.setdefault(parent, Level(self.tags, self.new)) if is_first else levels[parent]
+        level.nodes.add(node)
+        level.push(node)
         if parent is not None and is_first and parent not in self.parked:
             if enters:
                 self._enter(parent)
@@ -148,10 +147,10 @@ class GroupedBand(FairBand):
 
     def _lower(self, node: str, region: str | None, parent: str | None) -> None:
         """Make a member of the group `parent` inactive in a lane, and the group, if it was the last."""
-        level = self.active[region, parent]
-        level.discard(node)
-        if not level:
-            del self.active[region, parent], self.heaps[region, parent]
+        level = self.active[region][parent]
+        level.nodes.discard(node)
+        if not level.nodes:
+            del self.active[region][parent]
             if parent is not None and parent not in self.parked:
                 self._lower(parent, region, self.parents.get(parent))
 
@@ -168,12 +167,12 @@ class GroupedBand(FairBand):
         for region in lanes:
             self._raise(user_id, region)
 
-    def _push_key(self, node: str, region: str | None, parent: str | None) -> None:
-        heap, active = self.heaps.setdefault((region, parent), []), self.active[region, parent]
-        heappush(heap, (self._number(node), node))
-        if len(heap) > 2 * len(active) + STALE_KEYS:
-            heap[:] = [(self._number(each), each) for each in active]
-            heapify(heap)
+    def _fell(self, user_id: str) -> None:
+        parent = self.parents.get(user_id)
+        for levels in self.active.values():
+            level = levels.get(parent)
+            if level is not None and user_id in level.nodes:
+                level.push(user_id)
 
     # -- virtual times -------------------------------------------------------------------------------------------
 
@@ -183,22 +182,20 @@ class GroupedBand(FairBand):
 
     def charge(self, user_id: str, cost: int, weight: float) -> int:
         """Charge a grant to the user and to every group that the user is in. Returns the charge of the user."""
-        self.charged = []
-        node: str | None = user_id
-        while node is not None:
-            tag, parent = self.tags[node], self.parents.get(node)
-            if self.new.pop(node, None) is None:
-                self._set_time(parent, tag)
-            self._move(node, tag + charge(cost, weight if node is user_id else self.weights[node].weight))
-            self.charged.append(parent)
-            node = parent
-        return charge(cost, weight)
-
-    def _set_time(self, parent: str | None, tag: int) -> None:
-        if parent is None:
-            self.virtual_time = tag
-        else:
-            self.times[parent] = tag
+        self.charged = user_id
+        tags, new, node = self.tags, self.new, user_id
+        charged = of_node = charge(cost, weight)
+        while True:
+            tag, parent = tags[node], self.parents.get(node)
+            if not (new and new.pop(node, None)):
+                if parent is None:
+                    self.virtual_time = tag
+                else:
+                    self.times[parent] = tag
+            tags[node] = tag + of_node
+            if parent is None:
+                return charged
+            node, of_node = parent, charge(cost, self.weights[parent].weight)
 
     def _enter(self, user_id: str) -> None:
         tag, time = self.tags.get(user_id), self.time(self.parents.get(user_id))
@@ -207,13 +204,6 @@ class GroupedBand(FairBand):
             self.tags[user_id] = time
             self.arrivals += 1
             self.new[user_id] = NEWCOMERS + self.arrivals
-
-    def _move(self, user_id: str, tag: int) -> None:
-        self.tags[user_id] = tag
-        parent = self.parents.get(user_id)
-        for region in self.lanes:
-            if user_id in self.active.get((region, parent), ()):
-                self._push_key(user_id, region, parent)
 
     def move_user(self, user_id: str, old: str | None, new: str | None) -> None:
         """Move a user between groups. The user's debt is kept."""
@@ -228,9 +218,9 @@ class GroupedBand(FairBand):
 
     def drop_newcomers(self) -> None:
         self.new.clear()
-        for level, active in self.active.items():
-            self.heaps[level] = [(self._number(node), node) for node in active]
-            heapify(self.heaps[level])
+        for levels in self.active.values():
+            for level in levels.values():
+                level.fill()
 
     # -- idle nodes ----------------------------------------------------------------------------------------------
 
@@ -243,10 +233,12 @@ class GroupedBand(FairBand):
             heappush(self.idles.setdefault(parent, []), (tag, user_id))
         return True
 
-    def overtaken(self) -> list[str]:
-        nodes = []
-        for parent in self.charged:
-            idle, time = self.idles.get(parent), self.time(parent)
+    def overtaken(self) -> Sequence[str]:
+        nodes: list[str] = []
+        node: str | None = self.charged if self._queued else None
+        while node is not None:
+            node = self.parents.get(node)
+            idle, time = self.idles.get(node), self.time(node)
             while idle and idle[0][0] <= time:
                 nodes.append(self._pop(idle))
         return nodes
@@ -274,17 +266,23 @@ class Groups:
         self.by_id: dict[str, Group] = {}
         self.parents: dict[str, str] = {}
         """The group of every user and team that is in one."""
+        self._levels: dict[str, tuple[Group, ...]] = {}
+        """What `levels` returned, by user."""
         self.bands = [GroupedBand(self.parents, service.parked, self.by_id) for _ in service.bands]
         for band, plain in zip(self.bands, service.bands, strict=True):
             assert isinstance(plain, FairBand)
             band.take_over(plain)
 
-    def levels(self, user_id: str) -> Iterator[Group]:
+    def levels(self, user_id: str) -> tuple[Group, ...]:
         """The groups that a user is in, from the innermost."""
-        node = self.parents.get(user_id)
-        while node is not None:
-            yield self.by_id[node]
-            node = self.parents.get(node)
+        levels = self._levels.get(user_id)
+        if levels is None:
+            levels, node = (), self.parents.get(user_id)
+            while node is not None:
+                levels, node = (*levels, self.by_id[node]), self.parents.get(node)
+            if levels:
+                self._levels[user_id] = levels
+        return levels
 
     def place(self, user: User) -> None:
         """Move a user, with everything that it has waiting and running, to the group `user.group`. The user's debt
@@ -293,7 +291,8 @@ class Groups:
         new = None if user.group is None else MARK + user.group
         if old == new:
             return
-        was_in = list(self.levels(user_id))
+        was_in = self.levels(user_id)
+        self._levels.pop(user_id, None)
         if new is None:
             del self.parents[user_id]
         else:
@@ -332,16 +331,21 @@ class Groups:
     # -- limits --------------------------------------------------------------------------------------------------
 
     def granted(self, user_id: str) -> None:
-        if user_id in self.parents:
-            self._count_running(user_id, 1)
+        levels = self.levels(user_id)
+        for group in levels:
+            group.running += 1
+        for group in levels:
+            if group.limit is not None:
+                self._park_or_unpark(group)
 
     def released(self, user_id: str, band: int, estimate: int, real: int | None) -> None:
         """Settle the charges of the user's groups to the slot time that a call used; `real` is None if nothing ran.
         The caller then calls `park_or_unpark`."""
+        queue = self.bands[band]
         for group in self.levels(user_id):
             group.running -= 1
             used = 0 if real is None else charge(real, group.weight)
-            self.bands[band].settle(group.id, used - (charge(estimate, group.weight) if estimate else 0))
+            queue.settle(group.id, used - (charge(estimate, group.weight) if estimate else 0))
 
     def park_or_unpark(self, user_id: str) -> None:
         """Park the groups of a user that are at their limit, and unpark those that are below."""
@@ -379,6 +383,7 @@ class Groups:
     # -- idle groups ---------------------------------------------------------------------------------------------
 
     def forget_user(self, user_id: str) -> None:
+        self._levels.pop(user_id, None)
         group_id = self.parents.pop(user_id, None)
         if group_id is not None:
             self.by_id[group_id].members -= 1

@@ -14,6 +14,7 @@ from fairlead.dispatch.memory.service import Service
 from fairlead.dispatch.memory.topology import Topology, Wakeups
 from fairlead.dispatch.rates import Rest, Sent, Spent
 from fairlead.domain.fair_share import SECOND, micros
+from fairlead.domain.rates import UNLIMITED
 
 
 class RateOperations:
@@ -55,7 +56,7 @@ class RateOperations:
             service = self._topology.service(rest.service)
             if service.rates is None:
                 service.rates = ServiceRates(service.rules, service.member_rates)
-                self._topology.has_rates = True
+                self._topology.rated.append(service)
             service.rates.rest(rest, now)
             self._wakeups.touch(service)
         self._announce()
@@ -76,22 +77,26 @@ class RateOperations:
         """Drop what is over from all windows."""
         if now < self._rates_due:
             return
-        for service in self._services.values():
+        for service in self._topology.rated:
             # A pool's window is shared: its change concerns all services of the pool, of which one saw it first.
-            if service.rates is not None and advance_service(service, micros(now)):
+            if advance_service(service, micros(now)):
                 for each in [service] if service.pool is None else service.pool.services:
                     self._wakeups.touch(each)
 
     def _arm(self) -> None:
         """Set the time of the next change, and the timer for it if steps wait for a rate."""
-        due, blocked = math.inf, False
-        for service in self._services.values():
-            if service.rates is not None:
-                due = min(due, service.rates.next_due())
-                blocked = blocked or (not service.runnable and any(service.waiting))
+        due, blocked = UNLIMITED, False
+        for service in self._topology.rated:
+            assert service.rates is not None
+            first = service.rates.next_due()
+            if first < due:
+                due = first
+            if not service.runnable and any(service.waiting):
+                blocked = True
         self._rates_due = due / SECOND
-        self._disarm()
-        if blocked and due < math.inf:
+        if self._timer is not None:
+            self._disarm()
+        if blocked and due < UNLIMITED:
             delay = max(0.0, self._rates_due - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
 

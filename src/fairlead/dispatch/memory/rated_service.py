@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 def rated_groups(service: Service, user_id: str) -> tuple[str, ...]:
     """The ids of the user's groups that have a rate, from the innermost."""
     rates = service.rates
-    if rates is None or service.groups is None or not rates.members.groups:
+    if rates is None or not rates.group_rates or service.groups is None:
         return ()
-    return tuple(group.id for group in service.groups.levels(user_id) if group.path in rates.members.groups)
+    levels = service.groups.levels(user_id)
+    if not levels:
+        return ()
+    rated = levels[0].rated
+    if rated is None:
+        rated = levels[0].rated = tuple(group.id for group in levels if group.id in rates.group_rates)
+    return rated
 
 
 def groups_of_path(service: Service, path: str | None) -> tuple[str, ...]:
@@ -32,10 +38,13 @@ def if_it_fits(service: Service, pick: Pick) -> Pick | None:
     """The pick, unless the rate of the service or its pool does not allow it now. Then no other step goes before it,
     because a large one would never get its turn."""
     number, lane, user_id, region = pick
-    if service.rates is None:
+    rates = service.rates
+    if rates is None:
         return pick
-    cost = service.bands[number].lanes[lane].queues[user_id][0][COST]
-    return pick if service.rates.fits(cost, pooled=service.rules.in_pool(region)) else None
+    units = rates.units_of(service.bands[number].lanes[lane].queues[user_id][0][COST])
+    if not rates.own.fits(units):
+        return None
+    return None if rates.pool and service.rules.in_pool(region) and not rates.pool.fits(units) else pick
 
 
 def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) -> tuple[Any, ...] | None:
@@ -43,10 +52,13 @@ def rated_head(service: Service, band: FairBand | FifoBand, lane: str | None) ->
     rates = service.rates
     while (head := band.head(lane, service.parked)) is not None and rates is not None and rates.windows:
         user_id = head[-1]
-        cost = band.lanes[lane].queues[user_id][0][COST]
-        full = next((each for each in (user_id, *rated_groups(service, user_id)) if rates.parks(each, cost)), None)
-        if full is None:
-            break
+        cost, full = band.lanes[lane].queues[user_id][0][COST], user_id
+        if not rates.parks(user_id, cost):
+            if not rates.group_rates:
+                break
+            full = next((each for each in rated_groups(service, user_id) if rates.parks(each, cost)), "")
+            if not full:
+                break
         if service.groups is not None:
             service.groups.park(full)
         service.parked.add(full)

@@ -3,10 +3,9 @@ and the rests that the upstream asked for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from fairlead.dispatch.port import Lease, Release
 from fairlead.dispatch.rates import RateUse, Rest, Spent
@@ -19,14 +18,20 @@ MARK: Final = "\x01"
 NO_MEMBER_RATES = MemberRates()
 
 
-class Reservation(NamedTuple):
-    """What a grant counts in: its windows, its estimated units, when it was sent (None: not known), and the ids of its
-    user's groups that have a rate."""
+Reservation: TypeAlias = tuple[tuple[Window, ...], int, int | None, tuple[str, ...]]
+"""What a grant counts in: its windows, its estimated units, when it was sent (None: not known), and the ids of its
+user's groups that have a rate. A plain tuple, because one is made per grant."""
 
-    windows: tuple[Window, ...]
-    units: int
-    sent_at: int | None
-    groups: tuple[str, ...]
+
+class MemberWindow(Window):
+    """The window of a user or group. `look_at` is the time at which it is looked at next, or UNLIMITED. It may be
+    earlier than necessary: then a later time is set when it comes."""
+
+    __slots__ = ("look_at",)
+
+    def __init__(self, rate: Rate) -> None:
+        super().__init__(rate)
+        self.look_at = UNLIMITED
 
 
 class ServiceRates:
@@ -34,24 +39,14 @@ class ServiceRates:
     have rates. Without one, a claim pays a comparison with None.
 
     A *member* is a user or a group, named by its id (`memory.groups.MARK`). `windows` has the windows of members.
-    `parked` has those that are parked because of their own rate, with the time of their next chance. `dues` are the
-    times at which a member's window has to be looked at: that time, or the end of its last entry.
+    `parked` has those that are parked because of their own rate, with the time of their next chance. A member's window
+    has to be looked at at that time, or at the end of its last entry; `heap` has these times, or earlier ones.
     """
 
     __slots__ = (
-        "dues",
-        "heap",
-        "mean_units",
-        "members",
-        "own",
-        "parked",
-        "pool",
-        "pool_rate",
-        "regions",
-        "reservations",
-        "rules",
-        "windows",
-    )
+        "by_user", "counting", "group_rates", "heap", "is_plain", "mean_units", "members", "own", "parked", "pool",
+        "pool_rate", "regions", "reservations", "rules", "windows",
+    )  # fmt: skip
 
     def __init__(self, rules: ServiceRules, members: MemberRates = NO_MEMBER_RATES) -> None:
         self.rules = rules
@@ -60,11 +55,10 @@ class ServiceRates:
         self.regions: dict[str, Window] = {}
         self.pool: Window | None = None
         self.pool_rate: Rate | None = None
-        self.windows: dict[str, Window] = {}
+        self.windows: dict[str, MemberWindow] = {}
         self.reservations: dict[str, Reservation] = {}
         self.mean_units: int | None = None
         self.parked: dict[str, int] = {}
-        self.dues: dict[str, int] = {}
         self.heap: list[tuple[int, str]] = []
         self.take_rules(rules, members)
 
@@ -76,9 +70,19 @@ class ServiceRates:
         self.own.take_rate(rules.rate)
         for region in self.regions.keys() | rules.region_rates.keys():
             self.regions.setdefault(region, Window()).take_rate(rules.region_rates.get(region))
+        self.by_user = rules.user_rate is not None or bool(members.plans)
+        self.group_rates = {MARK + path: rate for path, rate in members.groups.items()}
+        self.take_pool(self.pool, self.pool_rate)
         if (rules.user_rate, members) != (was, was_members):
             self.parked.clear()
             self._change_members(was, was_members.plans)
+
+    def take_pool(self, window: Window | None, rate: Rate | None) -> None:
+        self.pool, self.pool_rate = window, rate
+        self.counting: dict[str | None, tuple[Window, ...]] = {}
+        """By region, those windows of the service, the region and the pool that count a call there."""
+        self.is_plain = window is None and self.own.most_units == UNLIMITED
+        """Whether every step fits as long as the service's own window has room."""
 
     def _change_members(self, was: Rate | None, was_plans: Mapping[str, Rate]) -> None:
         """Apply changed rates to the windows of members. Which plan a user has is not stored: a window that has the old
@@ -89,7 +93,7 @@ class ServiceRates:
         ]
         for member, window in list(self.windows.items()):
             if member.startswith(MARK):
-                rate = self.members.groups.get(member[1:])
+                rate = self.group_rates.get(member)
             else:
                 same = [new for old, new in pairs if old is not None and window.has_rate(old)]
                 if not same:
@@ -98,7 +102,6 @@ class ServiceRates:
                 rate = same[0]
             if rate is None:
                 del self.windows[member]
-                self.dues.pop(member, None)
             else:
                 window.take_rate(rate)
                 self._due(member)
@@ -108,10 +111,6 @@ class ServiceRates:
     def units_of(self, cost: int | None) -> int:
         """The units that a step reserves: its stated cost, else what calls of the service took on average."""
         return cost if cost is not None else self.mean_units or 0
-
-    def fits(self, cost: int | None, *, pooled: bool) -> bool:
-        units = self.units_of(cost)
-        return self.own.fits(units) and (not pooled or self.pool is None or self.pool.fits(units))
 
     def region_room(self, region: str) -> int:
         window = self.regions.get(region)
@@ -132,29 +131,39 @@ class ServiceRates:
         return True
 
     def granted(self, lease: Lease, cost: int | None, plan: str | None, groups: tuple[str, ...]) -> None:
-        windows = self._windows(lease, plan, groups)
-        units = self.units_of(cost)
-        for window in windows:
-            window.take(units)
+        windows = self._windows(lease.region, lease.user_id, plan, groups)
         if windows:
-            self.reservations[lease.name] = Reservation(windows, units, None, groups)
-            for member in (lease.user_id, *groups):
-                self._due(member)
+            units = cost if cost is not None else self.mean_units or 0
+            for window in windows:
+                window.take(units)
+            self.reservations[lease.name] = (windows, units, None, groups)
 
-    def _windows(self, what: Lease | Spent, plan: str | None, groups: Iterable[str]) -> tuple[Window, ...]:
-        windows = [self.own, self.regions.get(what.region or "")]
-        if self.rules.in_pool(what.region):
-            windows.append(self.pool)
-        if self.rules.user_rate is not None or self.members.plans:
-            windows.append(self._window_of(what.user_id, self.members.plans.get(plan or "", self.rules.user_rate)))
-        windows += [self._window_of(group, self.members.groups[group[1:]]) for group in groups]
-        return tuple(each for each in windows if each is not None and _counts(each))
+    def _windows(
+        self, region: str | None, user_id: str, plan: str | None, groups: tuple[str, ...]
+    ) -> tuple[Window, ...]:
+        """The windows in which a call counts."""
+        windows = self.counting.get(region)
+        if windows is None:
+            shared = (self.own, self.regions.get(region or ""), self.pool if self.rules.in_pool(region) else None)
+            windows = self.counting[region] = tuple(each for each in shared if each is not None and each.counts)
+        if self.by_user:
+            plans, rate, own = self.members.plans, self.rules.user_rate, self.windows.get(user_id)
+            if plans:
+                rate = plans.get(plan or "", rate)
+            if own is None or own.rate is not rate:
+                own = self._window_of(user_id, rate)
+            if own is not None and own.counts:
+                windows = (*windows, own)
+        if groups:
+            of_groups = (self._window_of(group, self.group_rates[group]) for group in groups)
+            windows += tuple(each for each in of_groups if each is not None and each.counts)
+        return windows
 
-    def _window_of(self, member: str, rate: Rate | None) -> Window | None:
+    def _window_of(self, member: str, rate: Rate | None) -> MemberWindow | None:
         """The window of a member, with this rate."""
         window = self.windows.get(member)
         if window is None:
-            return None if rate is None else self.windows.setdefault(member, Window(rate))
+            return None if rate is None else self.windows.setdefault(member, MemberWindow(rate))
         if rate is None or not window.has_rate(rate):
             window.take_rate(rate)  # the user has another plan now
             self._due(member)
@@ -165,14 +174,15 @@ class ServiceRates:
     def sent(self, lease: Lease, after: float, now: int) -> tuple[str, ...]:
         """Returns the groups whose windows have changed."""
         held = self.reservations.get(lease.name)
-        if held is None or held.sent_at is not None:
+        if held is None or held[2] is not None:
             return ()
+        windows, units, _, groups = held
         sent_at = _sent_at(lease, after, now)
-        for window in held.windows:
-            window.sent(held.units, sent_at)
-        self.reservations[lease.name] = held._replace(sent_at=sent_at)
-        self._changed(lease.user_id, held.groups)
-        return held.groups
+        for window in windows:
+            window.sent(units, sent_at)
+        self.reservations[lease.name] = (windows, units, sent_at, groups)
+        self._changed(lease.user_id, groups)
+        return groups
 
     def ended(self, lease: Lease, release: Release, now: int) -> tuple[str, ...]:
         """Returns the groups whose windows have changed."""
@@ -182,20 +192,23 @@ class ServiceRates:
         held = self.reservations.pop(lease.name, None)
         if held is None:
             return ()
-        reported, sent_at = held.sent_at is not None, held.sent_at
-        if sent_at is None and release.sent is not None:
+        windows, units, sent_at, groups = held
+        reported = sent_at is not None
+        if release.sent is not None and not reported:
             sent_at = _sent_at(lease, release.sent, now)
-        for window in held.windows:
+        for window in windows:
             if release.refund and not reported:
-                window.refund(held.units)
+                window.refund(units)
             else:
-                window.ended(held.units, used, sent_at, now, reported=reported)
-        self._changed(lease.user_id, held.groups)
-        return held.groups
+                window.ended(units, used, sent_at, now, reported=reported)
+        own = self.windows.get(lease.user_id)
+        if self.parked or groups or (own is not None and not own.open_requests):
+            self._changed(lease.user_id, groups)
+        return groups
 
     def spent(self, call: Spent, ended_at: int, groups: tuple[str, ...]) -> None:
         """Count a call that ended before the queue was rebuilt."""
-        for window in self._windows(call, call.plan, groups):
+        for window in self._windows(call.region, call.user_id, call.plan, groups):
             window.add(ended_at, 1, micros(call.units))
         for member in (call.user_id, *groups):
             self._due(member)
@@ -218,39 +231,43 @@ class ServiceRates:
         unparked = []
         while self.heap and self.heap[0][0] <= now:
             due, member = heappop(self.heap)
-            if self.dues.get(member) != due:
+            window = self.windows.get(member)
+            if window is None or window.look_at != due:
                 continue
-            window = self.windows[member]
-            window.advance(now)
-            if self.parked.get(member, UNLIMITED) <= now:
-                del self.parked[member]
-                unparked.append(member)
+            window.look_at = UNLIMITED
+            if self._due_of(member, window) == due:
+                window.advance(now)
+                if self.parked.get(member, UNLIMITED) <= now:
+                    del self.parked[member]
+                    unparked.append(member)
             self._due(member)
         return any(changed), unparked
 
-    def next_due(self) -> float:
-        """The time at which `advance` has something to do, or infinity."""
-        while self.heap and self.dues.get(self.heap[0][1]) != self.heap[0][0]:
-            heappop(self.heap)
-        ends = [end for window in self._shared() for end in _ends(window)]
-        return min([*ends, *(due for due, _ in self.heap[:1])], default=math.inf)
+    def next_due(self) -> int:
+        """The time at which `advance` may have something to do, or UNLIMITED."""
+        due = self.heap[0][0] if self.heap else UNLIMITED
+        for window in self._shared():
+            if window.entries and window.entries[0][0] < due:
+                due = window.entries[0][0]
+            if 0 < window.rest < due:
+                due = window.rest
+        return due
 
     def clear(self) -> None:
         """Forget everything, because the queue is rebuilt."""
         for window in self._shared():
             window.clear()
-        self.windows, self.reservations, self.parked, self.dues, self.heap = {}, {}, {}, {}, []
+        self.windows, self.reservations, self.parked, self.heap = {}, {}, {}, []
         self.mean_units = None
 
-    def _shared(self) -> Iterator[Window]:
-        yield self.own
-        yield from self.regions.values()
-        if self.pool is not None:
-            yield self.pool
+    def _shared(self) -> Iterable[Window]:
+        if not self.regions and self.pool is None:
+            return (self.own,)
+        return [self.own, *self.regions.values(), *(() if self.pool is None else (self.pool,))]
 
     def _changed(self, user_id: str, groups: Iterable[str]) -> None:
         """Give parked members another chance, because their windows have changed."""
-        for member in (user_id, *groups):
+        for member in (user_id, *groups) if groups else (user_id,):
             self.parked.pop(member, None)
             self._due(member)
 
@@ -264,21 +281,22 @@ class ServiceRates:
             self._due(group_id)
 
     def _due(self, member: str) -> None:
+        """Look at the window of a member in time, and drop it if it is empty."""
         window = self.windows.get(member)
         if window is None:
             return
         if window.is_empty:
             del self.windows[member]
-            self.dues.pop(member, None)
             return
+        due = self._due_of(member, window)
+        if due < window.look_at:
+            window.look_at = due
+            heappush(self.heap, (due, member))
+
+    def _due_of(self, member: str, window: Window) -> int:
         if member in self.parked:
-            due = self.parked[member]
-        else:
-            due = window.entries[-1][0] if window.entries and not window.open_requests else UNLIMITED
-        if self.dues.get(member) != due:
-            self.dues[member] = due
-            if due < UNLIMITED:
-                heappush(self.heap, (due, member))
+            return self.parked[member]
+        return window.entries[-1][0] if window.entries and not window.open_requests else UNLIMITED
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -319,17 +337,6 @@ def pool_windows(rules: Rules, windows: dict[str, Window]) -> Mapping[str, Windo
 
 def needs_rates(rules: ServiceRules, pool: Window | None, members: MemberRates) -> bool:
     return bool(pool is not None or rules.rate or rules.user_rate or rules.region_rates or any(members))
-
-
-def _counts(window: Window) -> bool:
-    return window.most_requests < UNLIMITED or window.most_units < UNLIMITED
-
-
-def _ends(window: Window) -> Iterator[int]:
-    if window.rest:
-        yield window.rest
-    if window.entries:
-        yield window.entries[0][0]
 
 
 def _sent_at(lease: Lease, after: float, now: int) -> int:

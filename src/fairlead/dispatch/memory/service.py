@@ -194,9 +194,10 @@ class Service:
 
     def keep(self, lease: Lease, estimate: int, cost: int | None) -> None:
         self.leases[lease.name] = (lease, estimate, cost)
-        self._occupy(lease.name, lease.region)
-        if self.breakers and (breaker := self.breakers.get(lease.region or "")) is not None:
-            breaker.granted(lease.name)
+        if lease.region is not None:
+            self._occupy(lease.name, lease.region)
+            if (breaker := self.breakers.get(lease.region)) is not None:
+                breaker.granted(lease.name)
 
     def count(self, lease: Lease, cost: int | None, plan: str | None) -> None:
         """Let the rates count a grant, or a call that was running when the queue was rebuilt."""
@@ -282,20 +283,22 @@ class Service:
     ) -> Pick | None:
         """The step that gets the next free slot, or None. With `pool_full`, only regions whose calls take no slot of
         the pool are considered."""
-        if not self.scope.open or self.rules.paused or self.free <= 0:
+        rules, rates = self.rules, self.rates
+        if not self.scope.open or rules.paused or len(self.leases) + len(self.holds) >= rules.limit:
             return None
-        if pool_full and self.rules.pooled_regions is None:
+        if (rates is not None and rates.own.is_full) or (pool_full and rules.pooled_regions is None):
             return None
         if self.fifo:
             bands = FIFO_BANDS
-        if self.rules.regions:
+        if rules.regions:
             return pick_of_regions(self, bands, regions, pool_full=pool_full, unserved=unserved)
         for number in bands:
             band = self.bands[number]
             if band.waiting:
-                head = band.head(None, self.parked) if self.rates is None else rated_head(self, band, None)
+                head = band.head(None, self.parked) if rates is None else rated_head(self, band, None)
                 if head is not None:
-                    return if_it_fits(self, (number, None, head[-1], None))
+                    pick = (number, None, head[-1], None)
+                    return pick if rates is None or rates.is_plain else if_it_fits(self, pick)
         return None
 
     def take(self, pick: Pick) -> tuple[Entry, User, int, int]:
@@ -338,11 +341,11 @@ class Service:
             return None
         lease, estimate, cost = granted
         rated = () if self.rates is None else self.rates.ended(lease, release, micros(now))
-        self._vacate(lease.name, lease.region)
-        if lease.region is not None and self.rules.regions:
-            if release.failed is not None:
+        if lease.region is not None:
+            self._vacate(lease.name, lease.region)
+            if release.failed is not None and self.rules.regions:
                 self.breakers.setdefault(lease.region, RegionBreaker())
-            if (breaker := self.breakers.get(lease.region)) is not None:
+            if self.rules.regions and (breaker := self.breakers.get(lease.region)) is not None:
                 verdict = None if release.refund else release.failed
                 breaker.ended(lease.name, verdict, micros(now - lease.granted_at), micros(now), self.rules)
         user = self.users[lease.user_id]

@@ -35,7 +35,8 @@ class Topology:
         self.scopes: dict[str, Scope] = {}
         self._pools: dict[str, Pool] = {}
         self._version = -1
-        self.has_rates = False
+        self.rated: list[Service] = []
+        """The services that have `rates`."""
         self._groups: Mapping[str, GroupRules] = {}
         self._member_rates = NO_MEMBER_RATES
 
@@ -98,9 +99,8 @@ class Topology:
             if service.rates is None and needs_rates(service.rules, window, rules.member_rates):
                 service.rates = ServiceRates(service.rules, rules.member_rates)
             if service.rates is not None:
-                service.rates.pool = window
-                service.rates.pool_rate = rules.pool_rates.get(service.rules.pool or "")
-                self.has_rates = True
+                service.rates.take_pool(window, rules.pool_rates.get(service.rules.pool or ""))
+        self.rated = [service for service in self.services.values() if service.rates is not None]
 
     def clear_pool(self, scope: str) -> None:
         """Reset the virtual times by which services share the pool, if this scope is a pool."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from fairlead.cli.client import _about_the_connection
 from fairlead.cli.failure import Exit
 from tests.integration.cli_process import DEADLINE_S, Up, fairlead, up
 
@@ -64,6 +65,25 @@ def test_the_gateway_serves_https_with_modern_tls_only(authority: Path, tmp_path
         environment = {"FAIRLEAD_URL": served.url, "SSL_CERT_FILE": str(authority / "ca.pem")}
         done = fairlead("submit", "echo", '{"n": 1}', "--wait", cwd=tmp_path, env=environment)
         assert done.code == Exit.OK, done.err
+        no_authority = {"FAIRLEAD_URL": served.url, "SSL_CERT_FILE": ""}
+        refused = fairlead("status", cwd=tmp_path, env=no_authority)
+        assert refused.code == Exit.NO_CONNECTION
+        assert "set SSL_CERT_FILE to the certificate of its authority" in refused.err
+        assert "fairlead up" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate in certificate chain", "set SSL_CERT_FILE"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'a'", "for other names"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] IP address mismatch, certificate is not valid for '::1'", "for other names"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "use http://"),
+        ("[Errno 111] Connection refused", "start it with `fairlead up`"),
+    ],
+)
+def test_the_command_line_hints_at_what_is_wrong_with_the_connection(error: str, hint: str) -> None:
+    assert hint in _about_the_connection(error)
 
 
 def test_a_new_certificate_is_used_and_a_broken_one_is_not(authority: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fairlead.cli import listen
 from fairlead.cli.failure import Exit, Failure
@@ -23,6 +24,8 @@ from fairlead.cli.logs import OneLine
 from fairlead.cli.options import FOREVER, duration, future, moment, past, seconds_in
 from fairlead.cli.output import clean, local_time, passing, safe, seconds, table, with_local_times
 from fairlead.cli.redact import without_secrets
+from fairlead.cli.root import SYNONYMS
+from fairlead.cli.root import app as cli
 from fairlead.cli.status import _override, _region_line
 from fairlead.cli.submit import with_wait_value
 from fairlead.cli.turn import options_first
@@ -324,6 +327,22 @@ def test_a_table_fits_the_terminal_and_keeps_ids(width: int, columns: list[str])
     assert lines[0].split() == columns
     assert max(map(len, lines)) <= width
     assert [line[:36] for line in lines[1:]] == ["1" * 36, "2" * 36]
+
+
+# ---------------------------------------------------------------- names of commands
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("jobs", "list"), ("ps", "list"), ("statsu", "status"), ("run", "up")])
+def test_the_command_that_was_probably_meant_is_suggested(typed: str, meant: str) -> None:
+    result = CliRunner().invoke(cli, [typed])
+    assert result.exit_code == Exit.USAGE
+    assert f"Did you mean '{meant}'?" in result.output
+
+
+def test_synonyms_are_no_commands_and_lead_to_one() -> None:
+    commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    assert SYNONYMS.keys().isdisjoint(commands)
+    assert {meant.partition(" ")[0] for meant in SYNONYMS.values()} <= commands.keys()
 
 
 # ---------------------------------------------------------------- --watch

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
+import typer
 from tests.unit.doctor_facts import (
     NOW,
     POSTGRES,
@@ -29,6 +32,7 @@ from fairlead.domain.job import Hold
 from fairlead.domain.processes import POOLS
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Auto, Order, Overridden, Rules, ServiceRules
+from fairlead.engine import heartbeat
 from fairlead.observe import doctor
 from fairlead.observe.doctor import KINDS, confirmed, examine
 from fairlead.observe.doctor.facts import RedisFacts
@@ -130,6 +134,15 @@ def test_a_worker_that_cannot_reach_the_dispatcher_names_the_reason() -> None:
     stuck = process("w2", details={"problem": "Redis is away"})
     found = find(processes=(*facts().processes, stuck))
     assert (found.code, found.about, found.evidence["reason"]) == ("worker-cannot-claim", "w2", "Redis is away")
+    assert "let host reach its REDIS_URL: the worker reconnects by itself" in found.fix
+
+
+def test_workers_reconnect_by_themselves_to_a_redis_that_is_started_again() -> None:
+    stuck = process("w2", details={"problem": "Redis is away"})
+    away = {"main": replace(facts().redis["main"], problem="connection refused.")}
+    found = {each.code: each for each in examine(facts(processes=(*facts().processes, stuck), redis=away))}
+    assert "redis-unreachable" in found
+    assert found["worker-cannot-claim"].fix.startswith("start Redis (")
 
 
 def test_leases_of_a_lost_worker_are_a_warning_until_they_should_have_been_recovered() -> None:
@@ -146,9 +159,35 @@ def test_a_blocked_event_loop_is_reported_by_the_process_or_found_by_its_leases(
     found = find(processes=(blocked, manager))
     assert (found.code, found.evidence["where"]) == ("event-loop-blocked", "tasks.py:7 in render")
     assert codes(processes=(replace(blocked, details={"blocked": {"ago": 601.0, "where": ""}}), manager)) == []
+    own = {"ago": 30.0, "where": "serve.py:91 in _collect_less_often", "handler": False}
+    assert codes(processes=(replace(blocked, details={"blocked": own}), manager)) == []
     silent = process(seen_at=NOW - 20)
     held = {"main": shard(snapshot(lease(granted_at=NOW - 30)))}
     assert "event-loop-blocked" in codes(processes=(silent, process("w2"), manager), shards=held)
+
+
+# ---------------------------------------------------------------- who blocks the event loop
+
+
+def frame_in(*files: str) -> FrameType:
+    """A frame of code in the last file, called by code in the others, the outermost first."""
+    seen: list[FrameType] = []
+    code = "import sys; seen.append(sys._getframe())"
+    for file in reversed(files):
+        code = f"exec(compile({code!r}, {file!r}, 'exec'), globals())"
+    exec(code, {"seen": seen})
+    return seen[0]
+
+
+def test_what_an_executor_calls_and_what_is_not_installed_is_a_handler() -> None:
+    loop, own = "/usr/lib/python3/asyncio/runners.py", str(heartbeat.PACKAGE / "cli" / "serve.py")
+    executor, installed = f"{heartbeat.EXECUTORS}/function.py", str(Path(typer.__file__))
+    assert not heartbeat.runs_handler(frame_in(loop, own))
+    assert not heartbeat.runs_handler(frame_in(loop, own, installed))
+    assert heartbeat.runs_handler(frame_in(loop, own, executor, installed))
+    assert heartbeat.runs_handler(frame_in(loop, "/srv/app/tasks.py"))
+    assert heartbeat.runs_handler(frame_in(loop, "/srv/app/tasks.py", installed))
+    assert not heartbeat.runs_handler(None)
 
 
 def test_mixed_versions_are_a_note() -> None:

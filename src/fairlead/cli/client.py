@@ -146,11 +146,25 @@ def failures() -> Iterator[None]:
     except ConfigError as error:
         raise Failure(str(error), Exit.USAGE, problem={"code": error.code, "problems": error.problems}) from None
     except NoConnection as error:
-        hint = f"start it with `fairlead up`, or choose another with --url or {URL_VARIABLE}"
-        raise Failure(f"{error}; {hint}", Exit.NO_CONNECTION) from None
+        raise Failure(f"{error}; {_about_the_connection(str(error))}", Exit.NO_CONNECTION) from None
     except FairleadError as error:
         message = _about_the_key() if isinstance(error, Unauthorized) else str(error)
         raise Failure(f"{message} ({error.code})", problem=error.problem) from None
+
+
+def _about_the_connection(error: str) -> str:
+    """Return what to do about a gateway that cannot be reached. OpenSSL's messages have no codes of their own in the
+    error of the client."""
+    if "Hostname mismatch" in error or "IP address mismatch" in error:
+        return f"its certificate is for other names: use one of them in --url or {URL_VARIABLE}"
+    if "CERTIFICATE_VERIFY_FAILED" in error:
+        return (
+            "its certificate is not signed by an authority that this machine trusts: set SSL_CERT_FILE to the "
+            "certificate of its authority, such as certs/ca.pem of `fairlead certs dev`"
+        )
+    if "WRONG_VERSION_NUMBER" in error or "RECORD_LAYER_FAILURE" in error:
+        return "it seems to serve plain HTTP: use http:// instead of https://"
+    return f"start it with `fairlead up`, or choose another with --url or {URL_VARIABLE}"
 
 
 def _about_the_key() -> str:

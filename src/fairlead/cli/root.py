@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fairlead.cli import budgets, follow, jobs, operators, process, rates, status, submit, turn
 from fairlead.cli.batch import batch
@@ -30,8 +31,27 @@ from fairlead.cli.webhooks import webhooks
 from fairlead.errors import ConfigError, FairleadError
 from fairlead.version import __version__
 
+SYNONYMS = {
+    "add": "submit", "cron": "schedules", "enqueue": "submit", "explain": "why", "health": "doctor", "history": "audit",
+    "job": "get", "jobs": "list", "kill": "cancel", "logs": "watch", "ls": "list", "new": "init", "ps": "list",
+    "queue": "status", "queues": "status", "requeue": "dead requeue", "run": "up", "serve": "up", "services": "status",
+    "show": "get", "start": "up", "stats": "status", "stop": "cancel", "tail": "watch",
+}  # fmt: skip
+"""Names that other tools use for a command, and the command here."""
+
+
+class Commands(TyperGroup):
+    """Suggests the command for a name that other tools use. Similar names are suggested by Typer."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in SYNONYMS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {SYNONYMS[args[0]]!r}?")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="fairlead",
+    cls=Commands,
     help="The line in front of scarce AI endpoints: a durable, fair job queue and gateway.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -88,13 +88,14 @@ def _collect_less_often() -> None:
     """Freeze the objects that exist now, and make garbage collection less frequent. A busy process creates thousands of
     short-lived objects per commit, and none of them is part of a cycle. With the default thresholds the process would
     spend a tenth of its time in the collector."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _serve(app: Fairlead, roles: Roles, endpoints: Endpoints, on_up: Callable[[], Awaitable[None]]) -> Exit:
     stop = _on_signals(app.config.worker.drain_timeout if roles.worker else None)
+    # Before the heartbeat starts, which reports a blocked event loop: on a busy machine this takes over a second.
+    gc.collect()
     async with app.running(roles), _serving_metrics(app, endpoints.metrics), exporting_metrics(app):
         _collect_less_often()
         await on_up()

@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from fairlead.dispatch.port import Dispatcher
@@ -22,6 +25,11 @@ log = logging.getLogger("fairlead.heartbeat")
 BLOCKED_AFTER = 1.0
 DEFAULT_TTL = 15.0
 STOP_WITHIN = 3.0
+PACKAGE = Path(__file__).parents[1]
+EXECUTORS = str(PACKAGE / "executors")
+NOT_HANDLERS = (str(PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), "<frozen ")
+"""Where code is that no handler runs, unless an executor calls it."""
+LOOP = ("asyncio/events.py", "asyncio/runners.py")
 
 
 class Holder(Protocol):
@@ -61,7 +69,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="fairlead-heartbeat", daemon=True)
         self._outage = Outage(log, f"renewing the leases of {process}")
         self.blocked_times = 0
-        self._blocked: tuple[float, str] | None = None
+        self._blocked: tuple[float, str, bool] | None = None
 
     @property
     def interval(self) -> float:
@@ -70,11 +78,12 @@ class Heartbeat:
 
     @property
     def blocked(self) -> dict[str, Any] | None:
-        """How many seconds ago a handler last blocked the event loop, and where in the code. None if no handler did."""
+        """How many seconds ago the event loop was last blocked, where in the code, and whether by a handler. None if it
+        never was."""
         if self._blocked is None:
             return None
-        at, where = self._blocked
-        return {"ago": round(time.monotonic() - at, 1), "where": where}
+        at, where, handler = self._blocked
+        return {"ago": round(time.monotonic() - at, 1), "where": where, "handler": handler}
 
     def start(self) -> None:
         self._thread.start()
@@ -146,11 +155,25 @@ class Heartbeat:
         self.blocked_times += 1
         frame = sys._current_frames().get(self._loop_thread)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown"
-        self._blocked = (time.monotonic(), where)
+        handler = runs_handler(frame)
+        self._blocked = (time.monotonic(), where, handler)
         stack = "".join(traceback.format_stack(frame, limit=4)) if frame else "unknown\n"
         log.warning(
             "the event loop has been blocked for %.1f s; leases are still renewed, but nothing else runs. "
-            "Make the handler a plain `def` (it then runs in a thread) or await instead. It is blocked here:\n%s",
+            "%s. It is blocked here:\n%s",
             seconds,
+            "Make the handler a plain `def` (it then runs in a thread) or await instead"
+            if handler
+            else "No handler runs: the machine is busy, or the process was suspended",
             stack.rstrip(),
         )
+
+
+def runs_handler(frame: FrameType | None) -> bool:
+    """Whether the event loop is in a handler: in a call of an executor, or in code of the user's that a handler started
+    as a task."""
+    while frame is not None and not (file := frame.f_code.co_filename).endswith(LOOP):
+        if file.startswith(EXECUTORS) or not file.startswith(NOT_HANDLERS):
+            return True
+        frame = frame.f_back
+    return False

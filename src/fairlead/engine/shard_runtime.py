@@ -376,12 +376,12 @@ class ShardRuntime:
 
     @property
     def blocked(self) -> dict[str, Any] | None:
-        """How many seconds ago a handler last blocked the event loop, and where in the code. None if no handler did."""
+        """How many seconds ago the event loop was last blocked, where, and whether by a handler. None if never."""
         return None if self._heartbeat is None else self._heartbeat.blocked
 
     @property
     def blocked_times(self) -> int:
-        """How often a handler has blocked the event loop."""
+        """How often the event loop was blocked."""
         return 0 if self._heartbeat is None else self._heartbeat.blocked_times
 
     # ------------------------------------------------------------ stopping

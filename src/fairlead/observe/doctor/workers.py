@@ -164,12 +164,14 @@ def _draining(facts: Facts) -> Iterator[Finding]:
 
 
 def _outages(facts: Facts) -> Iterator[Finding]:
+    away = [redis.shown for redis in facts.redis.values() if redis.problem is not None]
     for process in facts.having(WORKER):
         if reason := process.details.get("problem"):
+            again = f"start Redis ({', '.join(away)})" if away else f"let {process.host} reach its REDIS_URL"
             yield WORKER_CANNOT_CLAIM.found(
                 f"{process.name} cannot reach the dispatcher: {reason}",
-                fix=f"check that {process.host} can reach REDIS_URL, "
-                f"then restart it: {facts.starts(WORKER, *process.services)}",
+                fix=f"{again}: the worker reconnects by itself. If its REDIS_URL is wrong, "
+                f"start it with the right one: {facts.starts(WORKER, *process.services)}",
                 about=process.name,
                 host=process.host,
                 pid=process.pid,
@@ -242,7 +244,7 @@ def _blocked(facts: Facts) -> Iterator[Finding]:
         if not process.alive(facts.now):
             if process.name not in facts.cut_off and _renews(facts, process):
                 yield _is_blocked(facts, process, f"its event loop has been blocked for {shown(silent)}", silent)
-        elif blocked and blocked["ago"] <= BLOCKED_LATELY:
+        elif blocked and blocked.get("handler", True) and blocked["ago"] <= BLOCKED_LATELY:
             cause = f"its event loop was blocked for more than a second, {shown(blocked['ago'])} ago"
             yield _is_blocked(facts, process, cause, blocked["ago"], where=blocked["where"])
 

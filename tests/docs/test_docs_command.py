@@ -33,6 +33,11 @@ def test_an_error_code_is_explained(code: str) -> None:
     assert any(f"`{code}`" in found.text for found in find(PAGES, code))
 
 
+def test_a_page_of_a_folder_is_found_by_its_path() -> None:
+    for path in ("docs/how-to/testing.md", "how-to/testing", "testing"):
+        assert [found.page for found in find(PAGES, path)] == ["testing"]
+
+
 def test_a_heading_gives_its_section_only() -> None:
     [found] = find({"a": "# A\n\n## One\nfirst\n```sh\n# no heading\n```\n## Two\nsecond\n"}, "one")
     assert (found.section, found.text) == ("One", "## One\nfirst\n```sh\n# no heading\n```")

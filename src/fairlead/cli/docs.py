@@ -63,7 +63,7 @@ def docs(
 def find(pages: dict[str, str], topic: str) -> list[Passage]:
     """Find a topic: the page of that name, else the rows of tables that begin with it and the sections that are named
     after it, else the sections that mention it as code."""
-    wanted = topic.removesuffix(".md").removeprefix("docs/").strip("`")
+    wanted = topic.removesuffix(".md").removeprefix("docs/").removeprefix("how-to/").strip("`")
     if wanted in pages:
         return [Passage(wanted, _title(pages[wanted]), pages[wanted])]
     sections = [(name, title, body) for name, text in pages.items() for title, body in _sections(text)]

@@ -19,7 +19,7 @@ from fairlead.store.file_batches import ChangeFileBatch
 from fairlead.store.port import Done
 from fairlead.store.writes import PruneBatches
 from tests.integration.openai_batches import CHAT, NO_JSON, create, ended, line, lines_of, upload
-from tests.integration.openai_site import ADMIN, HELLO, Front, open_front
+from tests.integration.openai_site import ADMIN, HELLO, Front, open_front, second_gateway
 from tests.openai_upstream import PATIENCE_S, WORDS, refusing, sending
 
 
@@ -246,6 +246,37 @@ async def test_a_retry_of_the_client_gets_the_batch_of_the_first_request(front: 
         assert first != other == again.json()["id"]
         keyed = [http.post("/batches", json=body, headers={"Idempotency-Key": "k"}) for _ in range(4)]
         assert len({answer.json()["id"] for answer in await asyncio.gather(*keyed)}) == 1
+
+
+async def test_two_gateways_that_get_one_key_at_the_same_moment_make_one_batch(
+    tmp_path: Path, distributed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_have_looked = asyncio.Barrier(2)
+    look = file_batches.FileBatches._known
+
+    async def look_together(*arguments: Any) -> Any:
+        found = await look(*arguments)
+        await both_have_looked.wait()
+        return found
+
+    where = {"url": str(tmp_path / "files")}
+    async with (
+        open_front(tmp_path, engines=distributed, artifacts=where) as front,
+        second_gateway(front) as other,
+        front.client() as client,
+        front.http(headers={"Idempotency-Key": "k"}) as here,
+        other.http(headers={"Idempotency-Key": "k"}) as there,
+    ):
+        body = {"input_file_id": await upload(client, line("a")), "endpoint": CHAT, "completion_window": "24h"}
+        with monkeypatch.context() as patches:
+            patches.setattr(file_batches.FileBatches, "_known", look_together)
+            answers = await asyncio.gather(here.post("/batches", json=body), there.post("/batches", json=body))
+        (made,) = {answer.json()["id"] for answer in answers}
+        assert [each.id for each in (await client.batches.list()).data] == [made]
+        refused = await there.post("/batches", json=body | {"completion_window": "1h"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_mismatch")
+        assert (await ended(client, made)).status == "completed"
+        assert (await there.post("/batches", json=body)).json()["id"] == made
 
 
 async def test_a_user_cannot_have_more_open_batches_than_allowed(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,15 @@ from fairlead.domain import file_batch as domain
 from fairlead.domain.file_batch import FileBatch, FileBatchStatus
 from fairlead.domain.file_batch_lines import BadLine, request_of
 from fairlead.domain.files import File
-from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, Unavailable, UnknownModel, WrongState
+from fairlead.errors import (
+    IdempotencyMismatch,
+    InvalidInput,
+    NotFound,
+    TooManyWaiting,
+    Unavailable,
+    UnknownModel,
+    WrongState,
+)
 from fairlead.store.file_batches import ChangeFileBatch, CreateFileBatch
 from fairlead.store.port import Done
 
@@ -47,6 +55,11 @@ class NewFileBatch:
     lowers_only: bool = False
     retried: bool = False
     key: str | None = None
+
+    def asks_for(self, batch: FileBatch) -> bool:
+        """Whether this request, sent before, may have created the batch."""
+        wanted = (self.input_file_id, self.endpoint, self.window, self.metadata, self.keep_output_for)
+        return wanted == (batch.input_file_id, batch.endpoint, batch.window, batch.metadata, batch.keep_output_for)
 
 
 class FileBatches:
@@ -80,6 +93,8 @@ class FileBatches:
             expected_at=expected_at,
         )
         if not isinstance(await self._runtime.group_commit.write(CreateFileBatch(batch)), Done):
+            if (known := await self._of_key(new, file.user_id)) is not None:
+                return known  # another gateway got the same request at the same time
             raise InvalidInput(f"there is no file {file.id}", pointer="/input_file_id")
         failpoints.passed(failpoints.BATCH_CREATED)
         self._wake()
@@ -104,21 +119,26 @@ class FileBatches:
 
     async def _known(self, new: NewFileBatch, user_id: str, now: float) -> FileBatch | None:
         """The batch that an earlier request of the client created. Raises TooManyWaiting if the user has too many."""
+        if (known := await self._of_key(new, user_id)) is not None:
+            return known
         recent = await self._runtime.store.list_file_batches(user_id, before=None, limit=MOST_OPEN)
-        for batch in recent if new.retried or new.key is not None else ():
-            same = (batch.input_file_id, batch.endpoint, batch.window, batch.metadata) == (
-                new.input_file_id,
-                new.endpoint,
-                new.window,
-                new.metadata,
-            )
-            if same and batch.request_key == new.key and (new.key or now - batch.created_at < JOINED_WITHIN_S):
+        for batch in recent if new.retried and new.key is None else ():
+            if batch.request_key is None and new.asks_for(batch) and now - batch.created_at < JOINED_WITHIN_S:
                 return batch
         # Those that have ended may be among the last ones.
         not_ended = await self._runtime.store.open_file_batches(AT_A_TIME) if len(recent) == MOST_OPEN else ()
         if sum(batch.user_id == user_id for batch in not_ended) >= MOST_OPEN:
             raise TooManyWaiting(f"user {user_id!r} has {MOST_OPEN} batches that have not ended", retry_after=60.0)
         return None
+
+    async def _of_key(self, new: NewFileBatch, user_id: str) -> FileBatch | None:
+        """The batch that was created with the same idempotency key. Raises IdempotencyMismatch if it was another
+        request."""
+        key = new.key
+        known = None if key is None else await self._runtime.store.file_batch_of_key(user_id, key)
+        if known is not None and not new.asks_for(known):
+            raise IdempotencyMismatch("this Idempotency-Key was used with another body", details={"key": key})
+        return known
 
     async def _expected(self, file: File, endpoint: str, now: float) -> float | None:
         """When the batch may end, if nothing else is submitted: from the length of its first lines and the calls of its

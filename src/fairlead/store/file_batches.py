@@ -13,7 +13,8 @@ from fairlead.domain.file_batch import FileBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreateFileBatch:
-    """Store a file batch, and that it uses its input file. Refused if that file does not exist or is not complete."""
+    """Store a file batch, and that it uses its input file. Refused if that file does not exist or is not complete, or
+    if the user has a batch with the same `request_key`."""
 
     batch: FileBatch
 
@@ -44,6 +45,10 @@ KINDS: tuple[type, ...] = (CreateFileBatch, ChangeFileBatch, PruneFileBatches)
 class FileBatchReads(Protocol):
     async def get_file_batch(self, batch_id: str) -> FileBatch | None: ...
 
+    async def file_batch_of_key(self, user_id: str, key: str) -> FileBatch | None:
+        """The batch of this user that was created with this idempotency key."""
+        ...
+
     async def list_file_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[FileBatch]:
         """The file batches, newest first. `before` is the last id of the previous page."""
         ...
@@ -54,9 +59,10 @@ class FileBatchReads(Protocol):
 
 
 def created_row(create: CreateFileBatch) -> tuple[Any, ...]:
-    """The values of a new row, and the input file: id, user, created_at, data, file."""
+    """The values of a new row, and the input file: id, user, created_at, data, key, file."""
     batch = create.batch
-    return batch.id, batch.user_id, round(batch.created_at * 1e6), batch.data_json(), batch.input_file_id
+    at = round(batch.created_at * 1e6)
+    return batch.id, batch.user_id, at, batch.data_json(), batch.request_key, batch.input_file_id
 
 
 def changed_row(change: ChangeFileBatch) -> tuple[Any, ...]:

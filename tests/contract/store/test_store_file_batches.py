@@ -40,6 +40,22 @@ async def test_a_batch_needs_a_complete_file_and_keeps_it(harness: StoreHarness)
     assert await harness.one(DeleteFile(new.input_file_id)) == Done(False)
 
 
+async def test_a_key_of_a_user_has_one_batch(harness: StoreHarness) -> None:
+    first = await created(harness, 1, request_key=ODD)
+    await created(harness, 2, request_key=ODD, user_id="bob")
+    await created(harness, 3)
+    again = batch(4, (await uploaded(harness, 4)).id, request_key=ODD)
+    assert isinstance(await harness.one(CreateFileBatch(again)), Refused)
+    assert await harness.store.get_file_batch(again.id) is None
+    assert await harness.store.file_batch_of_key("ann", ODD) == first
+    assert await harness.store.file_batch_of_key("ann", "other") is None
+    assert await harness.one(DeleteFile(again.input_file_id)) == Done(True)
+    ended = first.moved(FileBatchStatus.FAILED, START_OF_TIME, ended_at=START_OF_TIME)
+    await harness.one(ChangeFileBatch(ended, release=True))
+    await harness.one(PruneFileBatches(START_OF_TIME + 1, 10))
+    await created(harness, 5, request_key=ODD)
+
+
 async def test_only_the_writer_that_read_the_last_version_changes_a_batch(harness: StoreHarness) -> None:
     new = await created(harness, 1)
     running = new.moved(FileBatchStatus.IN_PROGRESS, START_OF_TIME + 1, total=3)

@@ -16,7 +16,7 @@ from fairlead.store.file_batches import (
 from fairlead.store.port import Done, Outcome
 from fairlead.store.postgres.moves import Ask
 from fairlead.store.postgres.queries import READS
-from fairlead.store.records import NO_FILE, OTHER_VERSION
+from fairlead.store.records import NOT_CREATED, OTHER_VERSION
 from fairlead.store.rows import micros
 
 
@@ -24,11 +24,13 @@ async def apply(transition: Any, ask: Ask, now: int) -> Outcome:
     """Apply one write of file batches within an open transaction."""
     match transition:
         case CreateFileBatch(batch):
+            *row, _ = created_row(transition)
+            if not await ask("create_file_batch", *row):
+                return NOT_CREATED
             ((found,),) = await ask("use_files", [batch.id], [batch.input_file_id])
             if not found:
-                return NO_FILE
-            *row, _ = created_row(transition)
-            await ask("create_file_batch", *row)
+                await ask("withdraw_file_batch", batch.id)
+                return NOT_CREATED
         case ChangeFileBatch(batch):
             if not await ask("change_file_batch", *changed_row(transition)):
                 return OTHER_VERSION
@@ -51,6 +53,10 @@ class PostgresFileBatchReads:
 
     async def get_file_batch(self, batch_id: str) -> FileBatch | None:
         rows = await self._ask(READS["get_file_batch"], batch_id)
+        return file_batch_of(rows[0]) if rows else None
+
+    async def file_batch_of_key(self, user_id: str, key: str) -> FileBatch | None:
+        rows = await self._ask(READS["file_batch_of_key"], user_id, key)
         return file_batch_of(rows[0]) if rows else None
 
     async def list_file_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[FileBatch]:

@@ -1,7 +1,14 @@
 -- The writes of file batches. `use_files` and `release_files` of files.sql keep and release their input.
 
 -- name: create_file_batch
-INSERT INTO fairlead.file_batch (id, user_id, version, created_at, data) VALUES ($1, $2, 0, $3::bigint, $4)
+-- $1: id, $2: user, $3: created_at, $4: data, $5: key. Waits for a transaction that stores a batch with the same key.
+INSERT INTO fairlead.file_batch (id, user_id, version, created_at, data, request_key)
+    VALUES ($1, $2, 0, $3::bigint, $4, $5)
+    ON CONFLICT (user_id, request_key) WHERE request_key IS NOT NULL DO NOTHING
+RETURNING 1
+
+-- name: withdraw_file_batch
+DELETE FROM fairlead.file_batch WHERE id = $1
 
 -- name: change_file_batch
 -- $1: id, $2: version, $3: ended_at, $4: data, $5: output files.

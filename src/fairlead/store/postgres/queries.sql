@@ -384,6 +384,9 @@ AND ($2::text IS NULL OR f.purpose = $2) AND ($3::text IS NULL OR f.id > $3) ORD
 -- name: get_file_batch
 SELECT {file_batch_columns} FROM fairlead.file_batch AS b WHERE b.id = $1
 
+-- name: file_batch_of_key
+SELECT {file_batch_columns} FROM fairlead.file_batch AS b WHERE b.user_id = $1 AND b.request_key = $2
+
 -- name: list_file_batches
 -- $1: user, $2: before, each may be NULL, $3: limit. Newest first.
 SELECT {file_batch_columns} FROM fairlead.file_batch AS b

@@ -15,7 +15,7 @@ from fairlead.store.file_batches import (
     created_row,
 )
 from fairlead.store.port import Done, Outcome
-from fairlead.store.records import NO_FILE, OTHER_VERSION
+from fairlead.store.records import NOT_CREATED, OTHER_VERSION
 from fairlead.store.rows import micros
 from fairlead.store.sqlite.encode import Row, json_body
 
@@ -38,7 +38,7 @@ def _row(transition: Any) -> Row:
 
 
 OUTCOMES: dict[type, tuple[str, Callable[[Any], Outcome]]] = {
-    CreateFileBatch: ("create_file_batch", lambda changed: Done() if changed else NO_FILE),
+    CreateFileBatch: ("create_file_batch", lambda changed: Done() if changed else NOT_CREATED),
     ChangeFileBatch: ("change_file_batch", lambda changed: Done() if changed else OTHER_VERSION),
     PruneFileBatches: ("prune_file_batches", Done),
 }
@@ -52,6 +52,10 @@ class SqliteFileBatchReads:
 
     async def get_file_batch(self, batch_id: str) -> FileBatch | None:
         found = [file_batch_of(row) for row in await self._rows("get_file_batch", batch_id)]
+        return found[0] if found else None
+
+    async def file_batch_of_key(self, user_id: str, key: str) -> FileBatch | None:
+        found = [file_batch_of(row) for row in await self._rows("file_batch_of_key", user_id, key)]
         return found[0] if found else None
 
     async def list_file_batches(self, user_id: str | None, *, before: str | None, limit: int) -> list[FileBatch]:

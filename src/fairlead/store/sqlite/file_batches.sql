@@ -1,16 +1,17 @@
 -- Triggers for the writes of file batches, like those in admin.sql.
 
--- body: [id, user_id, created_at, data, input file]
+-- body: [id, user_id, created_at, data, key, input file]
 CREATE TEMP TRIGGER on_create_file_batch INSTEAD OF INSERT ON batch WHEN NEW.kind = 'create_file_batch'
 BEGIN
-    INSERT INTO file_batch (id, user_id, version, created_at, data)
-        SELECT NEW.body ->> 0, NEW.body ->> 1, 0, NEW.body ->> 2, NEW.body ->> 3
-        FROM file WHERE id = NEW.body ->> 4 AND state = 1;
+    INSERT INTO file_batch (id, user_id, version, created_at, data, request_key)
+        SELECT NEW.body ->> 0, NEW.body ->> 1, 0, NEW.body ->> 2, NEW.body ->> 3, NEW.body ->> 4
+        FROM file WHERE id = NEW.body ->> 5 AND state = 1
+        ON CONFLICT (user_id, request_key) WHERE request_key IS NOT NULL DO NOTHING;
     INSERT INTO answer VALUES ('create_file_batch', changes());
     INSERT INTO file_use (job_id, file_id)
-        SELECT id, NEW.body ->> 4 FROM file_batch WHERE id = NEW.body ->> 0 ON CONFLICT DO NOTHING;
+        SELECT id, NEW.body ->> 5 FROM file_batch WHERE id = NEW.body ->> 0 ON CONFLICT DO NOTHING;
     UPDATE file SET sweep_at = NULL
-        WHERE id = NEW.body ->> 4 AND sweep_at IS NOT NULL AND EXISTS (SELECT 1 FROM file_batch WHERE id = NEW.body ->> 0);
+        WHERE id = NEW.body ->> 5 AND sweep_at IS NOT NULL AND EXISTS (SELECT 1 FROM file_batch WHERE id = NEW.body ->> 0);
 END;
 
 -- body: [id, version, ended_at, data, [output file, …], release, about]

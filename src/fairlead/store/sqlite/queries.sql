@@ -385,6 +385,9 @@ SELECT '[' || coalesce(group_concat(row, ','), '') || ']' FROM (
 -- name: get_file_batch
 SELECT json_group_array(json_array({file_batch_columns})) FROM file_batch AS b WHERE b.id = ?
 
+-- name: file_batch_of_key
+SELECT json_group_array(json_array({file_batch_columns})) FROM file_batch AS b WHERE b.user_id = ? AND b.request_key = ?
+
 -- name: list_file_batches
 -- ?: before twice, limit. Newest first.
 SELECT json_group_array(json(row)) FROM (

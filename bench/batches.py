@@ -2,10 +2,14 @@
 not part of the batch wait with and without it.
 
     python -m bench.batches [--engine sqlite|postgres] [--lines 50000] [--bytes 4000] [--call 0.05] [--seconds 20]
+    python -m bench.batches --to-end [--engine sqlite|postgres] [--lines 50000] [--bytes 4000]
 
 The upstream takes `--call` seconds for each call, and the service has a limit of 8. Requests of 20 users arrive at
 random, and would use half of the slots. A request may wait for one call more while the batch runs, because running
 calls go on.
+
+With `--to-end`, the upstream answers at once and the batch runs alone, to its end, by OpenAI's client. The output
+file must have each line of the input once, in the same order.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 import httpx2
 import orjson
 from aiohttp import web
+from openai import AsyncOpenAI
 
 from bench.front.upstream import ANSWER, LIST, MODEL
 from bench.scenarios.http import free_port
@@ -214,6 +219,56 @@ async def measure(client: httpx2.AsyncClient, running: Site, options: argparse.N
     report(f"download of {size / 1e6:.0f} MB", began)
 
 
+# ---------------------------------------------------------------- to the end
+
+
+@contextmanager
+def fast_upstream(port: int) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "bench.front.upstream", str(port)])
+    try:
+        yield
+    finally:
+        _stop(process)
+
+
+async def run_to_end(options: argparse.Namespace, folder: Path) -> None:
+    path, port = folder / "requests.jsonl", free_port()
+    write_input(path, options.lines, options.bytes)
+    with ExitStack() as stack:
+        stack.enter_context(fast_upstream(port))
+        running = stack.enter_context(site(folder, options.engine, f"http://127.0.0.1:{port}/v1"))
+        async with httpx2.AsyncClient(base_url=running.url, timeout=600) as client:
+            await ready(client)
+        async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any") as openai:
+            await follow_to_end(openai, running, options.lines, path)
+
+
+async def follow_to_end(openai: AsyncOpenAI, running: Site, lines: int, path: Path) -> None:
+    began = {"upload": time.perf_counter()}
+    file = await openai.files.create(file=path, purpose="batch")
+    batch = await openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        began.setdefault(batch.status, time.perf_counter())
+        await asyncio.sleep(0.2)
+        batch = await openai.batches.retrieve(batch.id)
+    began |= {"download": time.perf_counter()}
+    assert batch.output_file_id is not None, (batch.errors, batch.error_file_id)
+    found = 0
+    async with openai.files.with_streaming_response.content(batch.output_file_id) as content:
+        async for line in content.iter_lines():
+            result = orjson.loads(line)
+            assert result["custom_id"] == f"request-{found}", (result["custom_id"], found)
+            assert result["response"]["status_code"] == 200, result
+            found += 1
+    began |= {"end": time.perf_counter()}
+    assert (batch.error_file_id, found) == (None, lines), (batch, found)
+    for (phase, since), until in zip(began.items(), list(began.values())[1:], strict=False):
+        print(f"{phase}: {until - since:.1f} s")
+    took = began["finalizing"] - began["in_progress"]
+    print(f"{found} lines, {found / took:.0f} lines/s in progress, {began['end'] - began['upload']:.0f} s in all")
+    print("peak memory:", ", ".join(f"{name} {peak:.0f} MB" for name, peak in running.peaks().items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=("sqlite", "postgres"), default="sqlite")
@@ -221,9 +276,11 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=4000, help="of each line")
     parser.add_argument("--call", type=float, default=0.05, help="seconds that the upstream takes")
     parser.add_argument("--seconds", type=float, default=20.0, help="for which requests of users are sent")
+    parser.add_argument("--to-end", action="store_true", help="run a batch alone to its end, and check its output")
     parser.add_argument("--cancel", action="store_true", help="cancel the batch after that, instead of waiting for it")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(run(parser.parse_args(), Path(folder)))
+        asyncio.run((run_to_end if options.to_end else run)(options, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ TOTAL = (
     "slot, tokens_in, tokens_out, tokens_cached, units, ignored, reported, price) "
     "VALUES (86400, 20000, 'ann', 'draw', 'image', '', '', '', 0, 7, 0, 0, 0, 0, 0, 0.0, 0, 0, 0)"
 )
-WITHOUT_GROUPS = {"sqlite": 17, "postgres": 19}
+WITHOUT_GROUPS = {"sqlite": 18, "postgres": 20}
 """The last migration before totals of usage had groups."""
 
 

@@ -290,7 +290,8 @@ def test_dead_letters_are_listed_requeued_and_purged(server: Up) -> None:
     first, second = fails(server, user), fails(server, user)
     listed = server.run("dead", "list", "--user", user, "--json").json
     assert [job["job_id"] for job in listed] == [second, first]
-    assert "no way" in server.run("dead", "list", "--user", user).out
+    assert "no way" in (shown := server.run("dead", "list", "--user", user).out)
+    assert "permanent" in shown
 
     requeued = server.run("dead", "requeue", first, "--json")
     assert (requeued.code, requeued.json["requeued"]) == (Exit.OK, 1)

@@ -40,7 +40,7 @@ Like = Annotated[
     typer.Option("--like", metavar="TEXT", help="Only jobs with this error message, with # for numbers and ids."),
 ]
 Retryable = Annotated[
-    bool | None, typer.Option("--retryable/--permanent", help="Only jobs that their user may, or may not, resume.")
+    bool | None, typer.Option("--retryable/--permanent", help="Only jobs with a temporary, or a permanent, error.")
 ]
 Since = Annotated[
     str | None,
@@ -82,8 +82,8 @@ def list_dead(
     if json:
         print_json(jobs)
     elif jobs:
-        columns = ("ID", "FEATURE", "USER", "FAILED", "ATTEMPTS", "RESUMABLE", "ERROR")
-        print_table(columns, map(_row, jobs), optional=("ATTEMPTS", "RESUMABLE", "FAILED", "USER"))
+        columns = ("ID", "FEATURE", "USER", "FAILED", "ATTEMPTS", "KIND", "ERROR")
+        print_table(columns, map(_row, jobs), optional=("ATTEMPTS", "KIND", "FAILED", "USER"))
     else:
         note("no failed jobs")
 
@@ -217,7 +217,7 @@ def _row(job: dict[str, Any]) -> tuple[Any, ...]:
         job["user_id"],
         local_time(job["finished_at"]),
         len(job.get("attempts") or ()),
-        "yes" if job.get("retryable") else "no",
+        "temporary" if job.get("retryable") else "permanent",
         safe(error_text(job.get("error")), "red"),
     )
 

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from fairlead import Fairlead
+from fairlead import Call, Fairlead
 from fairlead.domain.config import Config
 from fairlead.domain.schedules import MOST_COUNTED, Timing
 from fairlead.errors import ConfigError, InvalidInput
@@ -91,11 +91,11 @@ def test_a_decorated_function_is_a_service_with_a_schedule_and_the_file_wins() -
     app = Fairlead(Config.model_validate({"services": {"report": {"limit": 3}}, "schedules": in_file}))
 
     @app.cron("*/5 * * * *", overlap="skip")
-    async def report() -> None: ...
+    async def report(call: Call) -> None: ...
 
     @app.cron("0 6 * * *", "mornings", timezone=BERLIN, input_data={"n": 1})
     @app.service("news", limit=2)
-    async def read_news() -> None: ...
+    async def read_news(call: Call) -> None: ...
 
     app.schedule("hourly", "news", every=3600)
     schedules = app.config.schedules

@@ -11,6 +11,7 @@ import fairlead
 from fairlead import Config, ConfigError, Fairlead, ServiceOptions
 from fairlead.domain.config import ServiceConfig
 from fairlead.engine.roles import Roles
+from fairlead.executors.function import imported
 
 
 def words(annotation: Any) -> Iterator[str]:
@@ -52,6 +53,30 @@ def test_a_decorator_without_parentheses_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"@app.service on paint: the parentheses are missing; write @app.service\("):
         Fairlead(Config()).service(paint)  # type: ignore[arg-type]
+
+
+def test_a_function_that_cannot_be_called_with_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Fairlead(Config())
+
+    def paint() -> None: ...
+
+    def draw(call: fairlead.Call, size: int) -> None: ...
+
+    def talk() -> str:
+        return ""
+
+    for declare, decorator in ((app.service(limit=1), "@app.service"), (app.cron("* * * * *"), "@app.cron")):
+        for handler in (paint, draw):
+            with pytest.raises(ConfigError, match=f"{decorator} on {handler.__name__}: the function cannot be called"):
+                declare(handler)
+    with pytest.raises(ConfigError, match=r"@app.model on talk: the function cannot be called with the messages"):
+        app.model("talk", limit=1)(talk)
+    assert not app.config.services
+    for accepted in (lambda call: None, lambda *given: None, lambda call, size=1: None, print):
+        app.service(f"s{id(accepted)}", limit=1)(accepted)
+    monkeypatch.setattr(fairlead, "paint", paint, raising=False)
+    with pytest.raises(ConfigError, match="'fairlead:paint' cannot be called with one argument"):
+        imported("fairlead:paint")
 
 
 def test_roles_can_be_imported_from_the_package() -> None:

@@ -30,7 +30,7 @@ from fairlead.domain.costs import CostHook
 from fairlead.domain.rate_config import RateConfig
 from fairlead.errors import ConfigError
 from fairlead.executors.celery import app_loading as celery
-from fairlead.executors.function import Handler, imported, named
+from fairlead.executors.function import NO_ARGUMENT, Handler, accepts, imported, named
 from fairlead.executors.openai_function import model_handler
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -132,6 +132,8 @@ class Declarations:
             if in_file is not None and options.get("limit") == AUTO and in_file.limit != AUTO:
                 # The file sets a fixed limit, so the bounds that the code gives for "auto" no longer apply.
                 fields = {key: value for key, value in fields.items() if key not in AUTO_KEYS}
+            if fields.get("celery") is None and not accepts(handler, 1):
+                raise ConfigError([f"{decorator} on {handler.__name__}: the function {NO_ARGUMENT}"])
             try:
                 service = ServiceConfig.model_validate(fields).handled()
                 if callable(hook) and "cost" not in fields:
@@ -152,6 +154,9 @@ class Declarations:
         service = f"_{service}" if service[:1].isdigit() else service
 
         def declare(function: H) -> H:
+            if not accepts(function, 1) and not accepts(function, 2):
+                wanted = "cannot be called with the messages: write def NAME(messages) or def NAME(messages, call)"
+                raise ConfigError([f"@app.model on {function.__name__}: the function {wanted}"])
             models = [*options.get("models", ()), name]
             declare_service = self.service(service[:63], {**options, "models": models}, "@app.model")
             declare_service(model_handler(function, name))

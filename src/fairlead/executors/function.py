@@ -177,8 +177,26 @@ def imported(path: str) -> Handler:
     target = named(path, "function")
     if not callable(target):
         raise ConfigError([f"function: {path!r} is not callable"])
+    if not accepts(target, 1):
+        raise ConfigError([f"function: {path!r} {NO_ARGUMENT}"])
     handler: Handler = target
     return handler
+
+
+NO_ARGUMENT = "cannot be called with one argument, the Call: write def NAME(call: Call)"
+
+
+def accepts(function: Any, count: int) -> bool:
+    """Whether a function can be called with so many positional arguments. True if that is not known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def named(path: str, key: str) -> Any:

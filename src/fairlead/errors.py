@@ -11,6 +11,7 @@
     │   ├── WrongState              409  the job's state does not allow it
     │   ├── BudgetSpent             402  a budget of the user is spent
     │   ├── TooLarge                413  the body is over the limit
+    │   │   └── FileQuota           413  this user's uploads keep too many bytes
     │   ├── TooManyReaders          429  the output of this job has too many readers
     │   └── TooManyWaiting          429  this user has too many jobs waiting
     ├── Unavailable                 503  retry later: too many writes pending, disk full, starting or stopping
@@ -106,6 +107,12 @@ class BudgetSpent(RequestError):
 class TooLarge(RequestError):
     code = "too_large"
     status = 413
+
+
+class FileQuota(TooLarge):
+    """The uploads of this user would keep more bytes than `artifacts.max_user_bytes` allows."""
+
+    code = "file_quota"
 
 
 class TooManyReaders(RequestError):

@@ -283,6 +283,29 @@ async def test_what_cannot_be_stored_is_refused(make_site: MakeSite, monkeypatch
     assert (await site.client.patch(url, content=b"x" * 25, headers=headers)).status_code == 413
 
 
+async def test_a_user_may_keep_so_many_bytes(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = await make_site()
+    config = site.app.files.config.model_copy(update={"max_user_bytes": 1000})
+    monkeypatch.setattr(site.app.files, "config", config)
+    kept = await upload(site.client, b"a" * 600, user_id="ada")
+    await upload(site.client, b"b" * 900, user_id="bob")
+    refused = await site.client.post("/api/v1/files", params={"user_id": "ada"}, content=b"c" * 401)
+    assert (refused.status_code, refused.json()["code"]) == (413, "file_quota")
+    form = {"file": ("a.jsonl", b"c" * 401), "purpose": (None, "batch")}
+    refused = await site.client.post("/v1/files", files=form, headers={"X-Fairlead-User": "ada"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_quota"), refused.text
+    begun = (await site.client.post("/api/v1/uploads", json={"filename": "a", "user_id": "ada"})).json()
+    url = f"/api/v1/uploads/{begun['id']}"
+    for offset, size, status in ((0, 300, 200), (300, 101, 413), (300, 100, 200)):
+        sent = await site.client.patch(url, content=b"d" * size, headers={"Upload-Offset": str(offset)})
+        assert sent.status_code == status, sent.text
+    assert (await site.client.post(f"{url}/complete")).status_code == 200
+    begun = await site.client.post("/api/v1/uploads", json={"filename": "a", "user_id": "ada"})
+    assert (begun.status_code, begun.json()["code"]) == (413, "file_quota"), "nothing is left"
+    await site.client.delete(f"/api/v1/files/{kept['id']}")
+    await upload(site.client, b"c" * 600, user_id="ada")
+
+
 async def test_files_are_listed_page_by_page(site: Site) -> None:
     names = [(await upload(site.client, str(n).encode(), user_id="ada"))["id"] for n in range(5)]
     await upload(site.client, user_id="bob")

@@ -19,8 +19,9 @@ from fairlead import failpoints
 from fairlead.artifacts.objects import ObjectMissing, ObjectStore, ObjectsUnavailable
 from fairlead.domain import files
 from fairlead.domain.config import ArtifactsConfig
+from fairlead.domain.file_batch import OUTPUT
 from fairlead.domain.files import File
-from fairlead.errors import NotFound, TooLarge, Unavailable, WrongState
+from fairlead.errors import FileQuota, NotFound, TooLarge, Unavailable, WrongState
 from fairlead.outage import Outage
 from fairlead.store.files import (
     CompleteFile,
@@ -91,6 +92,7 @@ class Files:
 
     async def begin(self, new: NewFile) -> File:
         """Store that a file is about to be uploaded."""
+        await self._room(new, 1)
         now = self._now()
         name = files.clean_name(new.name)
         file = File(
@@ -110,7 +112,7 @@ class Files:
 
     async def write(self, file: File, chunks: AsyncIterable[bytes]) -> File:
         """Write the bytes of a file that has begun. Returns it with its size and SHA-256, which `complete` stores."""
-        written = _Digest(self, file.id, chunks)
+        written = _Digest(self, file, chunks, await self._room(file))
         await self._put(file.artifact_id, written, file)
         failpoints.passed(failpoints.FILE_WRITTEN)
         return replace(file, size=written.size, sha256=written.digest.hexdigest())
@@ -128,6 +130,21 @@ class Files:
         self.counts.saved += 1
         self.counts.saved_bytes += file.size or 0
         return replace(file, ready=True, artifact_id=outcome.value)
+
+    async def _room(self, file: File | NewFile, needed: int = 0) -> int | None:
+        """How many bytes the user of this file may still upload; None if that is unlimited. Raises FileQuota if it is
+        less than `needed`. What jobs and batches make is never refused: they would not end."""
+        most = self.config.max_user_bytes
+        if most is None or file.job_id is not None or file.purpose == OUTPUT:
+            return None
+        room = most - await self._store.uploaded_bytes(file.user_id)
+        if room < needed:
+            raise self.quota(file.user_id)
+        return room
+
+    def quota(self, user_id: str) -> FileQuota:
+        most = self.config.max_user_bytes
+        return FileQuota(f"the files of {user_id} may have {most} bytes in total (artifacts.max_user_bytes)")
 
     async def _put(self, key: str, chunks: AsyncIterable[bytes], file: File) -> None:
         headers = {"Content-Type": file.content_type, "Content-Disposition": disposition(file, attachment=True)}
@@ -152,7 +169,7 @@ class Files:
         lease = self._now() + self.config.orphan_after
         if not isinstance(await self._group_commit.write(CreatePart(file.id, key, lease)), Done):
             raise NotFound(f"there is no upload {file.id}")
-        part = _Digest(self, file.id, chunks, before=offset)
+        part = _Digest(self, file, chunks, await self._room(file), before=offset)
         await self._put(key, part, file)
         failpoints.passed(failpoints.PART_WRITTEN)
         finish = FinishPart(file.id, key, offset, part.size)
@@ -346,12 +363,16 @@ class _Reaching:
 
 
 class _Digest:
-    """Measures the bytes of an upload while they are written, and renews the upload."""
+    """Measures the bytes of an upload while they are written, and renews the upload. `room` is the number of bytes that
+    its user may still upload, `before` how many of this file were written before."""
 
-    def __init__(self, files_: Files, file_id: str, chunks: AsyncIterable[bytes], before: int = 0) -> None:
+    def __init__(
+        self, files_: Files, file: File, chunks: AsyncIterable[bytes], room: int | None, before: int = 0
+    ) -> None:
         self._files = files_
-        self._file_id = file_id
+        self._file = file
         self._chunks = chunks
+        self._room = None if room is None else room - before
         self._most = files_.config.max_file - before
         self._renew_every = files_.config.orphan_after / 3
         self.size = 0
@@ -363,11 +384,13 @@ class _Digest:
             self.size += len(chunk)
             if self.size > self._most:
                 raise TooLarge(f"a file may have {self._files.config.max_file} bytes (artifacts.max_file)")
+            if self._room is not None and self.size > self._room:
+                raise self._files.quota(self._file.user_id)
             self.digest.update(chunk)
             yield chunk
             failpoints.passed(failpoints.FILE_WRITING)
             if self._files._now() >= renew_at:
-                await self._files.renew(self._file_id)
+                await self._files.renew(self._file.id)
                 renew_at = self._files._now() + self._renew_every
 
 

@@ -57,6 +57,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         errors.NotFound,
         errors.WrongState,
         errors.TooLarge,
+        errors.FileQuota,
         errors.BudgetSpent,
         Unauthorized,
         Forbidden,

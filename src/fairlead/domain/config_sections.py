@@ -83,6 +83,7 @@ class ArtifactsConfig(Section):
     url: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
     threshold: Annotated[int, Field(ge=1024, le=1 << 30)] = 262144
     max_file: Annotated[int, Field(ge=1024, le=1 << 40)] = 1073741824
+    max_user_bytes: Annotated[int, Field(ge=1, le=1 << 50)] | None = None
     max_inline: Annotated[int, Field(ge=1024, le=1 << 30)] = 16777216
     orphan_after: Annotated[float, Field(ge=1, le=604800)] = 3600.0
     ticket_ttl: Annotated[float, Field(ge=1, le=604800)] = 3600.0

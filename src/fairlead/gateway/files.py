@@ -19,7 +19,7 @@ from fairlead.domain.files import File
 from fairlead.domain.pagination import MAX_PAGE
 from fairlead.domain.submission import ANONYMOUS, MAX_USER_ID
 from fairlead.domain.validation import check_text
-from fairlead.errors import InvalidInput, NotFound, WrongState
+from fairlead.errors import FileQuota, InvalidInput, NotFound, WrongState
 from fairlead.gateway import models_files, request_parsing, uploads
 from fairlead.gateway.file_content import respond
 from fairlead.gateway.openapi import ONE_JOB, WITH_BODY, body, documented, header
@@ -101,6 +101,7 @@ async def view_of(files: Files, file: File) -> dict[str, Any]:
         models_files.File,
         "The file.",
         *WITH_BODY,
+        FileQuota,
         headers={"Location": "The file."},
     ),
 )
@@ -174,7 +175,7 @@ def _expiry(request: Request, seconds: float | None) -> float | None:
     "`artifacts.orphan_after` seconds is removed.",
     openapi_extra=body(models_files.UploadRequest),
     responses=documented(
-        201, models_files.Upload, "The upload.", *WITH_BODY, headers={"Location": "Where the parts go."}
+        201, models_files.Upload, "The upload.", *WITH_BODY, FileQuota, headers={"Location": "Where the parts go."}
     ),
 )
 async def begin_upload(request: Request) -> Response:
@@ -209,7 +210,7 @@ async def get_upload(request: Request, file_id: str) -> Response:
         200,
         models_files.Upload,
         "The part is stored.",
-        *(*WITH_BODY, NotFound, WrongState),
+        *(*WITH_BODY, FileQuota, NotFound, WrongState),
     ),
 )
 async def send_part(request: Request, file_id: str) -> Response:
@@ -227,7 +228,7 @@ async def send_part(request: Request, file_id: str) -> Response:
     UPLOADS + "/{file_id}/complete",
     summary="Complete an upload in parts",
     operation_id="complete_upload",
-    responses=documented(200, models_files.File, "The file.", *ONE_JOB, WrongState),
+    responses=documented(200, models_files.File, "The file.", *ONE_JOB, WrongState, FileQuota),
 )
 async def complete_upload(request: Request, file_id: str) -> Response:
     files = files_of(request)

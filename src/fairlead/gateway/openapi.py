@@ -118,6 +118,7 @@ _DETAILS = {
     "not_found": (f"there is no job {models.JOB_ID}", None),
     "wrong_state": ("a job that is COMPLETED cannot be cancelled", None),
     "too_large": ("the body is over 1048576 bytes (server.max_body)", None),
+    "file_quota": ("the files of ada may have 1000000 bytes in total (artifacts.max_user_bytes)", None),
     "body_timeout": ("no data of the body arrived for 30 seconds", None),
     "invalid_input": ("priority must be high, medium or low, not 'urgent'", "/priority"),
     "unknown_feature": ("no pipeline or service is called 'ful_pipeline'", "/feature_name"),

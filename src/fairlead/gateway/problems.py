@@ -172,6 +172,7 @@ TITLES = {
     "wrong_state": "The state of the job does not allow this",
     "budget_spent": "A budget is spent",
     "too_large": "The body is too large",
+    "file_quota": "The files of this user keep too many bytes",
     "unsupported_media_type": "The media type of the body is not supported",
     "range_not_satisfiable": "The range is outside of the file",
     "wrong_host": "The Host header names another server",

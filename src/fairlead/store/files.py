@@ -152,6 +152,11 @@ class FileReads(Protocol):
 
     async def file_totals(self) -> FileTotals: ...
 
+    async def uploaded_bytes(self, user_id: str) -> int:
+        """The bytes of all complete files that this user uploaded. Files of jobs and results of batches do not
+        count."""
+        ...
+
     async def secret(self, name: str) -> str:
         """A random text that the migration drew, the same for all processes."""
         ...

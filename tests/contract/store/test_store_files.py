@@ -85,6 +85,19 @@ async def test_files_are_listed_by_user_and_purpose_newest_first(harness: StoreH
     assert [each.id[-1] for each in await harness.store.list_files(None, purpose="upload", limit=9)] == list("431")
 
 
+async def test_the_uploads_of_a_user_are_summed_up(harness: StoreHarness) -> None:
+    assert await harness.store.uploaded_bytes("ann") == 0
+    first = await uploaded(harness, 1)
+    await uploaded(harness, 2)
+    await uploaded(harness, 3, user_id="bob")
+    await uploaded(harness, 4, job_id="job-of-ann")
+    await uploaded(harness, 5, purpose="batch_output")
+    await harness.one(CreateFile(file(6), START_OF_TIME + LEASE))
+    assert await harness.store.uploaded_bytes("ann") == 2 * (first.size or 0) > 0
+    await harness.one(DeleteFile(first.id))
+    assert await harness.store.uploaded_bytes("ann") == first.size
+
+
 async def test_equal_bytes_of_a_user_are_kept_once(harness: StoreHarness) -> None:
     first, second = await uploaded(harness, 1), await uploaded(harness, 2)
     other = await uploaded(harness, 3, user_id="bob")

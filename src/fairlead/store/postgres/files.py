@@ -130,5 +130,8 @@ class PostgresFileReads:
     async def file_totals(self) -> FileTotals:
         return FileTotals(*(await self._ask(READS["file_totals"]))[0])
 
+    async def uploaded_bytes(self, user_id: str) -> int:
+        return int((await self._ask(READS["uploaded_bytes"], user_id))[0][0])
+
     async def secret(self, name: str) -> str:
         return str((await self._ask(READS["secret"], name))[0][0])

@@ -410,6 +410,11 @@ SELECT (SELECT count(*) FROM fairlead.file), (SELECT count(*) FROM fairlead.file
     (SELECT count(*) FROM fairlead.artifact WHERE state = 2),
     (SELECT coalesce(sum(size), 0)::bigint FROM fairlead.artifact WHERE state = 1)
 
+-- name: uploaded_bytes
+-- $1: user.
+SELECT coalesce(sum(size), 0)::bigint FROM fairlead.file
+WHERE user_id = $1 AND job_id IS NULL AND state = 1 AND purpose <> 'batch_output'
+
 -- name: secret
 SELECT value FROM fairlead.secret WHERE name = $1
 

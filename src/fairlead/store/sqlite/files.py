@@ -117,6 +117,9 @@ class SqliteFileReads:
     async def file_totals(self) -> FileTotals:
         return FileTotals(*await self._rows("file_totals"))
 
+    async def uploaded_bytes(self, user_id: str) -> int:
+        return int((await self._rows("uploaded_bytes", user_id))[0])
+
     async def secret(self, name: str) -> str:
         (value,) = await self._rows("secret", name)
         return str(value)

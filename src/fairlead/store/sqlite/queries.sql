@@ -426,6 +426,11 @@ SELECT json_array(
     (SELECT count(*) FROM artifact WHERE state = 2), (SELECT coalesce(sum(size), 0) FROM artifact WHERE state = 1)
 )
 
+-- name: uploaded_bytes
+-- ?: user.
+SELECT json_array(coalesce(sum(size), 0)) FROM file
+WHERE user_id = ? AND job_id IS NULL AND state = 1 AND purpose <> 'batch_output'
+
 -- name: secret
 SELECT json_array(value) FROM secret WHERE name = ?
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fairlead.artifacts.files import NewFile
 from fairlead.domain.files import UPLOADS_OF, File
-from fairlead.errors import InvalidInput, NotFound, WrongState
+from fairlead.errors import FileQuota, InvalidInput, NotFound, WrongState
 from fairlead.gateway import models_fal, request_parsing, uploads
 from fairlead.gateway.files import files_of
 from fairlead.gateway.fronts.callers import user_of
@@ -44,9 +44,11 @@ _INITIATE: dict[str, Any] = {
         **body(models_fal.FalUploadRequest),
         "parameters": [header(LIFECYCLE_HEADERS[0], 'As JSON: `{"expiration_duration_seconds": 3600}`.')],
     },
-    "responses": documented(200, models_fal.FalUpload, "Where to send the bytes, and the URL of the file.", *WITH_BODY),
+    "responses": documented(
+        200, models_fal.FalUpload, "Where to send the bytes, and the URL of the file.", *WITH_BODY, FileQuota
+    ),
 }
-_UPLOADING = (*WITH_BODY, NotFound, WrongState)
+_UPLOADING = (*WITH_BODY, FileQuota, NotFound, WrongState)
 
 
 @router.post(

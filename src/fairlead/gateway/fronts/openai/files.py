@@ -16,7 +16,7 @@ from fairlead.domain.access import Role
 from fairlead.domain.file_batch import BATCH
 from fairlead.domain.files import File
 from fairlead.domain.submission import ANONYMOUS
-from fairlead.errors import InvalidInput, NotFound, WrongState
+from fairlead.errors import FileQuota, InvalidInput, NotFound, WrongState
 from fairlead.gateway import models_openai, uploads
 from fairlead.gateway.file_content import respond
 from fairlead.gateway.fronts.callers import USER_HEADER, user_of
@@ -91,7 +91,7 @@ def list_view(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}},
         "parameters": [_USER],
     },
-    responses=in_openai_shape(models_openai.OpenAIFile, "The file.", *WITH_BODY),
+    responses=in_openai_shape(models_openai.OpenAIFile, "The file.", *WITH_BODY, FileQuota),
 )
 async def upload_file(request: Request) -> Response:
     uploads.refuse_encoded(request)

@@ -15,7 +15,7 @@ from fairlead.domain import files as domain
 from fairlead.domain.events import iso, utc
 from fairlead.domain.files import File
 from fairlead.domain.replicate import PREFIX
-from fairlead.errors import InvalidInput, WrongState
+from fairlead.errors import FileQuota, InvalidInput, WrongState
 from fairlead.gateway import models_replicate as models
 from fairlead.gateway import uploads
 from fairlead.gateway.fronts.callers import USER_HEADER, named_user, user_of
@@ -67,7 +67,7 @@ def _shown(request: Request, file: File, metadata: dict[str, Any] | None = None)
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}},
         "parameters": [USER],
     },
-    responses=documented(201, models.ReplicateFile, "The file.", *WITH_BODY),
+    responses=documented(201, models.ReplicateFile, "The file.", *WITH_BODY, FileQuota),
 )
 async def upload(request: Request) -> Response:
     uploads.refuse_encoded(request)

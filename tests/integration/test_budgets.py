@@ -13,13 +13,14 @@ import pytest
 
 from fairlead.app.budget_gate import BudgetState
 from fairlead.app.fairlead import Fairlead
+from fairlead.client import AsyncClient, Forbidden
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.errors import BudgetSpent, InvalidInput, NotFound, TurnEnded
 from fairlead.executors.port import Call
 from fairlead.gateway.app import create_gateway
 from tests import redis_servers
-from tests.integration.gateway_site import client_of
+from tests.integration.gateway_site import client_of, served
 
 JOBS, BUDGETS = "/api/v1/jobs", "/api/v1/budgets"
 DAILY = {"tokens": 100, "per": "month", "timezone": "Europe/Berlin", "each_user": True}
@@ -173,6 +174,11 @@ async def test_users_see_their_own_budgets_and_operators_all(tmp_path: Path) -> 
         assert {(each["budget"], each["user_id"]) for each in states} == {("daily", "ada"), ("free", None)}
         assert states[1]["used"] > 0
         assert (await client.get(BUDGETS, params={"user_id": "bob"}, headers=own)).status_code == 403
+        async with served(create_gateway(app)) as port, AsyncClient(f"http://127.0.0.1:{port}", secret) as users:
+            assert await users.budgets() == states
+            assert await users.budgets(budget="free") == states[1:]
+            with pytest.raises(Forbidden):
+                await users.budgets(user_id="bob")
         assert (await client.put("/admin/budgets/daily", json={"amount": 1}, headers=own)).status_code == 403
 
 

@@ -52,9 +52,13 @@ def test_without_its_packages_the_command_names_what_to_install(tmp_path: Path) 
 
 
 def test_config_check_prints_ok(tmp_path: Path) -> None:
-    (tmp_path / "fairlead.toml").write_text('[services.x]\nlimit = 1\nurl = "http://127.0.0.1:9/"\n')
+    recurring = (
+        '[schedules.x]\nevery = 60\n[budgets.a]\nseconds = 1\nper = "day"\n[budgets.b]\ntokens = 9\nper = "day"\n'
+    )
+    (tmp_path / "fairlead.toml").write_text('[services.x]\nlimit = 1\nurl = "http://127.0.0.1:9/"\n' + recurring)
     done = fairlead("config", "check", cwd=tmp_path)
-    assert (done.code, done.out.strip()) == (Exit.OK, "fairlead.toml: ok, 1 service, 0 pipelines")
+    counts = "1 service, 0 pipelines, 1 schedule, 2 budgets"
+    assert (done.code, done.out.strip()) == (Exit.OK, f"fairlead.toml: ok, {counts}")
     assert fairlead("config", "check", "--json", cwd=tmp_path).json == {
         "source": "fairlead.toml",
         "ok": True,

@@ -122,6 +122,17 @@ def test_each_process_prints_its_own_facts_only(
     assert "s3cret" not in drawn(process, SETTINGS, roles, urls, capsys)
 
 
+def test_the_banner_counts_schedules_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    budgets = {f"b{n}": {"seconds": 1, "per": "day"} for n in range(7)}
+    schedules = {"news": {"every": 60, "feature_name": "paint"}}
+    config = Config.model_validate({"services": {"paint": {"limit": 1}}, "budgets": budgets, "schedules": schedules})
+    lines = [line.split(maxsplit=1) for line in drawn("up", Settings(config), Roles(), URLS, capsys).splitlines()]
+    assert ["schedules", "1: news"] in [[word.strip() for word in line] for line in lines]
+    assert ["budgets", "7: b0, b1, b2, b3, b4 and 2 more"] in [[word.strip() for word in line] for line in lines]
+    worker = banner.facts("worker", Fairlead(Settings(config)), Roles(api=False, manager=False), [])
+    assert not {"schedules", "budgets"} & set(worker)
+
+
 def test_the_banner_names_the_executor_of_each_service() -> None:
     config = Config.model_validate(
         {"services": {"flux": {"limit": 1}, "mail": {"limit": 2, "celery": "shop.mail"}}, "celery": {"app": "shop:app"}}

@@ -16,6 +16,7 @@ from fairlead.engine.roles import Roles, pools_of, services_of
 from fairlead.version import __version__
 
 IN_MEMORY = "memory"
+MOST_NAMED = 5
 NO_SERVICES = {
     "manager": "no services configured here: it manages those that are declared in the database",
     "api": "no services, so it accepts no jobs: add [services.NAME] to fairlead.toml, or pass MODULE:APP",
@@ -47,6 +48,9 @@ def facts(process: str, app: Fairlead, roles: Roles, urls: list[str]) -> dict[st
             if served is None or name in served
         },
     }
+    if roles.manager:
+        named = {"schedules": sorted(config.schedules), "budgets": sorted(config.budgets)}
+        fields |= {kind: names for kind, names in named.items() if names}
     if roles.worker:
         bands = sorted(frozenset().union(*(pool.bands for pool in pools)))
         fields["bands"] = [str(Priority.of_band(band)) for band in bands]
@@ -118,6 +122,11 @@ def _drawn(fields: dict[str, Any]) -> list[Any]:
     return [*parts, Text()]
 
 
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{len(names)}: {', '.join(names[:MOST_NAMED])}{more}"
+
+
 def _locations(fields: dict[str, Any]) -> list[tuple[str, str]]:
     dispatcher = {
         None: "none: a `fairlead up` on the same database dispatches",
@@ -128,6 +137,7 @@ def _locations(fields: dict[str, Any]) -> list[tuple[str, str]]:
         ("database", fields["database"]),
         ("dispatcher", dispatcher),
         *((f"shard {name}", url) for name, url in fields["shards"].items()),
+        *((kind, _listed(fields[kind])) for kind in ("schedules", "budgets") if kind in fields),
     ]
     rows += [
         (f"pool {pool['name']}" if pool["name"] else "runs", _pool(pool, fields)) for pool in fields.get("pools", ())

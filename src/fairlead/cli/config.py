@@ -118,15 +118,16 @@ def _counted(count: int, one: str, many: str) -> str:
 
 
 def _counts(settings: Settings) -> str:
-    services, pipelines, shards = (
-        len(each) for each in (settings.config.services, settings.config.pipelines, settings.config.shards)
-    )
-    counted = f"{services} service{_s(services)}, {pipelines} pipeline{_s(pipelines)}"
-    return f"{counted}, {shards} shard{_s(shards)} beside the main one" if shards else counted
+    config = settings.config
+    parts = [f"{_s(len(config.services), 'service')}, {_s(len(config.pipelines), 'pipeline')}"]
+    parts += [_s(len(each), one) for each, one in ((config.schedules, "schedule"), (config.budgets, "budget")) if each]
+    if config.shards:
+        parts.append(f"{_s(len(config.shards), 'shard')} beside the main one")
+    return ", ".join(parts)
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def _s(count: int, one: str) -> str:
+    return _counted(count, one, f"{one}s")
 
 
 def _toml(values: dict[str, Any], section: str = "") -> Iterator[str]:

@@ -202,8 +202,8 @@ class AsyncClient(AsyncBatchCalls, AsyncFileCalls, AsyncTurnCalls):
         self, group_by: str | Sequence[str] = (), **asked: Unpack[calls.UsageOptions]
     ) -> Sequence[dict[str, Any]]:
         """Who used what: one row for each `interval` (`hour`, `day`, `month`, or one in `total`) and for each value of
-        `group_by` (`user`, `plan`, `feature`, `service`, `model`, `region`, `outcome`). The same names select calls:
-        `user="ada"`. Without `start`, the last 30 days."""
+        `group_by` (`user`, `plan`, `group`, `feature`, `service`, `model`, `region`, `outcome`). The same names select
+        calls: `user="ada"`; a `group` includes its teams. Without `start`, the last 30 days."""
         params = calls.usage_params(group_by, asked)
         rows: list[dict[str, Any]] = []
         cursor = None
@@ -213,6 +213,12 @@ class AsyncClient(AsyncBatchCalls, AsyncFileCalls, AsyncTurnCalls):
             cursor = page["next_cursor"]
             if cursor is None:
                 return rows
+
+    async def budgets(self, *, user_id: str | None = None, budget: str | None = None) -> Sequence[dict[str, Any]]:
+        """The budgets with what is left of them in the current window: amount, used, reserved, remaining, whether it is
+        spent, and how many jobs wait for the next window. With `user_id`, those that concern this user. A user's key
+        sees those of its user."""
+        return await self._do(calls.budgets(user_id, budget))
 
     async def request(
         self,

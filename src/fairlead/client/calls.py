@@ -148,6 +148,11 @@ def usage(params: Mapping[str, str], cursor: str | None) -> ApiCall[dict[str, An
     return ApiCall("GET", USAGE, lambda response: dict(response.json()), params={**params, **more})
 
 
+def budgets(user_id: str | None, budget: str | None) -> ApiCall[list[dict[str, Any]]]:
+    params = {name: value for name, value in (("user_id", user_id), ("budget", budget)) if value is not None}
+    return ApiCall("GET", "/api/v1/budgets", lambda response: list(response.json()["data"]), params=params)
+
+
 def usage_params(group_by: str | Sequence[str], asked: UsageOptions) -> dict[str, str]:
     fields: dict[str, Any] = {**asked, "group_by": group_by if isinstance(group_by, str) else ",".join(group_by)}
     fields |= {"from": _time(fields.pop("start", None)), "to": _time(fields.pop("end", None))}

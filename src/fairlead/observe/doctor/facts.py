@@ -29,7 +29,9 @@ from fairlead.engine.node import Node
 from fairlead.engine.outbox_relay import offer_of
 from fairlead.engine.shard_runtime import ShardRuntime
 from fairlead.errors import FairleadError, Unavailable
+from fairlead.observe.doctor import schedules, usage
 from fairlead.observe.snapshot import Observer, ShardSnapshot, ask_dispatcher, read_shard
+from fairlead.store.budgets import CounterRow
 from fairlead.store.port import Epoch, JobFilter, Store
 
 WORKER, MANAGER, API = "worker", "manager", "api"
@@ -151,6 +153,8 @@ class Facts:
     keys: Sequence[Key] | None = None
     endpoints: Sequence[Endpoint] = ()
     schedules: Sequence[Schedule] = ()
+    failing_schedules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    budgets: Sequence[CounterRow] = ()
     # Queues
     shards: Mapping[str, ShardSnapshot] = field(default_factory=dict)
     redis: Mapping[str, RedisFacts] = field(default_factory=dict)
@@ -224,12 +228,8 @@ class Sources:
 async def facts_of(sources: Sources) -> Facts:
     found: dict[str, Any] = {"now": sources.clock.now(), "elsewhere": False}
     found["redis"] = await sources.redis()
-    if sources.celery is not None:
-        found["celery"] = await sources.celery()
-    if sources.balancers is not None:
-        found["balancers"] = await sources.balancers()
-    if sources.objects is not None:
-        found["objects_problem"] = await sources.objects()
+    others = {"celery": sources.celery, "balancers": sources.balancers, "objects_problem": sources.objects}
+    found |= {name: await ask() for name, ask in others.items() if ask is not None}
     found |= await _database(sources)
     if disk := sources.disk():
         found["disk_free"], found["disk_total"] = disk
@@ -303,7 +303,9 @@ async def _read_store(store: Store, sources: Sources) -> dict[str, Any]:
         "undeclared": await _undeclared(store, rules),
         "keys": await store.keys(),
         "endpoints": await store.endpoints(),
-        "schedules": await store.schedules(),
+        "schedules": (declared := await store.schedules()),
+        "failing_schedules": await schedules.failures(store, declared),
+        "budgets": await usage.budget_rows(store, sources.config),
     }
 
 
@@ -314,9 +316,7 @@ async def _undeclared(store: Store, rules: Rules) -> dict[str, int]:
 
 
 async def _first_waiting(store: Store, lanes: Lanes) -> list[Job]:
-    async for jobs in store.waiting(SAMPLE, lanes):
-        return jobs
-    return []
+    return await anext(aiter(store.waiting(SAMPLE, lanes)), [])
 
 
 # ---------------------------------------------------------------- queues

@@ -26,7 +26,7 @@ endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-latest coverage chaos fuzz screenshots recording docs docs-serve check generate bench bench-full lock clean
+.PHONY: help install run test test-latest coverage soak chaos fuzz screenshots recording docs docs-serve check generate bench bench-full lock clean
 
 help: ## say what there is
 	@echo "make run       set up $(VENV) with what running needs, then start the gateway with the sample project (PORT=$(PORT))"
@@ -34,6 +34,7 @@ help: ## say what there is
 	@echo "make test      install, then run all tests (PROCESSES=$(PROCESSES); ARGS='tests/unit -x')"
 	@echo "make test-latest  run all tests in $(LATEST_VENV), with the newest versions that pyproject.toml allows (ARGS as above)"
 	@echo "make coverage  install, then run all tests and report which statements of src/ they cover (ARGS as above)"
+	@echo "make soak      install, then run the load tests of Celery with more tasks (SOAK_TASKS=10000)"
 	@echo "make chaos     install, then break everything again and again (CHAOS_MINUTES=10, CHAOS_SEED)"
 	@echo "make fuzz      install, then send the gateway whatever its OpenAPI allows or forbids (FUZZ_EXAMPLES=300)"
 	@echo "make screenshots  install, then take the pictures of the docs anew, of the running sample project"
@@ -87,6 +88,10 @@ coverage: install
 	$(BIN)/coverage run -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+soak: export SOAK_TASKS ?= 10000
+soak: install
+	$(BIN)/python -m pytest tests/balancing/test_storm.py tests/balancing/test_producers.py $(ARGS)
 
 chaos: install
 	$(BIN)/python -m tests.chaos.soak

@@ -1,4 +1,4 @@
-"""Many processes publish at once, and nothing is consumed."""
+"""Many processes publish at once, and nothing is consumed. `make soak` publishes 10,000 tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from fairlead.celery import LoadBalancer
 from tests.balancing.site import BALANCER_VARIABLE, BROKER_VARIABLE, release
 from tests.balancing.workers import ROOT, until
 
-PRODUCERS, EACH, QUEUES = 8, 1250, 20
+PRODUCERS, QUEUES = 8, 20
+EACH = int(os.environ.get("SOAK_TASKS", 3_000)) // PRODUCERS
+GROUP = 250
 PROGRAM = f"""
 from celery import group
 from tests.balancing.site import app, balancer, redis
@@ -24,9 +26,9 @@ noop = app.tasks["noop"]
 with app.connection_for_write():
     client.incr("test:ready")
     client.blpop("test:go")
-for _ in range({EACH} - 250):
+for _ in range({EACH - GROUP}):
     noop.delay()
-group(noop.s(i) for i in range(250)).apply_async()
+group(noop.s(i) for i in range({GROUP})).apply_async()
 """
 
 

@@ -273,6 +273,7 @@ FROM (
 ) AS found LEFT JOIN LATERAL (
     SELECT j.spec::json AS spec FROM fairlead.job AS j WHERE j.seq = newest AND j.user_id = found.user_id
 ) AS last ON true
+ORDER BY waiting DESC, running DESC, found.user_id
 
 -- name: heads
 -- $1: users, $2: service, $3: jobs per user and band. In the order of `domain.job.Job.rank`.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from threading import Lock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +30,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
     for reason, tests in sorted(reasons.items()):
         terminalreporter.write_line(f"{tests} skipped: {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Start each new SQLite database of this process as a copy of a migrated one. That takes a tenth of the time of all
+    migrations, which other processes and `test_migrations.py` run."""
+    from fairlead.store.sqlite import connect
+
+    migrate, template, lock = connect._migrate, tmp_path_factory.mktemp("sqlite") / "migrated.db", Lock()
+
+    def migrate_copy(path: str) -> None:
+        with lock:
+            if not template.exists():
+                migrate(str(template))
+            if os.path.getsize(path) == 0:
+                try:
+                    Path(path).write_bytes(template.read_bytes())
+                except OSError:  # of a full disk, for example, which SQLite is to find itself
+                    os.truncate(path, 0)
+        migrate(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "_migrate", migrate_copy)
+        yield
 
 
 @pytest.fixture(scope="session")

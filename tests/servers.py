@@ -214,11 +214,10 @@ async def empty(url: str) -> None:
     try:
         tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'fairlead'")
         names = {name for (name,) in tables} - {"rules", "schema_version", "usage_state", "secret"}
-        for name in names:
-            await connection.execute(f"DELETE FROM fairlead.{name}")
         if names:
             await connection.execute(
-                """UPDATE fairlead.rules SET version = 0, declared = '{"pools":{},"services":[]}'"""
+                "; ".join(f"DELETE FROM fairlead.{name}" for name in sorted(names))
+                + """; UPDATE fairlead.rules SET version = 0, declared = '{"pools":{},"services":[]}'"""
             )
     finally:
         await connection.close()

@@ -28,7 +28,7 @@ from fairlead.gateway import request_parsing
 from fairlead.gateway.app import create_gateway
 from tests.integration.gateway_site import TURNS, Gate, declare_services, served
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 ADMIN_KEY = "an-admin-key-of-some-length-for-the-fuzzer"
 PHASES = {"examples", "coverage", "fuzzing", "stateful"}
 FEATURES = ("full_pipeline", "text_only", "echo", "gated", "broken", "flaky")

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import httpx2
-import pytest
 from playwright.async_api import expect
 
 from fairlead import Config, Fairlead
@@ -17,11 +16,13 @@ from tests.browser.pages import settled
 from tests.integration.gateway_site import Gate
 
 
-@pytest.mark.parametrize("route", ["/", "/jobs", "/users", "/batches", "/dead", "/schedules", "/webhooks", "/audit"])
-async def test_an_empty_page_explains_itself(open_window: Open, bare_stage: Stage, route: str) -> None:
-    page = await (await open_window(bare_stage)).go(route)
-    await settled(page)
-    await expect(page.get_by_test_id("empty")).to_be_visible()
+async def test_an_empty_page_explains_itself(open_window: Open, bare_stage: Stage) -> None:
+    window = await open_window(bare_stage)
+    for route in ("/", "/jobs", "/users", "/batches", "/dead", "/schedules", "/webhooks", "/audit"):
+        page = await window.go(route)
+        await page.reload()
+        await settled(page)
+        await expect(page.get_by_test_id("empty"), route).to_be_visible()
 
 
 async def test_the_request_shown_on_the_page_submits_a_job(open_window: Open, bare_stage: Stage) -> None:

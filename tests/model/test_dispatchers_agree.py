@@ -24,14 +24,14 @@ from fairlead.domain.rules import Order, Rules, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock
 
 SERVICES = {
-    "fair": ServiceRules("fair", limit=3, user_limit=2, cost_unit="tokens", charge="tokens"),
+    "fair": ServiceRules("fair", limit=6, user_limit=3, cost_unit="tokens", charge="tokens"),
     "fifo": ServiceRules("fifo", limit=2, order=Order.FIFO, user_limit=1, cost_unit="megapixels"),
     "pool-x": ServiceRules("pool-x", limit=2, pool="gpu", cost=2.0),
     "pool-y": ServiceRules("pool-y", limit=2, pool="gpu", order=Order.FIFO),
     "pool-z": ServiceRules("pool-z", limit=3, pool="gpu", regions={"eu": 1, "us": 1}),
     "pool-part": ServiceRules("pool-part", limit=4, pool="gpu", regions={"eu": 2, "us": 2}, pooled_regions=("us",)),
     "rated": ServiceRules(
-        "rated", limit=4, rate=Rate(3, 12.0, 4.0), user_rate=Rate(2, 8.0, 8.0), user_limit=3, cost=2.0
+        "rated", limit=6, rate=Rate(5, 20.0, 4.0), user_rate=Rate(2, 8.0, 8.0), user_limit=3, cost=2.0
     ),
     "rated-fifo": ServiceRules("rated-fifo", limit=4, order=Order.FIFO, user_rate=Rate(2, None, 4.0)),
     "rated-regions": ServiceRules(
@@ -151,7 +151,7 @@ class BothEngines(RuleBasedStateMachine):
 
     @initialize(member_rates=st.booleans())
     def open_all(self, member_rates: bool) -> None:
-        """Without rates of plans and groups, some services grant many steps at once."""
+        """With rates of plans and groups, users and groups are parked while many steps are granted at once."""
         self.members_have_rates = member_rates
         if member_rates:
             self.plan_rates = {"free": Rate(1, None, 4.0), "gold": Rate(3, 9.0, 8.0)}

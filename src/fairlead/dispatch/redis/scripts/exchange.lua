@@ -80,18 +80,20 @@ local function first_lease(service)
 end
 
 local first_of_name = format('%d:', scope.epoch or 0)
-local function issue(service, job, step, run, user, estimate, charged, band, region, cost, plan)
-  local mask, units, group
-  if rates then
+-- `mask`, `units` and `group` are those that `rates.granted` returned (mask false: none), or nil if it was not called yet.
+local function issue(service, job, step, run, user, estimate, charged, band, region, cost, plan, mask, units, group)
+  if rates and mask == nil then
     mask, units, group = rates.granted(service, user[ID], region, cost, plan)
   end
   local n, user_id, weight, expires = HEADER + 10 * count, user[ID], user[WEIGHT], now + service.ttl
   count, scope.counter = count + 1, scope.counter + 1
-  local name = first_of_name .. scope.counter .. ARGV[13]
-  local stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
+  local name, stored = first_of_name .. scope.counter .. ARGV[13], nil
   if mask or cost then
-    stored = stored .. pack(mask or false, units or false, false, cost or false)
+    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires,
+      mask or false, units or false, false, cost or false)
     stored = group and stored .. pack(group) or stored
+  else
+    stored = pack(job, step, run, user_id, worker_name, now, region, charged, weight, band, estimate, expires)
   end
   keep_lease(service, name, region, stored)
   jobs[count], lease_names[count], runs[count] = job, name, run
@@ -145,7 +147,7 @@ if scope.pool_limit then
 elseif single and rates and not (single.ready or single.touched) then
   -- Its first step does not fit; another band's must not go before it.
   more = 0
-elseif single and (single.regional or admits or rates and rates.one_by_one(single)) then
+elseif single and (single.regional or admits) then
   -- Step by step, because each grant may change which step is next.
   while count < room do
     local chosen = pick(single, worker.bands, worker.regions, nil, worker.unserved)

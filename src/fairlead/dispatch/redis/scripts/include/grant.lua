@@ -14,12 +14,10 @@ local function drop_overtaken(service, band)
   drop_overtaken_by(service, '', band, service.vt[band])
 end
 
--- The same for the groups of a user that was granted a step.
-local function drop_overtaken_members(service, user, band)
-  scope.groups().each(service, user, function(group)
-    local time = group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band]
-    drop_overtaken_by(service, 'g' .. sub(group[ID], 2) .. '\0', band, time)
-  end)
+-- The same for the members of a group.
+local function drop_overtaken_in(service, group, band)
+  local time = group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band]
+  drop_overtaken_by(service, 'g' .. sub(group[ID], 2) .. '\0', band, time)
 end
 
 -- Remove the picked step from its queue and charge its user; returns the entry, the user, the estimate and the charge.
@@ -46,7 +44,7 @@ local function take(service, chosen, taken)
   if grouped then
     scope.groups().count_running(service, user, 1)
     refresh(service)
-    drop_overtaken_members(service, user, band)
+    scope.groups().each(service, user, function(group) drop_overtaken_in(service, group, band) end)
   else
     refresh_user(service, user)
   end
@@ -215,6 +213,28 @@ end
 local function release(service, mark, reported, lease_names, sent)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local stored = read_many(service.keys.leases, lease_names)
+  local ids = {}
+  for i = 1, #lease_names > 1 and #lease_names or 0 do
+    if stored[i] then
+      local _, _, _, user_id = unpack_of(stored[i])
+      ids[#ids + 1] = user_id
+    end
+  end
+  while ids[1] do
+    -- Read the users, then their groups, and the windows of both, with one command each.
+    read_users(service, ids)
+    if rates then
+      rates.read_members(service, ids)
+    end
+    local groups = {}
+    for i = 1, service.fifo and 0 or #ids do
+      local user = service.users[ids[i]]
+      if user and user[LANES] == '@' and user[GROUP] and service.users[user[GROUP]] == nil then
+        groups[#groups + 1] = user[GROUP]
+      end
+    end
+    ids = groups
+  end
   for i, name in ipairs(lease_names) do
     if stored[i] and not seen[name] then
       seen[name] = true

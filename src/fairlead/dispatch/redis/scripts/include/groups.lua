@@ -43,9 +43,13 @@ local function set_time(service, node, band, tag)
 end
 
 -- The index of the node's first lane, and the prefix of its heads.
+local prefixes = {}
 local function heads_of(service, node)
   local id = not service.fifo and node[LANES] == '@' and node[GROUP]
-  return node[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES, id and 'g' .. sub(id, 2) .. '\0' or ''
+  if id and not prefixes[id] then
+    prefixes[id] = 'g' .. sub(id, 2) .. '\0'
+  end
+  return node[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES, id and prefixes[id] or ''
 end
 
 -- Make a node active in a lane, and the groups that it is in. A group enters the band when it becomes active in any of
@@ -132,31 +136,38 @@ local function each_group(service, node, visit)
 end
 
 local function park_or_unpark_groups(service, user)
-  each_group(service, user, function(group) park_or_unpark_group(service, group) end)
+  local group = parent_of(service, user)
+  while group do
+    park_or_unpark_group(service, group)
+    group = parent_of(service, group)
+  end
 end
 
 local function count_running(service, user, more)
-  each_group(service, user, function(group)
-    group[RUNNING] = group[RUNNING] + more
-    group[CHANGED] = true
-  end)
+  local group = parent_of(service, user)
+  while group do
+    group[RUNNING], group[CHANGED] = group[RUNNING] + more, true
+    group = parent_of(service, group)
+  end
   park_or_unpark_groups(service, user)
 end
 
 -- Charge a grant to the groups of a user.
 local function charge_groups(service, user, band, estimate)
-  each_group(service, user, function(group)
+  local group = parent_of(service, user)
+  while group do
     move_back(service, group, band, charge(estimate, group[WEIGHT]))
     mark_stale(service, group)
-  end)
+    group = parent_of(service, group)
+  end
 end
 
 -- Settle the charges of the user's groups to the slot time that a call used (nil: nothing ran), and park or unpark the
 -- user and its groups.
 local function released(service, user, band, estimate, real)
-  each_group(service, user, function(group)
-    group[RUNNING] = group[RUNNING] - 1
-    group[CHANGED] = true
+  local group, limited = parent_of(service, user), false
+  while group do
+    group[RUNNING], group[CHANGED] = group[RUNNING] - 1, true
     local used = real and charge(real, group[WEIGHT]) or 0
     local difference = used - (estimate > 0 and charge(estimate, group[WEIGHT]) or 0)
     if difference ~= 0 then
@@ -166,9 +177,13 @@ local function released(service, user, band, estimate, real)
         group[NEW + band] = false
       end
     end
-  end)
+    limited = limited or group[PARKED] or group[LANES + 1] > 0
+    group = parent_of(service, group)
+  end
   park_or_unpark(service, user)
-  park_or_unpark_groups(service, user)
+  if limited then
+    park_or_unpark_groups(service, user)
+  end
 end
 
 -- A user or group was forgotten.

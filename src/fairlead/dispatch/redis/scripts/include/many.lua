@@ -1,125 +1,226 @@
 -- Grants many steps of one service at once. The outcome is the same as with one `pick` and `take` per step, but heads
 -- are read once, and queues are written once.
+--
+-- A level is the order of the users and groups in a lane, or of those within a group: `ids` and `sort_keys` are the heads
+-- that were read, `at` is the next of them, and `more` tells whether there are others. `again` and `again_keys` are those
+-- that had a turn and wait for another, in order, from `first` to `last`. `quota` is the number of grants that the level is
+-- expected to get, `each` that of one head.
 
-local function sorts_before(sort_key, user_id, other, other_id)
-  return sort_key < other or (sort_key == other and before(user_id, other_id))
+local function sorts_before(sort_key, id, other, other_id)
+  return sort_key < other or (sort_key == other and before(id, other_id))
 end
 
--- Insert a user that was granted a step and has more waiting into `again`, which is sorted in descending order so that
--- the next user is at the end.
-local function reinsert(again, user, sort_key)
-  local low, high = 1, #again + 1
-  while low < high do
-    local middle = floor((low + high) / 2)
-    local other = again[middle]
-    if sorts_before(other.sort_key, other.user[ID], sort_key, user[ID]) then
-      high = middle
-    else
-      low = middle + 1
+-- Let a user or group that has more waiting wait for another turn, usually behind all others that do.
+local function reinsert(level, node, sort_key)
+  local nodes, sort_keys, low, high = level.again, level.again_keys, level.first, level.last + 1
+  level.last = high
+  if high > low and sorts_before(sort_key, node[ID], sort_keys[high - 1], nodes[high - 1][ID]) then
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if sorts_before(sort_keys[middle], nodes[middle][ID], sort_key, node[ID]) then
+        low = middle + 1
+      else
+        high = middle
+      end
     end
+    table.insert(nodes, high, node)
+    table.insert(sort_keys, high, sort_key)
+  else
+    nodes[high], sort_keys[high] = node, sort_key
   end
-  table.insert(again, low, { sort_key = sort_key, user = user })
 end
 
--- Returns the users of the first band among these heads, in order: their ids, and their sort keys as numbers. Nil if there
--- is a group among them.
-local function of_first_band(service, heads)
-  local ids, sort_keys, first = {}, {}, byte(heads[1])
+-- Read users and groups, and their windows, with one command each.
+local function read_nodes(service, ids)
+  read_users(service, ids)
+  if rates then
+    rates.read_members(service, ids)
+  end
+end
+
+-- A level with these heads, up to the first one of another band.
+local function new_level(prefix, quota, heads)
+  local ids, sort_keys, key_at, first = {}, {}, #prefix + 2, byte(heads[1])
   for i = 1, #heads do
     if byte(heads[i]) ~= first then
       break
-    elseif byte(heads[i], 20) == 1 then
-      return nil
     end
-    ids[i], sort_keys[i] = sub(heads[i], 20), tonumber(sub(heads[i], 4, 19))
+    ids[i], sort_keys[i] = sub(heads[i], key_at + 16), tonumber(sub(heads[i], key_at, key_at + 15))
   end
-  read_users(service, ids)
-  return ids, sort_keys
+  return { prefix = prefix, quota = quota, each = math.ceil(quota / #ids), ids = ids, sort_keys = sort_keys, at = 1,
+    again = {}, again_keys = {}, first = 1, last = 0, more = #ids >= quota }
+end
+
+-- Take the next user or group out of a level; nil if there is none.
+local function next_of(service, level)
+  if level.more and not level.ids[level.at] then
+    -- Read as many heads again. None are written while steps are taken.
+    local ids, prefix, known, from = level.ids, level.prefix, #level.ids, '[' .. level.prefix .. '\0'
+    local heads = call('ZRANGEBYLEX', service.keys.heads, from, '(' .. prefix .. '\1', 'LIMIT', known, known)
+    for i = 1, #heads do
+      ids[known + i] = sub(heads[i], #prefix + 18)
+      level.sort_keys[known + i] = tonumber(sub(heads[i], #prefix + 2, #prefix + 17))
+    end
+    level.more = #heads == known
+    read_nodes(service, ids)
+  end
+  local id, first = level.ids[level.at], level.first
+  local returning = first <= level.last and level.again[first]
+  if returning and not (id and sorts_before(level.sort_keys[level.at], id, level.again_keys[first], returning[ID])) then
+    level.first = first + 1
+    return returning
+  elseif id then
+    level.at = level.at + 1
+    return service.users[id] or error('a user or group in the heads is not stored')
+  end
+end
+
+-- Read the first heads within all groups of a level, as many as each group is expected to need.
+local function open_groups(service, level, lane, levels)
+  local ids = {}
+  for _, id in ipairs(level.ids) do
+    if byte(id) == 1 and not levels[id] then
+      local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
+      local heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0',
+        level.each)
+      local inner = new_level(prefix, level.each, heads[1] and heads or error('a group has no member in the heads'))
+      for i = 1, #inner.ids do
+        ids[#ids + 1] = inner.ids[i]
+      end
+      levels[id] = inner
+    end
+  end
+  read_nodes(service, ids)
 end
 
 -- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
 -- earlier. Each read fetches as many steps as the user gets if all users get the same number.
-local function next_steps(service, lane, user, waiting, ahead)
+local function next_steps(service, lane, user, waiting, each, ahead)
   local mine, at = ahead[user], ahead.at[user]
   if not mine or not mine[at] or (service.fifo and waiting > 1 and not mine[at + 1]) then
     local queue = '[' .. lane .. '\0' .. format('%04x', #user[ID]) .. user[ID]
     -- Open-ended: the user has this many steps, so another user's follow only if one was lost.
     mine, at = call('ZRANGEBYLEX', service.keys.line, queue, '+', 'LIMIT', user[TAKEN] > 0 and user[TAKEN] or '0',
-      waiting < ahead.each and waiting or ahead.each), 1
+      waiting < each and waiting or each), 1
     if sub(mine[#mine] or '', 1, #queue - 1) ~= sub(queue, 2) then
       error('a step of a user is not in the queue')
     end
   end
-  if ahead.each > 1 then
+  if each > 1 then
     ahead[user], ahead.at[user] = mine, at + 1
   end
   return mine[at], mine[at + 1]
 end
 
--- Take one step of this user. Returns its member, its job, the estimate, the charge, and the user's new sort key, or
--- nil if nothing more waits.
-local function take_first(service, band, lane, user, ahead)
-  local at = lane_at(user, lane)
-  local member, following = next_steps(service, lane, user, user[at + 1], ahead)
-  local job_at = #lane + #user[ID] + 23
-  local job = sub(member, job_at)
-  local stated = service.stored_costs and costs_of(service)[STATED] > 0
-  local estimate = estimate_of(service, user, stated and read_entry(job, call('HGET', ENTRIES, job)).cost)
-  local charged, sort_key = 0, nil
+-- Count a step of this user as taken, and charge it to the user and its groups, the first `count` of the path from the
+-- outermost. Returns the user's charge.
+local function take_first(service, band, lane, at, user, estimate, path, count)
+  local charged, times = 0, band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band
   user[TAKEN], user[at + 1] = user[TAKEN] + 1, user[at + 1] - 1
   user[WAITING], user[RUNNING] = user[WAITING] - 1, user[RUNNING] + 1
-  if not service.fifo then
-    charged = charge(estimate, user[WEIGHT])
-    move_back(service, user, band, charged)
-    sort_key = user[TAG + band] + MIDDLE
-  elseif user[at + 1] > 0 then
-    sort_key = tonumber(sub(following, job_at - 16, job_at - 1))
+  for i = service.fifo and 0 or count + 1, 1, -1 do
+    local node = i > count and user or path[i]
+    local tag, cost = node[TAG + band], charge(estimate, node[WEIGHT])
+    if node[NEW + band] then
+      node[NEW + band] = false
+    elseif i > 1 then
+      local group = path[i - 1]
+      if tag < group[times] then
+        drop_overtaken_in(service, group, band) -- now, because the time of the group goes back
+      end
+      group[times] = tag
+    else
+      service.vt[band] = tag
+    end
+    node[TAG + band] = tag + cost
+    if i > count then
+      charged = cost
+    else
+      node[RUNNING] = node[RUNNING] + 1
+      mark_stale(service, node)
+    end
   end
   mark_stale(service, user)
-  park_or_unpark(service, user)
-  if user[at + 1] == 0 or user[PARKED] then
-    sort_key = nil
+  if count > 0 and user[at + 1] == 0 then
+    scope.groups().lower(service, user, lane)
   end
-  return member, job, estimate, charged, sort_key
+  park_or_unpark(service, user)
+  for i = count, 1, -1 do
+    local limit = path[i][LANES + 1]
+    if limit > 0 and path[i][RUNNING] >= limit then
+      scope.groups().park_or_unpark(service, path[i])
+    end
+  end
+  return charged
 end
 
+-- Returns the number of granted steps, and whether a rate keeps the next one from being granted.
 local function take_in_band(service, band, heads, room, issue)
-  local lane, ids, sort_keys = UNBOUND[band], of_first_band(service, heads)
-  if not ids then
-    local count, chosen = 0, pick_unbound(service, { band })
-    while chosen do
-      local entry, user, estimate, charged = take(service, chosen, taken)
-      issue(service, entry.job, entry.step, entry.run, user, estimate, charged, band, false, entry.cost, entry.plan)
-      count = count + 1
-      chosen = count < room and pick_unbound(service, { band })
-    end
-    return count
+  local lane, held, parks = UNBOUND[band], false, false
+  if rates then
+    held, parks = rates.holds_steps(service)
   end
-  local members, jobs, takers, estimates, charges = {}, {}, {}, {}, {}
-  local at, again, count = 1, {}, 0
-  local ahead = { each = math.ceil(room / #ids) + (service.fifo and 1 or 0), at = {} }
+  local root, levels, path, ahead, full = new_level(lane, room, heads), {}, {}, { at = {} }, false
+  read_nodes(service, root.ids)
+  local read_first = service.stored_costs and costs_of(service)[STATED] > 0 or rates and rates.needs_entries(service)
+  local members, jobs, takers, estimates, charges, count = {}, {}, {}, {}, {}, 0
+  local entries, masks, units, groups = {}, {}, {}, {}
   while count < room do
-    local id, returning, user = ids[at], again[#again], nil
-    if returning and not (id and sorts_before(sort_keys[at], id, returning.sort_key, returning.user[ID])) then
-      user, again[#again] = returning.user, nil
-    elseif id then
-      user, at = service.users[id], at + 1
-    else
+    local level, depth, user = root, 1, next_of(service, root)
+    if not user then
       break
     end
-    count = count + 1
-    local sort_key
-    members[count], jobs[count], estimates[count], charges[count], sort_key = take_first(service, band, lane, user, ahead)
-    takers[count] = user
-    -- A user with as many users ahead of it as there are grants left gets no further grant.
-    local last = sort_keys[at + room - count - 1]
-    if sort_key and not (last and last < sort_key) then
-      reinsert(again, user, sort_key)
+    while byte(user[ID]) == 1 do
+      -- Descend into a group.
+      path[depth], path[-depth], depth = user, level, depth + 1
+      if not levels[user[ID]] then
+        open_groups(service, level, lane, levels)
+      end
+      level = levels[user[ID]]
+      user = next_of(service, level) or error('a member of a group is not in the heads')
+    end
+    local at = lane_at(user, lane)
+    local each = level.each + (service.fifo and 1 or 0)
+    local member, following = next_steps(service, lane, user, user[at + 1], each, ahead)
+    local job_at = #lane + #user[ID] + 23
+    local job, cost, plan = sub(member, job_at), nil, nil
+    local entry = read_first and call('HGET', ENTRIES, job)
+    if entry then
+      local _
+      _, _, _, _, _, _, _, cost, _, _, _, _, _, _, _, plan = unpack_of(entry)
+    end
+    local admitted = not held or rates.admits(service, user, cost)
+    if admitted == nil then
+      full = true
+      break
+    elseif admitted then
+      count = count + 1
+      members[count], jobs[count], takers[count], entries[count] = member, job, user, entry
+      estimates[count] = estimate_of(service, user, cost)
+      charges[count] = take_first(service, band, lane, at, user, estimates[count], path, depth - 1)
+      if rates then
+        masks[count], units[count], groups[count] = rates.granted(service, user[ID], false, cost, plan)
+      end
+    end
+    -- Put the user and its groups back. One with as many others ahead of it as there are grants left gets no further one.
+    path[depth], path[-depth] = user, level
+    for i = depth, 1, -1 do
+      local node, of_level = path[i], path[-i]
+      local lane_of = node == user and at or lane_at(node, lane)
+      if node[lane_of + 1] > 0 and not node[PARKED] then
+        local sort_key = service.fifo and tonumber(sub(following, job_at - 16, job_at - 1))
+          or node[NEW + band] or node[TAG + band] + MIDDLE
+        local last = not parks and of_level.sort_keys[of_level.at + room - count - 1]
+        if not (last and last < sort_key) then
+          reinsert(of_level, node, sort_key)
+        end
+      end
     end
   end
-  local seqs, entries = {}, read_many(ENTRIES, jobs)
+  local seqs = {}
+  entries = read_first and entries or read_many(ENTRIES, jobs)
   for i = 1, count do
-    local user, seq, _, _, offered, _, step, run, cost, _, _, _, _, _, _, _, plan = takers[i], unpack_of(entries[i])
+    local user, seq, _, _, offered, _, step, run, cost = takers[i], unpack_of(entries[i])
     user[TAKEN] = 0
     service.waiting[offered] = service.waiting[offered] - 1
     if service.fifo then
@@ -128,15 +229,23 @@ local function take_in_band(service, band, heads, room, issue)
     if cost then
       count_costs(service, lane, user[ID], -1, -cost)
     end
-    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost, plan)
+    issue(service, jobs[i], step, run, user, estimates[i], charges[i], band, false, cost, nil,
+      masks[i] or false, units[i], groups[i])
   end
   call_many('ZREM', service.keys.line, members)
   call_many('HDEL', ENTRIES, jobs)
   call_many('ZREM', service.keys.seqs, seqs)
   if count > 0 and not service.fifo then
+    if next(levels) and call('EXISTS', service.keys.idle) == 1 then
+      for id, level in pairs(levels) do
+        if level.at > 1 then
+          drop_overtaken_in(service, service.users[id], band)
+        end
+      end
+    end
     drop_overtaken(service, band)
   end
-  return count
+  return count, full, parks or next(levels)
 end
 
 local function take_many(service, bands, room, issue)
@@ -156,10 +265,13 @@ local function take_many(service, bands, room, issue)
     if not heads[1] then
       return
     elseif band_of(heads[1]) == band then
-      local count = take_in_band(service, band, heads, room, issue)
+      local count, full, parks = take_in_band(service, band, heads, room, issue)
+      if full then
+        return
+      end
       room = room - count
       heads = NONE
-      if count > 0 and service.user_limit then
+      if parks or count > 0 and service.user_limit then
         refresh(service) -- a user that reached its limit is parked in the other bands too
       end
     end

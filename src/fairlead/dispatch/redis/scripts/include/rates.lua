@@ -19,7 +19,7 @@
 --- @const W_FIRST 9
 if scope.rates then
   local RATES, RATED = KEYS[#KEYS - 1], KEYS[#KEYS]
-  local state, users = scope.rates, {}
+  local state, found_of = scope.rates, {}
   local late, pack_now, may_park = {}, false, true
 
   local function take_rate(window, rate)
@@ -155,36 +155,6 @@ if scope.rates then
     return over > 0 or rested
   end
 
-  -- µs until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and is free again
-  -- after `per`.
-  local function freed(window, missing, most, at)
-    local whole = floor((missing - 1) / most)
-    local rest = missing - 1 - whole * most
-    for entry = W_FIRST, #window, 3 do
-      rest = rest - window[entry + at]
-      if rest < 0 then
-        return whole * window[W_PER] + math.max(0, window[entry] - now)
-      end
-    end
-    return (whole + 1) * window[W_PER]
-  end
-
-  -- µs until the `count`-th request from now fits, with this many units, and the mean for each of those before it.
-  local function window_wait(window, count, units, mean)
-    local waits = window[W_REST] > 0 and window[W_REST] - now or 0
-    local missing = window[W_USED] + count - window[W_REQUESTS]
-    if window[W_REQUESTS] < MIDDLE and missing > 0 then
-      waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
-    end
-    local most = window[W_UNITS]
-    local own, each = math.max(1, math.min(units, most)), math.max(1, math.min(mean, most))
-    missing = window[W_USED_UNITS] + (count - 1) * each + own - most
-    if window[W_UNITS] < MIDDLE and missing > 0 then
-      waits = math.max(waits, freed(window, missing, window[W_UNITS], 2))
-    end
-    return math.max(0, waits)
-  end
-
   local function counts(window)
     return window and (window[W_REQUESTS] < MIDDLE or window[W_UNITS] < MIDDLE)
   end
@@ -199,28 +169,49 @@ if scope.rates then
     return of
   end
 
-  local function key_of(service, user_id)
-    return service.name .. '\0' .. user_id
-  end
-
   local function has_rate(window, rate)
     return window[W_REQUESTS] == rate[1] and window[W_UNITS] == rate[2] and window[W_PER] == rate[3]
   end
 
+  -- The members' windows of a service that were read, by id; false: there is none.
+  local function members_of(service)
+    local members = found_of[service]
+    if not members then
+      members = {}
+      found_of[service] = members
+    end
+    return members
+  end
+
   -- A member's window: {window, score, key, changed}; nil if the member has none. With `rate`, it is created if needed.
   local function user_window(service, user_id, rate)
-    local key = key_of(service, user_id)
-    local found = users[key]
+    local members = members_of(service)
+    local found = members[user_id]
     if found == nil then
-      local stored = state.n > 0 and call('HGET', RATES, key)
+      local key = state.n > 0 and service.name .. '\0' .. user_id
+      local stored = key and call('HGET', RATES, key)
       found = stored and { unpack_of(stored), false, key, false }
-      users[key] = found
+      members[user_id] = found
     end
     if not found and rate then
-      found = { new_window(rate), false, key, true }
-      users[key], state.n = found, state.n + 1
+      found = { new_window(rate), false, service.name .. '\0' .. user_id, true }
+      members[user_id], state.n, pack_now = found, state.n + 1, true
     end
     return found or nil
+  end
+
+  -- Read the windows of many members with one command.
+  local function read_windows(service, ids)
+    local members, missing, keys = members_of(service), {}, {}
+    for i = 1, state.n > 0 and #ids or 0 do
+      if members[ids[i]] == nil then
+        members[ids[i]] = false
+        missing[#missing + 1], keys[#keys + 1] = ids[i], service.name .. '\0' .. ids[i]
+      end
+    end
+    for i, stored in ipairs(read_many(RATES, keys)) do
+      members[missing[i]] = stored and { unpack_of(stored), false, keys[i], false }
+    end
   end
 
   -- When the window of a user has to be looked at: when the user gets another chance, or at the end of its last entry.
@@ -240,7 +231,8 @@ if scope.rates then
     return read_entry(job, call('HGET', ENTRIES, job)).cost
   end
 
-  local function counts_units(of)
+  local units_count = {}
+  local function find_units(of)
     if of.o[W_UNITS] < MIDDLE or (of.u and of.u[2] < MIDDLE) or (state.p and state.p[W_UNITS] < MIDDLE) or state.z then
       return true
     end
@@ -252,36 +244,41 @@ if scope.rates then
     return false
   end
 
+  -- Whether a rate that holds for steps of the service limits units.
+  local function counts_units(of)
+    local found = units_count[of]
+    if found == nil then
+      found = find_units(of)
+      units_count[of] = found
+    end
+    return found
+  end
+
   -- The units that the first step of a user reserves. Read only if a rate limits units.
   local function units_at(service, lane, user_id)
     local of = state.s[service.name]
     return counts_units(of) and (cost_at(service, lane, user_id) or of.m) or 0
   end
 
-  -- The ids of the user's groups that have a rate, from the innermost. `path` is that of the user's group, if it is known.
-  local function rated_groups(service, user_id, path)
-    local found = {}
+  -- The path of the innermost group with a rate, of this group and those that it is in; nil if there is none.
+  local function rated_path(service, path)
     if not state.g or service.fifo then
-      return found
+      return nil
     end
-    if path == nil then
-      local user = read_user(service, user_id)
-      path = user and user[LANES] == '@' and sub(user[GROUP], 2)
-    end
-    while path do
-      if state.g[path] then
-        found[#found + 1] = '\1' .. path
-      end
+    while path and not state.g[path] do
       path = string.match(path, '^(.*)/[^/]*$')
     end
-    return found
+    return path or nil
   end
 
-  local function each_member(user_id, groups, visit)
-    visit(user_id)
-    for _, id in ipairs(groups) do
-      visit(id)
-    end
+  -- The next one around it.
+  local function around(service, path)
+    return rated_path(service, string.match(path, '^(.*)/[^/]*$'))
+  end
+
+  local function rated_group(service, user_id)
+    local user = state.g and read_user(service, user_id)
+    return user and user[LANES] == '@' and rated_path(service, sub(user[GROUP], 2)) or nil
   end
 
   -- Give the window of a user the rate of its plan. Returns whether the user has a rate.
@@ -292,52 +289,72 @@ if scope.rates then
       take_rate(found[1], rate or nil) -- the user has another plan now
       score(service, found, user_id)
     end
-    return rate and true or false
+    return rate and found
   end
 
-  -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's, 16 those
-  -- of `groups`.
-  local function each_window(service, user_id, region, mask, groups, visit)
-    local of = rates_of(service.name)
-    if mask % 2 >= 1 then
-      visit(of.o)
-    end
-    if mask % 4 >= 2 and of.r[region] then
-      visit(of.r[region])
-    end
-    if mask % 8 >= 4 and state.p then
-      visit(state.p)
-    end
-    if mask % 16 >= 8 then
-      groups = { user_id, unpack(groups) }
-    end
-    for _, id in ipairs(mask >= 8 and groups or NONE) do
-      local found = user_window(service, id)
-      if found then
-        visit(found[1])
-      end
-    end
-    pack_now = true
-  end
-
-  -- Creates the windows of the user and of the groups, if they have rates.
-  local function mask_of(service, user_id, region, plan, groups)
+  -- The windows in which a call counts, as a mask: 1 the service's, 2 its region's, 4 the pool's, 8 the user's, 16 those of
+  -- the groups of the path. Creates the windows of the user and of the groups, if they have rates.
+  local function mask_of(service, user_id, region, plan, path)
     local of, mask = state.s[service.name], 0
     if not of then
       return 0
-    end
-    for _, id in ipairs(groups) do
-      local rate = state.g[sub(id, 2)]
-      local found = user_window(service, id, rate)
-      if not has_rate(found[1], rate) then
-        take_rate(found[1], rate)
-      end
     end
     mask = (counts(of.o) and 1 or 0) + (region and counts(of.r[region]) and 2 or 0)
     if scope.pool_limit and state.p and in_pool(service, region) then
       mask = mask + 4
     end
-    return mask + ((of.u or state.q) and take_plan(service, user_id, plan) and 8 or 0) + (groups[1] and 16 or 0)
+    if (of.u or state.q) and take_plan(service, user_id, plan) then
+      mask = mask + 8
+    end
+    if path then
+      mask = mask + 16
+    end
+    while path do
+      local rate = state.g[path]
+      local found = user_window(service, '\1' .. path, rate)
+      if not has_rate(found[1], rate) then
+        take_rate(found[1], rate)
+      end
+      path = around(service, path)
+    end
+    return mask
+  end
+
+  -- Collect the windows of a mask in `windows`, and the user and groups that have windows in `members` and `ids`. Returns
+  -- their numbers. The lists are used again by the next call, so that nothing is created for each step.
+  local windows, members, ids = {}, {}, {}
+  local function collect(service, user_id, region, mask, path)
+    local of, count, known = rates_of(service.name), 0, 0
+    if mask % 2 >= 1 then
+      count = count + 1
+      windows[count] = of.o
+    end
+    if mask % 4 >= 2 and of.r[region] then
+      count = count + 1
+      windows[count] = of.r[region]
+    end
+    if mask % 8 >= 4 and state.p then
+      count = count + 1
+      windows[count] = state.p
+    end
+    pack_now = pack_now or count > 0
+    local id, own = state.n > 0 and user_id, mask % 16 >= 8
+    while id do
+      local found = user_window(service, id)
+      if found then
+        known = known + 1
+        members[known], ids[known] = found, id
+        if own or id ~= user_id then
+          count = count + 1
+          windows[count] = found[1]
+        end
+      end
+      if id ~= user_id then
+        path = around(service, path)
+      end
+      id = path and '\1' .. path
+    end
+    return count, known
   end
 
   -- A group or user was given another chance.
@@ -349,16 +366,13 @@ if scope.rates then
     end
   end
 
-  local function changed(service, user_id)
-    local found = user_window(service, user_id)
-    if found then
-      local user = read_user(service, user_id)
-      if user and type(user[PARKED]) == 'number' then
-        user[PARKED] = 0 -- the user gets another chance, from the next park_or_unpark on
-        user[CHANGED] = true
-      end
-      score(service, found, user_id)
+  local function changed(service, found, user_id)
+    local user = read_user(service, user_id)
+    if user and type(user[PARKED]) == 'number' then
+      user[PARKED] = 0 -- the user gets another chance, from the next park_or_unpark on
+      user[CHANGED] = true
     end
+    score(service, found, user_id)
   end
 
   local function advance_users()
@@ -385,16 +399,32 @@ if scope.rates then
     return window[W_REST] > 0 and math.min(window[W_REST], ends) or ends
   end
 
-  local function row_of(rows, kind, name, window)
-    if counts(window) or window[W_REST] > 0 then
-      rows[#rows + 1] = { kind, name, window[W_REQUESTS], window[W_UNITS], window[W_PER], window[W_USED],
-        window[W_USED_UNITS], window_due(window, 0) or -1, window[W_REST] }
+  -- Park the user, or the first of its groups, whose rate keeps a step of these units from being granted, and return it.
+  -- Its heads are stale then.
+  local function hold_member(service, user_id, units)
+    local path, id = rated_group(service, user_id), user_id
+    while id do
+      local found = user_window(service, id)
+      if found and not window_fits(found[1], units) then
+        local node, due = user_of(service, id), window_due(found[1], units)
+        node[PARKED] = due and due > 0 and due or MIDDLE
+        score(service, found, id)
+        mark_stale(service, node)
+        if node[LANES] == '@' then
+          of_groups().park_changed(service, node)
+        end
+        return node
+      end
+      if id ~= user_id then
+        path = around(service, path)
+      end
+      id = path and '\1' .. path
     end
   end
 
   rates = {
-    take_rate = take_rate, new_window = new_window, rates_of = rates_of, window_wait = window_wait, add = add,
-    user_window = user_window, each_window = each_window, mask_of = mask_of, state = state,
+    take_rate = take_rate, new_window = new_window, rates_of = rates_of,
+    user_window = user_window, read_members = read_windows, state = state,
 
     changed = function()
       pack_now = true
@@ -405,10 +435,30 @@ if scope.rates then
       may_park = not on
     end,
 
-    -- Whether the next step depends on what the one before it counted, so that steps are taken one by one.
-    one_by_one = function(service)
+    -- Whether rates decide about each step of the service; and whether they may park its user or a group.
+    holds_steps = function(service)
       local of = state.s[service.name]
-      return of and (of.u or state.q or state.g or counts_units(of))
+      local parks = of and (of.u or state.q or state.g) and true or false
+      return parks or of and counts_units(of), parks
+    end,
+
+    -- Whether `admits` and `granted` depend on more of a step than its user.
+    needs_entries = function(service)
+      local of = state.s[service.name]
+      return of and (state.q or counts_units(of))
+    end,
+
+    -- Whether a user's next step, of this cost, may be granted: nil if the rate of the service keeps it from being
+    -- granted, false if that of the user or one of its groups does, which is then parked.
+    admits = function(service, user, cost)
+      local of = state.s[service.name]
+      local units = counts_units(of) and (cost or of.m) or 0
+      if room(of.o) <= 0 then
+        return nil
+      elseif hold_member(service, user[ID], units) then
+        return false
+      end
+      return window_fits(of.o, units) or nil
     end,
 
     room = function(service, free)
@@ -432,28 +482,15 @@ if scope.rates then
       if not may_park or not of or not (of.u or state.q or state.g) then
         return false
       end
-      local units, members = nil, rated_groups(service, user_id)
-      table.insert(members, 1, user_id)
-      for _, id in ipairs(members) do
-        local found = user_window(service, id)
-        units = found and (units or units_at(service, lane, user_id))
-        if found and not window_fits(found[1], units) then
-          local node, due = user_of(service, id), window_due(found[1], units)
-          node[PARKED] = due and due > 0 and due or MIDDLE
-          score(service, found, id)
-          late[#late + 1] = { service, node }
-          if node[LANES] == '@' then
-            of_groups().park_changed(service, node)
-            of_groups().each(service, node, function(group) late[#late + 1] = { service, group } end)
-            mark_stale(service, node)
-            refresh(service)
-          else
-            refresh_user(service, node)
-          end
-          return true
+      local node = hold_member(service, user_id, units_at(service, lane, user_id))
+      if node then
+        late[#late + 1] = { service, node }
+        if node[LANES] == '@' then
+          of_groups().each(service, node, function(group) late[#late + 1] = { service, group } end)
         end
+        refresh(service)
       end
-      return false
+      return node ~= nil
     end,
 
     -- Whether the rates of the service and its pool allow the first step of a user.
@@ -482,46 +519,24 @@ if scope.rates then
       return found
     end,
 
-    -- Count a grant. Returns the mask of its windows, its units, and the path of the user's group if one of its groups
-    -- has a rate; or nothing.
+    -- Count a grant. Returns the mask of its windows, its units, and the path of the innermost of the user's groups with a
+    -- rate; or nothing.
     granted = function(service, user_id, region, cost, plan)
-      local groups = rated_groups(service, user_id)
-      local mask = mask_of(service, user_id, region, plan, groups)
+      local path = rated_group(service, user_id)
+      local mask = mask_of(service, user_id, region, plan, path)
       if mask == 0 then
         return nil
       end
-      local units = cost or state.s[service.name].m or 0
-      each_window(service, user_id, region, mask, groups, function(window)
+      local units, count, found = cost or state.s[service.name].m or 0, collect(service, user_id, region, mask, path)
+      for i = 1, count do
+        local window = windows[i]
         window[W_OPEN], window[W_OPEN_UNITS] = window[W_OPEN] + 1, window[W_OPEN_UNITS] + units
         window[W_USED], window[W_USED_UNITS] = window[W_USED] + 1, window[W_USED_UNITS] + units
-      end)
-      if mask >= 8 then
-        each_member(user_id, groups, function(id)
-          local found = user_window(service, id)
-          if found then
-            score(service, found, id)
-          end
-        end)
       end
-      return mask, units, groups[1] and sub(groups[1], 2)
-    end,
-
-    -- The call of a grant was sent. Returns when.
-    sent = function(service, user_id, region, mask, units, granted, after, path)
-      local sent_at, groups = math.min(now, granted + after), rated_groups(service, user_id, path or false)
-      each_window(service, user_id, region, mask, groups, function(window)
-        close(window, units)
-        add(window, sent_at + margin(window), 1, units)
-      end)
-      each_member(user_id, groups, function(id)
-        changed(service, id)
-        local node = read_user(service, id)
-        if node and node[PARKED] == 0 then
-          reconsider(service, node)
-        end
-      end)
-      touch(service)
-      return sent_at
+      for i = 1, found do
+        score(service, members[i], ids[i])
+      end
+      return mask, units, path
     end,
 
     -- The call of a grant has ended, or was never made.
@@ -533,72 +548,29 @@ if scope.rates then
       if not mask then
         return
       end
-      local reported, groups = sent_at and true or false, rated_groups(service, user_id, path or false)
+      local reported, count, found = sent_at and true or false, collect(service, user_id, region, mask, rated_path(service, path))
       sent_at = sent_at or (after and math.min(now, granted + after))
-      each_window(service, user_id, region, mask, groups, function(window)
+      for i = 1, count do
         if refund and not reported then
-          close(window, units)
+          close(windows[i], units)
         else
-          window_ended(window, units, used, sent_at, reported)
+          window_ended(windows[i], units, used, sent_at, reported)
         end
-      end)
-      each_member(user_id, groups, function(id) changed(service, id) end)
+      end
+      for i = 1, found do
+        changed(service, members[i], ids[i])
+      end
     end,
 
     -- After `ended`: look again at the groups of this path. The user may be in another group now.
     groups_ended = function(service, path)
-      for _, id in ipairs(rated_groups(service, nil, path)) do
-        local group = read_user(service, id)
+      path = rated_path(service, path)
+      while path do
+        local group = read_user(service, '\1' .. path)
         if group and group[PARKED] == 0 then
           reconsider(service, group)
         end
-      end
-    end,
-
-    -- Count a call that ended before the queue was rebuilt.
-    spent = function(service, user_id, region, ended_at, units, plan, path)
-      local groups = rated_groups(service, user_id, path)
-      local mask = mask_of(service, user_id, region, plan, groups)
-      each_window(service, user_id, region, mask, groups, function(window)
-        add(window, ended_at, 1, units)
-      end)
-      each_member(user_id, groups, function(id)
-        local found = mask >= 8 and user_window(service, id)
-        if found then
-          score(service, found, id)
-        end
-      end)
-    end,
-
-    -- µs until the rate of a group allows the `count`-th step of its members from now, of this cost.
-    group_wait = function(service, id, count, cost)
-      local of, found = state.s[service.name], state.g and state.g[sub(id, 2)] and user_window(service, id)
-      if not of or not found then
-        return 0
-      end
-      local units = cost or of.m or 0
-      return window_wait(found[1], count, units, of.m or units)
-    end,
-
-    -- What the upstream said about its limits.
-    rest = function(service, region, seconds, requests, units)
-      local of = rates_of(service.name)
-      local window, until_then = of.o, now + seconds
-      if region then
-        window = of.r[region] or new_window()
-        of.r[region] = window
-      end
-      pack_now = true
-      touch(service)
-      if not requests and not units then
-        window[W_REST] = math.max(window[W_REST], until_then)
-        return
-      end
-      local more = requests and window[W_REQUESTS] < MIDDLE and math.max(0, room(window) - requests) or 0
-      local left = math.max(0, window[W_UNITS] - window[W_USED_UNITS])
-      local more_units = units and window[W_UNITS] < MIDDLE and math.max(0, left - units) or 0
-      if more > 0 or more_units > 0 then
-        add(window, until_then - window[W_PER], more, more_units)
+        path = around(service, path)
       end
     end,
 
@@ -648,78 +620,23 @@ if scope.rates then
       return due < MIDDLE and format('%d', math.max(0, due - now)) or ''
     end,
 
-    uses = function(service)
-      local rows, of = {}, state.s[service.name]
-      if of then
-        row_of(rows, 'service', service.name, of.o)
-        for i = 1, #service.regions, 2 do
-          local region = service.regions[i]
-          if of.r[region] then
-            row_of(rows, 'region', region, of.r[region])
-          end
-        end
-        if state.p and scope.pool_limit then
-          row_of(rows, 'pool', '', state.p)
-        end
-        local paths = {}
-        for path in pairs(state.g or NONE) do
-          paths[#paths + 1] = path
-        end
-        table.sort(paths, before)
-        for _, path in ipairs(paths) do
-          local found = user_window(service, '\1' .. path)
-          if found then
-            row_of(rows, 'group', path, found[1])
-          end
-        end
-      end
-      return rows
-    end,
-
-    -- Apply changed rates to the windows of members. `pairs_of_rates` are {old, new or false}: which plan a user has is
-    -- not stored, so a window that has the old rate of a plan gets the new one.
-    change_members = function(service, pairs_of_rates)
-      local prefix = service.name .. '\0'
-      for _, key in ipairs(state.n > 0 and call('HKEYS', RATES) or NONE) do
-        if sub(key, 1, #prefix) == prefix then
-          local id = sub(key, #prefix + 1)
-          local found, rate = user_window(service, id), nil
-          if byte(id) == 1 then
-            rate = state.g and state.g[sub(id, 2)] or false
-          else
-            for _, pair in ipairs(pairs_of_rates) do
-              if rate == nil and pair[1] and has_rate(found[1], pair[1]) then
-                rate = pair[2] or false
-              end
-            end
-          end
-          if rate == false then
-            found[1], found[4] = { 0, 0, 0, 0, 0, 0, 0, 0 }, true
-          else
-            if rate then
-              take_rate(found[1], rate)
-            end
-            score(service, found, id)
-          end
-        end
-      end
-    end,
-
     save = function(fields)
       local written, gone, scores = {}, {}, {}
       for _, parked in ipairs(late) do -- by a pick after the users were written
         call('HSET', parked[1].keys.users, parked[2][ID], stored_user(parked[2]))
       end
-      for key, found in pairs(users) do
-        if found and found[4] then
-          local window = found[1]
-          if window[W_USED] == 0 and window[W_USED_UNITS] == 0 and window[W_REST] == 0 and #window < W_FIRST then
-            gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
-            users[key] = false
-          else
-            found[4] = false
-            written[#written + 1], written[#written + 2] = key, pack(window)
-            scores[#scores + 1], scores[#scores + 2] = format('%d', found[2]), key
+      for _, of_service in pairs(found_of) do
+        for id, found in pairs(of_service) do
+          if found and found[4] then
+            local window, key, n = found[1], found[3], #written
+            if window[W_USED] == 0 and window[W_USED_UNITS] == 0 and window[W_REST] == 0 and #window < W_FIRST then
+              gone[#gone + 1], state.n, pack_now = key, state.n - 1, true
+              of_service[id] = false
+            else
+              found[4] = false
+              written[n + 1], written[n + 2] = key, pack(window)
+              scores[n + 1], scores[n + 2] = format('%d', found[2]), key
+            end
           end
         end
       end
@@ -732,4 +649,174 @@ if scope.rates then
       end
     end,
   }
+
+  -- The functions that claims do not use are created when the first of them is looked up.
+  setmetatable(rates, {
+    __index = function(_, name)
+      -- µs until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and is free again
+      -- after `per`.
+      local function freed(window, missing, most, at)
+        local whole = floor((missing - 1) / most)
+        local rest = missing - 1 - whole * most
+        for entry = W_FIRST, #window, 3 do
+          rest = rest - window[entry + at]
+          if rest < 0 then
+            return whole * window[W_PER] + math.max(0, window[entry] - now)
+          end
+        end
+        return (whole + 1) * window[W_PER]
+      end
+
+      -- µs until the `count`-th request from now fits, with this many units, and the mean for each of those before it.
+      local function window_wait(window, count, units, mean)
+        local waits = window[W_REST] > 0 and window[W_REST] - now or 0
+        local missing = window[W_USED] + count - window[W_REQUESTS]
+        if window[W_REQUESTS] < MIDDLE and missing > 0 then
+          waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
+        end
+        local most = window[W_UNITS]
+        local own, each = math.max(1, math.min(units, most)), math.max(1, math.min(mean, most))
+        missing = window[W_USED_UNITS] + (count - 1) * each + own - most
+        if window[W_UNITS] < MIDDLE and missing > 0 then
+          waits = math.max(waits, freed(window, missing, window[W_UNITS], 2))
+        end
+        return math.max(0, waits)
+      end
+
+      local function row_of(rows, kind, name, window)
+        if counts(window) or window[W_REST] > 0 then
+          rows[#rows + 1] = { kind, name, window[W_REQUESTS], window[W_UNITS], window[W_PER], window[W_USED],
+            window[W_USED_UNITS], window_due(window, 0) or -1, window[W_REST] }
+        end
+      end
+
+      local others = {
+        window_wait = window_wait,
+
+        -- The call of a grant was sent. Returns when.
+        sent = function(service, user_id, region, mask, units, granted, after, path)
+          local sent_at, count, found = math.min(now, granted + after), collect(service, user_id, region, mask, rated_path(service, path))
+          for i = 1, count do
+            close(windows[i], units)
+            add(windows[i], sent_at + margin(windows[i]), 1, units)
+          end
+          for i = 1, found do
+            changed(service, members[i], ids[i])
+            local node = read_user(service, ids[i])
+            if node and node[PARKED] == 0 then
+              reconsider(service, node)
+            end
+          end
+          touch(service)
+          return sent_at
+        end,
+
+        -- Count a call that ended before the queue was rebuilt.
+        spent = function(service, user_id, region, ended_at, units, plan, path)
+          path = rated_path(service, path)
+          local mask = mask_of(service, user_id, region, plan, path)
+          local count, found = collect(service, user_id, region, mask, path)
+          for i = 1, count do
+            add(windows[i], ended_at, 1, units)
+          end
+          for i = 1, found do
+            score(service, members[i], ids[i])
+          end
+        end,
+
+        -- µs until the rate of a group allows the `count`-th step of its members from now, of this cost.
+        group_wait = function(service, id, count, cost)
+          local of, found = state.s[service.name], state.g and state.g[sub(id, 2)] and user_window(service, id)
+          if not of or not found then
+            return 0
+          end
+          local units = cost or of.m or 0
+          return window_wait(found[1], count, units, of.m or units)
+        end,
+
+        -- What the upstream said about its limits.
+        rest = function(service, region, seconds, requests, units)
+          local of = rates_of(service.name)
+          local window, until_then = of.o, now + seconds
+          if region then
+            window = of.r[region] or new_window()
+            of.r[region] = window
+          end
+          pack_now = true
+          touch(service)
+          if not requests and not units then
+            window[W_REST] = math.max(window[W_REST], until_then)
+            return
+          end
+          local more = requests and window[W_REQUESTS] < MIDDLE and math.max(0, room(window) - requests) or 0
+          local left = math.max(0, window[W_UNITS] - window[W_USED_UNITS])
+          local more_units = units and window[W_UNITS] < MIDDLE and math.max(0, left - units) or 0
+          if more > 0 or more_units > 0 then
+            add(window, until_then - window[W_PER], more, more_units)
+          end
+        end,
+
+        uses = function(service)
+          local rows, of = {}, state.s[service.name]
+          if of then
+            row_of(rows, 'service', service.name, of.o)
+            for i = 1, #service.regions, 2 do
+              local region = service.regions[i]
+              if of.r[region] then
+                row_of(rows, 'region', region, of.r[region])
+              end
+            end
+            if state.p and scope.pool_limit then
+              row_of(rows, 'pool', '', state.p)
+            end
+            local paths = {}
+            for path in pairs(state.g or NONE) do
+              paths[#paths + 1] = path
+            end
+            table.sort(paths, before)
+            for _, path in ipairs(paths) do
+              local found = user_window(service, '\1' .. path)
+              if found then
+                row_of(rows, 'group', path, found[1])
+              end
+            end
+          end
+          return rows
+        end,
+
+        -- Apply changed rates to the windows of members. `pairs_of_rates` are {old, new or false}: which plan a user has is
+        -- not stored, so a window that has the old rate of a plan gets the new one.
+        change_members = function(service, pairs_of_rates)
+          local prefix = service.name .. '\0'
+          for _, key in ipairs(state.n > 0 and call('HKEYS', RATES) or NONE) do
+            if sub(key, 1, #prefix) == prefix then
+              local id = sub(key, #prefix + 1)
+              local found, rate = user_window(service, id), nil
+              if byte(id) == 1 then
+                rate = state.g and state.g[sub(id, 2)] or false
+              else
+                for _, pair in ipairs(pairs_of_rates) do
+                  if rate == nil and pair[1] and has_rate(found[1], pair[1]) then
+                    rate = pair[2] or false
+                  end
+                end
+              end
+              if rate == false then
+                found[1], found[4] = { 0, 0, 0, 0, 0, 0, 0, 0 }, true
+              else
+                if rate then
+                  take_rate(found[1], rate)
+                end
+                score(service, found, id)
+              end
+            end
+          end
+        end,
+      }
+      for key, value in pairs(others) do
+        rates[key] = value
+      end
+      return others[name]
+    end,
+  })
 end

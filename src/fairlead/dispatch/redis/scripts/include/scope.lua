@@ -222,6 +222,9 @@ local function lost_shared_key()
     waiting = waiting + service.waiting[1] + service.waiting[2] + service.waiting[3]
     leased = leased + service.leased
   end
+  if waiting > 0 and leased > 0 then
+    return call('EXISTS', ENTRIES, ONLEASE) < 2
+  end
   return waiting > 0 and call('EXISTS', ENTRIES) == 0 or leased > 0 and call('EXISTS', ONLEASE) == 0
 end
 
@@ -298,15 +301,13 @@ local function new_service(name, base)
 end
 
 local function load_scope()
-  local fields = {}
+  local fields = { 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version', 'rates' }
   for i, name in ipairs(names) do
-    local n = 4 * i
-    fields[n - 3], fields[n - 2], fields[n - 1] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
-    fields[n] = 'costs:' .. name
+    local n = 5 + 4 * i
+    fields[n], fields[n + 1], fields[n + 2] = 'rules:' .. name, 'state:' .. name, 'kept:' .. name
+    fields[n + 3] = 'costs:' .. name
   end
-  local of_services = read_many(META, fields)
-  local read = call('HMGET', META, 'epoch', 'open', 'services', 'pool_limit', 'pool', 'counter', 'version',
-    'rates')
+  local read = read_many(META, fields)
   local pool_limit, counter = tonumber(read[4]), tonumber(read[6]) or 0
   scope = {
     epoch = tonumber(read[1]), open = read[2] == '1', closed = read[2] == '0', lost = read[2] == 'lost',
@@ -320,7 +321,7 @@ local function load_scope()
   end
   local lost, with_rules = false, {}
   for i, name in ipairs(names) do
-    local service, rules, state = new_service(name, 10 * i - 5), of_services[4 * i - 3], of_services[4 * i - 2]
+    local service, rules, state = new_service(name, 10 * i - 5), read[5 + 4 * i], read[6 + 4 * i]
     if rules then
       take_rules(service, unpack_of(rules))
       with_rules[name] = true
@@ -331,14 +332,14 @@ local function load_scope()
       take_new_state(service)
     end
     count_slots(service)
-    service.stored_costs = of_services[4 * i]
+    service.stored_costs = read[8 + 4 * i]
     services[i], by_name[name] = service, service
     if not read[6] and service.leased > 0 then
       -- The counter was lost, or the leases were granted by another scope. Seconds are more than any count before, so
       -- that no name is given twice.
       scope.counter = floor(now / 1000000)
     end
-    lost = lost or lost_data(service, state, of_services[4 * i - 1])
+    lost = lost or lost_data(service, state, read[7 + 4 * i])
   end
   if scope.rates and scope.rates.n > 0 then
     lost = lost or call('HLEN', KEYS[#KEYS - 1]) ~= scope.rates.n or call('ZCARD', KEYS[#KEYS]) ~= scope.rates.n

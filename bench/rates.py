@@ -1,10 +1,12 @@
-"""What rates cost a claim: CPU time of Redis, and of the memory dispatcher, for an exchange of 1 and of 20 steps.
+"""What rates, stated costs and groups of users add to a claim: CPU time of Redis, and of the memory dispatcher, for an
+exchange of 1, 20 and 100 steps.
 
-    python -m bench.rates [--rounds 5]
+    python -m bench.rates [--rounds 10] [--before ../other-tree] [--only redis]
 
-Each round measures all variants in turn, on a temporary Redis. The table has the lowest figures, because other work on
-the machine only adds to them. For the cost of the code when no rate is used, run it with `--unused` in two working
-trees. `tests/chaos/rates.py` measures how much of a rate is used.
+All variants take turns in every round, on one temporary Redis, so that a slow minute of the machine meets all of them.
+The table has the lowest figure of each, because other work only adds to it, and the ratio to a claim that uses none of
+this. With `--before`, the dispatchers of another working tree take turns with them. The commands that one exchange sends
+within Redis are counted too; these numbers are exact. `tests/chaos/rates.py` measures how much of a rate is used.
 """
 
 from __future__ import annotations
@@ -12,93 +14,173 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
+import os
 import secrets
+import statistics
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
-from tests.redis_servers import server_url
 
 from fairlead.dispatch.memory import MemoryDispatcher
 from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.dispatch.redis import RedisDispatcher
 from fairlead.domain.rules import Rules, ServiceRules
 
-SERVICE, USERS, WAITING = "llm", 100, 4000
-CALLS = {1: 500, 20: 50}
+SERVICE, USERS, TEAMS, WAITING = "llm", 1000, 20, 4000
+CALLS = {1: 200, 20: 20, 100: 5}
+"""Exchanges in one turn, by the number of steps."""
+
+BEFORE, UNUSED, COSTS = "before", "nothing", "costs"
+ENGINES = ("redis", "memory")
 
 
-def variants() -> dict[str, dict[str, Any]]:
+def variants() -> dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], dict[str, Any]]]]:
+    """By name: the rules of the service, other rules, and what the offer of a user's number says."""
     try:
+        from fairlead.domain.groups import GroupRules
         from fairlead.domain.rates import Rate
     except ImportError:  # a version without rates
-        return {"no rate": {}}
-    requests, many = Rate(1_000_000, None, 60.0), Rate(1_000_000, 1e9, 60.0)
+        return {UNUSED: ({}, {}, lambda user: {})}
+    requests, tokens = Rate(1_000_000, None, 60.0), Rate(1_000_000, 1e9, 60.0)
+    team = [f"team-{number}" for number in range(TEAMS)]
+    inner = [f"org-{number % 4}/team-{number}" for number in range(TEAMS)]
     return {
-        "no rate": {},
-        "requests": {"rate": requests},
-        "requests and tokens": {"rate": many},
-        "requests, and of each user": {"rate": requests, "user_rate": requests},
+        UNUSED: ({}, {}, lambda user: {}),
+        COSTS: ({}, {}, lambda user: {"cost": 5.0}),
+        "requests": ({"rate": requests}, {}, lambda user: {}),
+        "tokens": ({"rate": tokens}, {}, lambda user: {"cost": 5.0}),
+        "requests of each user": ({"rate": requests, "user_rate": requests}, {}, lambda user: {}),
+        "tokens of each user": ({"rate": tokens, "user_rate": tokens}, {}, lambda user: {"cost": 5.0}),
+        "teams": ({}, {}, lambda user: {"group": team[user % TEAMS]}),
+        "teams in organisations": ({}, {}, lambda user: {"group": inner[user % TEAMS]}),
+        "teams with rates": (
+            {},
+            {"groups": {name: GroupRules(rate=requests) for name in team}},
+            lambda user: {"group": team[user % TEAMS]},
+        ),
     }
 
 
-def offers(count: int) -> list[Offer]:
-    return [
-        Offer(str(uuid.uuid4()), number, SERVICE, f"user-{number % USERS}", 2, 2, 0, 1, cost=5.0)
-        for number in range(count)
-    ]
+class Bench:
+    """One dispatcher with one variant, whose queue keeps its length."""
 
+    def __init__(self, engine: str, name: str, url: str) -> None:
+        self._rules, self._others, self._said = variants()[name]
+        self._server = redis.Redis.from_url(url)
+        self._dispatcher: Any = (
+            RedisDispatcher(url, prefix=f"bench-{secrets.token_hex(4)}")
+            if engine == "redis"
+            else MemoryDispatcher(time.monotonic)
+        )
+        self._cpu = self._server_cpu if engine == "redis" else time.process_time
+        self._offers = self._arriving()
+        self._opened = False
 
-async def measure(dispatcher: Any, rules: ServiceRules, batch: int, cpu: Callable[[], float]) -> float:
-    """Microseconds of CPU for each step of an exchange that releases and claims `batch` steps."""
-    await dispatcher.configure(Rules({SERVICE: rules}, version=1))
-    await dispatcher.close_scope(rules.scope, 1)
-    await dispatcher.open_scope(rules.scope, 1)
-    await dispatcher.offer(offers(WAITING))
-    claim = Claim("w", batch, frozenset((SERVICE,)))
-    leases = await dispatcher.exchange(claim)
-    began = cpu()
-    for _ in range(CALLS[batch]):
-        releases = [Release(lease.name, SERVICE) for lease in leases]
-        leases = await dispatcher.exchange(claim, releases)
-        assert len(leases) == batch
-    return (cpu() - began) * 1e6 / CALLS[batch] / batch
+    def _arriving(self) -> Iterator[Offer]:
+        for number in itertools.count():
+            user = number % USERS
+            yield Offer(str(uuid.uuid4()), number, SERVICE, f"user-{user}", 2, 2, 0, 1, **self._said(user))
 
-
-async def round_of(
-    url: str, results: dict[tuple[str, str, int], list[float]], chosen: dict[str, dict[str, Any]]
-) -> None:
-    server = redis.Redis.from_url(url)
-
-    def server_cpu() -> float:
-        info = server.info("cpu")
+    def _server_cpu(self) -> float:
+        info = self._server.info("cpu")
         return float(info["used_cpu_user"] + info["used_cpu_sys"])
 
-    for (name, rates), batch in itertools.product(chosen.items(), CALLS):
-        rules = ServiceRules(SERVICE, limit=100, **rates)
-        remote = RedisDispatcher(url, prefix=f"bench-{secrets.token_hex(4)}")
-        results.setdefault(("redis", name, batch), []).append(await measure(remote, rules, batch, server_cpu))
-        await remote.close()
-        memory = MemoryDispatcher(time.monotonic)
-        results.setdefault(("memory", name, batch), []).append(await measure(memory, rules, batch, time.process_time))
-        await memory.close()
+    def _commands(self) -> int:
+        stats = self._server.info("commandstats")
+        return sum(each["calls"] for name, each in stats.items() if name not in ("cmdstat_info", "cmdstat_evalsha"))
+
+    async def turn(self, batch: int) -> tuple[float, float]:
+        """Microseconds of CPU for each step of exchanges that release and claim `batch` steps, and the number of
+        commands within Redis of one exchange."""
+        calls = CALLS[batch]
+        if not self._opened:
+            rules = ServiceRules(SERVICE, limit=max(CALLS), **self._rules)
+            await self._dispatcher.configure(Rules({SERVICE: rules}, version=1, **self._others))
+            await self._dispatcher.close_scope(rules.scope, 1)
+            await self._dispatcher.open_scope(rules.scope, 1)
+            await self._dispatcher.offer(list(itertools.islice(self._offers, WAITING)))
+            self._opened = True
+        claim = Claim("w", batch, frozenset((SERVICE,)))
+        leases = await self._dispatcher.exchange(claim)
+        commands, began = self._commands(), self._cpu()
+        for _ in range(calls):
+            releases = [Release(lease.name, SERVICE) for lease in leases]
+            leases = await self._dispatcher.exchange(claim, releases)
+            assert len(leases) == batch
+        took, commands = self._cpu() - began, self._commands() - commands
+        await self._dispatcher.release([Release(lease.name, SERVICE) for lease in leases])
+        await self._dispatcher.offer(list(itertools.islice(self._offers, batch * (calls + 1))))
+        return took * 1e6 / calls / batch, commands / calls
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--unused", action="store_true", help="measure only without a rate")
+async def serve(url: str) -> None:
+    """Take turns as they are asked for, one line of JSON each."""
+    benches: dict[tuple[str, str], Bench] = {}
+    for line in sys.stdin:
+        engine, name, batch = json.loads(line)
+        if (engine, name) not in benches:
+            benches[engine, name] = Bench(engine, name, url)
+        print(json.dumps(await benches[engine, name].turn(batch)), flush=True)
+
+
+class Tree:
+    """The dispatchers of a working tree, in a process of their own."""
+
+    def __init__(self, tree: Path, url: str) -> None:
+        command = [sys.executable, "-P", __file__, "--serve", url]
+        environment = os.environ | {"PYTHONPATH": str(tree.resolve() / "src")}
+        self._process = subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True)
+
+    def turn(self, engine: str, name: str, batch: int) -> tuple[float, float]:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps([engine, name, batch]), file=self._process.stdin, flush=True)
+        cpu, commands = json.loads(self._process.stdout.readline())
+        return cpu, commands
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--before", type=Path, help="a working tree to compare with; it needs no installation")
+    parser.add_argument("--only", choices=ENGINES, action="append", help="this dispatcher")
+    parser.add_argument("--variant", choices=list(variants()), action="append", help="these, and the one with nothing")
+    parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    results: dict[tuple[str, str, int], list[float]] = {}
-    for _ in range(options.rounds):
-        await round_of(server_url(), results, {"no rate": {}} if options.unused else variants())
-    lowest = {key: min(values) for key, values in results.items()}
-    print("| dispatcher | steps | rate | CPU for each step, us | of no rate |\n| --- | --- | --- | --- | --- |")
-    for (engine, name, batch), value in sorted(lowest.items(), key=lambda each: (each[0][0], each[0][2])):
-        print(f"| {engine} | {batch} | {name} | {value:.1f} | {value / lowest[engine, 'no rate', batch]:.2f} |")
+    if options.serve:
+        asyncio.run(serve(options.serve))
+        return
+    from tests.redis_servers import server_url
+
+    url = server_url()
+    here = Tree(Path(__file__).parents[1], url)
+    cells = [(name, here, name) for name in variants() if not options.variant or name in {UNUSED, *options.variant}]
+    if options.before:
+        cells.insert(1, (BEFORE, Tree(options.before, url), UNUSED))
+    found: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
+    for number in range(options.rounds + 1):
+        for engine, batch in itertools.product(options.only or ENGINES, CALLS):
+            for row, tree, name in cells if number % 2 else cells[::-1]:
+                turn = tree.turn(engine, name, batch)
+                if number > 0:  # the first warms up
+                    found.setdefault((engine, batch, row), []).append(turn)
+    print("| dispatcher | steps | with | CPU for each step, us | of nothing | of costs | commands |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for engine, batch, (row, _, _) in itertools.product(options.only or ENGINES, CALLS, cells):
+        turns = found[engine, batch, row]
+        cost, commands = min(cpu for cpu, _ in turns), statistics.median(count for _, count in turns)
+        ratios = [
+            f"{cost / min(cpu for cpu, _ in found[engine, batch, base]):.2f}" if (engine, batch, base) in found else ""
+            for base in (UNUSED, COSTS)
+        ]
+        print(f"| {engine} | {batch} | {row} | {cost:.1f} | {' | '.join(ratios)} | {commands:.0f} |")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

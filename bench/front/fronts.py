@@ -29,6 +29,7 @@ from fairlead import __version__
 UPSTREAM = "upstream"
 LITELLM = "litellm"
 SMG = "smg"
+TOGETHER = f"{OURS}-up"
 COMING_UP_S = 120.0
 
 LITELLM_CONFIG = f"""
@@ -97,12 +98,19 @@ def _embedded(place: Place) -> Start:
 
 
 def _distributed(place: Place) -> Start:
-    env = {
+    return Start(_ours("api", "--port", str(place.port)), [_ours("worker"), _ours("manager")], _engines(place))
+
+
+def _together(place: Place) -> Start:
+    return Start(_ours("up", "--port", str(place.port)), env=_engines(place))
+
+
+def _engines(place: Place) -> dict[str, str]:
+    return {
         "BENCH_UPSTREAM": f"{place.upstream}/v1",
         "BENCH_DATABASE_URL": place.servers.fresh(),
         "BENCH_REDIS_URL": place.servers.redis_url,
     }
-    return Start(_ours("api", "--port", str(place.port)), [_ours("worker"), _ours("manager")], env)
 
 
 def _litellm(place: Place) -> Start:
@@ -125,7 +133,8 @@ FRONTS = {
         Front(UPSTREAM, "no front: aiohttp on uvloop, one process", None),
         Front(SMG, "keeps nothing; one process, Rust", _smg, "venv-smg", "smg"),
         Front(EMBEDDED, "durable on SQLite; `fairlead up`, one process", _embedded),
-        Front(OURS, "durable on PostgreSQL + Redis; a gateway, a worker and a manager", _distributed),
+        Front(TOGETHER, "durable on PostgreSQL + Redis; `fairlead up`, one process", _together),
+        Front(OURS, "durable on PostgreSQL + Redis; `api`, `worker` and `manager`, one process each", _distributed),
         Front(LITELLM, "keeps nothing; one process, Python", _litellm, "venv-litellm", "litellm"),
     )
 }

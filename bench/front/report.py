@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bench.front.fronts import FRONTS, LITELLM, SMG, UPSTREAM
+from bench.front.fronts import FRONTS, LITELLM, SMG, TOGETHER, UPSTREAM
 from bench.front.measure import FIRST_TOKEN, MANY, ONE, READERS, SHORT_STREAM, TOKENS
 from bench.front.upstream import PAUSE_S
 from bench.report import shown, table
@@ -64,7 +64,7 @@ def _absent(results: Results) -> str:
 def _aims(results: Results) -> str:
     if results.run.get("smoke"):
         return ""
-    rows = [row for ours in (EMBEDDED, OURS) for row in _aims_of(ours, results) if row[-2] != "-"]
+    rows = [row for ours in (EMBEDDED, TOGETHER, OURS) for row in _aims_of(ours, results) if row[-2] != "-"]
     return "## Aims\n\n" + table(("front", "what", "aim", "measured", ""), rows).replace("---:", "---") if rows else ""
 
 

@@ -114,19 +114,22 @@ def shards_of(settings: Settings, config: Config, process: str, servers: Set[str
         dispatcher = MemoryDispatcher(clock.steady, database=clock.now)
         return [Shard(MAIN_SHARD, dispatcher, dispatcher, lambda: dispatcher, None, partial(claim_new, dispatcher))]
     from fairlead.dispatch.redis import RedisDispatcher
+    from fairlead.dispatch.redis.claim_new import ClaimNew
     from fairlead.dispatch.redis.leadership import RedisLeadership
 
     shards = []
     for name, url in redis_urls(settings).items():
         prefix = _prefix(name)
         claimer = partial(RedisDispatcher, url, prefix=prefix, database=clock.now, admit=servers.__contains__)
+        main = claimer()
         shards.append(
             Shard(
                 name,
-                claimer(),
+                main,
                 RedisDispatcher(url, prefix=prefix, database=clock.now),
                 claimer,
                 RedisLeadership(url, prefix=prefix, holder=process, ttl=config.manager.leader_ttl),
+                ClaimNew(main),
             )
         )
     return shards

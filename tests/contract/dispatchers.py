@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from fairlead.dispatch.memory import MemoryDispatcher
+from fairlead.dispatch.memory.claim_new import claim_new
 from fairlead.dispatch.port import (
     Claim,
     Dispatcher,
@@ -22,10 +23,12 @@ from fairlead.dispatch.port import (
     Withdrawal,
 )
 from fairlead.dispatch.redis import RedisDispatcher
+from fairlead.dispatch.redis.claim_new import ClaimNew
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import RANK_ARRIVAL, Hold
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules, ServiceRules
+from fairlead.engine.prompt_worker import LAST
 from tests.redis_servers import server_url
 
 
@@ -119,6 +122,15 @@ class QueueHarness:
         """Claim for these services, by default for all."""
         claim = Claim(worker, budget, frozenset(services or self.rules), **filters)  # type: ignore[arg-type]
         return await self.dispatcher.exchange(claim)
+
+    async def claim_new(self, job: str, user: str = "ann", service: str = "s", **more: object) -> Lease | None:
+        """Claim a step that was not offered. By default its job is new, and has no seq yet."""
+        values: dict[str, object] = {"seq": LAST, "band": 2, "rank": RANK_ARRIVAL, "step": 0, "run": 0} | more
+        offer = Offer(job_id=job, service=service, user_id=user, **values)  # type: ignore[arg-type]
+        if isinstance(self.dispatcher, MemoryDispatcher):
+            return await claim_new(self.dispatcher, offer, "w")
+        assert isinstance(self.dispatcher, RedisDispatcher)
+        return await ClaimNew(self.dispatcher, rest=0.0)(offer, "w")
 
     async def claimed(self, budget: int = 1, *services: str, worker: str = "w", **filters: object) -> list[str]:
         """Claim, and return the jobs."""

@@ -188,7 +188,8 @@ def started(command: tuple[str, ...], *, cwd: Path, env: Mapping[str, str] | Non
 
 
 def _start(command: tuple[str, ...], cwd: Path, env: dict[str, str], out: IO[str]) -> Forked | subprocess.Popen[bytes]:
-    if command[: len(COMMAND)] == COMMAND:
+    # Failpoints are read when their module is imported, which the process that forks has done.
+    if command[: len(COMMAND)] == COMMAND and "FAIRLEAD_FAILPOINT" not in env:
         return Forked(command[len(COMMAND) :], cwd=cwd, env=env, stdout=out, stderr=out)
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out)
 

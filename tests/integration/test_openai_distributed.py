@@ -101,6 +101,36 @@ async def test_every_request_gets_its_answer_while_a_gateway_and_a_worker_are_ki
             assert len(upstream.calls) == sum(1 + len(job["attempts"]) for job in whole)
 
 
+async def test_a_process_that_is_killed_before_it_accepts_a_request_leaves_no_slot_taken(
+    tmp_path: Path, engines: dict[str, str]
+) -> None:
+    """It is gateway and worker, and dies between the claim of the only slot and the commit. The client's own retry goes
+    to another process, which gets the slot once the lease is taken back."""
+    doomed_env = {**engines, "FAIRLEAD_FAILPOINT": "after_claim", "FAIRLEAD_FAILPOINT_AFTER": "1"}
+    async with running_upstream("llama") as upstream:
+        (tmp_path / "fairlead.toml").write_text(CONFIG.format(url=upstream.url, slots=1))
+        with ExitStack() as stack:
+            doomed, other = (
+                stack.enter_context(running("up", tmp_path, "--config", "fairlead.toml", env=env))
+                for env in (doomed_env, engines)
+            )
+            async with (
+                balanced(doomed, other) as base,
+                openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="any", max_retries=0) as direct,
+                openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="any", max_retries=4, timeout=60) as client,
+            ):
+                await direct.chat.completions.create(model="llama", messages=HELLO)
+                answer = await client.chat.completions.create(model="llama", messages=HELLO, user="bob")
+            assert doomed.ended() == -signal.SIGKILL
+            assert answer.choices[0].message.content == "".join(WORDS)
+            async with httpx2.AsyncClient(base_url=other.url, trust_env=False, timeout=30) as http:
+                jobs = (await http.get("/api/v1/jobs", params={"limit": 100})).json()["data"]
+                ended = await http.get(f"/api/v1/jobs/{jobs[0]['job_id']}")
+            assert [job["status"] for job in jobs] == ["COMPLETED"] * 2
+            assert ended.json()["attempts"] == []
+            assert (len(upstream.calls), upstream.most) == (2, 1)
+
+
 async def test_a_stream_passes_through_processes_and_ends_with_an_error_if_its_worker_is_killed(
     tmp_path: Path, engines: dict[str, str]
 ) -> None:

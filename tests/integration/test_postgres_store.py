@@ -413,7 +413,8 @@ async def test_the_group_commit_hides_a_lost_reply(store: PostgresStore, monkeyp
 def lose_reply(monkeypatch: pytest.MonkeyPatch, *, happened: bool, times: int = 99) -> None:
     """The next commits end with a broken connection, after or before the server has executed them."""
     execute, fetch = asyncpg.Connection.execute, asyncpg.Connection.fetch
-    alone = {WRITES[name] for name in ("submit", "submit_together", "submit_keyed", "start_single", "complete")}
+    statements = ("submit", "submit_together", "submit_keyed", "submit_started", "start_single", "complete")
+    alone = {WRITES[name] for name in statements}
     left = [times]
 
     async def losing_statement(self: Any, query: str, *args: Any, **options: Any) -> Any:

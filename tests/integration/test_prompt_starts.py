@@ -10,14 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from fairlead.dispatch.memory import MemoryDispatcher
-from fairlead.dispatch.memory.claim_new import claim_new
-from fairlead.dispatch.port import Claim, Offer, Release
 from fairlead.domain.job import JobStatus
-from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.domain.transitions import Start, Submit
 from fairlead.errors import InvalidInput, Unavailable
 from fairlead.store.port import Committed, Transition
+from fairlead.store.postgres.store import PostgresStore
 from fairlead.store.sqlite.store import SqliteStore
 from tests.integration.openai_site import HELLO, Front, open_front
 
@@ -25,12 +22,12 @@ from tests.integration.openai_site import HELLO, Front, open_front
 class Commits:
     """The kinds of transitions of each commit with a submit or a start. The next submit fails with `fails`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: type[Any]) -> None:
         self.kinds: list[list[type]] = []
         self.fails: Exception | None = None
-        commit = SqliteStore.commit
+        commit = store.commit
 
-        async def committing(store: SqliteStore, batch: Sequence[Transition], **options: Any) -> Committed:
+        async def committing(store: Any, batch: Sequence[Transition], **options: Any) -> Committed:
             kinds = [type(one) for one in batch if isinstance(one, Submit | Start)]
             if kinds:
                 self.kinds.append(kinds)
@@ -39,12 +36,19 @@ class Commits:
                 raise error
             return await commit(store, batch, **options)
 
-        monkeypatch.setattr(SqliteStore, "commit", committing)
+        monkeypatch.setattr(store, "commit", committing)
+
+    async def until_prompt(self, front: Front) -> None:
+        """Send requests until one is started at once: the queue is built."""
+        while self.kinds[-1:] != [[Submit, Start]]:
+            await ask(front)
+        self.kinds.clear()
+        front.upstream.calls.clear()
 
 
 @pytest.fixture
-def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
-    return Commits(monkeypatch)
+def commits(monkeypatch: pytest.MonkeyPatch, engines: dict[str, str]) -> Commits:
+    return Commits(monkeypatch, PostgresStore if "redis_url" in engines else SqliteStore)
 
 
 async def ask(front: Front, **options: Any) -> str:
@@ -54,25 +58,27 @@ async def ask(front: Front, **options: Any) -> str:
 
 
 async def test_a_request_with_a_free_slot_is_accepted_and_started_in_one_commit(
-    tmp_path: Path, commits: Commits
+    tmp_path: Path, commits: Commits, engines: dict[str, str]
 ) -> None:
-    async with open_front(tmp_path) as front:
-        await ask(front)  # the queue is built
-        commits.kinds.clear()
+    async with open_front(tmp_path, engines=engines) as front:
+        await commits.until_prompt(front)
         job = await front.app.get(await ask(front))
+        outbox = await front.app._runtime.store.outbox(older_than=1e12, limit=9)
+    assert job.job_id not in [entry.job_id for entry in outbox]
     assert commits.kinds == [[Submit, Start]]
     assert (job.status, job.attempts) == (JobStatus.COMPLETED, [])
     assert job.started_at is not None
-    assert len(front.upstream.calls) == 2
+    assert len(front.upstream.calls) == 1
 
 
-async def test_a_request_without_a_free_slot_waits_and_is_started_later(tmp_path: Path, commits: Commits) -> None:
-    async with open_front(tmp_path, service={"limit": 1}) as front:
-        await ask(front)  # the queue is built
-        commits.kinds.clear()
+async def test_a_request_without_a_free_slot_waits_and_is_started_later(
+    tmp_path: Path, commits: Commits, engines: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, service={"limit": 1}, engines=engines) as front:
+        await commits.until_prompt(front)
         front.upstream.gate.clear()
         first = asyncio.create_task(ask(front))
-        while len(front.upstream.calls) < 2:
+        while not front.upstream.calls:
             await asyncio.sleep(0.001)
         second = asyncio.create_task(ask(front))
         while len(commits.kinds) < 2:
@@ -83,8 +89,11 @@ async def test_a_request_without_a_free_slot_waits_and_is_started_later(tmp_path
     assert front.upstream.most == 1
 
 
-async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Path, commits: Commits) -> None:
-    async with open_front(tmp_path, service={"limit": 1}) as front:
+async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(
+    tmp_path: Path, commits: Commits, engines: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, service={"limit": 1}, engines=engines) as front:
+        await commits.until_prompt(front)
         commits.fails = Unavailable("the disk is full")
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(front)
@@ -95,74 +104,17 @@ async def test_a_commit_that_fails_sends_nothing_and_frees_the_slot(tmp_path: Pa
     assert len(front.upstream.calls) == 1
 
 
-async def test_a_submit_that_is_refused_frees_the_slot_at_once(tmp_path: Path, commits: Commits) -> None:
-    async with open_front(tmp_path, service={"limit": 1}) as front:
-        await ask(front)  # the queue is built
-        commits.kinds.clear()
+async def test_a_submit_that_is_refused_frees_the_slot_at_once(
+    tmp_path: Path, commits: Commits, engines: dict[str, str]
+) -> None:
+    async with open_front(tmp_path, service={"limit": 1}, engines=engines) as front:
+        await commits.until_prompt(front)
         commits.fails = InvalidInput("a file is missing")
         with pytest.raises(openai.APIStatusError) as refused:
             await ask(front)
         assert refused.value.status_code == InvalidInput.status
-        [idle] = await front.app._runtime.node.shards["main"].dispatcher.snapshot()
-        assert idle.leases == ()
-        await ask(front)
-    assert commits.kinds == [[Submit, Start], [Submit, Start]]
-    assert len(front.upstream.calls) == 2
-
-
-# ---------------------------------------------------------------- the dispatcher
-
-
-def offer(job_id: str, service: str = "s") -> Offer:
-    return Offer(job_id, 2**62, service, "ann", 2, 1, 0, 0)
-
-
-async def opened(limit: int, *others: ServiceRules, **pools: int) -> MemoryDispatcher:
-    dispatcher = MemoryDispatcher(lambda: 1000.0)
-    rules = {each.service: each for each in (ServiceRules("s", limit=limit), *others)}
-    await dispatcher.configure(Rules(rules, pools))
-    for scope in {each.scope for each in rules.values()}:
-        await dispatcher.close_scope(scope, epoch=1)
-        await dispatcher.open_scope(scope, epoch=1)
-    return dispatcher
-
-
-async def test_a_new_step_is_claimed_within_the_limit_and_leaves_no_trace_otherwise() -> None:
-    dispatcher = await opened(1)
-    lease = claim_new(dispatcher, offer("a"), "w")
-    assert lease is not None
-    assert claim_new(dispatcher, offer("b"), "w") is None
-    assert await dispatcher.positions(["b"]) == {}
-    assert await dispatcher.offer([offer("a")]) == 0  # its outbox row, which is relayed after the commit
-    await dispatcher.release([Release(lease.name, "s")])
-    assert claim_new(dispatcher, offer("b"), "w") is not None
-
-
-async def test_a_new_step_does_not_overtake_the_step_that_is_next() -> None:
-    dispatcher = await opened(1)
-    await dispatcher.offer([offer("first")])
-    assert claim_new(dispatcher, offer("new"), "w") is None
-    (lease,) = await dispatcher.exchange(Claim("w", 5, frozenset({"s"})))
-    assert lease.job_id == "first"
-
-
-async def test_a_new_step_does_not_hide_what_its_worker_claims_for_in_pools() -> None:
-    """The services `a` and `b` share one slot, and another worker serves `b`."""
-    pooled = [ServiceRules(name, limit=5, pool="p") for name in ("a", "b")]
-    dispatcher = await opened(5, *pooled, p=1)
-    first, second = Claim("w", 5, frozenset({"a", "s"})), Claim("v", 5, frozenset({"b"}))
-    await dispatcher.exchange(first)
-    await dispatcher.offer([offer("b1", "b")])
-    (lease,) = await dispatcher.exchange(second)
-    await dispatcher.offer([offer("a1", "a"), offer("b2", "b")])
-    assert claim_new(dispatcher, offer("new"), "w") is not None
-    assert await dispatcher.exchange(second, [Release(lease.name, "b")]) == [], "it is the turn of a"
-    assert [each.job_id for each in await dispatcher.exchange(first)] == ["a1"]
-
-
-@pytest.mark.parametrize(
-    "service", [ServiceRules("t", limit=1, pool="p"), ServiceRules("t", limit=1, regions={"eu": 1})]
-)
-async def test_new_steps_of_pools_and_regions_are_left_to_claims(service: ServiceRules) -> None:
-    dispatcher = await opened(1, service, p=0)
-    assert claim_new(dispatcher, offer("new", "t"), "w") is None
+        async with asyncio.timeout(5):  # the lease would last longer
+            await ask(front)
+        assert (await front.app._runtime.node.shards["main"].dispatcher.snapshot())[0].leases == ()
+    assert commits.kinds[0] == [Submit, Start]
+    assert len(front.upstream.calls) == 1

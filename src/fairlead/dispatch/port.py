@@ -7,7 +7,7 @@ newer run of the job, queued or leased.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -341,7 +341,9 @@ class Leadership(Protocol):
     async def close(self) -> None: ...
 
 
-ClaimNew = Callable[[Offer, str], Lease | None]
+ClaimNew = Callable[[Offer, str], Awaitable[Lease | None]]
+"""Claims a step before it is in the queue, for the worker of this name. Returns None, and leaves nothing behind, if the
+step is not the next one of its service now: because of a limit, a rate, a pause, or another step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +352,7 @@ class Shard:
 
     `builder` connects to the same dispatcher without checking the server's identity, for rebuilds. `new_dispatcher`
     opens a connection for each further worker of the process, because Redis identifies waiting workers by their
-    connection. `leadership` is None if the dispatcher is in the memory of this process. Only such a dispatcher has
-    `claim_new`, which claims a step before it is in the queue (`dispatch/memory/claim_new.py`).
+    connection. `leadership` is None if the dispatcher is in the memory of this process.
     """
 
     name: str

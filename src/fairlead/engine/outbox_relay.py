@@ -176,9 +176,9 @@ def waited_for(job: Job) -> Iterable[str]:
     return dict.fromkeys(job.steps) if job.round and job.status.finished else (job.service,)
 
 
-def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
+def offer_of(job: Job, services: Mapping[str, ServiceRules], seq: int | None = None) -> Offer:
     """The job's waiting step, as it is offered to the dispatcher. The service of the step may be missing in `services`,
-    if no configuration declares it any more."""
+    if no configuration declares it any more. `seq` is given if the job has none yet."""
     service, region = job.service, None
     if job.region is not None or job.allowed_regions is not None:
         rules = services.get(service)
@@ -187,7 +187,7 @@ def offer_of(job: Job, services: Mapping[str, ServiceRules]) -> Offer:
         region = lane_of(job.bound_within(regions) if prefers is None else job.allowed_regions, prefers)
     return Offer(
         job.id,
-        job.seq,
+        job.seq if seq is None else seq,
         service,
         job.user_id,
         job.priority.band,

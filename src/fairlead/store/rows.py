@@ -7,6 +7,7 @@ would release the GIL once per row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import orjson
 from fairlead.domain.batch import BatchItem
 from fairlead.domain.job import Attempt, Hold, Job, JobRecord, JobStatus, Priority, StepResult
 from fairlead.domain.redaction import redacted_error
-from fairlead.domain.transitions import Move
+from fairlead.domain.transitions import Move, Start
 from fairlead.domain.webhooks import JobWebhook
 from fairlead.store.port import Epoch, OutboxEntry
 
@@ -30,7 +31,7 @@ STATUSES = (
 )
 STATUS_CODES = {status: code for code, status in enumerate(STATUSES)}
 _BANDS = (Priority.HIGH, *(Priority.of_band(band) for band in (1, 2, 3)))  # no job has band 0
-PENDING = STATUS_CODES[JobStatus.PENDING]
+PENDING, RUNNING = STATUS_CODES[JobStatus.PENDING], STATUS_CODES[JobStatus.RUNNING]
 
 
 def micros(moment: float | None) -> int | None:
@@ -175,6 +176,24 @@ def numbered(job: Job, seq: int) -> Job:
     submitted: Any = job
     submitted.seq = seq
     return job
+
+
+def running(job: Job, start: Start, seq: int, now: int) -> Job:
+    """A job that was started by the commit that accepted it, at the time `now`."""
+    at = now / 1e6
+    return replace(
+        job,
+        seq=seq,
+        status=JobStatus.RUNNING,
+        run=job.run + 1,
+        attempt=job.attempt + 1,
+        lease=start.lease,
+        worker=start.worker,
+        call_started_at=at,
+        call_deadline=(now + round(start.timeout * 1e6)) / 1e6,
+        started_at=at,
+        timer_at=job.deadline_at,
+    )
 
 
 def jobs_of(answer: str) -> list[Job]:

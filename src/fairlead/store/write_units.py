@@ -127,7 +127,7 @@ class Atomic(Unit):
 
 class Chain(Unit):
     """A unit with transitions of one job that follow each other, such as its submit and its start. The kinds of
-    transitions in a batch are applied in the order of a job's life."""
+    transitions in a batch are applied in the order of a job's life. Chains share batches with other chains."""
 
     __slots__ = ("future",)
 
@@ -135,6 +135,7 @@ class Chain(Unit):
         self, transitions: Sequence[Transition], future: asyncio.Future[Sequence[Outcome | Exception]]
     ) -> None:
         super().__init__(transitions)
+        self.kind = Chain
         self.future = future
 
     def resolve(self, outcomes: Sequence[Outcome | Exception]) -> None:

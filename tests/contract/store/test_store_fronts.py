@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fairlead.domain import transitions
 from fairlead.domain.job import JobStatus
 from fairlead.domain.retry import Backoff, Failure, RetryPolicy
-from fairlead.store.port import ChangeReader, Done, Erase, Refused
+from fairlead.domain.transitions import Start, Submit
+from fairlead.store.port import Accepted, ChangeReader, Done, Erase, RaiseEpoch, Refused, Started
 from tests.contract.stores import StoreHarness
 
 
@@ -39,6 +41,54 @@ async def test_only_open_jobs_of_fronts_have_readers(harness: StoreHarness) -> N
     found = await harness.store.front_readers(10)
     assert sorted(found) == sorted([(waiting.id, "b@p1/r1"), (running.id, "b@p1/r2")])
     assert len(await harness.store.front_readers(1)) == 1
+
+
+# ---------------------------------------------------------------- accepted and started in one commit
+
+
+def chain(harness: StoreHarness, number: int, lease: str = "0:1", **fields: Any) -> tuple[Submit, Start]:
+    fields = {"idempotency_key": f"openai:aa:{number}", "body_hash": "b@p1/r1", "deadline_at": 1e9, **fields}
+    submit = harness.submit(**fields, waits={"draw": 60.0})
+    return submit, harness.start(submit.job, lease=lease, user_id="ann", service="draw")
+
+
+async def test_a_job_that_starts_in_its_submit_is_the_same_as_one_that_starts_later(harness: StoreHarness) -> None:
+    (submit, start), (other_submit, other_start) = chain(harness, 1), chain(harness, 2)
+    await harness.one(other_submit)
+    later = await harness.one(other_start)
+    for one, another in (chain(harness, 3), (submit, start)):  # the scope is known for the second one
+        accepted, started = await harness.commit(one, another)
+        assert harness.changes == []
+        assert isinstance(accepted, Accepted)
+        assert isinstance(started, Started)
+        assert started.job == await harness.job(another.job_id)
+        assert started.job.seq == accepted.seq
+    changed = {"id": submit.job.id, "seq": accepted.seq}
+    assert Started(replace(later.job, **changed), later.input_json, later.context_json) == started
+    assert [entry.job_id for entry in await harness.store.outbox(older_than=1e12, limit=9)] == [other_submit.job.id]
+    assert await harness.one(harness.done(started.job)) == Done()
+
+
+async def test_a_job_whose_lease_is_outdated_is_accepted_and_waits(harness: StoreHarness) -> None:
+    await harness.running()  # the scope is known
+    await harness.one(RaiseEpoch("service:draw"))
+    submits = chain(harness, 1, "0:2"), chain(harness, 2, "1:1"), chain(harness, 3, "0:3")
+    outcomes = await harness.commit(*(each for pair in submits for each in pair))
+    assert [type(outcome) for outcome in outcomes] == [Accepted, Refused, Accepted, Started, Accepted, Refused]
+    waiting = [submits[0][0].job.id, submits[2][0].job.id]
+    assert [change.job_id for change in harness.changes] == waiting
+    assert [change.job.status for change in harness.changes if change.job is not None] == [JobStatus.PENDING] * 2
+    outbox = await harness.store.outbox(older_than=1e12, limit=9)
+    assert {entry.outbox_id for entry in harness.changes} <= {entry.outbox_id for entry in outbox}
+
+
+async def test_a_key_that_is_known_starts_nothing(harness: StoreHarness) -> None:
+    first = await harness.running(idempotency_key="openai:aa:1", body_hash="b@p1/r1")
+    submit, start = chain(harness, 1)
+    again, refused = await harness.commit(submit, start)
+    assert again == Accepted(first.id, first.seq, replayed=True)
+    assert isinstance(refused, Refused)
+    assert await harness.store.get_jobs([submit.job.id]) == {}
 
 
 ALL: dict[str, Any] = {"after": (0.0, 0), "before": 1e12, "limit": 100}

@@ -6,10 +6,10 @@ from fairlead.dispatch.memory.dispatcher import MemoryDispatcher
 from fairlead.dispatch.port import Lease, Offer
 
 
-def claim_new(dispatcher: MemoryDispatcher, offer: Offer, worker: str) -> Lease | None:
+async def claim_new(dispatcher: MemoryDispatcher, offer: Offer, worker: str) -> Lease | None:
     """Offer a step, and grant it to this worker if it is the next one of its service. If it is not granted at once,
-    because of a limit or because another step is next, it does not stay in the queue, and None is returned. Later
-    offers of the step are ignored while its lease lasts.
+    because of a limit or because another step is next, it does not stay in the queue, and None is returned. Nothing
+    else runs meanwhile.
 
     This is no claim of the worker: what the worker last claimed for stays as it is, because pools rely on it. Services
     in pools, with regions or with FIFO order are left to claims."""

@@ -36,7 +36,20 @@ MAX_CONNECTIONS = 64
 """The maximum number of connections of a process. Further calls wait for a connection."""
 
 WRITING = frozenset(
-    {"exchange", "offer", "withdraw", "promote", "release", "hold", "end_holds", "expired", "snapshot", "sent", "rest"}
+    {
+        "exchange",
+        "claim_new",
+        "offer",
+        "withdraw",
+        "promote",
+        "release",
+        "hold",
+        "end_holds",
+        "expired",
+        "snapshot",
+        "sent",
+        "rest",
+    }
 )
 """Scripts that always write: a server that executes them is not a replica."""
 

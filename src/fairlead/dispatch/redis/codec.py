@@ -225,6 +225,18 @@ def grants(reply: Sequence[Any], worker: str, scope: str) -> list[Lease]:
     ]  # fmt: skip
 
 
+def new_grants(reply: Sequence[Any], offers: Sequence[Offer], worker: str, scope: str) -> list[Lease | None]:
+    """Decode the leases of new steps. A reply without rows grants none of them."""
+    granted, rows = reply[3] / SECOND, list(_rows(reply[4:], 4)) or [(b"", b"", 0, 0)] * len(offers)
+    return [
+        Lease(
+            name.decode(), offer.job_id, offer.step, offer.run, offer.service, offer.user_id, worker, granted,
+            int(expires) / SECOND, None, charged, offer.weight, band, scope,
+        ) if name else None
+        for offer, (name, expires, charged, band) in zip(offers, rows, strict=True)
+    ]  # fmt: skip
+
+
 def states(reply: Sequence[Any], scopes: Sequence[str]) -> dict[str, ScopeState]:
     _, run_id, replication_id, *rows = reply
     server = identity_of(run_id, replication_id)

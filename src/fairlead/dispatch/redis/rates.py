@@ -15,7 +15,8 @@ from fairlead.domain.rules import ServiceRules
 
 _SENT = "\1"
 DUE = {"exchange": 11} | dict.fromkeys(
-    ("offer", "release", "withdraw", "promote", "hold", "end_holds", "configure", "open", "sent", "rest"), 2
+    ("offer", "claim_new", "release", "withdraw", "promote", "hold", "end_holds", "configure", "open", "sent", "rest"),
+    2,
 )
 """The scripts whose reply says when a rate may allow further steps, and the index in the reply."""
 

@@ -149,6 +149,7 @@ SELECT seq, outbox_id, {late} FROM inserted
 -- claims one of them at the same moment, waits for it and fails.
 WITH keys AS (
     {new_keys}
+    RETURNING job_id
 ), inserted AS (
     {new_jobs} WHERE EXISTS (SELECT FROM keys)
     RETURNING j.seq, j.id, j.step, j.spec, j.priority,
@@ -202,6 +203,33 @@ FROM unnest($1::text[], $2::text::int[], $3::text::int[], $4::text[], $5::text[]
 WHERE shared.scope = g.scope AND shared.number = g.epoch
   AND j.id = g.job_id AND j.status = 1 AND j.run = g.run AND j.step = g.step
 RETURNING g.n, j.input, {context}, {job_columns}
+
+-- name: submit_started
+-- Like `submit_keyed`, for jobs that start in the same commit and therefore need no outbox row. $41: leases, $42:
+-- workers, $43: timeouts, $44: scopes, $45: the epochs of the leases, all in the order of the jobs. Stores nothing if one
+-- of the keys is known, or one of the epochs has been raised.
+WITH shared AS MATERIALIZED (
+    SELECT scope, number FROM fairlead.epoch WHERE scope IN (SELECT unnest($44::text[])) ORDER BY scope FOR SHARE
+), keys AS (
+    {new_keys} AND NOT EXISTS (
+        SELECT FROM unnest($44::text[], $45::text::bigint[]) AS e (scope, number)
+        WHERE NOT EXISTS (SELECT FROM shared WHERE shared.scope = e.scope AND shared.number = e.number)
+    )
+    RETURNING job_id
+), t AS MATERIALIZED (
+    -- The others of these parameters belong to outbox rows; every parameter must have a type.
+    SELECT coalesce($34::bigint, (extract(epoch FROM now()) * 1000000)::bigint) AS now, $33::text, $35::text[], $36::bigint
+), inserted AS (
+    INSERT INTO fairlead.job AS j (
+        {new_job_columns}, run, attempt, lease, worker, call_started_at, call_deadline, started_at
+    )
+        SELECT {new_job_values}, 1, 1, g.lease, g.worker, t.now, t.now + g.timeout, t.now
+        FROM unnest({new_job_arrays}, $41::text[], $42::text[], $43::text::bigint[])
+            AS g ({new_job_columns}, lease, worker, timeout), t
+        WHERE EXISTS (SELECT FROM keys)
+    RETURNING j.id, j.seq, j.call_started_at
+)
+SELECT id, seq, call_started_at FROM inserted
 
 -- ---------------------------------------------------------------- move
 

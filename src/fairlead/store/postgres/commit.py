@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import asyncpg
@@ -258,8 +258,17 @@ class Commit:
         for n, input_json, context_json, *row in rows:
             started.append(job := job_of(row))
             self._outcomes[current[n - 1]] = Started(job, input_json, context_json)
+        await self._unqueue({job.id for job in started})
         if self._budgets is not None:
             await self._budgets.started(started)
+
+    async def _unqueue(self, started: Set[str]) -> None:
+        """Delete the outbox rows of jobs that this commit has both accepted and started. Jobs may share a row."""
+        waiting = [change for change in self._changes if change.job_id not in started]
+        rows = {change.outbox_id for change in self._changes} - {change.outbox_id for change in waiting}
+        if rows:
+            await self._ask("relayed", encode.array(sorted(rows)))
+        self._changes = waiting
 
     async def _admitted(self, indexes: list[int]) -> list[int]:
         """Leave out the starts whose budget is spent."""

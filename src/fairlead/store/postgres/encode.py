@@ -53,6 +53,11 @@ def start_columns(starts: Iterable[Start]) -> Columns:
     return columns((s.job_id, s.step, s.run, s.lease, s.worker, micros(s.timeout), s.region) for s in starts)
 
 
+def started_columns(starts: Iterable[Start]) -> Columns:
+    """The columns of `submit_started`."""
+    return columns((s.lease, s.worker, micros(s.timeout), s.scope, epoch_of(s.lease)) for s in starts)
+
+
 def completes(move: Move) -> bool:
     """Whether the statement `complete` can apply this move. That statement only ends the job and stores the result in
     the job's row."""

@@ -2,33 +2,33 @@
 -- A fragment that contains another one comes before it.
 
 -- name: new_jobs
+INSERT INTO fairlead.job AS j ({new_job_columns})
+    SELECT {new_job_values} FROM unnest({new_job_arrays}) AS g ({new_job_columns})
+
+-- name: new_job_columns
+id, user_id, feature_name, status, priority,
+created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
+spec, input, metadata, idempotency_key, turn
+
+-- name: new_job_values
+-- The values of a job: those of the row g, or the values for all jobs, $18 to $32.
+g.id, coalesce(g.user_id, $18::text), coalesce(g.feature_name, $19::text),
+coalesce(g.status, $20::smallint), coalesce(g.priority, $21::smallint),
+coalesce(g.created_at, $22::bigint), coalesce(g.queued_at, $23::bigint),
+coalesce(g.waiting_since, $24::bigint), coalesce(g.scheduled_at, $25::bigint),
+coalesce(g.timer_at, $26::bigint), coalesce(g.deadline_at, $27::bigint),
+coalesce(g.spec, $28::text), coalesce(g.input, $29::text), coalesce(g.metadata, $30::text),
+coalesce(g.idempotency_key, $31::text), coalesce(g.turn, $32::text)
+
+-- name: new_job_arrays
 -- $1: separator of texts, $2: ids. Each other column has two parameters, of which one is NULL: $3 to $17 are one value
--- per job, $18 to $32 one value for all jobs.
-INSERT INTO fairlead.job AS j (
-    id, user_id, feature_name, status, priority,
-    created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
-    spec, input, metadata, idempotency_key, turn
-)
-    SELECT
-        g.id, coalesce(g.user_id, $18::text), coalesce(g.feature_name, $19::text),
-        coalesce(g.status, $20::smallint), coalesce(g.priority, $21::smallint),
-        coalesce(g.created_at, $22::bigint), coalesce(g.queued_at, $23::bigint),
-        coalesce(g.waiting_since, $24::bigint), coalesce(g.scheduled_at, $25::bigint),
-        coalesce(g.timer_at, $26::bigint), coalesce(g.deadline_at, $27::bigint),
-        coalesce(g.spec, $28::text), coalesce(g.input, $29::text), coalesce(g.metadata, $30::text),
-        coalesce(g.idempotency_key, $31::text), coalesce(g.turn, $32::text)
-    FROM unnest(
-        string_to_array($2::text, $1::text), string_to_array($3::text, $1::text),
-        string_to_array($4::text, $1::text), $5::text::smallint[], $6::text::smallint[],
-        $7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
-        $12::text::bigint[],
-        string_to_array($13::text, $1::text), string_to_array($14::text, $1::text), $15::text[], $16::text[],
-        $17::text[]
-    ) AS g (
-        id, user_id, feature_name, status, priority,
-        created_at, queued_at, waiting_since, scheduled_at, timer_at, deadline_at,
-        spec, input, metadata, idempotency_key, turn
-    )
+-- per job.
+string_to_array($2::text, $1::text), string_to_array($3::text, $1::text),
+string_to_array($4::text, $1::text), $5::text::smallint[], $6::text::smallint[],
+$7::text::bigint[], $8::text::bigint[], $9::text::bigint[], $10::text::bigint[], $11::text::bigint[],
+$12::text::bigint[],
+string_to_array($13::text, $1::text), string_to_array($14::text, $1::text), $15::text[], $16::text[],
+$17::text[]
 
 -- name: new_keys
 -- $37: users, $38: idempotency keys, $39: body hashes, $40: job ids. Claims either all keys or, if one of them is known,
@@ -39,7 +39,6 @@ INSERT INTO fairlead.idempotency (user_id, key, body_hash, job_id)
         SELECT FROM unnest($37::text[], $38::text[]) AS g (user_id, key)
         JOIN fairlead.idempotency AS i ON i.user_id = g.user_id AND i.key = g.key
     )
-    RETURNING job_id
 
 -- name: late
 -- Whether the outbox has rows of the services $35 (NULL: not checked) that no process relays or that are older than $36 µs.

@@ -10,6 +10,7 @@ rows of the jobs whether the batch was applied: they then have the id, the lease
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import asyncpg
@@ -23,7 +24,7 @@ from fairlead.store.port import Accepted, Committed, OutboxEntry, Outcome, Relay
 from fairlead.store.postgres import encode
 from fairlead.store.postgres.queries import WRITES
 from fairlead.store.postgres.submit import accepted, needs_admission, new_keys, submitting
-from fairlead.store.rows import job_of
+from fairlead.store.rows import job_of, running
 from fairlead.store.write_units import job_id_of
 
 Read = Callable[[list[Any]], Committed | None]
@@ -44,11 +45,13 @@ def plan_of(
     """The statement that commits this batch, or None if the batch needs a transaction. `scopes` are the scopes known to
     have a row in the epoch table; starts in other scopes need a transaction, and so do calls that a budget concerns."""
     kinds = set(map(type, batch))
+    if budgets and any(_may_be_charged(one, budgets) for one in batch):
+        return None
+    if kinds == {Submit, Start}:
+        return _started_submits(batch, origin, now, scopes)
     if len(kinds) > 1:
         return None
     kind = kinds.pop()
-    if budgets and any(_may_be_charged(one, budgets) for one in batch):
-        return None
     if kind is Submit:
         return _submits(batch, origin, now)  # type: ignore[arg-type]
     if kind is Start:
@@ -85,6 +88,33 @@ def _keyed_submits(submits: Sequence[Submit], origin: str, now: int | None) -> P
 
     def read(rows: list[Any]) -> Committed | None:
         return Committed(*accepted(submits, jobs.numbers(rows))) if rows else None
+
+    return jobs.sql, jobs.parameters, read
+
+
+def _started_submits(batch: Sequence[Transition], origin: str, now: int | None, scopes: set[str]) -> Plan | None:
+    """The statement for jobs that are started by the commit that accepts them: each is followed by its start."""
+    submits: Sequence[Any] = batch[::2]
+    starts: Sequence[Any] = batch[1::2]
+    for submit, start in zip_longest(submits, starts):
+        if type(submit) is not Submit or type(start) is not Start or submit.job.id != start.job_id:
+            return None
+        if submit.files or start.region is not None or start.scope not in scopes:
+            return None
+    jobs = new_keys(submits, origin=origin, now=now, starts=starts)
+    if jobs is None:
+        return None
+
+    def read(rows: list[Any]) -> Committed | None:
+        if not rows:
+            return None
+        numbers = {job_id: (seq, at) for job_id, seq, at in rows}
+        outcomes: list[Outcome] = []
+        for submit, start in zip(submits, starts, strict=True):
+            seq, at = numbers[start.job_id]
+            started = Started(running(submit.job, start, seq, at), submit.input_json, "{}")
+            outcomes += (Accepted(start.job_id, seq), started)
+        return Committed(outcomes, [])
 
     return jobs.sql, jobs.parameters, read
 

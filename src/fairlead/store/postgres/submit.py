@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from fairlead.domain.transitions import Submit
+from fairlead.domain.transitions import Start, Submit
 from fairlead.errors import IdempotencyMismatch, InvalidInput, TooManyWaiting
 from fairlead.store.commits import UNDONE
 from fairlead.store.files import check_found, use_columns
 from fairlead.store.port import LATE_AFTER, Accepted, OutboxEntry, Outcome, Refused
-from fairlead.store.postgres.encode import Array, array
+from fairlead.store.postgres.encode import Array, array, started_columns
 from fairlead.store.postgres.queries import WRITES
-from fairlead.store.rows import PENDING, SPEC_FIELDS, STATUS_CODES, micros, numbered, spec_of
+from fairlead.store.rows import PENDING, RUNNING, SPEC_FIELDS, STATUS_CODES, micros, numbered, spec_of
 
 Column = tuple[Array, Any]
 """The values in the order of the jobs, and the value that all jobs share. One of the two is None."""
@@ -54,9 +54,17 @@ class Insertion:
         return [(seq, outbox_ids[n // JOBS_PER_ROW], late) for n, seq in enumerate(seqs)]
 
 
-def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, keyed: bool = False) -> Insertion:
+def insertion(
+    submits: Sequence[Submit],
+    *,
+    origin: str,
+    now: int | None,
+    keyed: bool = False,
+    starts: Sequence[Start] | None = None,
+) -> Insertion:
     """Build the statement that inserts these jobs. `now` is the time stored with the outbox rows; None means the time
-    of the server. With `keyed`, the statement also claims their idempotency keys."""
+    of the server. With `keyed`, the statement also claims their idempotency keys; with `starts`, one for each job, it
+    also starts the jobs."""
     jobs = [submit.job for submit in submits]
     ids = [job.id for job in jobs]
     users = [job.user_id for job in jobs]
@@ -64,7 +72,7 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, keyed:
     specs = [spec_of(jobs[0])] * len(jobs) if _alike([_spec(job) for job in jobs]) else [spec_of(job) for job in jobs]
     inputs = [submit.input_json for submit in submits]
     separator = _separator(ids, users, features)
-    status = _numbers([job.status for job in jobs], STATUS_CODES.__getitem__)
+    status = _numbers([job.status for job in jobs], STATUS_CODES.__getitem__) if starts is None else (None, RUNNING)
     priority = _numbers([job.priority for job in jobs], attrgetter("band"))
     spec = _texts(specs, separator)
     values, shared = zip(
@@ -76,7 +84,7 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, keyed:
         _numbers([job.queued_at for job in jobs], micros),
         _numbers([job.waiting_since for job in jobs], micros),
         _numbers([job.scheduled_at for job in jobs], micros),
-        _numbers([job.timer_at for job in jobs], micros),
+        _numbers([job.timer_at if starts is None else job.deadline_at for job in jobs], micros),
         _numbers([job.deadline_at for job in jobs], micros),
         spec,
         _texts(inputs, separator),
@@ -87,6 +95,10 @@ def insertion(submits: Sequence[Submit], *, origin: str, now: int | None, keyed:
     )
     ordered = sorted({submit.job.service for submit in submits if submit.ordered}) or None
     parameters = [separator, _joined(ids, separator), *values, *shared, origin, now, ordered, micros(LATE_AFTER)]
+    if starts is not None:
+        return Insertion(
+            WRITES["submit_started"], [*parameters, *_claimed(submits), *started_columns(starts)], together=False
+        )
     if keyed:
         return Insertion(WRITES["submit_keyed"], [*parameters, *_claimed(submits)], together=False)
     if len(jobs) > 1 and status == (None, PENDING) and priority[0] is None and spec[0] is None:
@@ -159,14 +171,16 @@ def needs_admission(submits: Sequence[Submit]) -> bool:
     return any(submit.idempotency_key is not None or submit.max_waiting > 0 for submit in submits)
 
 
-def new_keys(submits: Sequence[Submit], *, origin: str, now: int | None) -> Insertion | None:
+def new_keys(
+    submits: Sequence[Submit], *, origin: str, now: int | None, starts: Sequence[Start] | None = None
+) -> Insertion | None:
     """The statement that stores these jobs and claims their idempotency keys, if nothing else decides whether they are
-    accepted. It returns no rows if a key is known."""
+    accepted. With `starts`, it also starts the jobs. It returns no rows if a key is known, or a lease is outdated."""
     names = {(submit.job.user_id, submit.idempotency_key) for submit in submits if submit.idempotency_key is not None}
     if len(names) < len(submits) or any(submit.max_waiting > 0 for submit in submits):
         return None
     check_names(submits)
-    return insertion(submits, origin=origin, now=now, keyed=True)
+    return insertion(submits, origin=origin, now=now, keyed=True, starts=starts)
 
 
 def accepted(

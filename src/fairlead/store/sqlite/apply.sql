@@ -167,7 +167,8 @@ BEGIN
 END;
 
 -- body: [[id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at, timer_at,
---         deadline_at, spec, turn], …]. They get consecutive seqs, in this order.
+--         deadline_at, spec, turn], …]. They get consecutive seqs, in this order. A job that starts in this commit has
+--         two more values, the scope and the epoch of its lease, and no outbox row.
 CREATE TEMP TRIGGER on_submit INSTEAD OF INSERT ON batch WHEN NEW.kind = 'submit'
 BEGIN
     INSERT INTO job (id, user_id, feature_name, status, priority, created_at, queued_at, waiting_since, scheduled_at,
@@ -177,7 +178,8 @@ BEGIN
         FROM json_each(NEW.body) WHERE key NOT IN (SELECT n FROM turned_away);
     INSERT INTO outbox (job_id, origin, written_at)
         SELECT value ->> 0, NEW.origin, NEW.now FROM json_each(NEW.body)
-        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away);
+        WHERE value ->> 3 = 1 AND key NOT IN (SELECT n FROM turned_away)
+        AND coalesce((SELECT number FROM epoch WHERE scope = value ->> 13), 0) IS NOT (value ->> 14);
     INSERT INTO answer VALUES ('submit', json_array(
         (SELECT max(seq) FROM job),
         (SELECT max(id) FROM outbox)

@@ -7,7 +7,7 @@ called first. It selects the jobs that are due and adds their moves to the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import orjson
@@ -171,8 +171,8 @@ class CommitBatch:
                 continue
             if kind is Move:
                 rows += encode.move_rows(transitions, self._prices)  # type: ignore[arg-type]
-            elif kind is Submit and self._all_or_nothing:
-                rows += encode.submit_rows(transitions, all_or_nothing=True)  # type: ignore[arg-type]
+            elif kind is Submit:
+                rows += encode.submit_rows(transitions, all_or_nothing=self._all_or_nothing, starts=self._starts())  # type: ignore[arg-type]
             else:
                 rows += encoder(transitions)
             if kind is Submit:
@@ -186,6 +186,10 @@ class CommitBatch:
                     rows += self._budgets.rows_of_moves(transitions, self._held())  # type: ignore[arg-type]
         return rows
 
+    def _starts(self) -> dict[str, Start]:
+        starts: list[Any] = [self._transitions[i] for i in self._indexes.get(Start, ()) if i not in self._spent]
+        return {start.job_id: start for start in starts}
+
     def _held(self) -> list[tuple[int, Job, SpentStart]]:
         """The moves of starts whose budget is spent, each with its number among all moves."""
         before = len(self._indexes.get(Move, ()))
@@ -197,8 +201,7 @@ class CommitBatch:
         self._values: dict[str, list[Any]] = {}
         for kind, value in orjson.loads(answer):
             self._values.setdefault(kind, []).append(value)
-        changes = self._submitted()
-        self._started()
+        changes = self._submitted(self._started())
         self._moved()
         self._matched(Progress, "progressed", MOVED_ON)
         self._matched(Prioritise, "prioritised", MOVED_ON)
@@ -217,9 +220,10 @@ class CommitBatch:
         changes += [OutboxEntry(outbox_id, row[1], job_of(row)) for outbox_id, row in self._only("changes")]
         return Committed(self._outcomes, changes)
 
-    def _submitted(self) -> list[OutboxEntry]:
+    def _submitted(self, started: Set[str]) -> list[OutboxEntry]:
         """Set the outcomes of submits. The answer holds only the last seq and the last outbox id. Accepted jobs have
-        consecutive seqs, in order, and those that entered the queue have consecutive outbox ids."""
+        consecutive seqs, in order, and those that entered the queue have consecutive outbox ids. The jobs in `started`
+        did not enter it."""
         indexes = self._indexes.get(Submit)
         if indexes is None:
             return []
@@ -234,18 +238,23 @@ class CommitBatch:
                 continue
             job = submit.job
             self._outcomes[indexes[n]] = Accepted(job.id, seq)
-            if job.status is JobStatus.PENDING:
+            if job.status is JobStatus.PENDING and job.id not in started:
                 changes.append(OutboxEntry(last_outbox - len(changes), job.id, numbered(job, seq), late))
             seq -= 1
         changes.reverse()
         return changes
 
-    def _started(self) -> None:
+    def _started(self) -> set[str]:
+        """Set the outcomes of starts. Returns the ids of the jobs that were started."""
+        started = set()
         indexes = [index for index in self._indexes.get(Start, ()) if index not in self._spent]
         for index in self._indexes.get(Start, ()):
             self._outcomes[index] = NOT_STARTED
         for n, row, input_json, context_json in self._only("started"):
-            self._outcomes[indexes[n]] = Started(job_of(row), input_json, context_json)
+            job = job_of(row)
+            self._outcomes[indexes[n]] = Started(job, input_json, context_json)
+            started.add(job.id)
+        return started
 
     def _moved(self) -> None:
         """Set the outcomes of moves and sweeps. In the answer, the moves of the batch come first, then the moves of its

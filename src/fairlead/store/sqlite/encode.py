@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,6 +20,7 @@ Row = tuple[str, str | int | None]
 """A row of the view `batch`: (kind, body)."""
 
 _NO_CALL = (None, None, None, None)
+_NO_STARTS: Mapping[str, Start] = {}
 
 
 # Rules and epochs have one row each: they are rare, and each must see the effect of the previous one.
@@ -46,8 +47,11 @@ def adapt_rows(adapts: Sequence[Adapt]) -> list[Row]:
     return [("adapt", json_body(adapted_row(one))) for one in adapts]
 
 
-def submit_rows(submits: Sequence[Submit], *, all_or_nothing: bool = False) -> list[Row]:
-    """The rows that insert jobs: first the checks, then the jobs, then their inputs, metadata and idempotency keys."""
+def submit_rows(
+    submits: Sequence[Submit], *, all_or_nothing: bool = False, starts: Mapping[str, Start] = _NO_STARTS
+) -> list[Row]:
+    """The rows that insert jobs: first the checks, then the jobs, then their inputs, metadata and idempotency keys.
+    `starts` are the starts of this commit, by job."""
     checks = [
         (n, submit.job.id, submit.job.user_id, submit.idempotency_key, submit.body_hash, submit.max_waiting)
         for n, submit in enumerate(submits)
@@ -65,15 +69,16 @@ def submit_rows(submits: Sequence[Submit], *, all_or_nothing: bool = False) -> l
         rows.append(("admit", body := json_body(checks)))
         if all_or_nothing:
             rows.append(("all_or_nothing", body))
-    rows.append(("submit", json_body([_job_row(submit) for submit in submits])))
+    rows.append(("submit", json_body([_job_row(submit, starts) for submit in submits])))
     rows.append(("input", json_body([submit.input_json for submit in submits])))
     if notes:
         rows.append(("note", json_body(notes)))
     return rows
 
 
-def _job_row(submit: Submit) -> tuple[Any, ...]:
+def _job_row(submit: Submit, starts: Mapping[str, Start]) -> tuple[Any, ...]:
     job = submit.job
+    start = starts.get(job.id)
     # A NUL ends a text in SQLite's JSON, so two users that differ only after it would become one.
     if "\0" in job.user_id or "\0" in job.id or "\0" in job.feature_name or "\0" in (submit.idempotency_key or ""):
         raise InvalidInput("a name must not contain the character NUL")
@@ -91,6 +96,7 @@ def _job_row(submit: Submit) -> tuple[Any, ...]:
         micros(job.deadline_at),
         spec_of(job),
         job.turn,
+        *(() if start is None else (start.scope, _epoch_of(start.lease))),
     )
 
 

@@ -18,8 +18,8 @@ from fairlead.domain.job import JobStatus
 from fairlead.domain.openai import FrontAnswer
 from fairlead.domain.views import EndedJob
 from fairlead.errors import Unavailable
+from fairlead.gateway.fronts.addresses import origin_of
 from fairlead.gateway.fronts.openai import errors
-from fairlead.gateway.fronts.openai.image_urls import with_urls
 from fairlead.gateway.fronts.openai.requests import FrontCall
 from fairlead.gateway.request_middleware import within
 
@@ -137,11 +137,35 @@ async def response_of(
             text = "the answer of this job is no longer kept (openai.keep); send the request again"
         body = errors.error_of(text, 502, "bad_result")
         return Response(orjson.dumps(body), 502, headers, "application/json")
-    content = await with_urls(app, answer.body, scope) if answer.files else answer.body
+    content = await _with_urls(app, answer.body, scope) if answer.files else answer.body
     if tier is not None and (value := openai.json_object(content)) is not None and "service_tier" in value:
         with contextlib.suppress(RecursionError):  # nested too deeply; the client gets it as it is
             content = openai.replaced(content, "service_tier", tier)
     return Response(content, answer.status, {**answer.headers, **headers})
+
+
+async def _with_urls(app: Fairlead, content: bytes, scope: Scope | None) -> bytes:
+    """The answer with a URL for each image. It reads the file without a key until it expires. A file that was deleted
+    has none. Without `artifacts.public_url`, URLs have the address under which the client reached the gateway."""
+    base = "" if scope is None else origin_of(Request(scope))
+    value = openai.json_object(content) or {}
+    data = value.get("data")
+    items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
+    named = [str(item["url"].get("$file")) for item in items if isinstance(item.get("url"), dict)]
+    found = await app.files.get_many(named)
+    for item in items:
+        if isinstance(item.get("url"), dict):
+            file = found.get(str(item["url"].get("$file")))
+            item["url"] = None if file is None else await _url(app, file, base)
+    return orjson.dumps(value)
+
+
+async def _url(app: Fairlead, file: Any, base: str) -> str:
+    url = await app.files.service_url(file, 0.0)
+    if url is not None:
+        return url
+    ticket, _ = await app.files.ticket(file.id)
+    return f"{base}/files/{file.id}?ticket={ticket}"
 
 
 async def disconnected(receive: Receive) -> None:

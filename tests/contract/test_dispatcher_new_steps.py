@@ -1,0 +1,135 @@
+"""The contract of every dispatcher: steps that are claimed before they are in the queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.dispatch.port import Claim, Release
+from fairlead.domain.groups import GroupRules
+from fairlead.domain.rates import Rate
+from fairlead.domain.rules import Order, ServiceRules
+from tests.contract.dispatchers import QueueHarness
+
+
+async def nothing_waits(queue: QueueHarness, *jobs: str) -> None:
+    assert await queue.dispatcher.positions(jobs) == {}
+    assert sum((await queue.see()).waiting.values()) == 0
+    await queue.dispatcher.check()
+
+
+async def test_a_new_step_is_claimed_within_the_limit_and_leaves_no_trace_otherwise(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    lease = await queue.claim_new("a", weight=2.0)
+    assert lease is not None
+    assert (await queue.see()).leases == (lease,)
+    assert await queue.claim_new("b", "bob") is None
+    await nothing_waits(queue, "a", "b")
+    assert await queue.user("bob") is None
+    assert not await queue.offer("a", run=0), "a late offer is ignored while the lease lasts"
+    await queue.end(lease)
+    assert (await queue.see()).leases == ()
+    assert await queue.claim_new("b") is not None
+
+
+async def test_a_new_step_does_not_overtake_the_step_that_is_next(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.offer("first", "bob")
+    assert await queue.claim_new("new") is None
+    assert await queue.claimed() == ["first"]
+
+
+async def test_a_new_step_may_precede_steps_of_lower_bands(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.offer("low", "bob", band=3)
+    assert await queue.claim_new("new") is not None
+    assert await queue.positions("low") == [1]
+
+
+async def test_a_new_step_is_charged_like_any_other(queue: QueueHarness) -> None:
+    """The same steps of the same users, claimed as new ones of `s` and from the queue of `t`."""
+    await queue.open(ServiceRules("s", limit=2), ServiceRules("t", limit=2))
+    for number, (user, seconds) in enumerate([("ann", 2.0), ("bob", 1.0), ("ann", 3.0), ("ann", 1.0), ("bob", 4.0)]):
+        new = await queue.claim_new(f"s{number}", user, cost=2.0, weight=2.0)
+        await queue.offer(f"t{number}", user, "t", cost=2.0, weight=2.0)
+        queued = await queue.take("t")
+        assert new is not None
+        await queue.end(new, after=seconds)
+        await queue.end(queued)
+        queue.clock.advance(0.5)
+    for service in ("s", "t"):
+        await queue.offer_all([f"{service} of ann", f"{service} of ann again"], "ann", service)
+        await queue.offer(f"{service} of bob", "bob", service)
+    tags = {service: [await queue.tag(user, service) for user in ("ann", "bob")] for service in ("s", "t")}
+    assert tags["s"] == tags["t"]
+    assert None not in tags["s"]
+
+
+@pytest.mark.parametrize("limits", [{"paused": True}, {"user_limit": 1}, {"rate": Rate(requests=1, per=64.0)}])
+async def test_a_new_step_keeps_to_pauses_limits_of_users_and_rates(
+    queue: QueueHarness, limits: dict[str, object]
+) -> None:
+    await queue.open(ServiceRules("s", limit=9, **limits))  # type: ignore[arg-type]
+    first = await queue.claim_new("a")
+    assert (first is None) == ("paused" in limits)
+    assert await queue.claim_new("b") is None
+    assert (await queue.claim_new("c", "bob") is None) == ("user_limit" not in limits)
+    await nothing_waits(queue, "a", "b", "c")
+    await queue.change("s", paused=False, user_limit=None, rate=None)
+    assert await queue.claim_new("b") is not None
+
+
+async def test_a_new_step_keeps_to_the_limit_of_its_group(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9), groups={"acme": GroupRules(limit=1)})
+    assert await queue.claim_new("a", group="acme") is not None
+    assert await queue.claim_new("b", "bob", group="acme") is None
+    assert await queue.claim_new("c", "bob") is not None
+    await nothing_waits(queue, "a", "b", "c")
+
+
+async def test_a_hold_that_is_over_frees_its_slot_for_a_new_step(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.hold("gone", 10.0)
+    assert await queue.claim_new("a") is None
+    queue.clock.advance(10.5)
+    assert await queue.claim_new("a") is not None
+
+
+async def test_a_closed_scope_grants_no_new_step(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=1))
+    await queue.dispatcher.close_scope("service:s", epoch=2)
+    assert await queue.claim_new("a") is None
+
+
+async def test_the_lease_of_a_new_step_expires_and_is_taken_back(queue: QueueHarness) -> None:
+    """As if its process had died before the commit."""
+    await queue.open(ServiceRules("s", limit=1))
+    lease = await queue.claim_new("a")
+    assert lease is not None
+    queue.clock.advance(60.0)
+    assert [each.name for each in await queue.dispatcher.expired()] == [lease.name]
+    assert await queue.claim_new("b") is None
+    await queue.dispatcher.release([Release(lease.name, "s", scope=lease.scope)])
+    assert await queue.claim_new("b") is not None
+
+
+async def test_a_new_step_does_not_hide_what_its_worker_claims_for_in_pools(queue: QueueHarness) -> None:
+    """The services `a` and `b` share one slot, and another worker serves `b`."""
+    pooled = [ServiceRules(name, limit=5, pool="p") for name in ("a", "b")]
+    await queue.open(ServiceRules("s", limit=5), *pooled, pools={"p": 1})
+    first, second = Claim("w", 5, frozenset({"a", "s"})), Claim("v", 5, frozenset({"b"}))
+    await queue.dispatcher.exchange(first)
+    await queue.offer("b1", service="b")
+    (lease,) = await queue.dispatcher.exchange(second)
+    await queue.offer("a1", service="a")
+    await queue.offer("b2", service="b")
+    assert await queue.claim_new("new") is not None
+    assert await queue.dispatcher.exchange(second, [Release(lease.name, "b")]) == [], "it is the turn of a"
+    assert [each.job_id for each in await queue.dispatcher.exchange(first)] == ["a1"]
+
+
+@pytest.mark.parametrize("rules", [{"pool": "p"}, {"regions": {"eu": 1}}, {"order": Order.FIFO}])
+async def test_new_steps_of_pools_regions_and_fifo_lanes_are_left_to_claims(
+    queue: QueueHarness, rules: dict[str, object]
+) -> None:
+    await queue.open(ServiceRules("s", limit=1, **rules), pools={"p": 1})  # type: ignore[arg-type]
+    assert await queue.claim_new("new") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import selectors
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -187,6 +188,8 @@ def test_what_an_executor_calls_and_what_is_not_installed_is_a_handler() -> None
     assert heartbeat.runs_handler(frame_in(loop, own, executor, installed))
     assert heartbeat.runs_handler(frame_in(loop, "/srv/app/tasks.py"))
     assert heartbeat.runs_handler(frame_in(loop, "/srv/app/tasks.py", installed))
+    waiting = frame_in("/srv/app/main.py", "/usr/lib/python3/asyncio/base_events.py", selectors.__file__)
+    assert not heartbeat.runs_handler(waiting)
     assert not heartbeat.runs_handler(None)
 
 

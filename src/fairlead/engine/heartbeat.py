@@ -29,7 +29,8 @@ PACKAGE = Path(__file__).parents[1]
 EXECUTORS = str(PACKAGE / "executors")
 NOT_HANDLERS = (str(PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), "<frozen ")
 """Where code is that no handler runs, unless an executor calls it."""
-LOOP = ("asyncio/events.py", "asyncio/runners.py")
+LOOP = ("asyncio/base_events.py", "asyncio/events.py", "asyncio/runners.py")
+"""The event loop itself: what a callback does is above it in the stack."""
 
 
 class Holder(Protocol):

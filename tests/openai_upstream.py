@@ -123,6 +123,8 @@ async def correct(upstream: Upstream, request: web.Request, fields: dict[str, An
             return web.json_response({"created": 1700000000, "data": [{"b64_json": b64encode(b"png").decode()}]})
         case "responses":
             return web.json_response(_response(fields))
+        case "moderations":
+            return web.json_response({"id": "modr-1", "model": fields["model"], "results": [{"flagged": False}]})
         case "audio/speech":
             return web.Response(body=b"\xff\xf3\0\0mp3", content_type="audio/mpeg")
         case "audio/transcriptions":

@@ -1,5 +1,5 @@
 """The code blocks of all pages: Python uses calls and arguments that exist, configurations are valid, commands and
-their options exist, and requests have routes. (The tutorial and the how-to pages are run as a whole.)"""
+their options exist, and requests have routes. (test_blocks_run.py runs those of the site.)"""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "batch": (BatchHandle(APP, ""), AsyncBatch),
 }
 """What the names in the examples stand for."""
+ELSEWHERE = re.compile(
+    "no (plan|pool|service|pipeline or service) is called|environment variable .* is not set|cannot be imported|"
+    "need a main Redis as well|no service has a price"
+)
+"""Problems of a block that shows a part of a configuration: it names what other parts declare."""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -96,12 +101,13 @@ def test_configurations_are_valid(page: Path, tmp_path: Path) -> None:
     for number, body in enumerate(blocks(page, "toml")):
         file = tmp_path / f"{number}.toml"
         file.write_text(body, encoding="utf-8")
-        load(file, {})
+        problems = Fairlead(load(file, {})).check()
+        assert [problem for problem in problems if not ELSEWHERE.search(problem)] == []
 
 
 def commands(page: Path, program: str) -> Iterator[list[str]]:
     """The words after `program` in each command of the page. A quoted text may have several lines."""
-    for body in blocks(page, "sh", "console", ""):
+    for body in blocks(page, "sh", "console"):
         lines = iter(body.replace("\\\n", " ").splitlines())
         for line in lines:
             command = line.removeprefix("$ ").strip()
@@ -112,13 +118,13 @@ def commands(page: Path, program: str) -> Iterator[list[str]]:
                     yield shlex.split(each.replace("$FAIRLEAD_URL", GATEWAY), comments=True)[1:]
 
 
-@with_blocks("sh", "console", "", pages=[*PAGES, *EXAMPLES])
+@with_blocks("sh", "console", pages=[*PAGES, *EXAMPLES])
 def test_commands_and_their_options_exist(page: Path) -> None:
     for words in commands(page, "fairlead"):
         command_line(words)
 
 
-@with_blocks("sh", "console", "")
+@with_blocks("sh", "console")
 def test_requests_have_routes(page: Path) -> None:
     routes = create_gateway(Fairlead()).routes
     for words in commands(page, "curl"):

@@ -101,11 +101,12 @@ async def raised(
     *,
     admin_key: str | None = None,
     pools: dict[str, int] | None = None,
-    budgets: dict[str, Any] | None = None,
+    sections: dict[str, Any] | None = None,
     **services: dict[str, Any],
 ) -> AsyncIterator[Stage]:
-    """`services` configures some of them further, as a config file would: `gated={"lease_ttl": 1}`."""
-    config = {"services": {"gpu": UNREACHABLE, **services}, "pools": pools or {}, "budgets": budgets or {}}
+    """`services` configures some of them further, as a config file would: `gated={"lease_ttl": 1}`. `sections` are the
+    other sections of the file."""
+    config = {"services": {"gpu": UNREACHABLE, **services}, "pools": pools or {}, **(sections or {})}
     settings = Settings(Config.model_validate(config), admin_key=admin_key)
     app = Fairlead(settings, **engines)
     gate = Gate()

@@ -9,7 +9,7 @@ from tests.browser.pages import ask, confirm
 
 
 async def test_a_budget_is_shown_and_set(open_window: Open, raise_stage: Raise) -> None:
-    stage = await raise_stage(budgets={"fast": {"seconds": 1e-6, "per": "month", "each_user": True}})
+    stage = await raise_stage(sections={"budgets": {"fast": {"seconds": 1e-6, "per": "month", "each_user": True}}})
     await stage.ended(await stage.submit("echo", "ada"))
     job = await stage.submit("echo", "ada")
     await stage.reaches(job, "RETRYING")

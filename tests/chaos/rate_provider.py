@@ -34,7 +34,8 @@ class Provider:
             self.refused += 1
             return web.json_response({"status": "ERROR", "message": "too many"}, status=429)
         await asyncio.sleep(self.seconds)
-        return web.json_response({"status": "SUCCESS", "data": body["payload"]["params"]})
+        params = body["payload"]["params"]
+        return web.json_response({"status": "SUCCESS", "data": params, "usage": params.get("usage")})
 
     def most(self) -> int:
         """The most calls in any window."""

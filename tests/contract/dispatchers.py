@@ -68,6 +68,7 @@ class QueueHarness:
     pools: dict[str, int] = field(default_factory=dict)
     groups: dict[str, GroupRules] = field(default_factory=dict)
     plan_rates: dict[str, Rate] = field(default_factory=dict)
+    pool_rates: dict[str, Rate] = field(default_factory=dict)
     version: int = 0
     seq: int = 0
     wakes: list[frozenset[str]] = field(default_factory=list)
@@ -100,7 +101,12 @@ class QueueHarness:
         self.groups |= groups or {}
         self.version += 1
         rules = Rules(
-            dict(self.rules), dict(self.pools), self.version, groups=dict(self.groups), plan_rates=dict(self.plan_rates)
+            dict(self.rules),
+            dict(self.pools),
+            self.version,
+            groups=dict(self.groups),
+            plan_rates=dict(self.plan_rates),
+            pool_rates=dict(self.pool_rates),
         )
         await self.dispatcher.configure(rules)
 

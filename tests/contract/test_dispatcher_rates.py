@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from fairlead.dispatch.port import Claim, Lease, Release
 from fairlead.dispatch.rates import Rest, Sent, Spent
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
-from fairlead.domain.rules import Order, Rules, ServiceRules
-from tests.contract.dispatchers import QueueHarness
+from fairlead.domain.rules import Order, ServiceRules
+from tests.contract.dispatchers import QueueHarness, open_pool
 
 TWO = Rate(requests=2, per=64.0)
 WIDTH = 0.64
@@ -219,12 +222,8 @@ async def test_a_region_at_its_rate_is_skipped(queue: QueueHarness) -> None:
 
 
 async def test_the_rate_of_a_pool_holds_for_all_its_services(queue: QueueHarness) -> None:
-    services = [ServiceRules(name, limit=9, pool="gpu") for name in ("s", "t")]
-    queue.rules = {rules.service: rules for rules in services}
-    rules = Rules(queue.rules, {"gpu": 9}, 1, pool_rates={"gpu": TWO})
-    await queue.dispatcher.configure(rules)
-    await queue.dispatcher.close_scope("pool:gpu", 1)
-    await queue.dispatcher.open_scope("pool:gpu", 1)
+    queue.pool_rates = {"gpu": TWO}
+    await open_pool(queue, 9, "s", "t")
     await queue.offer_all("ab", service="s")
     await queue.offer_all("cd", service="t")
     leases = await queue.claim(9)
@@ -233,6 +232,86 @@ async def test_the_rate_of_a_pool_holds_for_all_its_services(queue: QueueHarness
     await end_all(queue, leases)
     queue.clock.advance(64.0 + WIDTH)
     assert sorted(lease.service for lease in await queue.claim(9)) == ["s", "t"]
+
+
+async def test_a_changed_rate_of_a_pool_applies_from_the_next_grant_on(queue: QueueHarness) -> None:
+    await open_pool(queue, 9, "s", "t")
+    for service in "st":
+        await queue.offer_all([f"{service}{n}" for n in range(4)], service=service)
+    await end_all(queue, await queue.claim(2))
+    queue.pool_rates = {"gpu": TWO}
+    await queue.configure()
+    assert len(await queue.claim(9)) == 2, "a rate that was set counts from now on"
+    queue.pool_rates = {"gpu": Rate(requests=3, per=64.0)}
+    queue.wakeups()
+    await queue.configure()
+    assert queue.wakeups() != []
+    assert len(await queue.claim(9)) == 1
+    queue.pool_rates = {}
+    await queue.configure()
+    assert len(await queue.claim(9)) == 3, "all that is left"
+
+
+async def test_a_changed_rate_of_a_region_applies_from_the_next_grant_on(queue: QueueHarness) -> None:
+    await queue.open(ServiceRules("s", limit=9, regions={"eu": 9}))
+    await queue.offer_all("abcdefg", region="eu")
+    await end_all(queue, await queue.claim(1))
+    await queue.change("s", region_rates={"eu": Rate(requests=1, per=64.0)})
+    assert await queue.claimed(9) == ["b"]
+    await queue.change("s", region_rates={"eu": TWO})
+    assert await queue.claimed(9) == ["c"]
+    await queue.change("s", region_rates={})
+    assert await queue.claimed(9) == ["d", "e", "f", "g"]
+
+
+LONGER = Rate(requests=5, units=100.0, per=256.0)
+
+
+@pytest.mark.parametrize("of", ["service", "user", "region", "pool", "plan", "group"])
+async def test_no_longer_window_sees_more_than_the_rate(queue: QueueHarness, of: str) -> None:
+    """A window that becomes longer takes a rebuild, which restores the calls of the whole window."""
+    regions = {"regions": {"eu": 9}} if of == "region" else {}
+    await rated(queue, of, TWO, ServiceRules("s", limit=9, pool="gpu", **regions), epoch=1)  # type: ignore[arg-type]
+    calls: list[float] = []
+
+    async def call_for(seconds: float) -> None:
+        until = queue.clock.now + seconds
+        while queue.clock.now < until:
+            await queue.offer(f"j{queue.seq}", cost=20.0, plan="free", group="acme")
+            for lease in await queue.claim(9):
+                calls.append(queue.clock.now)
+                await release(queue, lease, used=20.0)
+            queue.clock.advance(8.0)
+
+    await call_for(256.0)
+    before = len(calls)
+    assert before > LONGER.requests, "more than the new rate allows in its window"
+    changed_at = queue.clock.now
+    await rated(queue, of, LONGER, queue.rules["s"], epoch=2, calls=calls)
+    await call_for(1024.0)
+    assert len(calls) - before >= 3 * LONGER.requests
+    assert min(calls[before:]) > changed_at
+    for at in calls[before:]:
+        assert sum(at - 256.0 < other <= at for other in calls) <= LONGER.requests
+
+
+async def rated(
+    queue: QueueHarness, of: str, rate: Rate, rules: ServiceRules, *, epoch: int, calls: Sequence[float] = ()
+) -> None:
+    """Build the scope with this rate, and with these calls from the usage ledger."""
+    own = {"service": "rate", "user": "user_rate"}
+    if of in own:
+        rules = replace(rules, **{own[of]: rate})  # type: ignore[arg-type]
+    elif of == "region":
+        rules = replace(rules, region_rates={"eu": rate})
+    queue.pool_rates = {"gpu": rate} if of == "pool" else {}
+    queue.plan_rates = {"free": rate} if of == "plan" else {}
+    await queue.configure(rules, pools={"gpu": 9}, groups={"acme": GroupRules(rate=rate if of == "group" else None)})
+    await queue.dispatcher.close_scope("pool:gpu", epoch)
+    region = "eu" if rules.regions else None
+    spent = [Spent("s", region, "ann", at, 20.0, "free", "acme") for at in calls]
+    await queue.dispatcher.restore_spent("pool:gpu", epoch, spent)
+    await queue.dispatcher.open_scope("pool:gpu", epoch)
 
 
 async def test_a_worker_is_woken_when_the_rate_allows_the_next_call(queue: QueueHarness) -> None:

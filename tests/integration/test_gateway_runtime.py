@@ -127,8 +127,12 @@ async def test_declared_groups_are_shown_with_their_slots(make_site: MakeSite) -
             if gated.in_use:
                 break
             await asyncio.sleep(0.01)
-    assert gated.groups["acme"] == models_runtime.GroupState(weight=2, limit=1, members=2, running=1, parked=True)
+    acme = models_runtime.GroupState(weight=2, limit=1, rate=None, members=2, running=1, parked=True)
+    assert gated.groups["acme"] == acme
     assert gated.groups.keys() == {"acme", "acme/red"}
+
+
+RATES: dict[str, Any] = {"rate": None, "user_rate": None, "region_rates": {}}
 
 
 async def test_changes_of_operators_are_shown_as_overrides(site: Site) -> None:
@@ -140,8 +144,8 @@ async def test_changes_of_operators_are_shown_as_overrides(site: Site) -> None:
     ):
         answer: Any = shape.model_validate((await site.client.get(path)).json())
         overrides = {service.service: service.override for service in answer.services}
-        assert overrides["echo"] == models_runtime.Override(limit=3, paused=None, rate=None, user_rate=None)
-        assert overrides["gated"] == models_runtime.Override(limit=None, paused=True, rate=None, user_rate=None)
+        assert overrides["echo"] == models_runtime.Override(limit=3, paused=None, **RATES)
+        assert overrides["gated"] == models_runtime.Override(limit=None, paused=True, **RATES)
         assert overrides["shout"] is None
     await site.app.set_limit("echo", None)
     await site.app.unpause("gated")

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from fairlead import Config, Fairlead, JobStatus
+from fairlead.domain.views import Reason
 from fairlead.engine.roles import Roles
 from tests import redis_servers
 from tests.chaos.rate_provider import Provider
@@ -97,3 +98,84 @@ async def test_a_restart_does_not_let_more_calls_through(embedded: dict[str, str
                 jobs = await app.list_jobs(status=JobStatus.PENDING)
                 assert len(jobs.data) == started, "the fourth call waits"
     assert len(provider.arrivals) == 3
+
+
+ABSURD: list[Any] = [
+    {"tokens_in": -5},
+    {"prompt_tokens": 1e30, "completion_tokens": "many"},
+    {"tokens_out": 2.5, "units": -1e300},
+    ["tokens", 7],
+    {"tokens_in": True, "tokens_out": 3},
+]
+
+
+async def test_absurd_and_missing_usage_is_ignored_counted_and_shown_by_the_doctor(engines: dict[str, str]) -> None:
+    """Each call is expected to take ten tokens. Only the last of the absurd reports has a credible value, three."""
+    provider = Provider(10**6, 3600.0)
+    async with serving(provider) as url, asyncio.timeout(PATIENCE_S):
+        app = Fairlead(config_of(url, rate={"tokens": 70, "per": 3600}), **engines)
+        async with app.running(Roles()):
+            for usage in (*ABSURD, None):
+                await (await app.submit("llm", {"usage": usage}, user_id="ada", cost=10)).result()
+            (seen,) = await app._runtime.node.shards["main"].dispatcher.snapshot(["llm"])  # type: ignore[union-attr]
+            assert (seen.rates[0].requests, seen.rates[0].units) == (6, 53.0)
+            findings = {finding.code: finding for finding in await app.doctor()}
+    assert findings["usage-ignored"].evidence["ignored"] == 1 + 2 + 2 + 1 + 1
+    missing = findings["usage-missing"]
+    assert (missing.evidence["calls"], missing.evidence["reported"]) == (6, 1)
+    assert "rates count what was expected of them" in missing.cause
+
+
+MEMBERS: dict[str, Any] = {
+    "pools": {"gpu": 9},
+    "plans": {"free": {}},
+    "groups": {"acme": {}},
+    "users": {"ada": {"plan": "free", "group": "acme"}},
+}
+KINDS: list[tuple[str, dict[str, Any], str]] = [
+    ("service", {"service": "llm"}, "the rate of llm"),
+    ("user", {"service": "llm", "user": True}, "the rate of each user on llm"),
+    ("region", {"service": "llm", "region": "eu"}, "the rate of llm in eu"),
+    ("pool", {"of": "pool", "name": "gpu"}, "the rate of the pool gpu"),
+    ("user", {"of": "plan", "name": "free"}, "the rate of each user of the plan free on llm"),
+    ("group", {"of": "group", "name": "acme"}, "the rate of the group acme on llm"),
+]
+
+
+async def test_a_rate_of_every_kind_counts_the_calls_before_it_until_it_is_lifted(engines: dict[str, str]) -> None:
+    """Each new window reaches back an hour. Its rate allows one call more than there were, so the second waits."""
+    provider = Provider(10**6, 3600.0)
+    async with serving(provider) as url, asyncio.timeout(PATIENCE_S):
+        llm = {"limit": 9, "pool": "gpu", "cost_unit": "tokens", "regions": {"eu": {"url": url, "limit": 9}}}
+        app = Fairlead(Config.model_validate({"services": {"llm": llm}, **MEMBERS}), **engines)
+        async with app.running(Roles()):
+            await (await app.submit("llm", user_id="ada")).result()
+            for kind, target, text in KINDS:
+                most = len(provider.arrivals) + 1
+                await _changed(app, target, requests=most, tokens=1e6, per=3600)
+                first, second = [await app.submit("llm", user_id="ada") for _ in range(2)]
+                await first.result()
+                reason = await _rate_full(app, second.id)
+                assert reason.details["of"] == kind
+                assert reason.message.startswith(f"{text} ({most} requests and 1000000 tokens per 3600 s) is used up")
+                assert len(provider.arrivals) == most
+                await _changed(app, target)
+                await second.result()
+    assert len(provider.arrivals) == 1 + 2 * len(KINDS)
+
+
+async def _changed(app: Fairlead, target: dict[str, Any], **rate: float) -> None:
+    """Set the rate, or lift it."""
+    if rate:
+        await (app.set_shared_rate if "of" in target else app.set_rate)(**target, **rate)  # type: ignore[operator]
+    else:
+        lifted = {name: value for name, value in target.items() if name != "user"}
+        await (app.lift_shared_rate if "of" in target else app.lift_rate)(**lifted)
+
+
+async def _rate_full(app: Fairlead, job_id: str) -> Reason:
+    while True:
+        for reason in (await app.why(job_id)).reasons:
+            if reason.code == "rate_full":
+                return reason
+        await asyncio.sleep(0.01)

@@ -8,6 +8,8 @@ from typing import Any
 from tests.unit import doctor_facts
 
 from fairlead.domain.config_prices import PriceConfig
+from fairlead.domain.rates import Rate
+from fairlead.domain.rules import ServiceRules
 from fairlead.domain.usage_report import UsageTotal
 
 
@@ -17,9 +19,12 @@ def total(service: str = "gpu", outcome: str = "success", **changes: Any) -> Usa
     return replace(sums, **changes)
 
 
-def codes(*totals: UsageTotal, prices: dict[str, PriceConfig] | None = None) -> list[str]:
-    config = doctor_facts.facts().config.model_copy(update={"prices": prices or {}})
-    return [code for code in doctor_facts.codes(usage=totals, config=config) if code.startswith("usage")]
+def codes(*totals: UsageTotal, prices: dict[str, PriceConfig] | None = None, **rates: Any) -> list[str]:
+    known = doctor_facts.facts()
+    config = known.config.model_copy(update={"prices": prices or {}})
+    services = {**known.rules.services, "gpu": replace(ServiceRules("gpu", limit=1), **rates)}
+    found = doctor_facts.codes(usage=totals, config=config, rules=replace(known.rules, services=services))
+    return [code for code in found if code.startswith("usage")]
 
 
 def test_ignored_values_are_reported_by_service() -> None:
@@ -33,3 +38,10 @@ def test_a_price_for_tokens_needs_calls_that_report_them() -> None:
     assert codes(total(reported=10), prices=per_token) == []
     assert codes(total(outcome="failed", reported=0), prices=per_token) == []
     assert codes(total(reported=0), prices={"gpu": PriceConfig(per_call=1.0)}) == []
+
+
+def test_a_rate_of_tokens_needs_calls_that_report_them() -> None:
+    assert codes(total(reported=9), rate=Rate(units=100.0)) == ["usage-missing"]
+    assert codes(total(reported=9), user_rate=Rate(units=100.0)) == ["usage-missing"]
+    assert codes(total(reported=10), rate=Rate(units=100.0)) == []
+    assert codes(total(reported=0), rate=Rate(requests=9)) == []

@@ -110,11 +110,11 @@ def test_a_step_that_needs_more_units_than_are_left_waits_for_the_rate() -> None
     use = RateUse("service", "s", Rate(None, 100.0, 30.0), 1, 60.0)
     seen = ServiceSnapshot("s", 9, 0, 0, False, {}, (), (), {}, None, rates=(use,))
     first = replace(QueuePosition(1, 0.0, 9, 1.0, 9), rate_wait=12.0)
-    rules = Rules({"s": ServiceRules("s", limit=9, rate=use.rate)})
+    rules = Rules({"s": ServiceRules("s", limit=9, rate=use.rate, cost_unit="tokens")})
     (reason,) = rates_full(JOB, rules, seen, first, 1000.0)
     assert (reason.code, reason.details["of"]) == ("rate_full", "service")
     assert reason.details["until"] == "1970-01-01T00:16:52.000Z"
-    assert "(100 units per 30 s) has fewer units left than the next step needs" in reason.message
+    assert "(100 tokens per 30 s) has fewer tokens left than the next step needs" in reason.message
     assert rates_full(JOB, rules, seen, replace(first, free=0), 1000.0) == [], "it waits for a slot"
     assert rates_full(JOB, rules, seen, replace(first, rate_wait=0.0), 1000.0) == []
 

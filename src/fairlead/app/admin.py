@@ -15,14 +15,16 @@ from fairlead.app.dead_letters import DeadFilters, DeadLetters, Preview, select
 from fairlead.app.doctor_sources import sources_of
 from fairlead.app.job_commands import JobCommands
 from fairlead.app.jobs import Jobs
-from fairlead.app.rate_admin import RateState, checked_rate
+from fairlead.app.rate_admin import RateState, SharedRateState, checked_rate, of_service, of_shared
 from fairlead.app.runtime import Runtime
 from fairlead.app.service_admin import ProcessAdmin, ServiceAdmin, ServiceState
 from fairlead.app.usage import UsageQuestion, UsageReport, UsageReports
 from fairlead.domain.access import AuditRecord, Key, Role
 from fairlead.domain.pagination import Page
 from fairlead.domain.processes import ProcessRecord
+from fairlead.domain.rates import RateOf
 from fairlead.domain.views import JobView
+from fairlead.errors import InvalidInput
 from fairlead.observe import doctor, stats, status
 from fairlead.observe.dashboard.dashboard import Dashboard
 from fairlead.observe.doctor.finding import Finding
@@ -212,16 +214,40 @@ class AdminMethods:
         units: float | None = None,
         per: float = 60.0,
         user: bool = False,
+        region: str | None = None,
         who: str = PYTHON,
     ) -> RateState:
-        """Override a service's rate while it runs, or with `user` the rate of each of its users. The override is stored
-        in the database; `lift_rate` removes it."""
+        """Override a service's rate while it runs, with `user` the rate of each of its users, or that of one `region`.
+        The override is stored in the database; `lift_rate` removes it."""
+        if user and region is not None:
+            raise InvalidInput("user and region are both set; a region has one rate for all users", pointer="/region")
+        of = RateOf("user", service) if user else of_service(service, region)
         rate = checked_rate({"requests": requests, "tokens": tokens, "units": units, "per": per})
-        return await self.admin.services.set_rate(service, rate, user=user, who=who)
+        return await self.admin.services.set_rate(of, rate, who=who)
 
-    async def lift_rate(self, service: str, *, who: str = PYTHON) -> RateState:
-        """Return to the configured rates of a service and of its users."""
-        return await self.admin.services.set_rate(service, None, user=False, who=who)
+    async def lift_rate(self, service: str, *, region: str | None = None, who: str = PYTHON) -> RateState:
+        """Return to the configured rates of a service and of its users, or to that of one `region`."""
+        return await self.admin.services.set_rate(of_service(service, region), None, who=who)
+
+    async def set_shared_rate(
+        self,
+        of: str,
+        name: str,
+        *,
+        requests: int | None = None,
+        tokens: float | None = None,
+        units: float | None = None,
+        per: float = 60.0,
+        who: str = PYTHON,
+    ) -> SharedRateState:
+        """Override the rate of a `pool`, a `plan` or a `group` while it is used. `name` of a group is its path. The
+        override is stored in the database; `lift_shared_rate` removes it."""
+        rate = checked_rate({"requests": requests, "tokens": tokens, "units": units, "per": per})
+        return await self.admin.services.set_shared_rate(of_shared(of, name), rate, who=who)
+
+    async def lift_shared_rate(self, of: str, name: str, *, who: str = PYTHON) -> SharedRateState:
+        """Return to the configured rate of a `pool`, a `plan` or a `group`."""
+        return await self.admin.services.set_shared_rate(of_shared(of, name), None, who=who)
 
     async def pause(self, service: str, *, who: str = PYTHON) -> ServiceState:
         """Start no further jobs of this service until `unpause`; running calls continue."""

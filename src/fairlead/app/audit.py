@@ -30,6 +30,8 @@ LIMIT = "service.limit"
 LIFT_LIMIT = "service.lift_limit"
 RATE = "service.rate"
 LIFT_RATE = "service.lift_rate"
+RATES = {kind: (f"{kind}.rate", f"{kind}.lift_rate") for kind in ("pool", "plan", "group")}
+"""The actions that set and lift the rates which services share. Those of regions are actions on their service."""
 REBUILD = "service.rebuild"
 SET_BUDGET = "budget.set"
 RESET_BUDGET = "budget.reset"

@@ -217,7 +217,8 @@ class Runtime:
         self.writer = TransitionWriter(
             self._group_commit, self.hub, self.signals, self.config.private_services, self.tracing
         )
-        self.priorities = PriorityResolver(self.config, self.declarations.priority_hook, self.clock)
+        hook = self.declarations.priority_hook
+        self.priorities = PriorityResolver(self.config, hook, self.clock, self._has_member_rates)
         self.budget_gate = BudgetGate(self.budgets, lambda: self.store, self.writer.counters)
         self.waiters = Waiters(self.signals)
         self.files = Files(store, self._group_commit, objects, self.config.artifacts, self.clock.now)
@@ -231,6 +232,9 @@ class Runtime:
         if has_clock(url):
             following = self.clock.keep_following(store.now)
             self._followers.append(self.loop.create_task(following, name="fairlead-clock"))
+
+    def _has_member_rates(self) -> bool:
+        return bool(self.config.plan_rates) if self.node is None else any(self.node.rules.member_rates)
 
     async def _connect(self, store: Store) -> None:
         await store.open()

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from fairlead.app import audit
 from fairlead.app.audit import Act, AuditLog
 from fairlead.app.job_commands import TRIES, JobCommands
-from fairlead.app.rate_admin import RateState, set_rate
+from fairlead.app.rate_admin import RateState, SharedRateState, set_rate
 from fairlead.app.runtime import Runtime
 from fairlead.domain import transitions
 from fairlead.domain.config_checks import known
 from fairlead.domain.job import Job, JobStatus, Priority
 from fairlead.domain.processes import ProcessRecord
-from fairlead.domain.rates import Rate
+from fairlead.domain.rates import Rate, RateOf
 from fairlead.domain.rules import Rules, ServiceRules
 from fairlead.errors import InvalidInput, NotFound, Unavailable, WrongState
-from fairlead.store.port import Done, Override, RequestDrain, RequestRebuild
+from fairlead.store.port import Done, Override, OverrideRates, RequestDrain, RequestRebuild
 
 MAX_LIMIT = 1_000_000
 APPLIED_WITHIN = 1.0
@@ -64,9 +64,22 @@ class ServiceAdmin:
         details = {"limit": limit, "was": before.limit}
         return await self._override(Override(service, limit=limit), Act(who, audit.LIMIT, service, details))
 
-    async def set_rate(self, service: str, rate: Rate | None, *, user: bool, who: str) -> RateState:
-        """Override the service's rate, or with `user` the rate of each of its users. None removes both overrides."""
-        return await set_rate(await self._rules_of(service), rate, self._runtime.store, self._write, user=user, who=who)
+    async def set_rate(self, of: RateOf, rate: Rate | None, *, who: str) -> RateState:
+        """Override the rate of a service, of each of its users or of a region. None removes the override; for a
+        service, also that of its users."""
+        return RateState.of(of.name, *await self._set_rate(of, rate, who))
+
+    async def set_shared_rate(self, of: RateOf, rate: Rate | None, *, who: str) -> SharedRateState:
+        """Override the rate of a pool, a plan or a group. None removes the override."""
+        rules, declared = await self._set_rate(of, rate, who)
+        return SharedRateState(of.kind, of.name, rules.rate_of(of), declared.rate_of(of), rules.unit_of(of))
+
+    async def _set_rate(self, of: RateOf, rate: Rate | None, who: str) -> tuple[Rules, Rules]:
+        runtime = self._runtime
+        found = await set_rate(of, rate, runtime.store, runtime.config.plans, self._write_rates, who=who)
+        if runtime.node is not None:
+            runtime.node.check_scopes()  # a longer window takes a rebuild
+        return found
 
     async def rebuild(self, service: str, *, who: str) -> list[str]:
         """Ask the leader to rebuild the service's queue from the database. Returns the scopes that will be rebuilt."""
@@ -86,12 +99,19 @@ class ServiceAdmin:
         return await self._state(override.service, await self._write(override, act))
 
     async def _write(self, override: Override, act: Act) -> Rules:
-        """Store an operator's change of a service. It applies in this process at once, and in other processes when they
-        next read the rules."""
+        """Store an operator's change of a service."""
         (outcome,) = await self._audit.write(act, override)
         if not isinstance(outcome, Done):  # the service was removed meanwhile
             raise NotFound(f"there is no service {override.service[:100]!r}")
-        rules = outcome.value
+        return await self._apply(outcome)
+
+    async def _write_rates(self, override: OverrideRates, act: Act) -> Rules | None:
+        (outcome,) = await self._audit.write(act, override)
+        return await self._apply(outcome) if isinstance(outcome, Done) else None
+
+    async def _apply(self, written: Done) -> Rules:
+        """Changed rules apply in this process at once, and in other processes when they next read them."""
+        rules = written.value
         assert isinstance(rules, Rules)
         if self._runtime.node is not None:
             # The change is committed, so do not wait long for a dispatcher that hangs.

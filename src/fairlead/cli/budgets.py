@@ -39,7 +39,7 @@ def budget(
         changed = gateway().put(path, {key: value for key, value in wanted.items() if value is not None})
         _show_one(changed, json)
     elif reset:
-        _show_one(gateway().delete(path if user is None else f"{path}?user_id={quote(user, safe='')}"), json)
+        _show_one(gateway().delete(path, user_id=user), json)
     else:
         _show(gateway().get(BUDGETS, user_id=user, budget=name)["data"], json)
 

@@ -74,8 +74,8 @@ class Gateway:
     def put(self, path: str, body: Any) -> Any:
         return self._send("PUT", path, json=body)
 
-    def delete(self, path: str) -> Any:
-        return self._send("DELETE", path)
+    def delete(self, path: str, **params: Any) -> Any:
+        return self._send("DELETE", path, params={name: value for name, value in params.items() if value is not None})
 
     def stream(self, path: str) -> Iterator[bytes]:
         """Stream the body of a large response. Raises a Failure if the response is interrupted, so an incomplete body

@@ -14,6 +14,7 @@ from fairlead.cli.failure import Exit, Failure
 from fairlead.cli.options import All, JobId, Json, Limit, Service, complete_workers
 from fairlead.cli.output import hint, local_time, note, print_json, print_table, safe, say, seconds
 from fairlead.domain.config_checks import known
+from fairlead.domain.rates import UNITS
 
 WORKERS = "/admin/workers"
 WORKER_COLUMNS = ("NAME", "SEEN", "RUNNING", "SERVICES", "BANDS", "VERSION", "")
@@ -160,7 +161,8 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
 def _inline(details: dict[str, Any]) -> str:
     """Return the details of an audit entry as one line. Lists and objects other than rates are left out; `--json`
     prints them."""
-    shown = {name: rates.shown(value) if _is_rate(value) else value for name, value in details.items()}
+    unit = details.get("unit", UNITS)
+    shown = {name: rates.shown(value, unit) if _is_rate(value) else value for name, value in details.items()}
     return " ".join(f"{name}={value}" for name, value in shown.items() if not isinstance(value, list | dict))
 
 

@@ -22,6 +22,7 @@ from fairlead.cli.output import (
     watch_json,
     watch_view,
 )
+from fairlead.cli.rates import shown, used, whose
 
 BANDS = ("retry", "high", "medium", "low")
 
@@ -58,6 +59,7 @@ def _parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
         yield from _service_lines(service)
     for name, pool in stats.get("pools", {}).items():
         yield safe(f"pool {name}: {known(pool['in_use'])}/{pool['limit']} slots in use")
+    yield from _shared_rates(stats)
     yield safe("jobs: " + (", ".join(f"{count} {name}" for name, count in stats["jobs"].items() if count) or "none"))
     yield from _process_parts(stats, width)
     for shard, leader in stats.get("leaders", {}).items():
@@ -76,8 +78,26 @@ def _service_lines(service: dict[str, Any]) -> Iterator[Text]:
         yield safe(_region_line(service["service"], region, there, partly=partly))
     for group, there in service.get("groups", {}).items():
         yield safe(_group_line(service["service"], group, there))
+    for use in service.get("rates", ()):
+        if use["of"] != "pool":  # shown once, with the pool
+            prefix = "" if use["of"] == "service" else f"{service['service']}, "
+            yield safe(f"{prefix}{used(use)}", "cyan" if use["full"] else "")
     if (auto := service.get("auto")) and auto["history"]:
         yield safe(_last_change(service["service"], auto["history"][-1]))
+
+
+def _shared_rates(stats: dict[str, Any]) -> Iterator[Text]:
+    """Yield the use of the rates of pools, and the rates of plans and groups. How much groups use is shown with each
+    service."""
+    uses = {
+        use["name"]: use for service in stats["services"] for use in service.get("rates", ()) if use["of"] == "pool"
+    }
+    for each in stats.get("shared_rates", ()):
+        if each["of"] == "pool" and each["name"] in uses:
+            yield safe(used(uses[each["name"]]), "cyan" if uses[each["name"]]["full"] else "")
+        else:
+            by = ", by an operator" if each["overridden"] else ""
+            yield safe(f"{each['of']} {each['name']}: {whose(each['of'])}{shown(each['rate'], each['unit'])}{by}")
 
 
 def _process_parts(stats: dict[str, Any], width: int | None) -> Iterator[Any]:
@@ -142,8 +162,10 @@ def _override(service: dict[str, Any]) -> str:
     """Describe how a service differs from its configuration: whether it is paused, and what has changed its limit."""
     override = service.get("override") or {}
     changes = [f"limit {override['limit']} by an operator"] if override.get("limit") is not None else []
-    if not changes and (auto := service.get("auto")):
-        changes = [f"auto, {auto['min']} to {auto['max']}"]
+    if any(override.get(name) for name in ("rate", "user_rate", "region_rates")):
+        changes.append("rate by an operator")
+    if override.get("limit") is None and (auto := service.get("auto")):
+        changes.insert(0, f"auto, {auto['min']} to {auto['max']}")
     return ", ".join([*(["paused"] if service.get("paused") else []), *changes])
 
 

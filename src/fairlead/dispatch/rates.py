@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairlead.domain.fast_dataclass import fast_dataclass
-from fairlead.domain.rates import Rate
+from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rules import Rules
 
 
 @fast_dataclass
@@ -65,3 +66,7 @@ class RateUse:
     @property
     def full(self) -> bool:
         return self.until != 0
+
+    def unit(self, service: str, rules: Rules) -> str:
+        """The unit in which it counts calls of this service."""
+        return rules.unit_of(RateOf("pool", self.name) if self.kind == "pool" else RateOf("service", service))

@@ -15,13 +15,19 @@ class CostReading:
     if TYPE_CHECKING:
         cost_unit: Any
         models: Any
+        rate: Any
+        regions: Any
+        user_rate: Any
         speaks_openai: Any
         _reads_cost: Any
 
     @property
     def unit(self) -> str:
-        """The unit in which costs are stated and use is counted."""
-        return self.cost_unit or (TOKENS if self.speaks_openai or self.models else SECONDS)
+        """The unit in which costs are stated and use is counted: by default tokens, if a rate of the service is in
+        tokens."""
+        rates = (self.rate, self.user_rate, *(region.rate for region in (self.regions or {}).values()))
+        in_tokens = any(rate is not None and rate.tokens is not None for rate in rates)
+        return self.cost_unit or (TOKENS if in_tokens or self.speaks_openai or self.models else SECONDS)
 
     @property
     def reads_cost(self) -> CostHook | None:

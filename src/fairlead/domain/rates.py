@@ -17,6 +17,8 @@ from typing import NamedTuple
 from fairlead.domain.fair_share import SECOND, micros
 
 UNLIMITED = 1 << 52
+UNITS = "units"
+"""The name of the unit of a rate that counts in several units."""
 PARTS = 100
 """The ends of a window's entries are rounded up to a hundredth of `per`, so that a window has about a hundred
 entries, however high its rate is."""
@@ -34,11 +36,29 @@ class Rate:
     per: float = 60.0
 
     def __str__(self) -> str:
+        return self.shown()
+
+    def shown(self, unit: str = UNITS) -> str:
+        """The rate as a text, with the name of its unit."""
         parts = [
             f"{self.requests} requests" if self.requests is not None else "",
-            f"{self.units:g} units" if self.units is not None else "",
+            f"{self.units:.10g} {unit}" if self.units is not None else "",
         ]
         return f"{' and '.join(filter(None, parts))} per {self.per:g} s"
+
+
+class RateOf(NamedTuple):
+    """Whose rate it is: that of a `service`, of each `user` of a service, of a `region` of a service, of a `pool`, of
+    each user of a `plan`, or of a `group`. `name` is that of the service, the pool or the plan, or the group's path."""
+
+    kind: str
+    name: str
+    region: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "region":
+            return f"{self.name} in {self.region}"
+        return self.name if self.kind == "service" else f"the {self.kind} {self.name}"
 
 
 class MemberRates(NamedTuple):

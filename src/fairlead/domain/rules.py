@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from fairlead.domain.groups import GroupRules
-from fairlead.domain.rates import MemberRates, Rate
+from fairlead.domain.rates import UNITS, MemberRates, Rate, RateOf
 
 MAIN_SHARD = "main"
 """The shard of every service that names none: the in-memory dispatcher, or the Redis of REDIS_URL."""
@@ -187,14 +187,12 @@ class Overridden:
 
     limit: int | None = None
     paused: bool | None = None
-    rate: Rate | None = None
-    user_rate: Rate | None = None
 
 
 @dataclass(frozen=True)
 class Rules:
-    """One version of the rules of all services and pools. The values in `services` already include the `overrides`,
-    which are kept to explain why the rules differ from the config."""
+    """One version of the rules of all services and pools. The other values already include the `overrides` and
+    `rate_overrides`, which are kept to explain why the rules differ from the config."""
 
     services: Mapping[str, ServiceRules]
     pools: Mapping[str, int] = field(default_factory=dict)
@@ -212,6 +210,8 @@ class Rules:
     pool_rates: Mapping[str, Rate] = field(default_factory=dict)
     plan_rates: Mapping[str, Rate] = field(default_factory=dict)
     """The rates that each user of a plan has in each service, by plan."""
+    rate_overrides: Mapping[RateOf, Rate] = field(default_factory=dict)
+    """The rates that operators set at run time."""
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -251,6 +251,39 @@ class Rules:
         groups = {path: group.rate for path, group in self.groups.items() if group.rate is not None}
         return MemberRates(self.plan_rates, groups)
 
+    def windows_of(self, service: str) -> dict[RateOf, Rate]:
+        """The rates that count the calls of a service, each in a window of its own."""
+        rules = self.services[service]
+        found = {
+            RateOf("service", service): rules.rate,
+            RateOf("user", service): rules.user_rate,
+            RateOf("pool", rules.pool or ""): self.pool_rates.get(rules.pool or ""),
+        }
+        found |= {RateOf("region", service, region): rate for region, rate in rules.region_rates.items()}
+        found |= {RateOf("plan", plan): rate for plan, rate in self.plan_rates.items()}
+        if rules.order is Order.FAIR:
+            found |= {RateOf("group", path): rate for path, rate in self.member_rates.groups.items()}
+        return {of: rate for of, rate in found.items() if rate is not None}
+
+    def rate_of(self, of: RateOf) -> Rate | None:
+        if of.kind in ("plan", "pool", "group"):
+            rates = {"plan": self.plan_rates, "pool": self.pool_rates, "group": self.member_rates.groups}[of.kind]
+            return rates.get(of.name)
+        service = self.services[of.name]
+        if of.kind == "region":
+            return service.region_rates.get(of.region)
+        return service.rate if of.kind == "service" else service.user_rate
+
+    def unit_of(self, of: RateOf) -> str:
+        """The unit in which a rate counts: that of its service, or `units` if it counts several with different ones."""
+        counted = {
+            "plan": self.services.values(),
+            "group": self.services.values(),
+            "pool": [service for service in self.services.values() if service.pool == of.name],
+        }
+        units = {service.cost_unit for service in counted.get(of.kind) or [self.services[of.name]]}
+        return units.pop() if len(units) == 1 else UNITS
+
     @cached_property
     def wait_timeouts(self) -> dict[str, float]:
         return {name: rules.wait_timeout for name, rules in self.services.items() if rules.wait_timeout is not None}
@@ -266,7 +299,7 @@ class Rules:
         main = shard == MAIN_SHARD
         return Rules(
             parts, self.pools, self.version, elsewhere=elsewhere, groups=self.groups, has_undeclared=main,
-            pool_rates=self.pool_rates, plan_rates=self.plan_rates,
+            pool_rates=self.pool_rates, plan_rates=self.plan_rates, rate_overrides=self.rate_overrides,
         )  # fmt: skip
 
     def shard_of(self, service: str, band: int) -> str:
@@ -286,13 +319,52 @@ class Rules:
         return Lanes(frozenset(pairs), others=elsewhere)
 
 
+def with_rates(rules: Rules, rates: Mapping[RateOf, Rate]) -> Rules:
+    """Declared rules with the rates that operators set at run time. Rates of services, regions, pools and groups that
+    are not declared have no effect."""
+    services, groups = dict(rules.services), dict(rules.groups)
+    pool_rates, plan_rates = dict(rules.pool_rates), dict(rules.plan_rates)
+    for (kind, name, region), rate in rates.items():
+        if kind == "plan":
+            plan_rates[name] = rate
+        elif kind == "pool" and name in rules.pools:
+            pool_rates[name] = rate
+        elif kind == "group" and name in groups:
+            groups[name] = replace(groups[name], rate=rate)
+        elif kind == "service" and name in services:
+            services[name] = replace(services[name], rate=rate)
+        elif kind == "user" and name in services:
+            services[name] = replace(services[name], user_rate=rate)
+        elif kind == "region" and name in services and region in services[name].regions:
+            region_rates = {**services[name].region_rates, region: rate}
+            services[name] = replace(services[name], region_rates=region_rates)
+    return replace(
+        rules, services=services, groups=groups, pool_rates=pool_rates, plan_rates=plan_rates, rate_overrides=rates
+    )
+
+
 def moved_scopes(before: Rules, after: Rules) -> frozenset[str]:
-    """The scopes, on any shard, that waiting steps leave or enter when the rules `after` replace the rules `before`.
+    """The scopes, on any shard, that waiting steps leave or enter when the rules `after` replace the rules `before`,
+    and those in which a rate counts a longer time than before, so that its window lacks the calls that ended earlier.
     These scopes grant nothing until they have been rebuilt."""
     changed: set[tuple[str, str, frozenset[int]]] = set()
     for name in before.services.keys() | after.services.keys():
         changed |= _homes(name, before) ^ _homes(name, after)
-    return frozenset(scope for scope, _, _ in changed)
+    both = before.services.keys() & after.services.keys()
+    longer = {after.scope_of(name) for name in both if _is_longer(name, before, after)}
+    return frozenset(longer.union(scope for scope, _, _ in changed))
+
+
+def _is_longer(service: str, before: Rules, after: Rules) -> bool:
+    """Whether a rate that counts calls of the service has a longer window after the change, or no window before."""
+    old, new = before.windows_of(service), after.windows_of(service)
+    everyone = RateOf("user", service)
+    for of in old.keys() | new.keys():
+        # A plan without a rate has that of each user.
+        was, now = (rates.get(of) or (rates.get(everyone) if of.kind == "plan" else None) for rates in (old, new))
+        if now is not None and (was is None or now.per > was.per):
+            return True
+    return False
 
 
 def _homes(service: str, rules: Rules) -> set[tuple[str, str, frozenset[int]]]:

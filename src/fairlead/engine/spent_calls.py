@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from fairlead.dispatch.rates import Spent
 from fairlead.domain.job import Job
-from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Rules
 from fairlead.domain.usage_report import CallRecord
 from fairlead.store.port import Store
@@ -19,13 +18,8 @@ SKEW = 10.0
 
 def longest_window(rules: Rules, scopes: Container[str]) -> float:
     """The longest `per` of the rates in these scopes, in seconds; 0 if there is no rate."""
-    rates: list[Rate | None] = []
-    for service in rules.services.values():
-        if service.scope in scopes:
-            rates += [service.rate, service.user_rate, *service.region_rates.values()]
-            rates += [rules.pool_rates.get(service.pool or ""), *rules.member_rates.plans.values()]
-            rates += rules.member_rates.groups.values()
-    return max((rate.per for rate in rates if rate is not None), default=0.0)
+    counted = [rules.windows_of(name) for name, service in rules.services.items() if service.scope in scopes]
+    return max((rate.per for rates in counted for rate in rates.values()), default=0.0)
 
 
 async def calls_since(store: Store, since: float) -> list[CallRecord]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fairlead.domain.job import Job
 
 ONE_SERVICE = (InvalidInput, NotFound)
+SharedBy = Literal["pool", "plan", "group"]
+RateName = Annotated[str, Path(max_length=201, description="The pool, the plan, or the path of the group.")]
 
 router = APIRouter(prefix="/admin", tags=["operations"])
 DEAD = "/admin/queue-dead"
@@ -89,25 +91,52 @@ async def lift_limit(request: Request, service: str) -> Response:
 
 @router.put(
     "/services/{service}/rate",
-    summary="Override the configured rate of a service, or of each of its users",
+    summary="Override the configured rate of a service, of each of its users, or of a region",
     operation_id="set_rate",
-    openapi_extra=body(models_admin.RateRequest),
+    openapi_extra=body(models_admin.ServiceRateRequest),
     responses=documented(200, models_admin.RateState, "The rates of the service.", *ONE_SERVICE, *WITH_BODY),
 )
 async def set_rate(request: Request, service: str) -> Response:
-    change = await read_model(request, models_admin.RateRequest)
+    change = await read_model(request, models_admin.ServiceRateRequest)
     state = await fairlead_of(request).set_rate(service, **change.model_dump(), who=who_of(request))
     return json_response(asdict(state))
 
 
 @router.delete(
     "/services/{service}/rate",
-    summary="Remove the overrides of a service's rates",
+    summary="Remove the overrides of a service's rates, or of one region's",
     operation_id="lift_rate",
     responses=documented(200, models_admin.RateState, "The rates of the service.", *ONE_SERVICE),
 )
-async def lift_rate(request: Request, service: str) -> Response:
-    return json_response(asdict(await fairlead_of(request).lift_rate(service, who=who_of(request))))
+async def lift_rate(
+    request: Request,
+    service: str,
+    region: Annotated[str | None, Query(max_length=63, description="Of this region only.")] = None,
+) -> Response:
+    return json_response(asdict(await fairlead_of(request).lift_rate(service, region=region, who=who_of(request))))
+
+
+@router.put(
+    "/rates/{of}/{name:path}",
+    summary="Override the configured rate of a pool, a plan or a group",
+    operation_id="set_shared_rate",
+    openapi_extra=body(models_admin.RateRequest),
+    responses=documented(200, models_admin.SharedRate, "The rate.", *ONE_SERVICE, *WITH_BODY),
+)
+async def set_shared_rate(request: Request, of: SharedBy, name: RateName) -> Response:
+    change = await read_model(request, models_admin.RateRequest)
+    state = await fairlead_of(request).set_shared_rate(of, name, **change.model_dump(), who=who_of(request))
+    return json_response(asdict(state))
+
+
+@router.delete(
+    "/rates/{of}/{name:path}",
+    summary="Remove the override of the rate of a pool, a plan or a group",
+    operation_id="lift_shared_rate",
+    responses=documented(200, models_admin.SharedRate, "The rate.", *ONE_SERVICE),
+)
+async def lift_shared_rate(request: Request, of: SharedBy, name: RateName) -> Response:
+    return json_response(asdict(await fairlead_of(request).lift_shared_rate(of, name, who=who_of(request))))
 
 
 @router.post(

@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from fairlead.app.dead_letters import DeadFilters
 from fairlead.app.rate_admin import RateState as RateStateView
+from fairlead.app.rate_admin import SharedRateState as SharedRateView
 from fairlead.app.service_admin import MAX_LIMIT
 from fairlead.app.service_admin import ServiceState as ServiceStateView
 from fairlead.domain.access import AuditRecord, Key, Role
@@ -55,13 +56,22 @@ class RateRequest(Shape):
     tokens: Number | None = Field(default=None, description="Tokens in any window of `per` seconds.")
     units: Number | None = Field(default=None, description="The same for services with another `cost_unit`.")
     per: Number = Field(default=60.0, description="Seconds, 1 to 86400.")
+
+
+class ServiceRateRequest(RateRequest):
     user: StrictBool = Field(default=False, description="The rate of each user of the service, instead of its own.")
+    region: str | None = Field(
+        default=None, max_length=63, description="The rate of this region of the service, instead of its own."
+    )
 
 
 @fields_of(
     RateStateView,
     declared_rate="The configured rate of the service.",
     declared_user_rate="The configured rate of each of its users.",
+    unit="The unit of `units`, such as tokens.",
+    region_rates="The rates of its regions, by name.",
+    declared_region_rates="The configured rates of its regions.",
 )
 class RateState(Shape):
     """The rates of a service as stored in the database. Every process applies them within a second."""
@@ -72,6 +82,18 @@ class RateState(Shape):
         user_rate=None,
         declared_rate=None,
         declared_user_rate=None,
+        unit="tokens",
+        region_rates={},
+        declared_region_rates={},
+    )
+
+
+@fields_of(SharedRateView, declared_rate="The configured rate.", unit="The unit of `units`, such as tokens.")
+class SharedRate(Shape):
+    """The rate of a pool, a plan or a group as stored in the database. Every process applies it within a second."""
+
+    model_config = example(
+        of="pool", name="gpu", rate={"requests": 60, "units": None, "per": 60.0}, declared_rate=None, unit="tokens"
     )
 
 

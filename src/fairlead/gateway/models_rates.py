@@ -15,12 +15,23 @@ class RateShape(BaseModel):
     """At most so many requests and units in any window of `per` seconds; null: not limited."""
 
 
+class SharedRateShape(BaseModel):
+    """The rate of a pool, of each user of a plan, or of a group. Plans and groups have it in each service."""
+
+    of: Literal["pool", "plan", "group"]
+    name: str
+    rate: RateShape
+    unit: str = Field(description="The unit of `units`, such as tokens.")
+    overridden: bool = Field(description="Whether an operator has set it.")
+
+
 class RateUseShape(BaseModel):
     """How much of a rate is used."""
 
     of: Literal["service", "region", "pool", "group"]
     name: str
     rate: RateShape | None = Field(description="Null if the upstream asked for a rest and no rate is set.")
+    unit: str = Field(description="The unit of `units`, such as tokens.")
     requests: int
     units: float
     full: bool
@@ -33,6 +44,7 @@ class GroupState(BaseModel):
 
     weight: float
     limit: int | None = Field(description="Slots that its members may have at once; null: no limit.")
+    rate: RateShape | None = Field(description="What its members may call together in a window of time.")
     members: int = Field(description="Users and teams in it that wait, run or still have to catch up.")
     running: int = Field(description="Slots that its members have.")
     parked: bool = Field(description="Whether its members are passed over now, at the limit or rate of the group.")

@@ -10,7 +10,7 @@ from fairlead.domain.rules import Change, Overridden
 from fairlead.gateway.derived_models import Shape, example, fields_of
 from fairlead.gateway.models import JOB_ID, MOMENT
 from fairlead.gateway.models_rates import GroupState as GroupState
-from fairlead.gateway.models_rates import RateShape, RateUseShape
+from fairlead.gateway.models_rates import RateShape, RateUseShape, SharedRateShape
 
 WORKER = "gpu-host-1:4242:5f0c9a1e"
 _PROCESS = {
@@ -60,6 +60,10 @@ class Slot(_Lease):
 class Override(BaseModel):
     """What an operator changed at runtime. A field is null where the configuration applies."""
 
+    rate: RateShape | None
+    user_rate: RateShape | None
+    region_rates: dict[str, RateShape]
+
 
 class Lanes(BaseModel):
     """Numbers of waiting jobs; null while the dispatcher cannot be reached."""
@@ -82,6 +86,7 @@ class ServiceRegion(BaseModel):
         description="How work that may run in several regions is spread; without effect if all weights are equal."
     )
     pool: str | None = Field(description="Pool whose slots the calls also take.")
+    rate: RateShape | None = Field(description="Calls and units in any window of time.")
     running: int | None = Field(
         description="Slots in use, including held ones. Null while the dispatcher cannot be reached."
     )
@@ -107,6 +112,7 @@ class RegionStatus(Shape):
                 "limit": 1,
                 "weight": 1.0,
                 "pool": None,
+                "rate": None,
                 "running": 1,
                 "waiting": {"main": 3, "retry": 1},
                 "breaker": {"state": "working", "failures": 0, "resting_until": None},
@@ -174,6 +180,7 @@ class _Service(BaseModel):
     groups: dict[str, GroupState] = Field(description="Those that `[groups]` declares and that have members here.")
     rate: RateShape | None = Field(description="Calls and units in any window of time.")
     user_rate: RateShape | None = Field(description="The same for each user.")
+    unit: str = Field(description="The unit of its costs and rates, such as tokens.")
     rates: list[RateUseShape] = Field(description="The use of its rates, and the rests that upstreams asked for.")
 
 
@@ -226,6 +233,7 @@ class _Process(BaseModel):
 
 class QueueStatus(_Process):
     services: list[ServiceStatus]
+    shared_rates: list[SharedRateShape] = Field(description="The rates of pools, plans and groups.")
     jobs: dict[str, int] = Field(description="By status.")
 
 

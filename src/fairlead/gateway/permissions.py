@@ -47,6 +47,13 @@ _ROLES = {
 }
 
 # By method (WS for a WebSocket) and path. HEAD has the rule of GET.
+# What operators change at run time and set back.
+_OVERRIDDEN = (
+    "/admin/services/{service}/limit", "/admin/services/{service}/rate", "/admin/rates/{of}/{name:path}",
+    "/admin/budgets/{budget}",
+)  # fmt: skip
+OVERRIDES = tuple((method, path) for path in _OVERRIDDEN for method in ("PUT", "DELETE"))
+
 RULES: dict[tuple[str, str], Access] = {
     ("GET", "/"): Access.OPEN,
     ("GET", "/docs"): Access.OPEN,
@@ -183,12 +190,7 @@ RULES: dict[tuple[str, str], Access] = {
     ("POST", "/admin/queue-dead/purge"): Access.ADMIN,
     ("POST", "/admin/services/{service}/pause"): Access.ADMIN,
     ("POST", "/admin/services/{service}/resume"): Access.ADMIN,
-    ("PUT", "/admin/services/{service}/limit"): Access.ADMIN,
-    ("DELETE", "/admin/services/{service}/limit"): Access.ADMIN,
-    ("PUT", "/admin/services/{service}/rate"): Access.ADMIN,
-    ("DELETE", "/admin/services/{service}/rate"): Access.ADMIN,
-    ("PUT", "/admin/budgets/{budget}"): Access.ADMIN,
-    ("DELETE", "/admin/budgets/{budget}"): Access.ADMIN,
+    **dict.fromkeys(OVERRIDES, Access.ADMIN),
     ("POST", "/admin/services/{service}/rebuild"): Access.ADMIN,
     ("POST", "/admin/jobs/{job_id}/priority"): Access.ADMIN,
     ("GET", "/admin/workers"): Access.ADMIN,
@@ -265,12 +267,7 @@ SHORT = frozenset(
         ("POST", "/admin/queue-dead/purge"),
         ("POST", "/admin/services/{service}/pause"),
         ("POST", "/admin/services/{service}/resume"),
-        ("PUT", "/admin/services/{service}/limit"),
-        ("DELETE", "/admin/services/{service}/limit"),
-        ("PUT", "/admin/services/{service}/rate"),
-        ("DELETE", "/admin/services/{service}/rate"),
-        ("PUT", "/admin/budgets/{budget}"),
-        ("DELETE", "/admin/budgets/{budget}"),
+        *OVERRIDES,
         ("POST", "/admin/services/{service}/rebuild"),
         ("POST", "/admin/jobs/{job_id}/priority"),
         ("POST", "/admin/workers/{name}/drain"),

@@ -18,8 +18,8 @@ from fairlead.dispatch.port import Lease, RegionSnapshot, ServiceSnapshot
 from fairlead.dispatch.rates import RateUse
 from fairlead.domain.config_checks import spelled
 from fairlead.domain.events import iso
-from fairlead.domain.rates import Rate
-from fairlead.domain.rules import Adapted, ServiceRules
+from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rules import Adapted, Overridden, Rules, ServiceRules
 from fairlead.engine.node import Node
 from fairlead.engine.shard_runtime import ShardRuntime
 from fairlead.errors import FairleadError, NotFound, Unavailable, shown
@@ -91,6 +91,7 @@ def region_states(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> 
             "limit": limit,
             "weight": rules.region_weights.get(name, 1.0),
             "pool": rules.pool if rules.in_pool(name) else None,
+            "rate": rate_dict(rules.region_rates.get(name)),
             **_region_state(seen.get(name)),
         }
         for name, limit in sorted(rules.regions.items())
@@ -167,6 +168,7 @@ async def describe(observer: Observer, queues: QueueSnapshot | None = None) -> d
             }
             for name, limit in rules.pools.items()
         },
+        "shared_rates": shared_rates(rules),
         "jobs": await observer.job_counts.fresh(),
         "worker": node.name if node is not None and node.workers else None,
         "draining": node.draining if node is not None else False,
@@ -186,7 +188,7 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
     """The status of one service. If the service is split over several shards, the numbers are sums over these shards.
     Numbers that are not known are None."""
     rules, snapshots, known = queues.rules, queues.services.get(name, ()), queues.knows(name)
-    service, override = rules.services[name], rules.overrides.get(name)
+    service = rules.services[name]
     waiting = {
         label: sum(each.waiting.get(band, 0) for each in snapshots) if known else None
         for band, label in BAND_NAMES.items()
@@ -198,7 +200,7 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
         "in_use": sum(each.in_use for each in snapshots) if known else None,
         "held": sum(each.held for each in snapshots) if known else None,
         "paused": service.paused,
-        "override": None if override is None else asdict(override),
+        "override": _override(name, rules),
         "auto": _auto(service, rules.adapted.get(name)),
         "order": service.order.value,
         "pool": service.pool,
@@ -207,22 +209,35 @@ def _service(name: str, queues: QueueSnapshot) -> dict[str, Any]:
         "running": [lease_dict(lease) for each in snapshots for lease in each.leases],
         "mean_duration": sum(means) / len(means) if means else None,
         "regions": region_states(service, snapshots),
-        "groups": group_states(snapshots),
+        "groups": group_states(snapshots, rules),
         "rate": rate_dict(service.rate),
         "user_rate": rate_dict(service.user_rate),
-        "rates": [rate_use(use) for each in snapshots for use in each.rates],
+        "unit": service.cost_unit,
+        "rates": rate_uses(name, rules, snapshots),
     }
 
 
-def group_states(snapshots: Sequence[ServiceSnapshot]) -> dict[str, dict[str, Any]]:
+def _override(name: str, rules: Rules) -> dict[str, Any] | None:
+    """What operators changed of a service; None if nothing."""
+    limits, rates = rules.overrides.get(name, Overridden()), rules.rate_overrides
+    found = {
+        **asdict(limits),
+        "rate": rate_dict(rates.get(RateOf("service", name))),
+        "user_rate": rate_dict(rates.get(RateOf("user", name))),
+        "region_rates": {of.region: asdict(rate) for of, rate in rates.items() if of[:2] == ("region", name)},
+    }
+    return found if any(found.values()) else None
+
+
+def group_states(snapshots: Sequence[ServiceSnapshot], rules: Rules) -> dict[str, dict[str, Any]]:
     """The groups that the service remembers, by path. The limit of a group holds on each shard by itself."""
+    rates = rules.member_rates.groups
     found: dict[str, dict[str, Any]] = {}
     for snapshot in snapshots:
         once = {group.path: group for group in snapshot.groups}  # one row per band
         for path, group in sorted(once.items()):
-            state = found.setdefault(
-                path, {"weight": group.weight, "limit": group.limit, "members": 0, "running": 0, "parked": False}
-            )
+            fields = {"weight": group.weight, "limit": group.limit, "rate": rate_dict(rates.get(path))}
+            state = found.setdefault(path, {**fields, "members": 0, "running": 0, "parked": False})
             state["members"] += group.members
             state["running"] += group.running
             state["parked"] |= group.parked
@@ -233,12 +248,33 @@ def rate_dict(rate: Rate | None) -> dict[str, Any] | None:
     return None if rate is None else asdict(rate)
 
 
-def rate_use(use: RateUse) -> dict[str, Any]:
+def shared_rates(rules: Rules) -> list[dict[str, Any]]:
+    """The rates of pools, plans and groups, and whether an operator has set them."""
+    by_kind = {"pool": rules.pool_rates, "plan": rules.plan_rates, "group": rules.member_rates.groups}
+    rates = {RateOf(kind, name): rate for kind, found in by_kind.items() for name, rate in sorted(found.items())}
+    return [
+        {
+            "of": of.kind,
+            "name": of.name,
+            "rate": asdict(rate),
+            "unit": rules.unit_of(of),
+            "overridden": of in rules.rate_overrides,
+        }
+        for of, rate in rates.items()
+    ]
+
+
+def rate_uses(service: str, rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> list[dict[str, Any]]:
+    return [_rate_use(use, use.unit(service, rules)) for each in snapshots for use in each.rates]
+
+
+def _rate_use(use: RateUse, unit: str) -> dict[str, Any]:
     """How much of a rate is used."""
     return {
         "of": use.kind,
         "name": use.name,
         "rate": rate_dict(use.rate),
+        "unit": unit,
         "requests": use.requests,
         "units": use.units,
         "full": use.full,

@@ -13,6 +13,7 @@ from fairlead.domain.events import iso
 from fairlead.domain.fair_share import BY_COST, QueuePosition
 from fairlead.domain.job import Hold, Job, JobStatus
 from fairlead.domain.processes import process_of
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, Rules, ServiceRules
 from fairlead.domain.views import MOST_HOLDERS, Reason
 
@@ -282,16 +283,20 @@ def rates_full(
     job: Job, rules: Rules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
 ) -> list[Reason]:
     """A reason for each rate that keeps the job from running, and for each rest that its upstream asked for."""
-    found = _service_rates_full(job, rules.services[job.service], snapshot, position, now)
+    found = _service_rates_full(job, rules, snapshot, position, now)
     if position.user_rate_wait:
         found.append(_user_rate_full(job, rules, iso(now + position.user_rate_wait)))
     for group in position.groups:
         if group.rate_wait:
-            until, rate = iso(now + group.rate_wait), rules.member_rates.groups.get(group.path)
+            until, rate = iso(now + group.rate_wait), _shown(rules.member_rates.groups.get(group.path), job, rules)
             text = f"the rate of the group {group.path} on {job.service} ({rate}) is used up until {until}"
-            details = {"of": "group", "group": group.path, "service": job.service, "until": until, "rate": str(rate)}
+            details = {"of": "group", "group": group.path, "service": job.service, "until": until, "rate": rate}
             found.append(Reason("rate_full", text, details))
     return found
+
+
+def _shown(rate: Rate | None, job: Job, rules: Rules) -> str:
+    return "none" if rate is None else rate.shown(rules.services[job.service].cost_unit)
 
 
 def _user_rate_full(job: Job, rules: Rules, until: str | None) -> Reason:
@@ -301,42 +306,47 @@ def _user_rate_full(job: Job, rules: Rules, until: str | None) -> Reason:
         rate, whose = rules.services[job.service].user_rate, "each user"
     else:
         whose, details = f"each user of the plan {job.plan}", {**details, "plan": job.plan}
-    text = f"the rate of {whose} on {job.service} ({rate}) is used up by its user until {until}"
-    return Reason("rate_full", text, details)
+    shown = _shown(rate, job, rules)
+    text = f"the rate of {whose} on {job.service} ({shown}) is used up by its user until {until}"
+    return Reason("rate_full", text, {**details, "rate": shown})
 
 
 def _service_rates_full(
-    job: Job, rules: ServiceRules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
+    job: Job, all_rules: Rules, snapshot: ServiceSnapshot | None, position: QueuePosition, now: float
 ) -> list[Reason]:
     """The rates of the service, its regions and its pool."""
+    rules = all_rules.services[job.service]
     uses = [] if snapshot is None else [use for use in snapshot.rates if use.kind != "group"]
     bound = job.bound_within(rules.regions)
     regions = {name for name in rules.regions if bound is None or name in bound}
     full = {use.name for use in uses if use.kind == "region" and use.full}
     found = [
-        _rate_full(rules.service, use)
+        _rate_full(rules.service, use, all_rules)
         for use in uses
         if use.full
         and (use.kind == "service" or (use.kind == "pool" and rules.pooled_regions is None) or regions <= full)
         and (use.kind != "region" or use.name in regions)
     ]
     if not found and position.free and position.rate_wait:
-        found += _too_few_units(
-            rules, [use for use in uses if use.kind != "region" or use.name in regions], position, now
-        )
+        here = [use for use in uses if use.kind != "region" or use.name in regions]
+        found += _too_few_units(rules.service, here, all_rules, position, now)
     return found
 
 
-def _too_few_units(rules: ServiceRules, uses: list[RateUse], position: QueuePosition, now: float) -> Iterator[Reason]:
+def _too_few_units(
+    service: str, uses: list[RateUse], rules: Rules, position: QueuePosition, now: float
+) -> Iterator[Reason]:
     """The rate that allows further requests, but has fewer units left than the next step needs."""
     limited = [(use.units / use.rate.units, use) for use in uses if use.units and use.rate and use.rate.units]
     if limited:
         _, use = max(limited, key=itemgetter(0))
         until = iso(now + position.rate_wait) if position.position == 1 else None
-        details = {**_details(rules.service, use), "until": until, "units": use.units, "resting": False}
-        text = f"the rate of {_where(rules.service, use)} ({use.rate}) has fewer units left than the next step needs"
+        unit = use.unit(service, rules)
+        rate = None if use.rate is None else use.rate.shown(unit)
+        details = {**_details(service, use), "until": until, "units": use.units, "resting": False}
+        text = f"the rate of {_where(service, use)} ({rate}) has fewer {unit} left than the next step needs"
         end = f", until {until}" if until else ""
-        yield Reason("rate_full", f"{text}{end}", {**details, "rate": str(use.rate)})
+        yield Reason("rate_full", f"{text}{end}", {**details, "rate": rate})
 
 
 def _where(service: str, use: RateUse) -> str:
@@ -349,15 +359,16 @@ def _details(service: str, use: RateUse) -> dict[str, Any]:
     return {"of": use.kind, use.kind: use.name, "until": until, "requests": use.requests, **of_service}
 
 
-def _rate_full(service: str, use: RateUse) -> Reason:
+def _rate_full(service: str, use: RateUse, rules: Rules) -> Reason:
     where, details = _where(service, use), _details(service, use)
     until = details["until"]
     if use.resting_until is not None:
         text = f"the upstream of {where} takes no calls until {iso(use.resting_until)}, as it said itself"
         return Reason("rate_full", text, {**details, "until": iso(use.resting_until), "resting": True})
-    details |= {"units": use.units, "resting": False, "rate": str(use.rate)}
+    rate = None if use.rate is None else use.rate.shown(use.unit(service, rules))
+    details |= {"units": use.units, "resting": False, "rate": rate}
     end = f"until {until}" if until else "until calls that are being sent have arrived"
-    return Reason("rate_full", f"the rate of {where} ({use.rate}) is used up {end}", details)
+    return Reason("rate_full", f"the rate of {where} ({rate}) is used up {end}", details)
 
 
 # ---------------------------------------------------------------- the queue

@@ -41,6 +41,7 @@ from fairlead.store.writes import Erase as Erase
 from fairlead.store.writes import FireTimers as FireTimers
 from fairlead.store.writes import IssueTicket as IssueTicket
 from fairlead.store.writes import Override as Override
+from fairlead.store.writes import OverrideRates as OverrideRates
 from fairlead.store.writes import PromoteWaiting as PromoteWaiting
 from fairlead.store.writes import Prune as Prune
 from fairlead.store.writes import PruneBatches as PruneBatches

@@ -9,9 +9,20 @@ import orjson
 
 from fairlead.domain.auto_limit import bounded
 from fairlead.domain.groups import GroupRules
-from fairlead.domain.rates import Rate
-from fairlead.domain.rules import MAIN_SHARD, Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
-from fairlead.store.port import Adapt, DeclareServices, Override
+from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rules import (
+    MAIN_SHARD,
+    Adapted,
+    Auto,
+    Change,
+    Order,
+    Overridden,
+    Rules,
+    ServiceRules,
+    Share,
+    with_rates,
+)
+from fairlead.store.port import Adapt, DeclareServices, Override, OverrideRates
 
 _FIELDS = frozenset(field.name for field in fields(ServiceRules))
 # Fields that the first release does not know and fails on. They are written only if they differ from the default, so
@@ -75,19 +86,16 @@ def rate_read(rate: dict[str, Any] | None) -> Rate | None:
     return None if rate is None else Rate(rate.get("requests"), rate.get("units"), rate["per"])
 
 
-def rate_json(rate: Rate | None) -> str | None:
-    return None if rate is None else orjson.dumps(asdict(rate)).decode()
+def rate_rows(override: OverrideRates) -> list[tuple[str, str, str, str | None]]:
+    """The rows of overridden rates: kind, name, region, and the rate as JSON, or None to lift it."""
+    return [(*of, None if rate is None else orjson.dumps(asdict(rate)).decode()) for of, rate in override.rates.items()]
 
 
 def overridden(before: tuple[Any, ...], override: Override) -> tuple[Any, ...]:
-    """The row of an override after a change: limit, pause, and both rates as JSON."""
-    limit, paused, *rates = before
+    """The row of an override after a change: limit and pause."""
+    limit, paused = before
     limit = None if override.lift_limit else limit if override.limit is None else override.limit
-    new = (rate_json(override.rate), rate_json(override.user_rate))
-    kept = [
-        None if override.lift_rates else old if each is None else each for old, each in zip(rates, new, strict=True)
-    ]
-    return (limit, paused if override.paused is None else override.paused, *kept)
+    return limit, paused if override.paused is None else override.paused
 
 
 def _rates(rates: dict[str, Any]) -> dict[str, Rate]:
@@ -133,22 +141,21 @@ def _shared(declared: dict[str, Any]) -> dict[str, Any]:
 def rules_of(answer: list[Any]) -> Rules:
     """Decode a row of the SQL fragment `rules`. The limit of a service is the override, else the automatic limit, else
     the declared limit."""
-    version, declared, overrides, adaptive = answer
+    version, declared, overrides, adaptive, rates = answer
     services = {service["service"]: _read(service) for service in declared["services"]}
     adapted = _adapted(adaptive, services)
     services = {name: _with_limit(rules, adapted.get(name)) for name, rules in services.items()}
     in_force: dict[str, Overridden] = {}
-    for name, limit, paused, *rates in overrides:
+    for name, limit, paused in overrides:
         if (rules := services.get(name)) is not None:
-            rate, user_rate = (rate_read(orjson.loads(each) if each else None) for each in rates)
             services[name] = replace(
                 rules,
                 limit=rules.limit if limit is None else limit,
                 paused=rules.paused if paused is None else bool(paused),
-                rate=rate or rules.rate,
-                user_rate=user_rate or rules.user_rate,
             )
             # The config cannot pause a service, so an override with paused = false changes nothing.
-            if limit is not None or paused or rate or user_rate:
-                in_force[name] = Overridden(limit, True if paused else None, rate, user_rate)
-    return Rules(services, declared["pools"], version, in_force, adapted, **_shared(declared))
+            if limit is not None or paused:
+                in_force[name] = Overridden(limit, True if paused else None)
+    found = Rules(services, declared["pools"], version, in_force, adapted, **_shared(declared))
+    changed = {RateOf(kind, name, region): Rate(**orjson.loads(rate)) for kind, name, region, rate in sorted(rates)}
+    return with_rates(found, changed) if changed else found

@@ -16,8 +16,8 @@ from fairlead.domain.batch import Batch, BatchItem
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Job
 from fairlead.domain.processes import ProcessRecord
-from fairlead.domain.rates import Rate
-from fairlead.domain.rules import Adapted, ServiceRules
+from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rules import Adapted, Rules, ServiceRules
 from fairlead.domain.transitions import (
     Adopt,
     AutoResumes,
@@ -150,19 +150,40 @@ class DeclareServices:
     groups: Mapping[str, GroupRules] = field(default_factory=dict)
     plan_rates: Mapping[str, Rate] = field(default_factory=dict)
 
+    @property
+    def rules(self) -> Rules:
+        """The rules that are declared, without overrides and automatic limits."""
+        return Rules(
+            {service.service: service for service in self.services},
+            self.pools,
+            groups=self.groups,
+            pool_rates=self.pool_rates,
+            plan_rates=self.plan_rates,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Set the limit or a rate of one service, or pause or unpause it, until the override is lifted. A value of None
-    leaves the limit, the rate or the pause unchanged. Returns the resulting `Rules`."""
+    """Set the limit of one service, or pause or unpause it, until the override is lifted. A value of None leaves the
+    limit or the pause unchanged. Returns the resulting `Rules`."""
 
     service: str
     limit: int | None = None
     paused: bool | None = None
     lift_limit: bool = False
-    rate: Rate | None = None
-    user_rate: Rate | None = None
-    lift_rates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRates:
+    """Set rates until the overrides are lifted, which a value of None does. Returns the resulting `Rules`.
+
+    Refused if the rules have another version than `based_on`. The epochs of the scopes in `moved` are raised, as by
+    `DeclareServices`.
+    """
+
+    rates: Mapping[RateOf, Rate | None]
+    based_on: int
+    moved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +355,7 @@ Transition = (
     | RaiseEpoch
     | DeclareServices
     | Override
+    | OverrideRates
     | Adapt
     | RequestRebuild
     | CreateBatch

@@ -1,4 +1,4 @@
-"""What operators need of a store: keys, tickets, the audit trail, processes, rebuild requests, facts."""
+"""What operators need of a store: keys, tickets, the audit trail, processes, rebuild requests, facts, rates."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 
 from fairlead.domain.access import AuditRecord, Key, Role
+from fairlead.domain.groups import GroupRules
 from fairlead.domain.processes import DEAD_AFTER, ProcessRecord
+from fairlead.domain.rates import Rate, RateOf
+from fairlead.domain.rules import ServiceRules
 from fairlead.errors import InvalidInput
 from fairlead.store.port import (
     Accepted,
     Audit,
     AuditOutcome,
     CreateKey,
+    DeclareServices,
     DeregisterProcess,
     Done,
     Epoch,
     IssueTicket,
     Override,
+    OverrideRates,
     PruneRecords,
     RaiseEpoch,
     Refused,
@@ -365,3 +370,68 @@ async def test_writes_of_operators_and_jobs_share_a_batch(harness: StoreHarness)
         RequestRebuild("service:draw"),
     )
     assert [type(outcome) for outcome in outcomes] == [Done] * 8 + [Accepted] + [Done] * 3
+
+
+# ---------------------------------------------------------------- rates
+
+DRAW, CHAT = ServiceRules("draw", limit=3), ServiceRules("chat", limit=2)
+RATED = DeclareServices(
+    (replace(DRAW, pool="gpu", regions={"eu": 1}, rate=Rate(9)),),
+    {"gpu": 3},
+    pool_rates={"gpu": Rate(8)},
+    groups={"acme": GroupRules(weight=2.0)},
+    plan_rates={"free": Rate(7)},
+)
+OVERRIDES = {
+    RateOf("service", "draw"): Rate(60, 5.5, 30.0),
+    RateOf("user", "draw"): Rate(2),
+    RateOf("region", "draw", "eu"): Rate(3),
+    RateOf("pool", "gpu"): Rate(4),
+    RateOf("plan", "free"): Rate(5),
+    RateOf("plan", "gold"): Rate(units=100.0),
+    RateOf("group", "acme"): Rate(6),
+}
+
+
+async def test_overridden_rates_win_until_they_are_lifted_and_survive_a_declaration(harness: StoreHarness) -> None:
+    declared = (await harness.one(RATED)).value
+    rules = (await harness.one(OverrideRates(OVERRIDES, declared.version))).value
+    assert rules == await harness.store.rules()
+    assert (rules.version, rules.rate_overrides) == (2, OVERRIDES)
+    assert {of: rules.rate_of(of) for of in OVERRIDES} == OVERRIDES
+    assert rules.groups["acme"].weight == 2.0
+    rules = (await harness.one(replace(RATED, services=(replace(RATED.services[0], limit=9),)))).value
+    assert {of: rules.rate_of(of) for of in OVERRIDES} == OVERRIDES
+    other = (await harness.one(Override("draw", limit=1))).value
+    assert other.rate_overrides == OVERRIDES
+    lifted = (await harness.one(OverrideRates(dict.fromkeys(OVERRIDES), other.version))).value
+    assert lifted.rate_overrides == {}
+    for of in OVERRIDES:
+        assert lifted.rate_of(of) == declared.rate_of(of)
+
+
+async def test_overridden_rates_raise_epochs_and_are_refused_for_other_rules(harness: StoreHarness) -> None:
+    await harness.one(RATED)
+    await harness.one(RaiseEpoch("service:draw", "s1"))
+    job = await harness.submitted()
+    of = RateOf("pool", "gpu")
+    late = OverrideRates({of: Rate(1)}, 0, frozenset({"service:draw"}))
+    assert isinstance(await harness.one(late), Refused)
+    assert (await harness.store.rules()).rate_overrides == {}
+    start, again, changed, refused = await harness.commit(
+        harness.start(job, lease="1:1"), late, replace(late, based_on=1), replace(late, based_on=1)
+    )
+    assert isinstance(start, Refused)
+    assert [type(outcome) for outcome in (again, changed, refused)] == [Refused, Done, Refused]
+    assert changed.value.pool_rates == {"gpu": Rate(1)}
+    assert await harness.store.epochs() == {"service:draw": Epoch(2, "s1")}
+
+
+async def test_overridden_rates_of_what_is_no_longer_declared_have_no_effect(harness: StoreHarness) -> None:
+    await harness.one(RATED)
+    await harness.one(OverrideRates(OVERRIDES, 1))
+    rules = (await harness.one(DeclareServices((CHAT,), {}))).value
+    assert (rules.services, rules.pool_rates, rules.groups) == ({"chat": CHAT}, {}, {})
+    assert rules.plan_rates == {"free": Rate(5), "gold": Rate(units=100.0)}
+    rules = (await harness.one(RATED)).value
+    assert {of: rules.rate_of(of) for of in OVERRIDES} == OVERRIDES

@@ -10,7 +10,6 @@ import pytest
 from fairlead.domain import transitions
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.job import Job, JobStatus, Priority
-from fairlead.domain.rates import Rate
 from fairlead.domain.retry import Failure, RetryPolicy
 from fairlead.domain.rules import Adapted, Auto, Change, Order, Overridden, Rules, ServiceRules, Share
 from fairlead.domain.transitions import Delete, Submit
@@ -26,6 +25,7 @@ from fairlead.store.port import (
     JobFilter,
     OutboxEntry,
     Override,
+    OverrideRates,
     PromoteWaiting,
     Prune,
     RaiseEpoch,
@@ -357,19 +357,12 @@ async def test_an_override_wins_until_it_is_lifted_and_survives_a_declaration(ha
     assert both.overrides == {"draw": Overridden(1, True)}
     outcome = await harness.one(DeclareServices((replace(DRAW, limit=9),), {}))
     assert outcome.value.services["draw"] == replace(DRAW, limit=1, paused=True)
-    rated = (await harness.one(Override("draw", rate=Rate(60, 5.5, 30.0)))).value
-    assert (rated.services["draw"].rate, rated.overrides["draw"].limit) == (Rate(60, 5.5, 30.0), 1)
-    rated = (await harness.one(Override("draw", user_rate=Rate(2)))).value
-    assert rated.overrides == {"draw": Overridden(1, True, Rate(60, 5.5, 30.0), Rate(2))}
-    version = rated.version
-    assert (await harness.one(Override("draw", user_rate=Rate(2)))).value.version == version
-    assert (await harness.one(Override("draw", lift_rates=True))).value.overrides == {"draw": Overridden(1, True)}
     lifted = (await harness.one(Override("draw", lift_limit=True))).value
     assert lifted.services["draw"] == replace(DRAW, limit=9, paused=True)
     assert lifted.overrides == {"draw": Overridden(None, True)}
     assert (await harness.one(Override("draw", None, False))).value.services["draw"] == replace(DRAW, limit=9)
     rules = await harness.store.rules()
-    assert (rules.version, rules.overrides) == (9, {})
+    assert (rules.version, rules.overrides) == (6, {})
 
 
 async def test_an_override_that_changes_nothing_does_not_raise_the_version(harness: StoreHarness) -> None:
@@ -490,11 +483,12 @@ async def test_all_kinds_of_transitions_share_one_batch(harness: StoreHarness) -
         RaiseEpoch("service:x"),
         DeclareServices((DRAW,), {}),
         Override("draw", 1, None),
+        OverrideRates({}, 0),
         Adapt("draw", None, ROSE),
         FireTimers(harness.clock.now, 9, {}),
         PromoteWaiting(harness.clock.now, 0, 0, 9, {}),
     )
-    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done, Done, Done, Done]
+    kinds = [Done, Done, Done, Started, Done, Accepted, Done, Done, Done, Done, Refused, Done, Done, Done]
     assert [type(outcome) for outcome in outcomes] == kinds
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -48,13 +48,21 @@ class Source:
 
 
 class PriorityResolver:
-    def __init__(self, config: Config, hook: PriorityHook | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        hook: PriorityHook | None,
+        clock: Clock,
+        has_member_rates: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`has_member_rates` tells whether plans or groups have rates now, which operators change at run time."""
         self._config = config.priority
         self._plans = config.plan_standings
         self._table = config.user_standings
         self._groups = config.group_paths
-        # Then every job needs its plan and group.
-        self._plans_limit = bool(config.plan_rates) or any(each.plan or each.group for each in config.budgets.values())
+        # With rates and budgets of plans or groups, every job needs its plan and group.
+        self._has_budgets = any(each.plan or each.group for each in config.budgets.values())
+        self._has_member_rates = has_member_rates
         self._clock = clock
         self._hook = self._source(Hook(hook)) if hook is not None else None
         self._service = self._source(_service(config)) if config.priority.template is not None else None
@@ -95,7 +103,7 @@ class PriorityResolver:
     async def settle(self, submits: Sequence[Submit], *, lowers_only: bool = False) -> list[Submit]:
         """Return the submits with their priority, weight, group and plan set. With `lowers_only`, a submitted priority
         is used only if it is lower than the user's own priority."""
-        every = lowers_only or self._plans_limit
+        every = lowers_only or self._has_budgets or self._has_member_rates()
         users = {submit.job.user_id for submit in submits if every or not _is_submitted(submit.job)}
         decisions = await self._decisions(users)
         settled = []

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fairlead.domain.rules import Rules, ServiceRules, moved_scopes
+from fairlead.domain.rules import Rules, ServiceRules, moved_scopes, with_rates
 from fairlead.engine.parts import EngineParts, RulesRef
 from fairlead.engine.positions import StalledQueues
 from fairlead.engine.shard_runtime import ShardRuntime
@@ -103,9 +103,9 @@ class SyncRulesLoop:
 
     async def _write(self, declaration: DeclareServices, rules: Rules) -> Rules | None:
         """Write the declaration. Returns the new rules, or None if `rules` are outdated. The same commit raises the
-        epoch of every scope that a service leaves or enters: steps that were granted in such a scope and have not
-        started are then refused (docs/adr/0016)."""
-        after = Rules({service.service: service for service in declaration.services}, declaration.pools)
+        epoch of every scope that a service leaves or enters, or in which a rate counts a longer time: steps that were
+        granted in such a scope and have not started are then refused (docs/adr/0016, 0029)."""
+        after = with_rates(declaration.rules, rules.rate_overrides)
         outcome = await self._group_commit.write(
             replace(declaration, based_on=rules.version, moved=moved_scopes(rules, after))
         )
@@ -136,11 +136,12 @@ def log_changes(before: Rules, after: Rules) -> None:
             log.warning("the service %s is no longer declared: its jobs wait until a gateway declares it again", name)
         elif new != old and not _is_auto_limit(name, after, old):
             log.warning(
-                "the rules of %s have changed: limit %d, was %d%s%s",
+                "the rules of %s have changed: limit %d, was %d%s%s%s",
                 name,
                 new.limit,
                 old.limit,
                 "; paused" if new.paused else "",
+                "" if before.windows_of(name) == after.windows_of(name) else "; it has other rates",
                 "" if _home(new) == _home(old) else f"; it waits in {_home(new)}, was in {_home(old)}",
             )
 

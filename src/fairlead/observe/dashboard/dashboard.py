@@ -104,9 +104,9 @@ class Dashboard:
             **overview.service(name, queues, around, details, self._kinds().get(name)),
             "service": name,
             **queue,
-            "regions": service.regions_of(rules, queues.services.get(name, ())),
+            "regions": service.regions_of(name, queues.rules, queues.services.get(name, ())),
             "limits": service.limit_of(name, queues.rules, declared),
-            "rates": [status.rate_use(use) for each in queues.services.get(name, ()) for use in each.rates],
+            "rates": status.rate_uses(name, queues.rules, queues.services.get(name, ())),
             "history": around.past.chart_of(name),
             "failures": dict(around.past.all_of(name).codes),
         }
@@ -148,10 +148,15 @@ class Dashboard:
         return await self._cache(where, partial(self._count, where), 5.0)
 
     async def users(self) -> dict[str, Any]:
-        loads, past = await asyncio.gather(
-            self._cache("users", partial(self._store.user_loads, MOST_USERS), 2.0), self._past.recent()
+        loads, past, rules = await asyncio.gather(
+            self._cache("users", partial(self._store.user_loads, MOST_USERS), 2.0),
+            self._past.recent(),
+            self._observer.rules(),
         )
-        return {"users": overview.users(loads, past.all, MOST_USERS)}
+        return {
+            "users": overview.users(loads, past.all, MOST_USERS),
+            "rates": overview.member_rates(rules, self._config().plans),
+        }
 
     async def dead(self) -> dict[str, Any]:
         found = await self._cache("dead", partial(self._store.dead_groups, MOST_GROUPS), 2.0)

@@ -4,18 +4,19 @@ processes, and dead letters grouped by error."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairlead.dispatch.port import Lease, ServiceSnapshot
 from fairlead.domain.job import Priority
 from fairlead.domain.processes import POOLS, ProcessRecord, process_of
+from fairlead.domain.rates import RateOf
 from fairlead.domain.redaction import likeness
-from fairlead.domain.rules import Overridden, ServiceRules
+from fairlead.domain.rules import Overridden, Rules, ServiceRules
 from fairlead.observe.dashboard.history import Past, Sum
 from fairlead.observe.doctor.finding import Finding, Severity
 from fairlead.observe.snapshot import Processes, QueueSnapshot
-from fairlead.observe.status import in_pool
+from fairlead.observe.status import in_pool, rate_uses
 from fairlead.store.dashboard import DeadGroup, UserLoad, Waiting
 from fairlead.store.port import Facts, Store
 
@@ -110,6 +111,7 @@ def service(
         paused=rules.paused,
         order=rules.order.value,
         pool=rules.pool,
+        unit=rules.cost_unit,
         retrying=waiting.retrying if waiting is not None else 0,
         oldest_since=waiting.oldest_since if waiting is not None else None,
         wait_p50=lately.wait(0.5) if lately is not None else None,
@@ -141,8 +143,32 @@ def pools(queues: QueueSnapshot) -> dict[str, Any]:
         members = {service: rules for service, rules in sorted(queues.rules.services.items()) if rules.pool == name}
         used = [in_pool(rules, each) for service, rules in members.items() for each in queues.services.get(service, ())]
         is_known = all(map(queues.knows, members))
-        found[name] = known(limit=limit, services=list(members), in_use=sum(used) if is_known else None)
+        uses = [
+            use for service in members for use in rate_uses(service, queues.rules, queues.services.get(service, ()))
+        ]
+        found[name] = known(
+            limit=limit,
+            services=list(members),
+            in_use=sum(used) if is_known else None,
+            rate=rate_of(RateOf("pool", name), queues.rules),
+            use=next((use for use in uses if use["of"] == "pool"), None),
+        )
     return found
+
+
+def rate_of(of: RateOf, rules: Rules) -> dict[str, Any]:
+    """A rate that operators may change, with its unit and whether they have. The rate is left out if there is none."""
+    rate = rules.rate_of(of)
+    numbers = None if rate is None else known(**asdict(rate))
+    return known(rate=numbers, unit=rules.unit_of(of), overridden=of in rules.rate_overrides)
+
+
+def member_rates(rules: Rules, plans: Iterable[str]) -> dict[str, Any]:
+    """The rates of plans and groups, by plan and by path. Those without a rate are included."""
+    return {
+        "plans": {name: rate_of(RateOf("plan", name), rules) for name in sorted({*plans, *rules.plan_rates})},
+        "groups": {path: rate_of(RateOf("group", path), rules) for path in sorted(rules.groups)},
+    }
 
 
 def source_of(rules: ServiceRules, override: Overridden | None) -> str:

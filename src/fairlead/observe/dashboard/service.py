@@ -11,10 +11,11 @@ from fairlead.dispatch.port import RegionSnapshot, ServiceSnapshot, UserQueue
 from fairlead.domain.fair_share import SECOND, QueuePosition
 from fairlead.domain.groups import GroupRules, fair_shares
 from fairlead.domain.job import Job
-from fairlead.domain.rules import Order, Rules, ServiceRules
+from fairlead.domain.rates import RateOf
+from fairlead.domain.rules import Order, Rules
 from fairlead.observe import status
 from fairlead.observe.dashboard.history import Sum
-from fairlead.observe.dashboard.overview import known
+from fairlead.observe.dashboard.overview import known, rate_of
 from fairlead.store.port import DeclareServices
 
 NEXT = 20
@@ -155,9 +156,16 @@ def region(seen: RegionSnapshot) -> dict[str, Any]:
     )
 
 
-def regions_of(rules: ServiceRules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
+def regions_of(name: str, all_rules: Rules, snapshots: Sequence[ServiceSnapshot]) -> dict[str, Any]:
+    rules = all_rules.services[name]
     seen = {each.region: each for snapshot in snapshots for each in snapshot.regions}
-    return {name: region(seen[name]) if name in seen else known(limit=limit) for name, limit in rules.regions.items()}
+    return {
+        each: {
+            **(region(seen[each]) if each in seen else known(limit=limit)),
+            **rate_of(RateOf("region", name, each), all_rules),
+        }
+        for each, limit in rules.regions.items()
+    }
 
 
 def limit_of(name: str, rules: Rules, declared: DeclareServices) -> dict[str, Any]:
@@ -181,5 +189,5 @@ def limit_of(name: str, rules: Rules, declared: DeclareServices) -> dict[str, An
         auto=auto,
         rate=None if service.rate is None else known(**asdict(service.rate)),
         user_rate=None if service.user_rate is None else known(**asdict(service.user_rate)),
-        rate_overridden=True if override is not None and (override.rate or override.user_rate) else None,
+        rate_overridden=any(RateOf(kind, name) in rules.rate_overrides for kind in ("service", "user")) or None,
     )

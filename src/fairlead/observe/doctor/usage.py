@@ -1,5 +1,5 @@
-"""Checks of the usage that calls report, values that were ignored, and prices that need values which calls do not
-report; and of budgets that hold jobs, or soon will."""
+"""Checks of the usage that calls report, values that were ignored, and prices and rates that need values which calls do
+not report; and of budgets that hold jobs, or soon will."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fairlead.observe.doctor.facts import Facts
 
 IGNORED = Kind("usage-ignored", Severity.WARNING, "reported usage is not credible")
-MISSING = Kind("usage-missing", Severity.NOTE, "calls with a price do not report their usage")
+MISSING = Kind("usage-missing", Severity.NOTE, "calls do not report the usage that a price or rate counts")
 HOLDS = Kind("budget-holds-jobs", Severity.WARNING, "jobs wait for the next window of a budget")
 NEARLY_SPENT = Kind("budget-nearly-spent", Severity.NOTE, "a budget is nearly or fully used up")
 
@@ -58,15 +58,15 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _missing(facts: Facts) -> Iterator[Finding]:
     for total in facts.usage:
         name = total.groups["service"]
-        prices = facts.config.prices.get(name)
         silent = total.calls - total.reported
-        if prices is None or total.groups["outcome"] != SUCCESS or not silent:
+        if total.groups["outcome"] != SUCCESS or not silent:
             continue
-        tables = (prices, *prices.models.values())
-        if any(each.per_unit or each.per_million_tokens_in or each.per_million_tokens_out for each in tables):
+        effects = ["they have no price for them"] if _is_priced(name, facts) else []
+        effects += ["rates count what was expected of them"] if _is_rated(name, facts) else []
+        if effects:
             yield MISSING.found(
                 f"{silent} of {counted(total.calls, 'call')} of {name} since yesterday reported neither tokens nor "
-                "units, so they have no price for them",
+                f"units, so {', and '.join(effects)}",
                 fix=f"let the endpoint report `usage`, or call `call.report_usage` in the handler of {name}",
                 about=name,
                 service=name,
@@ -123,3 +123,17 @@ def _use(budget: Budget, rows: Sequence[CounterRow], window_start: float) -> str
     used, reserved, limit = map(budget.shown, (counter.used, counter.reserved, limit_of(budget, counter)))
     whose = f" by {most.key[1]}" if budget.each_user else ""
     return f"{used:.10g} of {limit:.10g} {budget.measure} are used{whose}, {reserved:.10g} reserved by calls under way"
+
+
+def _is_priced(service: str, facts: Facts) -> bool:
+    """Whether a price counts tokens or units of the service."""
+    prices = facts.config.prices.get(service)
+    tables = () if prices is None else (prices, *prices.models.values())
+    return any(each.per_unit or each.per_million_tokens_in or each.per_million_tokens_out for each in tables)
+
+
+def _is_rated(service: str, facts: Facts) -> bool:
+    """Whether a rate of the service itself or of its pool counts units. Those of plans and groups concern all services,
+    also such that have nothing to report."""
+    rates = facts.rules.windows_of(service) if service in facts.rules.services else {}
+    return any(rate.units is not None and of.kind not in ("plan", "group") for of, rate in rates.items())

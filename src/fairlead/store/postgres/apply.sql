@@ -72,13 +72,21 @@ UPDATE fairlead.rules SET version = version + 1, declared = $1 WHERE declared <>
 
 -- name: override_of
 -- $1: service. Its current override.
-SELECT slots, paused, rate, user_rate FROM fairlead.service_override WHERE service = $1
+SELECT slots, paused FROM fairlead.service_override WHERE service = $1
 
 -- name: override
--- $1: service, $2: limit, $3: paused, $4: rate, $5: user rate, both as JSON.
-INSERT INTO fairlead.service_override (service, slots, paused, rate, user_rate) VALUES ($1, $2, $3, $4, $5)
-    ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused, rate = excluded.rate,
-        user_rate = excluded.user_rate
+-- $1: service, $2: limit, $3: paused.
+INSERT INTO fairlead.service_override (service, slots, paused) VALUES ($1, $2, $3)
+    ON CONFLICT (service) DO UPDATE SET slots = excluded.slots, paused = excluded.paused
+
+-- name: override_rate
+-- $1: kind, $2: name, $3: region, $4: rate as JSON.
+INSERT INTO fairlead.rate_override (kind, name, region, rate) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (kind, name, region) DO UPDATE SET rate = excluded.rate
+
+-- name: lift_rate
+-- $1: kind, $2: name, $3: region.
+DELETE FROM fairlead.rate_override WHERE kind = $1 AND name = $2 AND region = $3
 
 -- name: adapted_of
 -- $1: service. Its automatic limit.

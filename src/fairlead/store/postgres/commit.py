@@ -45,6 +45,7 @@ from fairlead.store.port import (
     OutboxEntry,
     Outcome,
     Override,
+    OverrideRates,
     PromoteWaiting,
     Prune,
     RaiseEpoch,
@@ -60,7 +61,7 @@ from fairlead.store.postgres.queries import READS, WRITES
 from fairlead.store.postgres.submit import run, submitting
 from fairlead.store.records import ADMIN_KINDS, BATCH_KINDS
 from fairlead.store.rows import job_of, micros, micros_by
-from fairlead.store.rules import adapted_row, declaration_of, overridden, rules_of
+from fairlead.store.rules import adapted_row, declaration_of, overridden, rate_rows, rules_of
 
 
 class Undone(Exception):
@@ -113,6 +114,7 @@ class Commit:
         steps: tuple[tuple[type, Callable[[list[int]], Any]], ...] = (
             (DeclareServices, self._declare),
             (Override, self._override),
+            (OverrideRates, self._override_rates),
             (Adapt, self._adapt),
             (RaiseEpoch, self._raise_epochs),
             (Submit, self._submit),
@@ -187,17 +189,30 @@ class Commit:
 
     async def _override(self, indexes: list[int]) -> None:
         for index in indexes:
-            override = self._batch[index]
-            assert isinstance(override, Override)
+            override: Any = self._batch[index]
             if not await self._lock_rules_of(override.service):
                 self._outcomes[index] = UNDECLARED
                 continue
             rows = await self._ask("override_of", override.service)
-            before = tuple(rows[0]) if rows else (None, None, None, None)
+            before = tuple(rows[0]) if rows else (None, None)
             after = overridden(before, override)
             if before != after:
                 await self._ask("override", override.service, *after)
                 await self._ask("raise_version")
+            self._outcomes[index] = Done(await self._rules())
+
+    async def _override_rates(self, indexes: list[int]) -> None:
+        for index in indexes:
+            override: Any = self._batch[index]
+            ((_, version),) = await self._ask("lock_rules")
+            if override.based_on != version:
+                self._outcomes[index] = OTHER_RULES
+                continue
+            for *of, rate in rate_rows(override):
+                await (self._ask("lift_rate", *of) if rate is None else self._ask("override_rate", *of, rate))
+            if override.moved:
+                await self._ask("leave_epochs", sorted(override.moved))
+            await self._ask("raise_version")
             self._outcomes[index] = Done(await self._rules())
 
     async def _adapt(self, indexes: list[int]) -> None:

@@ -96,14 +96,16 @@ CASE WHEN b.counts IS NOT NULL THEN b.counts ELSE (
 ) END
 
 -- name: rules
--- The version, the declaration, [[service, limit, paused, rate, user rate], …], and [[service, limit, best latency, history], …];
--- Read by `rules.rules_of`.
+-- The version, the declaration, [[service, limit, paused], …], [[service, limit, best latency, history], …], and
+-- [[kind, name, region, rate], …]. Read by `rules.rules_of`.
 SELECT version, declared, (
-    SELECT coalesce(json_agg(json_build_array(service, slots, paused, rate, user_rate)), '[]')::text
+    SELECT coalesce(json_agg(json_build_array(service, slots, paused)), '[]')::text
     FROM fairlead.service_override
 ), (
     SELECT coalesce(json_agg(json_build_array(service, slots, best, history::json)), '[]')::text
     FROM fairlead.adaptive_limit
+), (
+    SELECT coalesce(json_agg(json_build_array(kind, name, region, rate)), '[]')::text FROM fairlead.rate_override
 ) FROM fairlead.rules
 
 -- name: context

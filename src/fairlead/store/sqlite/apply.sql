@@ -68,8 +68,7 @@ BEGIN
     END FROM rules;
 END;
 
--- body: [service, limit, paused, lift_limit, rate, user_rate, lift_rates], the rates as JSON texts. Writes nothing for an
--- undeclared service.
+-- body: [service, limit, paused, lift_limit]. Writes nothing for an undeclared service.
 CREATE TEMP TRIGGER on_override INSTEAD OF INSERT ON batch WHEN NEW.kind = 'override'
 BEGIN
     INSERT INTO service_override (service, slots, paused)
@@ -83,19 +82,31 @@ BEGIN
         AND (
             slots IS NOT iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots))
             OR paused IS NOT coalesce(NEW.body ->> 2, paused)
-            OR rate IS NOT iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 4, rate))
-            OR user_rate IS NOT iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 5, user_rate))
         )
     );
     UPDATE service_override SET
-        slots = iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots)), paused = coalesce(NEW.body ->> 2, paused),
-        rate = iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 4, rate)),
-        user_rate = iif(NEW.body ->> 6, NULL, coalesce(NEW.body ->> 5, user_rate))
+        slots = iif(NEW.body ->> 3, NULL, coalesce(NEW.body ->> 1, slots)), paused = coalesce(NEW.body ->> 2, paused)
         WHERE service = NEW.body ->> 0;
     INSERT INTO answer SELECT 'override', CASE
         WHEN EXISTS (
             SELECT 1 FROM rules, json_each(declared, '$.services') AS s WHERE s.value ->> '$.service' = NEW.body ->> 0
         ) THEN {rules} END;
+END;
+
+-- body: [the required version, the scopes whose epochs are raised, [[kind, name, region, rate as JSON or null], …]].
+-- Answers null if refused; 1 stands for the rules until they are written.
+CREATE TEMP TRIGGER on_rates INSTEAD OF INSERT ON batch WHEN NEW.kind = 'rates'
+BEGIN
+    INSERT INTO answer SELECT 'rates', iif(version = NEW.body ->> 0, '1', NULL) FROM rules;
+    INSERT INTO epoch (scope, number)
+        SELECT s.value, 1 FROM answer AS a, json_each(NEW.body, '$[1]') AS s WHERE a.kind = 'rates' AND a.value = '1'
+        ON CONFLICT (scope) DO UPDATE SET number = number + 1;
+    INSERT OR REPLACE INTO rate_override (kind, name, region, rate)
+        SELECT r.value ->> 0, r.value ->> 1, r.value ->> 2, coalesce(r.value ->> 3, '')
+        FROM answer AS a, json_each(NEW.body, '$[2]') AS r WHERE a.kind = 'rates' AND a.value = '1';
+    DELETE FROM rate_override WHERE rate = '';
+    UPDATE rules SET version = version + 1 WHERE EXISTS (SELECT 1 FROM answer WHERE kind = 'rates' AND value = '1');
+    UPDATE answer SET value = {rules} WHERE kind = 'rates' AND value = '1';
 END;
 
 -- body: [service, old limit, new limit, best latency, history]. Writes nothing if the service is not declared or its limit

@@ -49,6 +49,7 @@ from fairlead.store.port import (
     OutboxEntry,
     Outcome,
     Override,
+    OverrideRates,
     PromoteWaiting,
     Prune,
     RaiseEpoch,
@@ -69,6 +70,7 @@ from fairlead.store.sqlite.records import OUTCOMES, batch_rows, operator_rows
 _ENCODERS: tuple[tuple[type, Callable[[Any], list[encode.Row]]], ...] = (
     (DeclareServices, encode.declare_rows),
     (Override, encode.override_rows),
+    (OverrideRates, encode.override_rate_rows),
     (Adapt, encode.adapt_rows),
     (RaiseEpoch, encode.epoch_rows),
     (Submit, encode.submit_rows),
@@ -210,6 +212,7 @@ class CommitBatch:
         self._valued(RaiseEpoch, "epoch", lambda number: OTHER_RULES if number is None else Done(number))
         self._valued(DeclareServices, "rules", lambda value: OTHER_RULES if value is None else Done(rules_of(value)))
         self._valued(Override, "override", lambda value: UNDECLARED if value is None else Done(rules_of(value)))
+        self._valued(OverrideRates, "rates", lambda value: OTHER_RULES if value is None else Done(rules_of(value)))
         self._valued(Adapt, "adapt", lambda version: MOVED_ELSEWHERE if version is None else Done(version))
         self._valued(EndHolds, "ended", Done)
         self._valued(Prune, "pruned", Done)

@@ -11,9 +11,19 @@ from fairlead.domain.job import Attempt, Hold
 from fairlead.domain.prices import NO_PRICES, Prices
 from fairlead.domain.transitions import Adopt, Delete, Move, Prioritise, Progress, Start, Submit
 from fairlead.errors import InvalidInput
-from fairlead.store.port import LATE_AFTER, Adapt, DeclareServices, EndHolds, Override, Prune, RaiseEpoch, Relayed
+from fairlead.store.port import (
+    LATE_AFTER,
+    Adapt,
+    DeclareServices,
+    EndHolds,
+    Override,
+    OverrideRates,
+    Prune,
+    RaiseEpoch,
+    Relayed,
+)
 from fairlead.store.rows import STATUS_CODES, begins_round, json_text, micros, micros_by, spec_of
-from fairlead.store.rules import adapted_row, declaration_of, rate_json
+from fairlead.store.rules import adapted_row, declaration_of, rate_rows
 from fairlead.store.usage import OUTCOME_CODES, reported_row
 
 Row = tuple[str, str | int | None]
@@ -35,12 +45,11 @@ def declare_rows(declarations: Sequence[DeclareServices]) -> list[Row]:
 
 
 def override_rows(overrides: Sequence[Override]) -> list[Row]:
-    return [("override", json_body(_override(one))) for one in overrides]
+    return [("override", json_body((one.service, one.limit, one.paused, one.lift_limit))) for one in overrides]
 
 
-def _override(one: Override) -> tuple[Any, ...]:
-    rates = (rate_json(one.rate), rate_json(one.user_rate), one.lift_rates)
-    return one.service, one.limit, one.paused, one.lift_limit, *rates
+def override_rate_rows(overrides: Sequence[OverrideRates]) -> list[Row]:
+    return [("rates", json_body((one.based_on, sorted(one.moved), rate_rows(one)))) for one in overrides]
 
 
 def adapt_rows(adapts: Sequence[Adapt]) -> list[Row]:

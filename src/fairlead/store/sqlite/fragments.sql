@@ -45,12 +45,14 @@ json_array(
 )
 
 -- name: rules
--- [version, declaration, [[service, limit, paused, rate, user rate], …], [[service, limit, best latency, history], …]];
--- Read by `rules.rules_of`.
+-- [version, declaration, [[service, limit, paused], …], [[service, limit, best latency, history], …],
+-- [[kind, name, region, rate], …]]. Read by `rules.rules_of`.
 (SELECT json_array(version, json(declared), (
-    SELECT json_group_array(json_array(service, slots, paused, rate, user_rate)) FROM service_override
+    SELECT json_group_array(json_array(service, slots, paused)) FROM service_override
 ), (
     SELECT json_group_array(json_array(service, slots, best, json(history))) FROM adaptive_limit
+), (
+    SELECT json_group_array(json_array(kind, name, region, rate)) FROM rate_override
 )) FROM rules)
 
 -- name: context

@@ -1,6 +1,6 @@
 // All actions, each with its confirmation dialog. They use the routes of the API.
 import { call, path } from "./api.js";
-import { number, plural, shortId, text } from "./format.js";
+import { capital, number, plural, shortId, text } from "./format.js";
 import { html } from "./html.js";
 
 const who = (job) => html`<b>${text(job.feature_name)}</b> of <b>${text(job.user_id)}</b> (<code>${job.job_id}</code>)`;
@@ -159,26 +159,37 @@ export const liftLimit = (name, configured) => ({
 // The numbers of the fields that are filled in.
 const given = (values) => Object.fromEntries(Object.entries(values).filter(([, text]) => text !== "" && text != null).map(([name, text]) => [name, Number(text)]));
 
-export const changeRate = (name, rate) => ({
+/** Whose rates operators change: what is said about it, the route, and what the request adds. */
+export const rateOf = {
+  service: (name) => ({ name, route: path`/admin/services/${name}/rate`, says: html`What the endpoint of <b>${name}</b> gets` }),
+  region: (service, region) => ({ name: `${service} in ${region}`, route: path`/admin/services/${service}/rate`, adds: { region },
+    says: html`What <b>${service}</b> gets in <b>${region}</b>` }),
+  pool: (name) => ({ name: `the pool ${name}`, route: path`/admin/rates/pool/${name}`, says: html`What all services of the pool <b>${name}</b> get together` }),
+  plan: (name) => ({ name: `the plan ${name}`, route: path`/admin/rates/plan/${name}`, says: html`What each user of the plan <b>${name}</b> gets in each service` }),
+  group: (name) => ({ name: `the group ${name}`, route: `/admin/rates/group/${name.split("/").map(encodeURIComponent).join("/")}`,
+    says: html`What all members of the group <b>${name}</b> get together in each service` }),
+};
+
+export const changeRate = ({ name, route, adds = {}, says }, { rate, unit }) => ({
   title: `Change the rate of ${name}?`,
-  text: html`<p>What the endpoint of <b>${name}</b> gets in any window of time, over all machines. Jobs wait for it in the queue.
+  text: html`<p>${says} in any window of time, over all machines. Jobs wait for it in the queue.
     It overrides the configuration until the override is removed.</p>`,
   fields: [
-    { name: "requests", label: "Calls", type: "number", min: 1, step: 1, value: rate?.requests ?? "" },
-    { name: "units", label: "Tokens or units", type: "number", min: 0, step: "any", value: rate?.units ?? "", hint: "Empty: not limited." },
-    { name: "per", label: "Seconds", type: "number", min: 1, max: 86400, step: "any", value: rate?.per ?? 60 },
+    { name: "requests", label: "Calls", type: "number", min: 1, step: 1, value: rate?.requests ?? "", required: false },
+    { name: "units", label: capital(unit), type: "number", min: 0, step: "any", value: rate?.units ?? "", required: false, hint: "Empty: not limited." },
+    { name: "per", label: "Window in seconds", type: "number", min: 1, max: 86400, step: "any", value: rate?.per ?? 60 },
   ],
   confirm: "Change the rate",
-  run: (values) => call("PUT", path`/admin/services/${name}/rate`, given({ requests: values.requests, units: values.units, per: values.per })),
+  run: (values) => call("PUT", route, { ...given({ requests: values.requests, units: values.units, per: values.per }), ...adds }),
   done: `The rate of ${name} is changed.`,
 });
 
-export const liftRate = (name) => ({
-  title: `Remove the rate overrides of ${name}?`,
-  text: html`<p>The configured rates of <b>${name}</b> and of its users apply again.</p>`,
+export const liftRate = ({ name, route, adds }) => ({
+  title: `Remove the rate override of ${name}?`,
+  text: html`<p>What the configuration says about the rate of <b>${name}</b> applies again.</p>`,
   confirm: "Remove the override",
-  run: () => call("DELETE", path`/admin/services/${name}/rate`),
-  done: `The configured rates of ${name} apply again.`,
+  run: () => call("DELETE", adds ? `${route}?${new URLSearchParams(adds)}` : route),
+  done: `The configured rate of ${name} applies again.`,
 });
 
 // One user's amount can be set only if each user has one.

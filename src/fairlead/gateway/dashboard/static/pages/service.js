@@ -1,5 +1,5 @@
 // One service: slots, queue, shares, regions and actions.
-import { changeLimit, changeRate, liftLimit, liftRate, pauseService, rebuildService, unpauseService } from "../actions.js";
+import { changeLimit, changeRate, liftLimit, liftRate, pauseService, rateOf, rebuildService, unpauseService } from "../actions.js";
 import { mayOperate, useApp } from "../context.js";
 import { duration, number, text } from "../format.js";
 import { html, useState } from "../html.js";
@@ -11,6 +11,7 @@ import { HistoryCard } from "../parts/history.js";
 import { Queue, waitingIn } from "../parts/queue.js";
 import { Missing } from "../parts/missing.js";
 import { Models } from "../parts/models.js";
+import { RateUse, rateWords } from "../parts/rates.js";
 import { Regions } from "../parts/regions.js";
 import { Shares } from "../parts/shares.js";
 import { Slots } from "../parts/slots.js";
@@ -31,8 +32,8 @@ export function Page({ subject: name }) {
       ${mayOperate(session) && html`<div class="acts">
         <${Act} question=${() => changeLimit(name, service.limit)}>Change limit<//>
         <${Act} when=${service.limit_source === "override"} question=${() => liftLimit(name, limits.configured)}>Remove override<//>
-        <${Act} look="quiet" question=${() => changeRate(name, limits.rate)}>Change rate<//>
-        <${Act} when=${limits.rate_overridden} look="quiet" question=${() => liftRate(name)}>Remove rate override<//>
+        <${Act} look="quiet" question=${() => changeRate(rateOf.service(name), { rate: limits.rate, unit: service.unit })}>Change rate<//>
+        <${Act} when=${limits.rate_overridden} look="quiet" question=${() => liftRate(rateOf.service(name))}>Remove rate override<//>
         <${Act} when=${service.paused} look="primary" question=${() => unpauseService(name, waiting)}>Unpause<//>
         <${Act} when=${!service.paused} look="danger" question=${() => pauseService(name, waiting)}>Pause<//>
         <${Act} look="quiet" question=${() => rebuildService(name)}>Rebuild queue<//>
@@ -46,14 +47,14 @@ export function Page({ subject: name }) {
       <${Limit} service=${service} limits=${limits} />
       ${limits.user_limit && html`<${Fact} name="Limit per user">${number(limits.user_limit)}<//>`}
       ${(service.rates || []).map((use) => html`<${Rate} use=${use} />`)}
-      ${limits.user_rate && html`<${Fact} name="Rate per user">${rateWords(limits.user_rate)}<//>`}
+      ${limits.user_rate && html`<${Fact} name="Rate per user">${rateWords(limits.user_rate, service.unit)}<//>`}
     </dl>
     <section class="card stack"><h2>Slots and queue</h2>
       <${Slots} service=${service} name=${name} /><${Queue} service=${service} widest=${waiting} /></section>
     <${Models} models=${Object.entries(service.models || {})} />
     <${Next} next=${service.next || []} order=${service.order} />
     <${Shares} users=${service.users || {}} />
-    <${Regions} regions=${service.regions || {}} />
+    <${Regions} regions=${service.regions || {}} service=${name} />
     <${HistoryCard} history=${service.history} wide=${true} />
     <section class="card"><h2>Failed calls, last hour</h2><${Failures} failures=${service.failures} /></section>
     <${AutoLimit} history=${limits.auto?.history} />`;
@@ -68,15 +69,10 @@ function Limit({ service, limits }) {
   return html`<${Fact} name="Limit">${number(service.limit)}<small class="muted"> ${words[service.limit_source] || ""}</small><//>`;
 }
 
-const rateWords = (rate) =>
-  [rate.requests != null && `${number(rate.requests)} calls`, rate.units != null && `${number(rate.units)} units`].filter(Boolean).join(", ") + ` in ${duration(rate.per)}`;
-
 function Rate({ use }) {
   const name = use.of === "service" ? "Rate" : `Rate of ${use.of} ${use.name}`;
   if (use.resting_until) return html`<${Fact} name=${name} look="held">resting<small class="muted"> <${Left} until=${use.resting_until} /></small><//>`;
-  const units = use.rate.units != null;
-  return html`<${Fact} name=${name} look=${use.full ? "waiting" : ""}>
-    ${use.rate.requests != null && number(use.requests)}${units && html` ${number(use.units)} units`}<small class="muted"> of ${rateWords(use.rate)}</small><//>`;
+  return html`<${Fact} name=${name} look=${use.full ? "waiting" : ""}><${RateUse} use=${use} /><//>`;
 }
 
 function Next({ next: all, order }) {

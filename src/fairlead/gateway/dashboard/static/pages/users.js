@@ -1,11 +1,13 @@
 // Users with their waiting and running jobs and weights.
-import { useApp } from "../context.js";
+import { rateOf } from "../actions.js";
+import { mayOperate, useApp } from "../context.js";
 import { duration, number } from "../format.js";
 import { html, useState } from "../html.js";
 import { useView } from "../live.js";
 import { Age, Loading, UserLink } from "../parts/bits.js";
 import { NoJobs } from "../parts/empty.js";
 import { Filter } from "../parts/filter.js";
+import { RateActs, rateWords } from "../parts/rates.js";
 import { Table } from "../parts/table.js";
 import { to } from "../router.js";
 
@@ -42,5 +44,20 @@ export function Page() {
       <${Table} caption="Users with their waiting and running jobs" columns=${columns} rows=${shown} keyOf=${([id]) => id} hrefOf=${([id]) => to(["jobs"], { user_id: id })}
         sort=${{ by: "waiting", down: true }} most=${MOST} />
         </section>`}
-    ${all.length >= MOST && html`<p class="muted">Only the ${MOST} users with the most waiting jobs are shown.</p>`}`;
+    ${all.length >= MOST && html`<p class="muted">Only the ${MOST} users with the most waiting jobs are shown.</p>`}
+    <${MemberRates} rates=${state.rates || {}} />`;
+}
+
+/** What each user of a plan, and all members of a group together, may call in each service. */
+function MemberRates({ rates }) {
+  const { session } = useApp();
+  const rows = [["plan", rates.plans], ["group", rates.groups]].flatMap(([of, named]) => Object.entries(named || {}).map(([name, state]) => ({ of, name, state })));
+  if (rows.length === 0) return null;
+  return html`<section class="card" data-testid="member-rates"><h2>Rates of plans and groups</h2>
+    <p class="muted">In each service: of each user of a plan, and of all members of a group together.</p>
+    <div class="table-box"><table class="rows"><caption class="hidden">Rates of plans and groups</caption>
+    <thead><tr><th scope="col">Of</th><th scope="col">Name</th><th scope="col">Rate</th>${mayOperate(session) && html`<th scope="col"><span class="hidden">Actions</span></th>`}</tr></thead>
+    <tbody>${rows.map(({ of, name, state }) => html`<tr key=${`${of} ${name}`}><td data-label="Of">${of}</td><th scope="row" data-label="Name">${name}</th>
+      <td data-label="Rate">${state.rate ? rateWords(state.rate, state.unit) : "–"}</td>
+      ${mayOperate(session) && html`<td><${RateActs} of=${rateOf[of](name)} state=${state} /></td>`}</tr>`)}</tbody></table></div></section>`;
 }

@@ -71,7 +71,9 @@ run: export PORT := $(PORT)
 run: $(RUN_STAMP)
 	@$(BIN)/python examples/cao/run.py
 
+# Compiled first: with PYTHONDONTWRITEBYTECODE, each of the many processes that the tests start would compile it.
 test: install
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 # Tests against the newest versions that pyproject.toml allows, whatever is locked.

@@ -6,11 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairlead import Call, Chunk, Config, Fairlead, JobFailed, NotFound, Restart, Retry
+from fairlead.dispatch.output_log import KEEP_S
+from fairlead.domain.output import Entry
 from fairlead.engine import events, output_writer
 from fairlead.engine.events import SlowConsumer
 from fairlead.errors import InvalidInput
@@ -36,6 +39,46 @@ def embedded_app(embedded: dict[str, str]) -> MakeApp:
 
 
 # ------------------------------------------------------------ producing
+
+
+async def test_a_large_chunk_is_kept_in_the_object_store(make_app: MakeApp, tmp_path: Path) -> None:
+    """Neither the log, nor a message to readers in other processes, has its text."""
+    app, gate = make_app(artifacts={"url": str(tmp_path / "files")}), asyncio.Event()
+    large = "ü" * 3_000_000
+    sent: list[Entry] = []
+
+    @app.service(limit=1)
+    async def talk(call: Call) -> AsyncIterator[str]:
+        yield "small"
+        yield large
+        yield "last"
+        await gate.wait()
+
+    async with app.running():
+        publish = app._runtime.hub.publish_output
+        app._runtime.hub.publish_output = lambda entry: (sent.append(entry), publish(entry))[1]  # type: ignore[method-assign]
+        job = await app.submit("talk", {})
+        for _ in range(2):  # live, and then from the log
+            async with asyncio.timeout(PATIENCE), aclosing(app.output(job.id)) as output:
+                chunks = [(await anext(output)).data for _ in range(3)]  # type: ignore[union-attr]
+            assert chunks == ["small", large, "last"]
+        kept = await app._runtime.output_log.read(job.id)
+        assert max(len(text) for entry in (*kept, *sent) for text in entry.chunks) < 100
+        assert [entry.stored is not None for entry in kept].count(True) == 1
+        (stored,) = (entry.stored for entry in kept if entry.stored is not None)
+        now = app.now()
+        app.files._now = lambda: now + KEEP_S + 1
+        await app.files.sweep(10)  # as if the chunk were older than the log keeps it
+        async with asyncio.timeout(PATIENCE), aclosing(app.output(job.id)) as output:
+            first = await anext(output)
+            gate.set()
+            rest = [each async for each in output]
+        assert isinstance(first, Chunk)
+        with pytest.raises(NotFound):
+            await app.files.get(stored)
+        assert isinstance(rest[0], Restart)
+        assert "".join(each.data for each in rest if isinstance(each, Chunk)) == f"small{large}last"
+        assert await job.result(PATIENCE) == f"small{large}last"
 
 
 async def test_an_async_generator_emits_what_it_yields(make_app: MakeApp) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from fairlead.dispatch.output_log import Appended, OutputLog
+from fairlead.domain.job import Job
 from fairlead.domain.output import Entry
 from fairlead.engine import output_writer
 from fairlead.engine.events import Hub
@@ -31,13 +33,17 @@ class _Readers:
         return [Appended.KEPT] * len(entries)
 
 
+def job(name: str) -> Job:
+    return cast(Job, SimpleNamespace(id=name, run=1, step=0, attempt=1, user_id="ann"))
+
+
 async def test_the_first_chunk_of_a_step_does_not_wait_for_the_chunks_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(output_writer, "FLUSH_EVERY", 3600.0)
     readers = _Readers()
     writer = OutputWriter(cast(OutputLog, readers), cast(Hub, readers))
-    one, other = (RunOutput(name, 1, 0, 1, CallOutput(None)) for name in ("one", "other"))
+    one, other = (RunOutput(job(name), CallOutput(None)) for name in ("one", "other"))
 
     def emit(output: RunOutput, word: str) -> None:
         output.call.append(f'"{word}"')

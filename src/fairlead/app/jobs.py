@@ -307,7 +307,7 @@ class Jobs:
             raise TooManyReaders(f"{most} readers follow the output of this job already (server.max_output_readers)")
         get = self.get if attempts else self.get_without_attempts
         sources = OutputSources(
-            runtime.hub, runtime.output_log, get, lambda: runtime.node is not None, runtime.clock.now
+            runtime.hub, runtime.output_log, get, lambda: runtime.node is not None, runtime.clock.now, runtime.files
         )
         position = Position.parse(after) if isinstance(after, str) else after
         return OutputStream(sources, check_id(job_id), position, new=new)

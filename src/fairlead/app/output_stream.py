@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from fairlead.artifacts.files import Files
+from fairlead.artifacts.values import load_stored
 from fairlead.dispatch.output_log import PAGE, OutputLog
 from fairlead.domain import events
 from fairlead.domain.events import Event
@@ -77,6 +79,10 @@ class Cursor:
             chunk = entry.chunks[sequence - entry.first]
             yield Chunk(Position(self._run, sequence), entry.step_index, entry.attempt, chunk)
 
+    def has(self, entry: Entry) -> bool:
+        """Whether the reader has received all chunks of this entry."""
+        return entry.run < self._run or (entry.run == self._run and entry.last < self._next)
+
     def restart(self, step_index: int) -> Iterator[Restart]:
         """A Restart from this step on, if the reader has received chunks of it."""
         discarded = [step for step in self._delivered if step >= step_index]
@@ -122,6 +128,7 @@ class OutputSources:
     get: Callable[[str], Awaitable[JobView]]
     has_node: Callable[[], bool]
     now: Callable[[], float]
+    files: Files
 
 
 class OutputStream:
@@ -195,7 +202,8 @@ class OutputStream:
         """The output that an event brings, or the log if it is due."""
         if event is not None and event.type == events.OUTPUT:
             try:
-                chunks = list(self._cursor.take(Entry.of_list(self._job_id, event.details["entry"])))
+                entry = await self._whole(Entry.of_list(self._job_id, event.details["entry"]))
+                chunks = list(self._cursor.take(entry))
                 if chunks:
                     self._later(POLL_MOST)
                     yield chunks
@@ -229,13 +237,25 @@ class OutputStream:
                 if entry.run == skipped:
                     continue
                 try:
-                    if batch := list(self._cursor.take(entry)):
+                    if batch := list(self._cursor.take(await self._whole(entry))):
                         yield batch
                 except Gap:
                     self._gap, skipped = True, entry.run
             if len(entries) < PAGE:
                 return
             since = Position(entries[-1].run, entries[-1].last + 1)
+
+    async def _whole(self, entry: Entry) -> Entry:
+        """The entry with its chunk, if that is in a file. Raises Gap if the file cannot be read."""
+        if entry.stored is None or self._cursor.has(entry):
+            return entry
+        try:
+            chunk = await load_stored(self._sources.files, self._job_id, entry.stored)
+        except Unavailable:
+            chunk = None
+        if chunk is None:
+            raise Gap
+        return replace(entry, chunks=[chunk], stored=None)
 
     def _begin_again(self) -> Restart:
         """Begin at the start of the output, because it is not known any more where the reader stopped."""

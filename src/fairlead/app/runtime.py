@@ -284,7 +284,7 @@ class Runtime:
             lock = partial(store.lock_dispatch, shared=settings.redis_url is not None)
             await patiently(log, "locking the database for dispatch", lock)
         servers: set[str] = set()
-        self._outputs = OutputWriter(self.output_log, self.hub)
+        self._outputs = OutputWriter(self.output_log, self.hub, self.files)
         services = services_of(pools_of(roles, config))
         parts = EngineParts(
             process=name,

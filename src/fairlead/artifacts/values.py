@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from fairlead.artifacts.files import Files, NewFile
-from fairlead.artifacts.objects import ObjectsUnavailable
+from fairlead.artifacts.objects import ObjectMissing, ObjectsUnavailable
 from fairlead.domain import files
 from fairlead.domain.files import STORED, File
 from fairlead.domain.job import JobRecord
@@ -19,15 +19,15 @@ from fairlead.errors import InvalidInput
 PIECE = 1024 * 1024
 
 
-async def save_value(files_: Files, user_id: str, job_id: str, value_json: str) -> File:
-    """Store the JSON text of an input or a result as a file of this job."""
+async def save_value(files_: Files, user_id: str, job_id: str, value_json: str, keep_for: float = 0.0) -> File:
+    """Store the JSON text of an input, a result or a chunk of output as a file of this job."""
     content = memoryview(value_json.encode())
 
     async def pieces() -> AsyncIterator[bytes]:
         for begin in range(0, len(content), PIECE):
             yield bytes(content[begin : begin + PIECE])
 
-    new = NewFile(user_id, "value.json", "application/json", files.VALUE, job_id=job_id)
+    new = NewFile(user_id, "value.json", "application/json", files.VALUE, job_id=job_id, keep_for=keep_for)
     return await files_.save(new, pieces())
 
 
@@ -35,12 +35,27 @@ async def load_json(files_: Files, job_id: str, value_json: str, most: int | Non
     """The JSON text of a value that may be in the object store. A text that only looks like a stored value is returned
     as it is, and so is one of more than `most` bytes."""
     file_id = files.stored_id(value_json)
-    file = (await files_.get_many([file_id])).get(file_id) if file_id is not None else None
-    if file is None or file.job_id != job_id or file.purpose != files.VALUE or not file.ready:
+    file = None if file_id is None else await _value_file(files_, job_id, file_id)
+    if file is None:
         return value_json
     if most is not None and (file.size or 0) > most:
         return value_json
     return (await files_.read_all(file)).decode()
+
+
+async def load_stored(files_: Files, job_id: str, file_id: str) -> str | None:
+    """The JSON text that `save_value` stored for this job; None if it was removed."""
+    file = await _value_file(files_, job_id, file_id)
+    try:
+        return None if file is None else (await files_.read_all(file)).decode()
+    except ObjectMissing:
+        return None
+
+
+async def _value_file(files_: Files, job_id: str, file_id: str) -> File | None:
+    file = (await files_.get_many([file_id])).get(file_id)
+    is_value = file is not None and file.job_id == job_id and file.purpose == files.VALUE and file.ready
+    return file if is_value else None
 
 
 def is_stored(value: Any) -> bool:

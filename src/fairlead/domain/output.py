@@ -40,7 +40,8 @@ class Position(NamedTuple):
 
 @fast_dataclass
 class Entry:
-    """Successive chunks of one run, as they are kept and sent. Each chunk is JSON text."""
+    """Successive chunks of one run, as they are kept and sent. Each chunk is JSON text. A large one is alone in its
+    entry, and kept in a file: `stored` is the id of the file, and the text is empty."""
 
     job_id: str
     run: int
@@ -49,13 +50,15 @@ class Entry:
     first: int
     """The sequence number of the first chunk."""
     chunks: Sequence[str]
+    stored: str | None = None
 
     @property
     def last(self) -> int:
         return self.first + len(self.chunks) - 1
 
     def as_list(self) -> list[Any]:
-        return [self.run, self.step_index, self.attempt, self.first, list(self.chunks)]
+        values = [self.run, self.step_index, self.attempt, self.first, list(self.chunks)]
+        return values if self.stored is None else [*values, self.stored]
 
     @classmethod
     def of_list(cls, job_id: str, values: Sequence[Any]) -> Entry:

@@ -5,6 +5,8 @@ The first chunk of a step is delivered at once. More chunks follow at most every
 steps in one call to the log. Nothing here holds up a handler. Chunks that the log does not accept are sent again while
 the step runs, since its worker has them anyway; after that they are dropped, because the step's result is in the
 database.
+
+A chunk above `artifacts.threshold` is saved as a file first, and the log and the readers get the name of the file.
 """
 
 from __future__ import annotations
@@ -13,11 +15,17 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 
-from fairlead.dispatch.output_log import Appended, OutputLog
+from fairlead.artifacts.files import Files
+from fairlead.artifacts.values import save_value
+from fairlead.dispatch.output_log import KEEP_S, Appended, OutputLog
+from fairlead.domain.job import Job
 from fairlead.domain.output import Entry
 from fairlead.engine.events import Hub
+from fairlead.errors import FairleadError
 from fairlead.executors.port import CallOutput
 from fairlead.outage import Outage
 
@@ -36,11 +44,15 @@ CLOSE_WITHIN = 1.0
 class RunOutput:
     """The output of one run of a step, and how much of it was delivered."""
 
-    __slots__ = ("_names", "appended", "call", "published", "repeats")
+    __slots__ = ("_names", "appended", "call", "published", "repeats", "saved", "saving", "user_id")
 
-    def __init__(self, job_id: str, run: int, step_index: int, attempt: int, call: CallOutput) -> None:
-        self._names = (job_id, run, step_index, attempt)
+    def __init__(self, job: Job, call: CallOutput) -> None:
+        self._names = (job.id, job.run, job.step, job.attempt)
         self.call = call
+        self.user_id = job.user_id
+        self.saving: asyncio.Task[None] | None = None
+        self.saved: dict[int, str] = {}
+        """The files of large chunks, by the numbers of the chunks."""
         self.published = 0
         """The number of chunks that were sent to readers."""
         self.appended = 0
@@ -85,13 +97,16 @@ class RunOutput:
 class OutputWriter:
     """Must be created in the thread of the event loop."""
 
-    def __init__(self, output_log: OutputLog, hub: Hub) -> None:
+    def __init__(self, output_log: OutputLog, hub: Hub, files: Files | None = None) -> None:
         self.log = output_log
+        self._files = files
+        self._largest = inf if files is None else max(MOST_CHARACTERS, files.config.threshold)
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._unpublished: dict[RunOutput, None] = {}
         self._unappended: dict[RunOutput, None] = {}
+        self._saving: set[RunOutput] = set()
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
         """When the timer flushes."""
@@ -115,6 +130,9 @@ class OutputWriter:
 
     async def close(self) -> None:
         self.flush()
+        for output in list(self._saving):
+            if output.saving is not None:
+                output.saving.cancel()
         if self._appending is not None:
             _, late = await asyncio.wait([self._appending], timeout=CLOSE_WITHIN)
             for task in late:
@@ -136,7 +154,11 @@ class OutputWriter:
         outputs, self._unpublished = self._unpublished, {}
         for output in outputs:
             for entry in output.unpublished():
-                self._hub.publish_output(entry)
+                if not self._is_large(entry):
+                    self._hub.publish_output(entry)
+        self._append_soon(outputs)
+
+    def _append_soon(self, outputs: Mapping[RunOutput, None]) -> None:
         self._unappended |= outputs
         if self._appending is None:
             self._appending = self._loop.create_task(self._append(), name="fairlead-output")
@@ -161,7 +183,10 @@ class OutputWriter:
                 if len(batch) == MOST_ENTRIES:
                     self._unappended[output] = None
                     break
-                batch.append((output, entry))
+                if self._is_large(entry) and entry.first not in output.saved:
+                    self._save_soon(output, entry)
+                    break
+                batch.append((output, self._kept(output, entry)))
         if not batch:
             return True
         replies = await self.log.append([entry for _, entry in batch])
@@ -169,9 +194,41 @@ class OutputWriter:
         for (output, entry), reply in zip(batch, replies, strict=True):
             if output not in again and not output.took(entry, reply):
                 again.add(output)
+            elif entry.stored is not None and reply is Appended.KEPT:
+                self._hub.publish_output(entry)
         self._unappended |= dict.fromkeys(again)
         if Appended.FAILED in replies:
             self._outage.began(ConnectionError("the log cannot be reached"))
             return False
         self._outage.ended()
         return True
+
+    # ------------------------------------------------------------ large chunks
+
+    def _is_large(self, entry: Entry) -> bool:
+        return len(entry.chunks[0]) > self._largest
+
+    def _kept(self, output: RunOutput, entry: Entry) -> Entry:
+        """The entry as the log keeps it."""
+        return replace(entry, chunks=[""], stored=output.saved[entry.first]) if self._is_large(entry) else entry
+
+    def _save_soon(self, output: RunOutput, entry: Entry) -> None:
+        """Save a large chunk, and then go on with this output. Others do not wait for it."""
+        if output.saving is None:
+            output.saving = self._loop.create_task(self._save(output, entry), name="fairlead-output-chunk")
+            self._saving.add(output)
+
+    async def _save(self, output: RunOutput, entry: Entry) -> None:
+        assert self._files is not None
+        keep_for = KEEP_S - self._files.config.orphan_after
+        try:
+            file = await save_value(self._files, output.user_id, entry.job_id, entry.chunks[0], keep_for)
+            output.saved[entry.first] = file.id
+        except FairleadError as error:
+            self._outage.began(error)
+            await asyncio.sleep(RETRY_EVERY)
+        finally:
+            output.saving = None
+            self._saving.discard(output)
+        if entry.first in output.saved or not output.call.closed:
+            self._append_soon({output: None})

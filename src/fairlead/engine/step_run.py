@@ -184,7 +184,7 @@ class StepReporter:
         if writer is not None:
             if self._output is None:  # only the first chunk can find it unset: one thread at a time reports
                 job = self._run.job
-                self._output = RunOutput(job.id, job.run, job.step, job.attempt, output)
+                self._output = RunOutput(job, output)
             writer.emitted(self._output)
 
     def ended(self) -> None:

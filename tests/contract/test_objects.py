@@ -19,16 +19,16 @@ from fairlead.backends import objects_of
 from fairlead.config import Settings
 from fairlead.domain.config import Config
 from fairlead.errors import ConfigError, WrongState
-from tests import s3_server
+from tests import azure_server, s3_server
 
 LARGE = os.urandom(20 * 1024 * 1024 + 7)
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", "s3", *(["az"] if azure_server.PROGRAM else [])])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "directory":
         return DirectoryObjects(str(tmp_path / "objects"))
-    return RemoteObjects(s3_server.new_bucket())
+    return RemoteObjects((s3_server if request.param == "s3" else azure_server).new_bucket())
 
 
 async def chunks(content: bytes, size: int = 300_000) -> AsyncIterator[bytes]:
@@ -107,9 +107,11 @@ async def test_an_upload_that_is_sent_again_replaces_the_first(tmp_path: Path, f
     assert await read(objects, key) == b"2" * 2 * PIECE
 
 
-async def test_a_bucket_signs_urls_and_a_directory_has_none(tmp_path: Path) -> None:
-    objects = RemoteObjects(s3_server.new_bucket())
+async def test_a_bucket_signs_urls_and_a_directory_has_none(objects: ObjectStore) -> None:
     key = uuid4().hex
+    if isinstance(objects, DirectoryObjects):
+        assert await objects.url(key, 60) is None
+        return
     headers = {"Content-Type": "application/octet-stream", "Content-Disposition": 'attachment; filename="a"'}
     await objects.put(key, chunks(b"content"), headers)
     url = await objects.url(key, 60)
@@ -118,7 +120,6 @@ async def test_a_bucket_signs_urls_and_a_directory_has_none(tmp_path: Path) -> N
         response = await client.get(url)
     assert response.content == b"content"
     assert response.headers["Content-Disposition"].startswith("attachment")
-    assert await DirectoryObjects(str(tmp_path)).url(key, 60) is None
 
 
 async def test_what_a_killed_process_left_is_listed_and_deleted(tmp_path: Path) -> None:
@@ -147,6 +148,13 @@ async def test_a_store_that_cannot_be_reached_says_so_without_its_secrets(tmp_pa
         await directory.check()
     with pytest.raises(ObjectsUnavailable):
         await directory.put(uuid4().hex, chunks(b"x"), {})
+
+
+async def test_a_bucket_that_does_not_exist_is_an_outage() -> None:
+    missing = s3_server.new_bucket().replace("bucket-", "no-bucket-")
+    for content in (b"small", LARGE):
+        with pytest.raises(ObjectsUnavailable):
+            await RemoteObjects(missing).put(uuid4().hex, chunks(content), {})
 
 
 async def test_keys_are_never_paths(tmp_path: Path) -> None:

@@ -65,11 +65,17 @@ class RemoteObjects:
         async for chunk in chunks:
             pending += chunk
             if len(pending) >= PIECE:
-                await self._run(writer.write, bytes(pending))
+                await self._write(writer.write, bytes(pending))
                 pending = bytearray()
         if pending:
-            await self._run(writer.write, bytes(pending))
-        await self._run(writer.close)
+            await self._write(writer.write, bytes(pending))
+        await self._write(writer.close)
+
+    async def _write(self, function: Callable[..., Any], *arguments: bytes) -> None:
+        try:
+            await self._run(function, *arguments)
+        except FileNotFoundError as error:
+            raise ObjectsUnavailable(f"{self.shown}: the bucket does not exist: {str(error)[:500]}") from error
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         if end is not None and end <= start:

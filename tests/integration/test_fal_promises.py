@@ -72,6 +72,25 @@ async def test_a_webhook_is_verified_with_the_key_of_the_gateway(tmp_path: Path,
         key.verify(signature, message.encode())  # raises if it is not valid
 
 
+async def test_the_files_of_a_webhook_are_read_without_a_key(tmp_path: Path, authority: Path) -> None:
+    hooks_config = {"allow_http": True, "allow_private": True}
+    async with (
+        receiver() as hooks,
+        open_fal(tmp_path, authority, webhooks=hooks_config, admin_key=ADMIN) as site,
+        site.http() as stranger,
+    ):
+        key = (await site.app.create_key("user", user_id="ada")).text
+        made = await site.client(key).submit("acme/draw", {}, webhook_url=hooks.url)
+        (request,) = await hooks.reaches(1)
+        (image,) = request.body["payload"]["images"]
+        (shown,) = (await made.get())["images"]
+        url = image["url"]
+        assert image == {**shown, "url": url}
+        assert url.partition("?")[0] == shown["url"].partition("?")[0]
+        assert (await stranger.get(url)).content == b"\x89PNG"
+        assert (await stranger.get(url.partition("?")[0])).status_code == 401
+
+
 async def test_a_ticket_of_an_upload_does_not_read_and_that_of_a_file_does_not_write(
     tmp_path: Path, authority: Path
 ) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import mimetypes
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -119,6 +119,16 @@ def named_in(value_json: str) -> tuple[str, ...]:
     if len(found) > MOST_REFERENCES:
         raise InvalidInput(f"at most {MOST_REFERENCES} files may be named, not {len(found)}")
     return found
+
+
+def with_files(value: Any, shown: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The value with each reference to a file replaced by what `shown` makes of it."""
+    if isinstance(value, Mapping):
+        file_id = value.get("$file")
+        if isinstance(file_id, str) and FILE_ID.fullmatch(file_id):
+            return shown(value)
+        return {key: with_files(each, shown) for key, each in value.items()}
+    return [with_files(each, shown) for each in value] if isinstance(value, list) else value
 
 
 def clean_name(name: str) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from fairlead.domain.events import iso, utc
-from fairlead.domain.files import FILE_ID
+from fairlead.domain.files import with_files
 from fairlead.domain.job import JobStatus
 from fairlead.domain.output import Position
 from fairlead.domain.retry import DEADLINE_PASSED
@@ -152,12 +152,7 @@ def queue_line(position: int | None, wait: Mapping[str, float] | None) -> str:
 
 def with_urls(value: Any, url_of: Callable[[str], str]) -> Any:
     """The value with each reference to a file replaced by the file's URL."""
-    if isinstance(value, Mapping):
-        file_id = value.get("$file")
-        if isinstance(file_id, str) and FILE_ID.fullmatch(file_id):
-            return url_of(file_id)
-        return {key: with_urls(each, url_of) for key, each in value.items()}
-    return [with_urls(each, url_of) for each in value] if isinstance(value, list) else value
+    return with_files(value, lambda reference: url_of(reference["$file"]))
 
 
 # ---------------------------------------------------------------- requests

@@ -16,7 +16,7 @@ import orjson
 from fairlead.domain import openai_responses
 from fairlead.domain.batch import BatchState
 from fairlead.domain.events import iso
-from fairlead.domain.files import STORED
+from fairlead.domain.files import MARK, STORED, with_files
 from fairlead.domain.job import JobRecord, JobStatus
 from fairlead.domain.replicate import PREFIX, Mark, Prediction, error_text, status_of, version_of, with_urls
 from fairlead.domain.webhooks import (
@@ -31,6 +31,8 @@ from fairlead.domain.webhooks import (
     Shape,
 )
 
+FAL_URL = "url"
+"""The key in the metadata of a job of the fal front that has the address of the gateway."""
 MAX_RESULT = 16384
 """A result above this many characters is left out of Fairlead's own body; the receiver reads the job."""
 
@@ -196,10 +198,33 @@ def fal(delivery: Delivery, subject: Subject) -> dict[str, Any]:
     request_id, result = subject_id(delivery), subject.result_json
     body: dict[str, Any] = {"request_id": request_id, "gateway_request_id": request_id}
     if delivery.event == COMPLETED:
-        return body | {"status": "OK", "payload": None if result is None else orjson.Fragment(result)}
+        if result is not None and result.startswith(STORED):
+            return body | {"status": "OK", "payload": None, "payload_error": "the result is too large; read it"}
+        metadata = None if subject.record is None else subject.record.metadata
+        base = (metadata or {}).get(FAL_URL, "")
+        return body | {
+            "status": "OK",
+            "payload": _with_fal_files(result, lambda name: f"{base}{subject.link_of(name)}"),
+        }
     error = delivery.about.get("error") or {"message": "the request was cancelled"}
     text = str(error.get("message", "the request failed"))
     return body | {"status": "ERROR", "error": text, "payload": {"detail": text}}
+
+
+def _with_fal_files(result: str | None, url_of: Callable[[str], str]) -> Any:
+    if result is None or MARK not in result:
+        return None if result is None else orjson.Fragment(result)
+    return with_files(orjson.loads(result), lambda reference: fal_file(reference, url_of(reference["$file"])))
+
+
+def fal_file(reference: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """A file as fal's clients know it."""
+    return {
+        "url": url,
+        "content_type": reference.get("content_type"),
+        "file_name": reference.get("name"),
+        "file_size": reference.get("size"),
+    }
 
 
 _SHAPES: Mapping[Shape, Callable[[Delivery, Subject], dict[str, Any]]] = {

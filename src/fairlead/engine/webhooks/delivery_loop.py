@@ -62,7 +62,7 @@ MOST_REMEMBERED = 10_000
 """Receivers whose last result is remembered. Beyond that, all are forgotten."""
 PRUNE_EVERY = 60.0
 PRUNED = 1000
-SHOWS_FILES = frozenset({Shape.REPLICATE})
+SHOWS_FILES = frozenset({Shape.REPLICATE, Shape.FAL})
 """Shapes that show files as URLs. The URLs are valid as long as the delivery may be sent."""
 DISABLE_AFTER = 3 * 86400.0
 """An endpoint whose requests all failed for this long is disabled when the last attempt of a delivery fails."""

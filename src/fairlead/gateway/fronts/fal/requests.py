@@ -12,6 +12,7 @@ from fairlead.app.handle import Receipt
 from fairlead.domain.access import Role
 from fairlead.domain.config import Config
 from fairlead.domain.submission import Submission
+from fairlead.domain.webhook_shapes import FAL_URL
 from fairlead.domain.webhooks import JobWebhook, Shape
 from fairlead.errors import InvalidInput
 from fairlead.gateway import request_parsing
@@ -65,7 +66,7 @@ async def read_call(request: Request, app: str, feature: str | None) -> FalCall:
         await _input(request),
         user_of(caller_of(request), headers),
         priority=_priority(headers),
-        metadata={"app": app[:255]},
+        metadata={"app": app[:255]} | ({} if webhook is None else {FAL_URL: base_of(request)}),
         webhook_url=None if webhook is None else JobWebhook(webhook, shape=Shape.FAL),
     )
     return FalCall(app, submission, _start_within(headers))

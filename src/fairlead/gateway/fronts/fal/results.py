@@ -13,6 +13,7 @@ from fairlead.artifacts.files import Files
 from fairlead.domain.files import FILE_ID, MARK
 from fairlead.domain.job import JobStatus
 from fairlead.domain.views import JobView
+from fairlead.domain.webhook_shapes import fal_file
 from fairlead.gateway.files import CONTENT
 from fairlead.gateway.fronts.fal import errors
 from fairlead.gateway.fronts.fal.requests import base_of
@@ -57,12 +58,7 @@ async def _with_urls(files: Files, base: str, value: Any, depth: int, owner: str
         file = (await files.get_many([file_id])).get(file_id)
         if file is not None and file.user_id != owner:
             return value  # a chunk, unlike a result, was not checked when it was stored
-        return {
-            "url": await url_of(files, base, file_id),
-            "content_type": value.get("content_type"),
-            "file_name": value.get("name"),
-            "file_size": value.get("size"),
-        }
+        return fal_file(value, await url_of(files, base, file_id))
     return {name: await _with_urls(files, base, each, depth - 1, owner) for name, each in value.items()}
 
 

@@ -28,7 +28,8 @@ file_batch_loop.MOVING = file_batch_loop.COUNTING = DutyCycle(0.5, every=0.02, l
 
 
 def make_app(folder: Path, orphan_after: float = 3600.0) -> Fairlead:
-    config = Config.model_validate({"artifacts": {"url": str(folder / "files"), "orphan_after": orphan_after}})
+    artifacts = {"url": str(folder / "files"), "orphan_after": orphan_after}
+    config = Config.model_validate({"artifacts": artifacts, "manager": {"leader_ttl": 2.0}})
     database = os.environ.get("DATABASE_URL", f"sqlite:///{folder}/fairlead.db?synchronous=normal")
     app = Fairlead(Settings(config, database, redis_url=os.environ.get("REDIS_URL")))
 

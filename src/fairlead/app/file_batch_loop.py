@@ -42,11 +42,12 @@ from fairlead.store.port import Done, Erase
 log = logging.getLogger("fairlead.batches")
 
 LOOK_EVERY = 2.0
-MOVING, COUNTING = DutyCycle(0.2, longest=1.0), DutyCycle(0.1, every=0.5, longest=5.0)
+MOVING, COUNTING = DutyCycle(0.4, longest=1.0), DutyCycle(0.1, every=0.5, longest=5.0)
 """The pauses after ticks that moved a batch on, and after others. A part is one commit, which delays all others."""
 AT_A_TIME = 1000
-PART_LINES, PART_BYTES = 500, 1024 * 1024
-MOST_QUEUED = 10_000
+PART_LINES, PART_BYTES = 100, 256 * 1024
+"""The size of a part. Its commit takes some milliseconds, in which those of other requests wait."""
+MOST_QUEUED = 2000
 """The number of lines of a batch that are submitted and have not ended. The rest waits in its file."""
 PRUNE_EVERY, PRUNE_LIMIT = 3600.0, 1000
 LONGEST_PAUSE = 60.0
@@ -57,10 +58,13 @@ NO_PART = str(UUID(int=0))
 @dataclass
 class _Progress:
     """What this process knows of the parts of a batch. `ended` has the completed and failed lines of ended parts,
-    `most` is the number of lines that the next part may have."""
+    `counts` those of all parts when they were counted last. `most` is the number of lines that the next part may
+    have."""
 
     parts: list[str]
     ended: dict[str, tuple[int, int]]
+    counts: tuple[int, int] = (0, 0)
+    count_at: float = 0.0
     most: int = PART_LINES
     failures: int = 0
     retry_at: float = 0.0
@@ -163,9 +167,10 @@ class FileBatchLoop:
 
     async def _run(self, batch: FileBatch, progress: _Progress) -> bool:
         """Submit the next part, if there is one, and count what has ended."""
-        completed, failed, all_ended = await self._count(batch, progress)
         now = self._runtime.clock.now()
         due = batch.submitted < batch.total and now < batch.expires_at - 1.0
+        all_ended = await self._count_some(batch, progress) if due else await self._count(batch, progress)
+        completed, failed = progress.counts
         if due and batch.submitted - completed - failed < MOST_QUEUED:
             submitted = await self._submit(batch, progress)
             if submitted is not None:
@@ -250,8 +255,17 @@ class FileBatchLoop:
             progress.parts.append(part)
         return progress.parts
 
-    async def _count(self, batch: FileBatch, progress: _Progress) -> tuple[int, int, bool]:
-        """The numbers of completed and of failed lines, and whether all lines of all parts have ended."""
+    async def _count_some(self, batch: FileBatch, progress: _Progress) -> bool:
+        """Like `_count`, but at intervals: several parts may be submitted in one."""
+        began = perf_counter()
+        if began < progress.count_at:
+            return False
+        all_ended = await self._count(batch, progress)
+        progress.count_at = began + COUNTING.pause(perf_counter() - began)
+        return all_ended
+
+    async def _count(self, batch: FileBatch, progress: _Progress) -> bool:
+        """Count the completed and the failed lines. Returns whether all lines of all parts have ended."""
         completed = failed = 0
         all_ended = True
         for part in await self._parts(batch, progress):
@@ -267,7 +281,8 @@ class FileBatchLoop:
                 else:
                     progress.ended[part] = counts
             completed, failed = completed + counts[0], failed + counts[1]
-        return completed, failed, all_ended
+        progress.counts = completed, failed
+        return all_ended
 
     # ------------------------------------------------------------ the end
 
@@ -280,8 +295,7 @@ class FileBatchLoop:
             if part not in progress.ended:
                 with suppress(WrongState, NotFound):
                     await self._batches.cancel(part)
-        _, _, all_ended = await self._count(batch, progress)
-        return await self._finish(batch, progress) if all_ended else False
+        return await self._finish(batch, progress) if await self._count(batch, progress) else False
 
     async def _finish(self, batch: FileBatch, progress: _Progress) -> bool:
         """Write the files, and end the batch with the commit that completes them."""

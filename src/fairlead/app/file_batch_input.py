@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ class Line(NamedTuple):
     end: int
 
 
+_NOT_BLANK = re.compile(rb"\S")
+
+
 class LineTooLong(Exception):
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,24 +72,44 @@ async def read_lines(
     to time. Raises LineTooLong."""
     if offset >= (file.size or 0):
         return
-    rest, end = b"", offset
     breaks = Breaks()
-    async with aclosing(_with_end(files.read(file, offset))) as pieces:
-        async for piece in pieces:
-            texts = (rest + piece).split(b"\n")
-            rest = texts.pop()
-            if len(rest) > longest:
-                raise LineTooLong(number + len(texts) + 1)
-            for text in texts:
-                number += 1
-                end += len(text) + 1
+    async with aclosing(_whole_lines(files.read(file, offset), longest)) as texts:
+        async for text in texts:
+            await breaks.take()
+            if not text.endswith(b"\n"):
+                raise LineTooLong(number + 1)
+            begin = 0  # of the next line
+            while found := _NOT_BLANK.search(text, begin):
+                first = max(begin, text.rfind(b"\n", begin, found.start()) + 1)
+                end = text.index(b"\n", found.start())
+                number += text.count(b"\n", begin, first) + 1
+                begin = end + 1
                 await breaks.take()
-                if number == 1:
-                    text = text.removeprefix(codecs.BOM_UTF8)
-                if text and not text.isspace():
-                    if len(text) > longest:
-                        raise LineTooLong(number)
-                    yield Line(number, text, min(end, file.size or 0))
+                line = text[first:end]
+                if number == 1 and not (line := line.removeprefix(codecs.BOM_UTF8)).strip():
+                    continue
+                if len(line) > longest:
+                    raise LineTooLong(number)
+                yield Line(number, line, min(offset + begin, file.size or 0))
+            number += text.count(b"\n", begin)
+            offset += len(text)
+
+
+async def _whole_lines(pieces: AsyncGenerator[bytes, None], longest: int) -> AsyncGenerator[bytes, None]:
+    """Joins the pieces of a file to texts that end at the end of a line. Ends with a text that does not, if a line has
+    more bytes than `longest`."""
+    held: list[bytes] = []
+    async with aclosing(_with_end(pieces)) as with_end:
+        async for piece in with_end:
+            head, line_break, rest = piece.rpartition(b"\n")
+            if line_break:
+                yield b"".join((*held, head, line_break))
+                held = [rest]
+                continue
+            held.append(rest)
+            if sum(map(len, held)) > longest:
+                yield b"".join(held)
+                return
 
 
 async def _with_end(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

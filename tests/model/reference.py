@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from fairlead.dispatch.port import Lease, Offer
+from fairlead.dispatch.port import Lease, Offer, Release
 from fairlead.domain.costs import ENOUGH, Ratio
-from fairlead.domain.fair_share import DEFAULT_COST, averaged, charge, micros, smoothed
+from fairlead.domain.fair_share import DEFAULT_COST, SECOND, averaged, charge, micros, smoothed
 from fairlead.domain.groups import UNDECLARED_GROUP, GroupRules, levels_of, parent_of
 from fairlead.domain.job import RANK_RETRY, Hold
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import SECONDS, Order, ServiceRules
 
 BANDS = (0, 1, 2, 3)
@@ -406,3 +407,84 @@ class ReferenceService:
             self.weights[lease.user_id] = lease.weight
             self.place(lease.user_id, lease.group)
         return leases, self.holds, offers
+
+
+# -- rates
+
+Key = tuple[str, ...]
+"""Whose rate it is: the kind, the service or pool, and the region, user or path of the group."""
+
+
+@dataclass
+class RatedCall:
+    """A grant, with the rates that count it. `counted_at` has the times by which the provider has counted it, in
+    microseconds; empty as long as this is unknown."""
+
+    lease: str
+    rates: Mapping[Key, Rate]
+    units: int
+    granted_at: int
+    counted_at: dict[Key, int] = field(default_factory=dict)
+    more: tuple[int, int] = (0, 0)
+    """Units beyond those reserved, and when the call ended."""
+
+
+@dataclass
+class RateLog:
+    """Every call ever granted, as a provider would log it. Nothing is summed up before it is asked for."""
+
+    calls: list[RatedCall] = field(default_factory=list)
+    means: dict[str, int] = field(default_factory=dict)
+    """By service, the mean of what calls used."""
+
+    def units_of(self, service: str, cost: float | None) -> int:
+        return self.means.get(service, 0) if cost is None else micros(cost)
+
+    def granted(self, lease: Lease, rates: Mapping[Key, Rate], units: int, now: int) -> None:
+        self.calls.append(RatedCall(lease.name, rates, units, now))
+
+    def sent(self, lease: str, after: float, now: int) -> None:
+        for call in self.calls:
+            if call.lease == lease and not call.counted_at:
+                self._count(call, min(now, call.granted_at + micros(after)), now)
+
+    def _count(self, call: RatedCall, sent_at: int | None, now: int) -> None:
+        for key, rate in call.rates.items():
+            margin = min(SECOND, micros(rate.per) // 40)
+            call.counted_at[key] = now if sent_at is None else sent_at + margin
+
+    def ended(self, release: Release, now: int) -> RatedCall | None:
+        """Returns the call, unless it was never made."""
+        (call,) = (each for each in self.calls if each.lease == release.lease)
+        used = None if release.used is None or release.refund else micros(release.used)
+        if used is not None:
+            self.means[release.service] = smoothed(self.means.get(release.service), used)
+        if release.refund and not call.counted_at:
+            self.calls.remove(call)
+            return None
+        if not call.counted_at:
+            sent_at = None if release.sent is None else min(now, call.granted_at + micros(release.sent))
+            self._count(call, sent_at, now)
+            call.counted_at = {key: min(now, at) for key, at in call.counted_at.items()}
+        if used is not None:
+            call.more = (max(0, used - call.units), now)
+            call.units = min(call.units, used)
+        return call
+
+    def counts(self, key: Key, rate: Rate, now: int, *, late: bool = False) -> tuple[int, int]:
+        """The requests and units that a rate counts. `late`: each as long as a dispatcher may count it, which rounds
+        ends up to a hundredth of `per`."""
+        per = micros(rate.per)
+        since = now - per - (per // 100 if late else 0)
+        requests = units = 0
+        for call in self.calls:
+            if key in call.rates and (not call.counted_at or call.counted_at[key] > since):
+                requests, units = requests + 1, units + call.units
+            if key in call.rates and call.more[1] > since:
+                units += call.more[0]
+        return requests, units
+
+    def fits(self, key: Key, rate: Rate, units: int, now: int, *, late: bool = False) -> bool:
+        requests, used = self.counts(key, rate, now, late=late)
+        within = rate.units is None or used == 0 or used + units <= micros(rate.units)
+        return within and (rate.requests is None or requests < rate.requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import pytest
 
@@ -417,3 +418,38 @@ async def test_one_exchange_releases_and_claims_within_the_rate(queue: QueueHarn
     claim = Claim("w", 5, frozenset({"s", "t"}))
     (second,) = await queue.dispatcher.exchange(claim, [Release(lease.name, "s")])
     assert await queue.dispatcher.exchange(claim, [Release(second.name, "s")]) == []
+
+
+@pytest.mark.parametrize(("took", "seconds"), [(200.0, 5.0), (800.0, 20.0), (4000.0, 5.0)])
+async def test_estimated_waits_for_tokens_come_true_whatever_part_of_the_reserved_is_used(
+    queue: QueueHarness, took: float, seconds: float
+) -> None:
+    """Calls reserve 4,000 of 40,000 tokens and use 5, 20 or 100 % of that. Ten start at once and the others wait."""
+    await queue.open(ServiceRules("s", limit=50, order=Order.FIFO, rate=Rate(None, 40_000.0, 60.0), cost_unit="tokens"))
+    running: list[tuple[float, int, Lease]] = []
+    started: dict[str, float] = {}
+
+    async def go_on() -> None:
+        queue.clock.advance(1.0)
+        ended = []
+        while running and running[0][0] <= queue.clock.now:
+            ended.append(Release(heappop(running)[2].name, "s", used=took, sent=0.0))
+        for lease in await queue.dispatcher.exchange(Claim("w", 50, frozenset({"s"})), ended):
+            queue.seq += 1
+            started[lease.job_id] = queue.clock.now
+            heappush(running, (queue.clock.now + seconds, queue.seq, lease))
+
+    await queue.offer_all(["first", "second"], cost=4000.0)
+    await go_on()
+    while running:
+        await go_on()
+    queue.clock.advance(90.0)
+    jobs = [f"job {number}" for number in range(60)]
+    await queue.offer_all(jobs, cost=4000.0)
+    await go_on()
+    places, asked_at = await queue.dispatcher.positions(jobs), queue.clock.now
+    assert len(places) == 50, "ten have started"
+    while len(started) < 62:
+        await go_on()
+    ratios = [(place.plain_wait + seconds) / (started[job] - asked_at + seconds) for job, place in places.items()]
+    assert all(0.5 <= ratio <= 2.0 for ratio in ratios), ratios

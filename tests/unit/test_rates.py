@@ -75,14 +75,14 @@ def test_the_wait_for_a_rate_counts_those_ahead() -> None:
     window = Window(Rate(2, None, 10.0))
     for at in (100, 103):
         window.add(at * SECOND, 1, 0)
-    waits = [window.wait(count, 0, 0, 104 * SECOND) / SECOND for count in range(1, 6)]
+    waits = [window.wait(count, 0, None, SECOND, 104 * SECOND) / SECOND for count in range(1, 6)]
     assert waits == [6.0, 9.0, 16.0, 19.0, 26.0]
 
 
 def test_the_wait_for_units_counts_the_mean_for_those_ahead() -> None:
     window = Window(Rate(None, 100.0, 10.0))
     window.add(100 * SECOND, 1, 60 * SECOND)
-    waits = [window.wait(count, 1 * SECOND, 60 * SECOND, 104 * SECOND) / SECOND for count in (1, 2, 3)]
+    waits = [window.wait(count, 1 * SECOND, 60 * SECOND, SECOND, 104 * SECOND) / SECOND for count in (1, 2, 3)]
     assert waits == [0.0, 6.0, 10.0], "a small step does not go before large ones"
 
 

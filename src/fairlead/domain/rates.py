@@ -152,18 +152,36 @@ class Window:
             requests, over = requests - freed_requests, over - freed_units
         return due if requests <= 0 and over <= 0 else None
 
-    def wait(self, count: int, units: int, mean: int, now: int) -> int:
-        """Microseconds until the `count`-th request from now fits, if it takes this many units, and each of those
-        before it the mean. Calls that have not been sent count as sent now."""
+    def wait(self, count: int, units: int, mean: int | None, call: int, now: int) -> int:
+        """Microseconds until the `count`-th request from now fits, if it reserves this many units. Calls that have not
+        been sent count as sent now, and calls take `call` microseconds. `mean` is what they really use on average; None
+        means that they use what they reserve."""
         waits = self.rest - now if self.rest else 0
-        own, each = max(1, min(units, self.most_units)), max(1, min(mean, self.most_units))
-        for most, needed, at in (
-            (self.most_requests, self.requests + count, 1),
-            (self.most_units, self.units + (count - 1) * each + own, 2),
-        ):
-            if most < needed and most < UNLIMITED:
-                waits = max(waits, self._freed(needed - most, most, at, now))
+        missing = self.requests + count - self.most_requests
+        if missing > 0:
+            waits = max(waits, self._freed(missing, self.most_requests, 1, now))
+        if self.most_units < UNLIMITED:
+            waits = max(waits, self._wait_for_units(count, units, mean, call, now))
         return max(0, waits)
+
+    def _wait_for_units(self, count: int, units: int, mean: int | None, call: int, now: int) -> int:
+        """The later of two times. One is when the window has the units, if each call before uses the mean. The other is
+        when enough calls have ended: until then, each keeps all that it has reserved."""
+        most, reserved = self.most_units, self.open_units
+        own = max(1, min(units, most))
+        each = own if mean is None else max(1, min(mean, most))
+        counted = self.units - reserved
+        expected = reserved if mean is None else min(reserved, self.open_requests * each)
+        missing = counted + expected + (count - 1) * each + own - most
+        waits = self._freed(missing, max(1, min(most, most - own + each)), 2, now) if missing > 0 else 0
+        over = reserved + count * own - (most - counted)
+        if mean is None or over <= 0 or call <= 0:
+            return waits
+        # What can be reserved at once. What ended calls used takes some of it: on average half of all that is used
+        # while this one waits, but no more than calls use at this pace in the part of `per` after their end.
+        steady = int(most * (own / (own + each * (max(0, self.per - call) / call))))
+        room = max(own, steady, most - counted - int(over * (each / own) / 2))
+        return max(waits, int(call * (over / room)))
 
     def _freed(self, missing: int, most: int, at: int, now: int) -> int:
         """Microseconds until `missing` requests (`at` 1) or units (`at` 2) are free: what is freed is used at once, and

@@ -94,16 +94,15 @@ def rate_waits(
     rates = service.rates
     if rates is None:
         return 0.0, 0.0
-    units, at = rates.units_of(entry[COST]), micros(now)
-    mean = units if rates.mean_units is None else rates.mean_units
-    waits = [rates.own.wait(position, units, mean, at)]
+    of_call = (rates.units_of(entry[COST]), rates.mean_units, service.costs.expected, micros(now))
+    waits = [rates.own.wait(position, *of_call)]
     if rates.pool is not None and service.rules.pooled_regions is None:
-        waits.append(rates.pool.wait(position, units, mean, at))
+        waits.append(rates.pool.wait(position, *of_call))
     if regions and rates.regions:
         windows = [rates.regions.get(name) for name in regions]
-        waits.append(min(0 if window is None else window.wait(position, units, mean, at) for window in windows))
+        waits.append(min(0 if window is None else window.wait(position, *of_call) for window in windows))
     user = rates.windows.get(entry[USER])
-    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, units, mean, at) / SECOND
+    return max(waits) / SECOND, 0.0 if user is None else user.wait(own, *of_call) / SECOND
 
 
 def group_rate_waits(
@@ -113,10 +112,9 @@ def group_rate_waits(
     rates = service.rates
     if rates is None or not rates.members.groups or not groups:
         return groups
-    units, at = rates.units_of(entry[COST]), micros(now)
-    mean = units if rates.mean_units is None else rates.mean_units
+    of_call = (rates.units_of(entry[COST]), rates.mean_units, service.costs.expected, micros(now))
     windows = [rates.windows.get(MARK + group.path) for group in groups]
     return tuple(
-        group if window is None else replace(group, rate_wait=window.wait(group.ahead + 1, units, mean, at) / SECOND)
+        group if window is None else replace(group, rate_wait=window.wait(group.ahead + 1, *of_call) / SECOND)
         for group, window in zip(groups, windows, strict=True)
     )

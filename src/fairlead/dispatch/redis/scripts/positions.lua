@@ -407,21 +407,20 @@ local function rate_waits(service, entry, lane, position, own)
   if not of then
     return 0, 0
   end
-  local units, first = entry.cost or of.m or 0, nil
-  local mean = of.m or units
-  local waits = rates.window_wait(of.o, position, units, mean)
+  local units, mean, duration, first = entry.cost or of.m or 0, of.m, mean_of(service), nil
+  local waits = rates.window_wait(of.o, position, units, mean, duration)
   if rates.state.p and scope.pool_limit and not service.partial then
-    waits = math.max(waits, rates.window_wait(rates.state.p, position, units, mean))
+    waits = math.max(waits, rates.window_wait(rates.state.p, position, units, mean, duration))
   end
   for i = 1, next(of.r) and #service.regions or 0, 2 do
     local name = service.regions[i]
     if is_open(service, name, lane) then
-      local wait = of.r[name] and rates.window_wait(of.r[name], position, units, mean) or 0
+      local wait = of.r[name] and rates.window_wait(of.r[name], position, units, mean, duration) or 0
       first = math.min(first or wait, wait)
     end
   end
   local found = rates.user_window(service, entry.user)
-  return math.max(waits, first or 0), found and rates.window_wait(found[1], own, units, mean) or 0
+  return math.max(waits, first or 0), found and rates.window_wait(found[1], own, units, mean, duration) or 0
 end
 
 -- What the estimate of a step is based on.

@@ -667,18 +667,37 @@ if scope.rates then
         return (whole + 1) * window[W_PER]
       end
 
-      -- µs until the `count`-th request from now fits, with this many units, and the mean for each of those before it.
-      local function window_wait(window, count, units, mean)
+      -- The later of two times: when the window has the units, if each call before uses the mean; and when enough calls have
+      -- ended, because until then each keeps all that it has reserved.
+      local function wait_for_units(window, count, units, mean, duration)
+        local most, reserved, waits = window[W_UNITS], window[W_OPEN_UNITS], 0
+        local own = math.max(1, math.min(units, most))
+        local each = mean and math.max(1, math.min(mean, most)) or own
+        local counted = window[W_USED_UNITS] - reserved
+        local expected = mean and math.min(reserved, window[W_OPEN] * each) or reserved
+        local missing = counted + expected + (count - 1) * each + own - most
+        if missing > 0 then
+          waits = freed(window, missing, math.max(1, math.min(most, most - own + each)), 2)
+        end
+        local over = reserved + count * own - (most - counted)
+        if not mean or over <= 0 or duration <= 0 then
+          return waits
+        end
+        local steady = floor(most * (own / (own + each * (math.max(0, window[W_PER] - duration) / duration))))
+        local room = math.max(own, steady, most - counted - floor(over * (each / own) / 2))
+        return math.max(waits, floor(duration * (over / room)))
+      end
+
+      -- µs until the `count`-th request from now fits, if it reserves this many units. `mean` is what calls really use, or
+      -- false if they use what they reserve, and `duration` how long they take.
+      local function window_wait(window, count, units, mean, duration)
         local waits = window[W_REST] > 0 and window[W_REST] - now or 0
         local missing = window[W_USED] + count - window[W_REQUESTS]
         if window[W_REQUESTS] < MIDDLE and missing > 0 then
           waits = math.max(waits, freed(window, missing, window[W_REQUESTS], 1))
         end
-        local most = window[W_UNITS]
-        local own, each = math.max(1, math.min(units, most)), math.max(1, math.min(mean, most))
-        missing = window[W_USED_UNITS] + (count - 1) * each + own - most
-        if window[W_UNITS] < MIDDLE and missing > 0 then
-          waits = math.max(waits, freed(window, missing, window[W_UNITS], 2))
+        if window[W_UNITS] < MIDDLE then
+          waits = math.max(waits, wait_for_units(window, count, units, mean, duration))
         end
         return math.max(0, waits)
       end
@@ -730,8 +749,7 @@ if scope.rates then
           if not of or not found then
             return 0
           end
-          local units = cost or of.m or 0
-          return window_wait(found[1], count, units, of.m or units)
+          return window_wait(found[1], count, cost or of.m or 0, of.m, service.mean or service.cost)
         end,
 
         -- What the upstream said about its limits.

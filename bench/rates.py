@@ -37,7 +37,7 @@ SERVICE, USERS, TEAMS, WAITING = "llm", 1000, 20, 4000
 CALLS = {1: 200, 20: 20, 100: 5}
 """Exchanges in one turn, by the number of steps."""
 
-BEFORE, UNUSED, COSTS = "before", "nothing", "costs"
+BEFORE, UNUSED = "before", "nothing"
 ENGINES = ("redis", "memory")
 
 
@@ -53,7 +53,7 @@ def variants() -> dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int]
     inner = [f"org-{number % 4}/team-{number}" for number in range(TEAMS)]
     return {
         UNUSED: ({}, {}, lambda user: {}),
-        COSTS: ({}, {}, lambda user: {"cost": 5.0}),
+        "costs": ({}, {}, lambda user: {"cost": 5.0}),
         "requests": ({"rate": requests}, {}, lambda user: {}),
         "tokens": ({"rate": tokens}, {}, lambda user: {"cost": 5.0}),
         "requests of each user": ({"rate": requests, "user_rate": requests}, {}, lambda user: {}),
@@ -170,16 +170,14 @@ def main() -> None:
                 turn = tree.turn(engine, name, batch)
                 if number > 0:  # the first warms up
                     found.setdefault((engine, batch, row), []).append(turn)
-    print("| dispatcher | steps | with | CPU for each step, us | of nothing | of costs | commands |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    bases = [name for name in (UNUSED, BEFORE) if any(row == name for row, _, _ in cells)]
+    print("| dispatcher | steps | with | CPU for each step, us |", *(f"of {name} |" for name in bases), "commands |")
+    print("| --- " * (5 + len(bases)) + "|")
     for engine, batch, (row, _, _) in itertools.product(options.only or ENGINES, CALLS, cells):
         turns = found[engine, batch, row]
         cost, commands = min(cpu for cpu, _ in turns), statistics.median(count for _, count in turns)
-        ratios = [
-            f"{cost / min(cpu for cpu, _ in found[engine, batch, base]):.2f}" if (engine, batch, base) in found else ""
-            for base in (UNUSED, COSTS)
-        ]
-        print(f"| {engine} | {batch} | {row} | {cost:.1f} | {' | '.join(ratios)} | {commands:.0f} |")
+        ratios = [f"{cost / min(cpu for cpu, _ in found[engine, batch, base]):.2f} |" for base in bases]
+        print(f"| {engine} | {batch} | {row} | {cost:.1f} |", *ratios, f"{commands:.0f} |")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,17 @@
 -- Granting and releasing leases. Same behaviour as dispatch/memory/service.py.
 
--- Forget the idle users whose tag the virtual time has reached. `prefix` is that of the users of a group, or empty.
-local function drop_overtaken_by(service, prefix, band, time)
+-- Forget the idle users whose tag the virtual time has reached; with `group`, those of this group.
+local function drop_overtaken(service, band, group)
+  local prefix, time = '', service.vt[band]
+  if group then
+    prefix, time = 'g' .. sub(group[ID], 2) .. '\0', group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band]
+  end
   local from = prefix .. band
   local past = call('ZRANGEBYLEX', service.keys.idle, '[' .. from, '(' .. from .. sortable(time + 1))
   for _, member in ipairs(past) do
     call('ZREM', service.keys.idle, member)
     forget_if_idle(service, read_user(service, sub(member, #prefix + 18)))
   end
-end
-
-local function drop_overtaken(service, band)
-  drop_overtaken_by(service, '', band, service.vt[band])
-end
-
--- The same for the members of a group.
-local function drop_overtaken_in(service, group, band)
-  local time = group[band < 2 and GROUP_TIMES + band or GROUP_TIMES + 1 + band]
-  drop_overtaken_by(service, 'g' .. sub(group[ID], 2) .. '\0', band, time)
 end
 
 -- Remove the picked step from its queue and charge its user; returns the entry, the user, the estimate and the charge.
@@ -44,7 +38,7 @@ local function take(service, chosen, taken)
   if grouped then
     scope.groups().count_running(service, user, 1)
     refresh(service)
-    scope.groups().each(service, user, function(group) drop_overtaken_in(service, group, band) end)
+    scope.groups().each(service, user, function(group) drop_overtaken(service, band, group) end)
   else
     refresh_user(service, user)
   end
@@ -213,11 +207,14 @@ end
 local function release(service, mark, reported, lease_names, sent)
   local seen, jobs, gone, count = {}, {}, {}, 0
   local stored = read_many(service.keys.leases, lease_names)
-  local ids = {}
-  for i = 1, #lease_names > 1 and #lease_names or 0 do
-    if stored[i] then
-      local _, _, _, user_id = unpack_of(stored[i])
-      ids[#ids + 1] = user_id
+  local ids = NONE
+  if #lease_names > 1 and (rates or not service.fifo and call('ZLEXCOUNT', service.keys.heads, '[g', '(h') > 0) then
+    ids = {}
+    for i = 1, #lease_names do
+      if stored[i] then
+        local _, _, _, user_id = unpack_of(stored[i])
+        ids[#ids + 1] = user_id
+      end
     end
   end
   while ids[1] do
@@ -249,27 +246,20 @@ local function release(service, mark, reported, lease_names, sent)
   end
 end
 
--- The names of leases, joined by NUL, and when their calls were sent: a byte 1 and µs follow the name, if that is known.
-local function names_and_sent(text)
-  local lease_names, sent = split(text), {}
-  if string.find(text, '\1', 1, true) then
-    for i, name in ipairs(lease_names) do
-      local only, after = string.match(name, '^([^\1]*)\1(%d+)$')
-      if only then
-        lease_names[i], sent[i] = only, tonumber(after)
-      end
-    end
-  end
-  return lease_names, sent
-end
-
 -- Releases are the last arguments, three each: service, outcome as a digit and the units used, leases as in
--- names_and_sent.
+-- names joined by NUL. If it is known when its call was sent, a byte 1 and µs follow the name of a lease.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]
     if service then
-      release(service, sub(ARGV[i + 1], 1, 1), tonumber(sub(ARGV[i + 1], 2)), names_and_sent(ARGV[i + 2]))
+      local lease_names, sent = split(ARGV[i + 2]), {}
+      for at, name in ipairs(string.find(ARGV[i + 2], '\1', 1, true) and lease_names or NONE) do
+        local only, after = string.match(name, '^([^\1]*)\1(%d+)$')
+        if only then
+          lease_names[at], sent[at] = only, tonumber(after)
+        end
+      end
+      release(service, sub(ARGV[i + 1], 1, 1), tonumber(sub(ARGV[i + 1], 2)), lease_names, sent)
     end
   end
 end

@@ -52,6 +52,20 @@ local function heads_of(service, node)
   return node[MEMBER_LANES] == '#' and GROUP_LANES or MEMBER_LANES, id and prefixes[id] or ''
 end
 
+-- The user that is next in a lane within the group `id`, and the sort keys and ids on the way to that user.
+local function next_user(service, lane, id)
+  local order = ''
+  while sub(id, 1, 1) == '\1' do
+    local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
+    local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0', '1')[1]
+    if not first then
+      error('a member of a group is not in the heads')
+    end
+    id, order = sub(first, #prefix + 18), order .. '\0' .. sub(first, #prefix + 2)
+  end
+  return id, order
+end
+
 -- Make a node active in a lane, and the groups that it is in. A group enters the band when it becomes active in any of
 -- the band's lanes.
 local function raise(service, node, lane)

@@ -30,14 +30,6 @@ local function reinsert(level, node, sort_key)
   end
 end
 
--- Read users and groups, and their windows, with one command each.
-local function read_nodes(service, ids)
-  read_users(service, ids)
-  if rates then
-    rates.read_members(service, ids)
-  end
-end
-
 -- A level with these heads, up to the first one of another band.
 local function new_level(prefix, quota, heads)
   local ids, sort_keys, key_at, first = {}, {}, #prefix + 2, byte(heads[1])
@@ -62,7 +54,10 @@ local function next_of(service, level)
       level.sort_keys[known + i] = tonumber(sub(heads[i], #prefix + 2, #prefix + 17))
     end
     level.more = #heads == known
-    read_nodes(service, ids)
+    read_users(service, ids)
+    if rates then
+      rates.read_members(service, ids)
+    end
   end
   local id, first = level.ids[level.at], level.first
   local returning = first <= level.last and level.again[first]
@@ -73,24 +68,6 @@ local function next_of(service, level)
     level.at = level.at + 1
     return service.users[id] or error('a user or group in the heads is not stored')
   end
-end
-
--- Read the first heads within all groups of a level, as many as each group is expected to need.
-local function open_groups(service, level, lane, levels)
-  local ids = {}
-  for _, id in ipairs(level.ids) do
-    if byte(id) == 1 and not levels[id] then
-      local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
-      local heads = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0',
-        level.each)
-      local inner = new_level(prefix, level.each, heads[1] and heads or error('a group has no member in the heads'))
-      for i = 1, #inner.ids do
-        ids[#ids + 1] = inner.ids[i]
-      end
-      levels[id] = inner
-    end
-  end
-  read_nodes(service, ids)
 end
 
 -- The user's next queued step, and the one after it if needed, as members of the queue. `ahead` caches steps read
@@ -126,7 +103,7 @@ local function take_first(service, band, lane, at, user, estimate, path, count)
     elseif i > 1 then
       local group = path[i - 1]
       if tag < group[times] then
-        drop_overtaken_in(service, group, band) -- now, because the time of the group goes back
+        drop_overtaken(service, band, group) -- now, because the time of the group goes back
       end
       group[times] = tag
     else
@@ -160,21 +137,47 @@ local function take_in_band(service, band, heads, room, issue)
   if rates then
     held, parks = rates.holds_steps(service)
   end
-  local root, levels, path, ahead, full = new_level(lane, room, heads), {}, {}, { at = {} }, false
-  read_nodes(service, root.ids)
+  local root, levels, path, ahead, full = new_level(lane, room, heads), NONE, {}, { at = {} }, false
+  read_users(service, root.ids)
+  if rates then
+    rates.read_members(service, root.ids)
+  end
   local read_first = service.stored_costs and costs_of(service)[STATED] > 0 or rates and rates.needs_entries(service)
   local members, jobs, takers, estimates, charges, count = {}, {}, {}, {}, {}, 0
-  local entries, masks, units, groups = {}, {}, {}, {}
+  local entries, masks, units, groups = NONE, NONE, NONE, NONE
+  if rates then
+    masks, units, groups = {}, {}, {}
+  end
+  if read_first then
+    entries = {}
+  end
   while count < room do
     local level, depth, user = root, 1, next_of(service, root)
     if not user then
       break
     end
     while byte(user[ID]) == 1 do
-      -- Descend into a group.
+      -- Descend into a group. The first time, read the heads within all groups of the level, as many as each is
+      -- expected to need, and their records with one command.
       path[depth], path[-depth], depth = user, level, depth + 1
       if not levels[user[ID]] then
-        open_groups(service, level, lane, levels)
+        local members_of_all = {}
+        levels = levels == NONE and {} or levels
+        for _, id in ipairs(level.ids) do
+          if byte(id) == 1 and not levels[id] then
+            local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
+            local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT',
+              '0', level.each)
+            levels[id] = new_level(prefix, level.each, first[1] and first or error('a group has no member in the heads'))
+            for _, member in ipairs(levels[id].ids) do
+              members_of_all[#members_of_all + 1] = member
+            end
+          end
+        end
+        read_users(service, members_of_all)
+        if rates then
+          rates.read_members(service, members_of_all)
+        end
       end
       level = levels[user[ID]]
       user = next_of(service, level) or error('a member of a group is not in the heads')
@@ -195,7 +198,10 @@ local function take_in_band(service, band, heads, room, issue)
       break
     elseif admitted then
       count = count + 1
-      members[count], jobs[count], takers[count], entries[count] = member, job, user, entry
+      members[count], jobs[count], takers[count] = member, job, user
+      if entry then
+        entries[count] = entry
+      end
       estimates[count] = estimate_of(service, user, cost)
       charges[count] = take_first(service, band, lane, at, user, estimates[count], path, depth - 1)
       if rates then
@@ -203,19 +209,22 @@ local function take_in_band(service, band, heads, room, issue)
       end
     end
     -- Put the user and its groups back. One with as many others ahead of it as there are grants left gets no further one.
-    path[depth], path[-depth] = user, level
-    for i = depth, 1, -1 do
-      local node, of_level = path[i], path[-i]
-      local lane_of = node == user and at or lane_at(node, lane)
-      if node[lane_of + 1] > 0 and not node[PARKED] then
+    local node, left = user, room - count - 1
+    repeat
+      if node[at + 1] > 0 and not node[PARKED] then
         local sort_key = service.fifo and tonumber(sub(following, job_at - 16, job_at - 1))
           or node[NEW + band] or node[TAG + band] + MIDDLE
-        local last = not parks and of_level.sort_keys[of_level.at + room - count - 1]
+        local last = not parks and level.sort_keys[level.at + left]
         if not (last and last < sort_key) then
-          reinsert(of_level, node, sort_key)
+          reinsert(level, node, sort_key)
         end
       end
-    end
+      depth = depth - 1
+      if depth > 0 then
+        node, level = path[depth], path[-depth]
+        at = lane_at(node, lane)
+      end
+    until depth == 0
   end
   local seqs = {}
   entries = read_first and entries or read_many(ENTRIES, jobs)
@@ -239,7 +248,7 @@ local function take_in_band(service, band, heads, room, issue)
     if next(levels) and call('EXISTS', service.keys.idle) == 1 then
       for id, level in pairs(levels) do
         if level.at > 1 then
-          drop_overtaken_in(service, service.users[id], band)
+          drop_overtaken(service, band, service.users[id])
         end
       end
     end

@@ -14,20 +14,6 @@ local function head(service, lane)
   end
 end
 
--- The user that is next in a lane within the group `id`, and the sort keys and ids on the way to that user.
-local function next_of_group(service, lane, id)
-  local order = ''
-  while sub(id, 1, 1) == '\1' do
-    local prefix = 'g' .. sub(id, 2) .. '\0' .. lane
-    local first = call('ZRANGEBYLEX', service.keys.heads, '[' .. prefix .. '\0', '(' .. prefix .. '\1', 'LIMIT', '0', '1')[1]
-    if not first then
-      error('a member of a group is not in the heads')
-    end
-    id, order = sub(first, #prefix + 18), order .. '\0' .. sub(first, #prefix + 2)
-  end
-  return id, order
-end
-
 local function pick_unbound(service, bands)
   -- The heads of all bands are in one sorted set, so the first head is the pick, unless the claim does not accept its
   -- band.
@@ -45,7 +31,7 @@ local function pick_unbound(service, bands)
     end
     if user then
       if sub(user, 1, 1) == '\1' then
-        user = next_of_group(service, band .. '-', user)
+        user = scope.groups().next_user(service, band .. '-', user)
       end
       return { band = band, lane = band .. '-', user = user }
     end
@@ -123,7 +109,7 @@ local function pick_of_regions(service, bands, regions, pool_full, unserved)
       local order, user, in_turn = sub(first, #lane + 2), sub(first, #lane + 18), band == 0 and free or probes_first
       if sub(user, 1, 1) == '\1' then
         local within
-        user, within = next_of_group(service, lane, user)
+        user, within = scope.groups().next_user(service, lane, user)
         order = order .. within
       end
       if rates and rates.parks(service, lane, user) then

@@ -419,7 +419,7 @@ of_groups = function() -- also as scope.groups: the functions below `@nest` may 
     group_functions = {
       heads_of = heads_of, time = time, set_time = set_time, raise = raise, lower = lower, left = left,
       park_changed = park_changed, count_running = count_running, charge = charge_groups, released = released,
-      place = place, each = each_group, set_group = set_group, park_or_unpark = park_or_unpark_group,
+      place = place, each = each_group, set_group = set_group, park_or_unpark = park_or_unpark_group, next_user = next_user,
     }
   end
   return group_functions

@@ -3,35 +3,30 @@
 --- @const WAITER_MEMORY 30000000
 local ALL_BANDS = { 0, 1, 2, 3 }
 
--- Add up the costs that began and ceased to wait. A sum may be missing, if a process of an older version queued the
--- steps.
-local function save_waiting_costs(service)
-  local key, costs, names, written = service.keys.costs, service.costs, {}, {}
-  if costs[STATED] <= 0 then
-    costs[STATED] = 0
-    call('UNLINK', key)
-    return
-  end
-  for name in pairs(service.waiting_costs) do
-    names[#names + 1] = name
-  end
-  for i, stored in ipairs(read_many(key, names)) do
-    local change, steps, sum = service.waiting_costs[names[i]], unpack_of(stored or '')
-    steps, sum = (steps or 0) + change[1], (sum or 0) + change[2]
-    if steps > 0 then
-      written[#written + 1], written[#written + 2] = names[i], pack(steps, math.max(0, sum))
-    else
-      call('HDEL', key, names[i])
-    end
-  end
-  write_many(key, written, true)
-end
-
 local function save_service(service)
   local k = service.keys
   refresh(service)
-  if next(service.waiting_costs) then
-    save_waiting_costs(service)
+  if next(service.waiting_costs) and costs_of(service)[STATED] <= 0 then
+    service.costs[STATED] = 0
+    call('UNLINK', k.costs)
+  elseif next(service.waiting_costs) then
+    -- Add up the costs that began and ceased to wait. A sum may be missing, if a process of an older version queued the
+    -- steps.
+    local names_of_sums, sums = {}, {}
+    for name in pairs(service.waiting_costs) do
+      names_of_sums[#names_of_sums + 1] = name
+    end
+    for i, stored in ipairs(read_many(k.costs, names_of_sums)) do
+      local name = names_of_sums[i]
+      local change, steps, sum = service.waiting_costs[name], unpack_of(stored or '')
+      steps, sum = (steps or 0) + change[1], (sum or 0) + change[2]
+      if steps > 0 then
+        sums[#sums + 1], sums[#sums + 2] = name, pack(steps, math.max(0, sum))
+      else
+        call('HDEL', k.costs, name)
+      end
+    end
+    write_many(k.costs, sums, true)
   end
   local written, count, gone = {}, 0, {}
   for user_id, user in pairs(service.users) do

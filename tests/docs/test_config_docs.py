@@ -141,7 +141,7 @@ def test_the_defaults_of_the_environment_are_documented() -> None:
 
 
 def test_the_examples_of_the_environment_are_understood(tmp_path: Path) -> None:
-    block = re.search(r"```\n(FAIRLEAD_.*?)```", DOCS, re.S)
+    block = re.search(r"```\w*\n(FAIRLEAD_.*?)```", DOCS, re.S)
     assert block is not None
     environ = dict(line.split("=", 1) for line in block[1].strip().splitlines())
     environ = {name: value.strip("'") for name, value in environ.items()}

@@ -120,12 +120,13 @@ async def test_a_budget_that_is_spent_and_holds_jobs(tmp_path: Path) -> None:
         finding = (await until_found(app, "budget-nearly-spent"))["budget-nearly-spent"]
         assert (finding.about, finding.evidence["users"]) == ("each", ["ada"])
         assert "200 of 100 tokens are used by ada" in finding.cause
-        for _ in range(2):
-            await app.submit("draw", {"n": 1}, user_id="ada")
+        held = [await app.submit("draw", {"n": 1}, user_id="ada") for _ in range(2)]
         finding = (await until_found(app, "budget-holds-jobs"))["budget-holds-jobs"]
         assert (finding.about, finding.evidence["users"]) == ("each", ["ada"])
         assert command_in(finding, "fairlead", "budget")[-2:] == ["--user", "ID"]
         await app.set_budget("each", 10_000, user_id="ada")
+        for job in held:
+            await job.result(timeout=60)
         await until_gone(app, "budget-holds-jobs")
         await app.set_budget("all", 270)
         finding = (await until_found(app, "budget-nearly-spent"))["budget-nearly-spent"]

@@ -5,8 +5,8 @@ exchange of 1, 20 and 100 steps.
 
 All variants take turns in every round, on one temporary Redis, so that a slow minute of the machine meets all of them.
 The table has the lowest figure of each, because other work only adds to it, and the ratio to a claim that uses none of
-this. With `--before`, the dispatchers of another working tree take turns with them. The commands that one exchange sends
-within Redis are counted too; these numbers are exact. `tests/chaos/rates.py` measures how much of a rate is used.
+this. With `--before`, the dispatchers of another working tree take turns with them. The commands that one exchange
+sends within Redis are counted too; these numbers are exact. `tests/chaos/rates.py` measures how much of a rate is used.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Tree:
         self._process = subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True)
 
     def turn(self, engine: str, name: str, batch: int) -> tuple[float, float]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(json.dumps([engine, name, batch]), file=self._process.stdin, flush=True)
         cpu, commands = json.loads(self._process.stdout.readline())
         return cpu, commands

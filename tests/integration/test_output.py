@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fairlead import Call, Chunk, Config, Fairlead, JobFailed, NotFound, Restart, Retry
+from fairlead.app import output_stream
 from fairlead.dispatch.output_log import KEEP_S
 from fairlead.domain.output import Entry
 from fairlead.engine import events, output_writer
@@ -41,8 +42,11 @@ def embedded_app(embedded: dict[str, str]) -> MakeApp:
 # ------------------------------------------------------------ producing
 
 
-async def test_a_large_chunk_is_kept_in_the_object_store(make_app: MakeApp, tmp_path: Path) -> None:
+async def test_a_large_chunk_is_kept_in_the_object_store(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the log, nor a message to readers in other processes, has its text."""
+    monkeypatch.setattr(output_stream, "POLL_MOST", 3600.0)  # messages wake the reader
     app, gate = make_app(artifacts={"url": str(tmp_path / "files")}), asyncio.Event()
     large = "ü" * 3_000_000
     sent: list[Entry] = []

@@ -202,10 +202,11 @@ class OutputStream:
         """The output that an event brings, or the log if it is due."""
         if event is not None and event.type == events.OUTPUT:
             try:
-                entry = await self._whole(Entry.of_list(self._job_id, event.details["entry"]))
-                chunks = list(self._cursor.take(entry))
+                entry = Entry.of_list(self._job_id, event.details["entry"])
+                chunks = list(self._cursor.take(await self._whole(entry)))
                 if chunks:
-                    self._later(POLL_MOST)
+                    # Later chunks were sent while this one was saved, and are in the log now.
+                    self._later(POLL_MOST if entry.stored is None else POLL_FIRST)
                     yield chunks
             except Gap:
                 if not self._gap:  # the log may be a little behind

@@ -187,7 +187,7 @@ class GroupedBand(FairBand):
         charged = of_node = charge(cost, weight)
         while True:
             tag, parent = tags[node], self.parents.get(node)
-            if not (new and new.pop(node, None)):
+            if not new or new.pop(node, None) is None:
                 if parent is None:
                     self.virtual_time = tag
                 else:

@@ -31,6 +31,7 @@ from fairlead.gateway import (
     models_usage,
     models_webhooks,
 )
+from fairlead.gateway.fronts.openai.errors import openai_error
 from fairlead.gateway.problems import (
     MEDIA_TYPE,
     TITLES,
@@ -168,6 +169,19 @@ def documented(
     if headers:
         success["headers"] = headers_of(headers)
     return {status: success, **_errors((*errors, *ANY_ROUTE))}
+
+
+def in_openai_shape(model: type[BaseModel] | None, description: str, *errors: Error) -> Responses:
+    """Like `documented`, for a route of the OpenAI front: its errors have OpenAI's shape."""
+    responses = documented(200, model, description, *errors)
+    for status, response in responses.items():
+        if status != 200:
+            examples = response["content"].pop(MEDIA_TYPE)["examples"]
+            response["content"]["application/json"] = {
+                "schema": {"$ref": "#/components/schemas/OpenAIError"},
+                "examples": {code: {"value": openai_error(each["value"], {})[1]} for code, each in examples.items()},
+            }
+    return responses
 
 
 def _errors(errors: tuple[Error, ...]) -> Responses:

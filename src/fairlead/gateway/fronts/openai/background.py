@@ -21,11 +21,10 @@ from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.callers import USER_HEADER
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER
 from fairlead.gateway.fronts.openai.background_streams import BackgroundStream
-from fairlead.gateway.fronts.openai.documents import in_openai_shape
 from fairlead.gateway.fronts.openai.errors import PREFIX
 from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, FrontCall, queue_view
 from fairlead.gateway.fronts.openai.response_objects import find, object_of
-from fairlead.gateway.openapi import Error, Responses, header
+from fairlead.gateway.openapi import Error, Responses, header, in_openai_shape
 from fairlead.gateway.permissions import operator_of
 from fairlead.gateway.request_middleware import headers_of
 from fairlead.gateway.responses import fairlead_of, json_response

@@ -14,11 +14,10 @@ from fairlead.domain.file_batch import ENDPOINTS, openai_view
 from fairlead.errors import InvalidInput, NotFound, TooManyWaiting, WrongState
 from fairlead.gateway import models_openai, request_parsing
 from fairlead.gateway.fronts.callers import USER_HEADER
-from fairlead.gateway.fronts.openai.documents import in_openai_shape
 from fairlead.gateway.fronts.openai.errors import PREFIX
 from fairlead.gateway.fronts.openai.files import KEPT_FOR_S, list_view, user_in
 from fairlead.gateway.fronts.openai.requests import retries
-from fairlead.gateway.openapi import WITH_BODY, body, header
+from fairlead.gateway.openapi import WITH_BODY, body, header, in_openai_shape
 from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.request_middleware import headers_of
 from fairlead.gateway.responses import fairlead_of, json_response

@@ -20,9 +20,8 @@ from fairlead.errors import FileQuota, InvalidInput, NotFound, WrongState
 from fairlead.gateway import models_openai, uploads
 from fairlead.gateway.file_content import respond
 from fairlead.gateway.fronts.callers import USER_HEADER, user_of
-from fairlead.gateway.fronts.openai.documents import in_openai_shape
 from fairlead.gateway.fronts.openai.errors import PREFIX
-from fairlead.gateway.openapi import WITH_BODY, header
+from fairlead.gateway.openapi import WITH_BODY, header, in_openai_shape
 from fairlead.gateway.permissions import caller_of
 from fairlead.gateway.problems import RangeNotSatisfiable
 from fairlead.gateway.request_middleware import headers_of

@@ -13,12 +13,11 @@ from fairlead.gateway import models_openai
 from fairlead.gateway.fronts.callers import USER_HEADER
 from fairlead.gateway.fronts.openai.answers import JOB_HEADER, Answer
 from fairlead.gateway.fronts.openai.background import continued_call, created
-from fairlead.gateway.fronts.openai.documents import in_openai_shape
 from fairlead.gateway.fronts.openai.errors import PREFIX
 from fairlead.gateway.fronts.openai.requests import QUEUE_HEADER, WEBHOOK_HEADER, read_call
 from fairlead.gateway.fronts.openai.streams import Stream
 from fairlead.gateway.fronts.openai.submits import read_or_submit
-from fairlead.gateway.openapi import SUBMIT, header
+from fairlead.gateway.openapi import SUBMIT, header, in_openai_shape
 from fairlead.gateway.problems import RateLimited
 from fairlead.gateway.responses import fairlead_of, json_response
 

@@ -249,6 +249,9 @@ class Stage:
                 (self.folder / words[-1]).write_text(output, encoding="utf-8")
         else:
             await self._shell(await self.addressed(command), input)
+        if "drain" in command:  # the commands that follow need the worker
+            [worker] = await self.app.workers()
+            await self._make(f"/admin/workers/{worker['name']}/drain", on=False)
 
     def _export(self, words: list[str]) -> None:
         """The servers of the page are not those of the test."""
@@ -412,7 +415,7 @@ def declare(app: Fairlead) -> None:
     """Declare the services and pipelines that pages take for granted, unless the app has them."""
     for name in WORKING:
         if name not in app.config.services:
-            app.service(name, limit=4)(work)
+            app.service(name, limit=10)(work)
     if "chat" not in app.config.services:
         app.service("chat", limit=4)(talk)
     app.pipeline("full_pipeline", ["prompt_enhancer", "fast_chat_llm", "image_gen", "model_3d_gen"])
@@ -480,7 +483,10 @@ async def opened(folder: Path) -> AsyncIterator[Stage]:
             "FAL_KEY=fl_...": "FAL_KEY=any",
             **{f"port {number}": f"port {_free_port()}" for number in (8000, 8001, 8080, 8123, 9101, 9102, 9808)},
         }
-        yield Stage(app, gateway, folder, port, replaced, stack, http)
+        stage = Stage(app, gateway, folder, port, replaced, stack, http)
+        [project] = [body for _, _, body in blocks(ROOT / "docs/celery.md") if body.startswith("# proj/celery.py")]
+        (folder / "proj" / "celery.py").write_text(stage.filled(project), encoding="utf-8")
+        yield stage
 
 
 def _free_port() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.dispatch.port import Lease, Release
+from fairlead.dispatch.port import Claim, Lease, Release
 from fairlead.dispatch.rates import Sent, Spent
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
@@ -235,3 +235,22 @@ async def test_fifo_services_ignore_the_rates_of_groups(queue: QueueHarness) -> 
     await queue.open(replace(WIDE, order=Order.FIFO), groups={"acme": GroupRules(rate=ONE)})
     await fill(queue, "ann bob", group="acme")
     assert len(await queue.claim(9)) == 6
+
+
+@pytest.mark.parametrize("by", ["exchange", "release"])
+async def test_a_call_that_outlasts_the_window_of_its_group_counts_only_what_it_used_in_the_end(
+    queue: QueueHarness, by: str
+) -> None:
+    """The request that was sent is over; the units beyond the estimate may have been counted as late as at the end."""
+    await queue.open(WIDE, groups={"acme": GroupRules(rate=Rate(requests=2, units=50.0, per=64.0))})
+    await queue.offer("a", group="acme", cost=4.0)
+    lease = await queue.take()
+    await queue.dispatcher.sent([Sent(lease.name, "s", 0.5)])
+    queue.clock.advance(2 * WINDOW)
+    release = Release(lease.name, "s", used=10.0)
+    if by == "exchange":
+        await queue.dispatcher.exchange(Claim("w", 1, frozenset("s")), [release])
+    else:
+        await queue.dispatcher.release([release])
+    (use,) = (await queue.see()).rates
+    assert (use.requests, use.units) == (0, 6.0)

@@ -227,7 +227,12 @@ class Window:
 
     def ended(self, units: int, used: int | None, sent_at: int | None, now: int, *, reported: bool) -> None:
         """The call of a grant has ended. `used` are the units that it really took; None means that this is unknown, so
-        that the estimate stays. `reported`: `sent` was called before, with the same time."""
+        that the estimate stays. `reported`: `sent` was called before, with the same time.
+
+        What is over is dropped first: the window of a user or group is looked at only at the end of its last entry,
+        which this may put off."""
+        if self.entries and self.entries[0][0] <= now:
+            self.advance(now)
         left = units if used is None or used > units else used
         if reported:
             assert sent_at is not None

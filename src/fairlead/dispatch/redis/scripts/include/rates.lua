@@ -118,19 +118,6 @@ if scope.rates then
     window[W_USED], window[W_USED_UNITS] = window[W_USED] - requests, window[W_USED_UNITS] - units
   end
 
-  local function window_ended(window, units, used, sent_at, reported)
-    local less = used and math.max(0, units - used) or 0
-    if reported then
-      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), less)
-    else
-      close(window, units)
-      add(window, sent_at and math.min(now, sent_at + margin(window)) or now, 1, units - less)
-    end
-    if used and used > units then
-      add(window, now, 0, used - units)
-    end
-  end
-
   -- Drop what is over. Returns whether anything was.
   local function window_advance(window)
     local over = 0
@@ -153,6 +140,22 @@ if scope.rates then
       window[W_REST] = 0
     end
     return over > 0 or rested
+  end
+
+  local function window_ended(window, units, used, sent_at, reported)
+    if (window[W_FIRST] or MIDDLE) <= now then
+      window_advance(window) -- a later end of the last entry puts off the next look at a member's window
+    end
+    local less = used and math.max(0, units - used) or 0
+    if reported then
+      subtract_units(window, rounded(window, sent_at + margin(window) + window[W_PER]), less)
+    else
+      close(window, units)
+      add(window, sent_at and math.min(now, sent_at + margin(window)) or now, 1, units - less)
+    end
+    if used and used > units then
+      add(window, now, 0, used - units)
+    end
   end
 
   local function counts(window)

@@ -235,6 +235,38 @@ async def test_the_rate_of_a_pool_holds_for_all_its_services(queue: QueueHarness
     assert sorted(lease.service for lease in await queue.claim(9)) == ["s", "t"]
 
 
+@pytest.mark.parametrize("reserved", [4.0, 9.0], ids=["some-units-left", "no-units-left"])
+@pytest.mark.parametrize("offered", ["before", "after"])
+async def test_units_of_a_pool_that_one_service_frees_are_for_the_others(
+    queue: QueueHarness, offered: str, reserved: float
+) -> None:
+    """The worker of t does not serve s: it has to be woken, and its claim must see that t's step fits again."""
+    queue.pool_rates = {"gpu": Rate(units=6.0, per=64.0)}
+    await open_pool(queue, 9, "s", "t")
+    if offered == "before":
+        await queue.offer("b", service="t", cost=3.0)
+    await queue.offer("a", cost=reserved)
+    lease = await queue.take("s")
+    if offered == "after":
+        await queue.offer("b", service="t", cost=3.0)
+    assert await queue.claimed(1, "t", worker="other") == []
+    queue.wakeups()
+    await queue.end(lease, refund=True)
+    assert queue.wakeups() == [{"t"}]
+    assert await queue.claimed(1, "t", worker="other") == ["b"]
+
+
+async def test_a_claim_gets_the_units_of_a_pool_that_its_releases_free(queue: QueueHarness) -> None:
+    queue.pool_rates = {"gpu": Rate(units=6.0, per=64.0)}
+    await open_pool(queue, 9, "s", "t")
+    await queue.offer("a", cost=4.0)
+    lease = await queue.take("s")
+    await queue.offer("b", service="t", cost=3.0)
+    releases = [Release(lease.name, "s", used=2.0)]
+    (granted,) = await queue.dispatcher.exchange(Claim("w", 1, frozenset({"t"})), releases)
+    assert granted.job_id == "b"
+
+
 async def test_a_changed_rate_of_a_pool_applies_from_the_next_grant_on(queue: QueueHarness) -> None:
     await open_pool(queue, 9, "s", "t")
     for service in "st":

@@ -193,7 +193,7 @@ class MemoryDispatcher(RateOperations):
             self._leases.forget(lease)
             if release.failed:
                 self._next_rest_end = min(self._next_rest_end, service.end_rests(micros(now)) / SECOND)
-            self._wakeups.touch(service)
+            self._wakeups.touch_counted(service)
 
     def _end_due(self, now: float) -> None:
         """End the holds and rests whose time is over, and drop what rates no longer count."""
@@ -261,7 +261,7 @@ class MemoryDispatcher(RateOperations):
         if service.rates is not None:
             service.count(lease, entry[COST], entry[PLAN])
         self._leases.keep(lease)
-        self._wakeups.touch(service)
+        self._wakeups.touch_counted(service)
         return lease
 
     # -- heartbeats and holds ------------------------------------------------------------------------------------

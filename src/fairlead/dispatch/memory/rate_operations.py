@@ -47,7 +47,7 @@ class RateOperations:
                     service.park_or_unpark(service.users[lease.user_id])
                 if service.groups is not None:
                     service.groups.reconsider(groups)
-                self._wakeups.touch(service)
+                self._wakeups.touch_counted(service)
         self._announce()
 
     async def rest(self, rests: Sequence[Rest]) -> None:

@@ -119,6 +119,13 @@ class Wakeups:
         """Record that the current operation changed this service."""
         self._touched.add(service)
 
+    def touch_counted(self, service: Service) -> None:
+        """Record that the current operation changed this service and what the rates count of its calls. The rate of a
+        pool counts the calls of all its services, so whether a step of another service fits may have changed too."""
+        self._touched.add(service)
+        if service.pool is not None and service.pool.window is not None:
+            self._touched.update(service.pool.services)
+
     def pass_over(self, pool: Pool, services: set[str]) -> None:
         """Record that the current claim reserved slots of the pool for other workers, and that these services still had
         a step to grant."""

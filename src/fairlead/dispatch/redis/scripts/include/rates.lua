@@ -323,8 +323,9 @@ if scope.rates then
     return mask
   end
 
-  -- Collect the windows of a mask in `windows`, and the user and groups that have windows in `members` and `ids`. Returns
-  -- their numbers. The lists are used again by the next call, so that nothing is created for each step.
+  -- Collect the windows of a mask, which the caller changes, in `windows`, and the user and groups that have windows in
+  -- `members` and `ids`. Returns their numbers. The lists are used again by the next call, so that nothing is created for
+  -- each step.
   local windows, members, ids = {}, {}, {}
   local function collect(service, user_id, region, mask, path)
     local of, count, known = rates_of(service.name), 0, 0
@@ -339,6 +340,9 @@ if scope.rates then
     if mask % 8 >= 4 and state.p then
       count = count + 1
       windows[count] = state.p
+      for _, each in ipairs(pooled) do -- whether their steps fit changes too
+        touch(each)
+      end
     end
     pack_now = pack_now or count > 0
     local id, own = state.n > 0 and user_id, mask % 16 >= 8

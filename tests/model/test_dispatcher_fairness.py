@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fairlead.dispatch.port import Claim, Lease, Offer, Release
 from fairlead.domain.groups import GroupRules, levels_of, parent_of
+from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
 from tests.contract.dispatchers import ENGINES, FakeClock, QueueHarness
 
@@ -299,7 +300,7 @@ TEAM = st.tuples(st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.0]), st.sampled
 
 def test_no_group_and_no_user_gets_more_than_its_share_and_one_call_per_slot(engine: str) -> None:
     """While all of them have jobs waiting, two groups or users beside each other never differ by more than the longest
-    call of each for every slot, and their first calls, charged by weight."""
+    call of each for every slot, and their first calls, charged by weight; also if a rate decides when calls start."""
 
     async def check(queue: QueueHarness, slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
         chance, members = random.Random(seed), dict[str, str]()
@@ -318,6 +319,10 @@ def test_no_group_and_no_user_gets_more_than_its_share_and_one_call_per_slot(eng
             for lease in await queue.dispatcher.exchange(Claim("w", slots, frozenset({"s"})), releases):
                 queue.seq += 1
                 heappush(running, (queue.clock.now + chance.choice([0.5, 1.0, 4.0]), queue.seq, lease))
+            releases = []
+            if not running:
+                queue.clock.advance(0.5)  # all wait for the rate
+                continue
             queue.clock.now, _, lease = heappop(running)
             releases = [Release(lease.name, "s")]
             for node in (lease.user_id, *levels_of(members[lease.user_id])):
@@ -333,18 +338,23 @@ def test_no_group_and_no_user_gets_more_than_its_share_and_one_call_per_slot(eng
     def parents(node: str, members: dict[str, str]) -> str | None:
         return members[node] if node in members else parent_of(node)
 
-    async def serve(slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
+    async def serve(slots: int, teams: list[tuple[int, float, str | None]], seed: int, rate: Rate | None) -> None:
         groups = {
             f"team-{number}" if outer is None else f"{outer}/team-{number}": GroupRules(weight)
             for number, (_, weight, outer) in enumerate(teams)
         }
-        async with open_queue(engine, ServiceRules("s", limit=slots)) as queue:
+        async with open_queue(engine, ServiceRules("s", limit=slots, rate=rate)) as queue:
             await queue.configure(groups=groups)
             await check(queue, slots, teams, seed)
 
     @few(engine)
-    @given(slots=st.integers(1, 3), teams=st.lists(TEAM, min_size=2, max_size=4), seed=st.integers(0, 99))
-    def examples(slots: int, teams: list[tuple[int, float, str | None]], seed: int) -> None:
-        asyncio.run(serve(slots, teams, seed))
+    @given(
+        slots=st.integers(1, 3),
+        teams=st.lists(TEAM, min_size=2, max_size=4),
+        seed=st.integers(0, 99),
+        rate=st.sampled_from([None, Rate(4, None, 8.0)]),
+    )
+    def examples(slots: int, teams: list[tuple[int, float, str | None]], seed: int, rate: Rate | None) -> None:
+        asyncio.run(serve(slots, teams, seed, rate))
 
     examples()

@@ -305,9 +305,12 @@ class DispatcherModel(RuleBasedStateMachine):
         turns.grant(name, charge(service.estimate(head.offer, head.region), 1.0))
 
     def check_nothing_is_left(self, claim: Claim) -> None:
-        """A worker with unused budget got every step it may have, except for slots of a pool reserved for others."""
+        """A worker with unused budget got every step it may have, except for slots of a pool reserved for others. The
+        reserved slots may be the last of a service."""
+        reserved = self.pool_free() if self.others_wait(claim.worker) else 0
         for name in claim.services:
-            if name in POOLED:
+            service = self.services[name]
+            if name in POOLED and service.rules.limit - service.in_use() > reserved:
                 assert self.head(name, claim, dry=True) is None, name
             if name not in POOLED or (claim.services, claim.bands) == (frozenset(SERVICES), ALL):
                 assert self.head(name, claim) is None, name

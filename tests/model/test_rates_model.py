@@ -29,10 +29,10 @@ T = TypeVar("T")
 SERVICES = {
     "fair": ServiceRules("fair", limit=6, rate=Rate(5, 12.0, 4.0), user_rate=Rate(2, 8.0, 8.0), cost_unit="tokens"),
     "fifo": ServiceRules("fifo", limit=6, order=Order.FIFO, user_rate=Rate(2, None, 4.0)),
-    "groups": ServiceRules("groups", limit=6, user_rate=Rate(9, None, 8.0)),
+    "groups": ServiceRules("groups", limit=6, rate=Rate(5, None, 4.0), user_rate=Rate(9, None, 8.0)),
     "pooled": ServiceRules("pooled", limit=6, pool="p", rate=Rate(4, None, 4.0)),
     "regions": ServiceRules(
-        "regions", limit=6, pool="p", regions={"eu": 3, "us": 3}, region_rates={"us": Rate(1, 5.0, 2.0)}
+        "regions", limit=6, pool="p", regions={"eu": 3, "us": 3}, region_rates={"us": Rate(3, 5.0, 2.0)}
     ),
 }
 POOL_RATES = {"p": Rate(5, 20.0, 4.0)}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import pytest
 
-from fairlead.dispatch.port import Claim, Release
+from fairlead.dispatch.port import Claim, Lease, Offer, Release
+from fairlead.dispatch.redis.claim_new import MOST, ClaimNew
 from fairlead.domain.groups import GroupRules
 from fairlead.domain.rates import Rate
 from fairlead.domain.rules import Order, ServiceRules
@@ -133,3 +138,15 @@ async def test_new_steps_of_pools_regions_and_fifo_lanes_are_left_to_claims(
 ) -> None:
     await queue.open(ServiceRules("s", limit=1, **rules), pools={"p": 1})  # type: ignore[arg-type]
     assert await queue.claim_new("new") is None
+
+
+class Failing(ClaimNew):
+    async def _claim(self, scope: str, worker: str, offers: Sequence[Offer]) -> list[Lease | None]:
+        raise ValueError("a reply that cannot be decoded")
+
+
+async def test_new_steps_take_the_usual_way_if_their_claim_fails() -> None:
+    claim_new = Failing(SimpleNamespace(_scopes=SimpleNamespace(of=str)))  # type: ignore[arg-type]
+    offers = [Offer(f"job {n}", 1, "s", "ann", 2, 0, 0, 0) for n in range(MOST + 1)]
+    async with asyncio.timeout(10):
+        assert set(await asyncio.gather(*[claim_new(offer, "w") for offer in offers])) == {None}

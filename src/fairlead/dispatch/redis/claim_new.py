@@ -49,7 +49,7 @@ class ClaimNew:
         return await granted
 
     async def _claim_all(self, scope: str, worker: str) -> None:
-        source = (scope, worker)
+        source, batch = (scope, worker), list[_Waiting]()
         try:
             while waiting := self._waiting.pop(source, None):
                 if len(waiting) > MOST:
@@ -61,6 +61,9 @@ class ClaimNew:
                         granted.set_result(lease)
         finally:
             del self._calls[source]
+            for _, granted in (*batch, *self._waiting.pop(source, ())):  # none, unless it failed or was cancelled
+                if not granted.done():
+                    granted.set_result(None)
 
     async def _claim(self, scope: str, worker: str, offers: Sequence[Offer]) -> list[Lease | None]:
         """One call of the script. If it fails, no step is known to be granted: a lease without a holder expires."""

@@ -8,23 +8,21 @@ from time import perf_counter
 from fairlead.domain.budgets import Budget, Budgets, limit_of
 from fairlead.domain.events import iso
 from fairlead.engine.clock import id_at
-from fairlead.pacing import Interval
+from fairlead.pacing import DutyCycle, Interval
 from fairlead.store.budgets import CounterRow, ReleaseHeld, SweepBudgets, Threshold, WarnBudget
 from fairlead.store.group_commit import GroupCommit
 from fairlead.store.port import Done, Store
 
 log = logging.getLogger("fairlead.loops")
 
-LOOK_EVERY = 1.0
+LOOKING = DutyCycle(0.02, every=1.0, longest=60.0)
+"""How often the budgets that hold jobs are read. That takes long if budgets of very many users hold jobs."""
 SWEEP_EVERY = 60.0
 MOST_RELEASED = 500
 UNKNOWN_SIZE = 10
 """Jobs that are released at once while nothing is known about what their calls use."""
 KEEP_COUNTERS = 70 * 86400.0
 """Seconds after the start of its window for which a counter is kept."""
-SHARE = 0.02
-"""The maximal fraction of the time that reading the budgets that hold jobs may take. It takes long if budgets of very
-many users hold jobs."""
 NEVER = 1e18
 
 
@@ -48,7 +46,7 @@ class BudgetsLoop:
         await self._warn(now)
         if self._sweeping.due(now):
             await self._group_commit.write(SweepBudgets(now - KEEP_COUNTERS))
-        return now if more else now + max(LOOK_EVERY, self._reading / SHARE)
+        return now if more else now + LOOKING.pause(self._reading)
 
     async def _release(self, now: float) -> bool:
         """Release as many held jobs as the room in their budgets allows. Returns True if there are more to release at

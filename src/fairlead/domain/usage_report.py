@@ -17,8 +17,7 @@ MAX_ROWS = 10_000
 class UsageQuery:
     """Sums over the calls that ended from `start` to before `end`, for each value of `group_by` and each `interval`.
     `start` and `end` are widened to whole hours, or to whole days unless the interval is an hour. The filter `group`
-    includes the teams of an organisation. `after` is the key of
-    the last total of the previous page."""
+    includes the teams of an organisation. `after` is the key of the last total of the previous page."""
 
     INTERVALS: ClassVar[tuple[str, ...]] = ("hour", "day", "month", "total")
     GROUPS: ClassVar[tuple[str, ...]] = ("user", "plan", "group", "feature", "service", "model", "region", "outcome")

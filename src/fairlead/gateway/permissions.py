@@ -46,7 +46,6 @@ _ROLES = {
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
 
-# By method (WS for a WebSocket) and path. HEAD has the rule of GET.
 # What operators change at run time and set back.
 _OVERRIDDEN = (
     "/admin/services/{service}/limit", "/admin/services/{service}/rate", "/admin/rates/{of}/{name:path}",
@@ -54,6 +53,7 @@ _OVERRIDDEN = (
 )  # fmt: skip
 OVERRIDES = tuple((method, path) for path in _OVERRIDDEN for method in ("PUT", "DELETE"))
 
+# By method (WS for a WebSocket) and path. HEAD has the rule of GET.
 RULES: dict[tuple[str, str], Access] = {
     ("GET", "/"): Access.OPEN,
     ("GET", "/docs"): Access.OPEN,

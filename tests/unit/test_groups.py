@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead import Config
+from fairlead import Config, Fairlead
 from fairlead.app.priority.resolver import PriorityResolver
 from fairlead.config import load, problems_of
 from fairlead.domain.fair_share import QueuePosition
@@ -147,3 +147,13 @@ def test_the_reasons_of_a_wait_name_the_group() -> None:
     assert "because acme has used 7.5 s more slot time" in reason.message
     (full,) = groups_full(position)
     assert (full.code, full.details["group"], full.details["in_use"]) == ("group_full", "acme", 2)
+
+
+@pytest.mark.parametrize(
+    "sections", [{"plans": {"free": {"rate": {"requests": 1}}}}, {"groups": {"acme": {"rate": {"requests": 1}}}}]
+)
+def test_a_gateway_without_a_dispatcher_knows_the_configured_rates_of_plans_and_groups(
+    sections: dict[str, Any],
+) -> None:
+    assert Fairlead(Config.model_validate(sections))._runtime._has_member_rates()
+    assert not Fairlead(Config())._runtime._has_member_rates()

@@ -234,7 +234,9 @@ class Runtime:
             self._followers.append(self.loop.create_task(following, name="fairlead-clock"))
 
     def _has_member_rates(self) -> bool:
-        return bool(self.config.plan_rates) if self.node is None else any(self.node.rules.member_rates)
+        if self.node is not None:
+            return any(self.node.rules.member_rates)
+        return bool(self.config.plan_rates) or any(group.rate for group in self.config.group_rules.values())
 
     async def _connect(self, store: Store) -> None:
         await store.open()

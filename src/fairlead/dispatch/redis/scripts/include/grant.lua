@@ -246,8 +246,8 @@ local function release(service, mark, reported, lease_names, sent)
   end
 end
 
--- Releases are the last arguments, three each: service, outcome as a digit and the units used, leases as in
--- names joined by NUL. If it is known when its call was sent, a byte 1 and µs follow the name of a lease.
+-- Releases are the last arguments, three each: service, outcome as a digit and the units used, and the names of leases,
+-- joined by NUL. If it is known when its call was sent, a byte 1 and µs follow the name of a lease.
 local function release_all(first)
   for i = first, #ARGV, 3 do
     local service = by_name[ARGV[i]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import time
 import zlib
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import aiohappyeyeballs
 import aiohttp
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict
@@ -22,17 +24,26 @@ from yarl import URL
 from fairlead.version import __version__
 
 CONNECT_WITHIN_S = 10.0
+NEXT_ADDRESS_AFTER_S = 0.25
 IDLE_S = 15.0
-"""Connections that were idle for longer are not used again: the server may be about to close them."""
+"""Connections that were idle for longer are closed: the server may be about to close them."""
 MAX_HEAD = 128 * 1024
+"""Bytes before the body, between two pieces of it, or after it."""
 MAX_BUFFERED = 256 * 1024
 """Reading pauses while a response has more unread bytes than this."""
+MAX_UNPACKED = 32 * 1024 * 1024
+"""What one piece of a compressed body may contain."""
 
 
 class Target(NamedTuple):
     host: str
     port: int
     ssl: bool
+
+    @property
+    def is_ssl(self) -> bool:
+        """For the message of aiohttp's error."""
+        return self.ssl
 
 
 @lru_cache(1024)
@@ -51,8 +62,8 @@ def target_of(text: str, names: tuple[str, ...]) -> tuple[Target, str]:
         "Accept-Encoding": "identity",
         "User-Agent": f"fairlead/{__version__}",
     }
-    if url.user is not None:
-        secret = f"{url.user}:{url.password or ''}".encode()
+    if url.user is not None or url.password is not None:
+        secret = f"{url.user or ''}:{url.password or ''}".encode()
         headers["Authorization"] = f"Basic {b64encode(secret).decode()}"
     given = {name.lower() for name in names}
     lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in given]
@@ -66,6 +77,7 @@ class HttpClient:
     def __init__(self) -> None:
         self._idle: dict[Target, list[Response]] = {}
         self._context: ssl.SSLContext | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -86,7 +98,7 @@ class HttpClient:
         idle, oldest = self._idle.get(target), time.monotonic() - IDLE_S
         while idle:
             connection = idle.pop()
-            if connection.idle_since >= oldest:
+            if connection.idle_since >= oldest and connection.is_open:
                 connection.idle_since = 0.0
                 return connection
             connection.close()
@@ -95,12 +107,12 @@ class HttpClient:
     async def _connected(self, target: Target) -> Response:
         if target.ssl and self._context is None:
             self._context = ssl.create_default_context()
-        connect = asyncio.get_running_loop().create_connection(
-            lambda: Response(self, target), target.host, target.port, ssl=self._context if target.ssl else None
-        )
+            self._context.set_alpn_protocols(["http/1.1"])
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                _, connection = await connect
+                return await self._opened(target)
+        except UnicodeError as error:
+            raise aiohttp.InvalidURL(target.host, str(error)) from error
         except TimeoutError as error:
             raise aiohttp.ConnectionTimeoutError(f"cannot connect to {target.host}:{target.port} in time") from error
         except ssl.CertificateError as error:
@@ -109,6 +121,18 @@ class HttpClient:
             raise aiohttp.ClientConnectorSSLError(target, error) from error
         except OSError as error:
             raise aiohttp.ClientConnectorError(target, error) from error  # type: ignore[arg-type]
+
+    async def _opened(self, target: Target) -> Response:
+        """A connection to one of the addresses: to the next one too if there is none after a moment."""
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        opened = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_AFTER_S)
+        _, connection = await loop.create_connection(
+            lambda: Response(self, target),
+            sock=opened,
+            ssl=self._context if target.ssl else None,
+            server_hostname=target.host.rstrip(".") if target.ssl else None,
+        )
         return connection
 
     def keep(self, connection: Response) -> None:
@@ -118,6 +142,18 @@ class HttpClient:
         else:
             connection.idle_since = time.monotonic()
             self._idle.setdefault(connection.target, []).append(connection)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._close_stale)
+
+    def _close_stale(self) -> None:
+        self._timer, oldest = None, time.monotonic() - IDLE_S
+        for target, connections in list(self._idle.items()):
+            while connections and connections[0].idle_since <= oldest:  # the first one was returned first
+                connections.pop(0).close()
+            if not connections:
+                del self._idle[target]
+        if self._idle:
+            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._close_stale)
 
     def forget(self, connection: Response) -> None:
         with contextlib.suppress(ValueError):
@@ -125,6 +161,8 @@ class HttpClient:
 
     def close(self) -> None:
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for connections in self._idle.values():
             for connection in list(connections):
                 connection.close()
@@ -144,17 +182,24 @@ class Response(asyncio.Protocol):
 
     def _clear(self) -> None:
         self._parser = HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(  # what aiohttp accepts too
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
         self.status, self.reason, self.headers = 0, "", CIMultiDict[str]()
         self._size = self._buffered = 0
         self._pieces: list[bytes] = []
         self._has_head = self._complete = self._keeps_alive = self._paused = False
         self._error: Exception | None = None
-        self._unpack: Any = None
+        self._unpack: Unpacker | None = None
         self.__dict__.pop("content_type", None)
 
     @cached_property
     def content_type(self) -> str:
         return self.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
 
     @property
     def url(self) -> Target:
@@ -169,6 +214,8 @@ class Response(asyncio.Protocol):
     async def exchange(self, request: bytes) -> None:
         """Send a request, and wait for the head of its response."""
         self._clear()
+        if not self.is_open:
+            raise aiohttp.ServerDisconnectedError
         self._transport.write(request)
         while not self._has_head:
             await self._changed()
@@ -181,7 +228,8 @@ class Response(asyncio.Protocol):
                 self._pieces, self._buffered = [], 0
                 if self._paused:
                     self._paused = False
-                    self._transport.resume_reading()
+                    if self.is_open:
+                        self._transport.resume_reading()
                 yield piece
             elif self._complete:
                 return
@@ -198,8 +246,9 @@ class Response(asyncio.Protocol):
             self._waiter = None
 
     def end(self) -> None:
-        """Return the connection to its client, or close it if the response is not complete."""
-        if self._complete and not self._pieces and self._keeps_alive and not self._transport.is_closing():
+        """Return the connection to its client, or close it if the response or the request is not complete."""
+        complete = self._complete and not self._pieces and not self._transport.get_write_buffer_size()
+        if complete and self._keeps_alive and self.is_open:
             self._client.keep(self)
         else:
             self.close()
@@ -232,8 +281,9 @@ class Response(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as error:
             self._fail(aiohttp.ClientPayloadError(f"the response is not HTTP: {error}"))
             self.close()
-        if not self._has_head and self._size > MAX_HEAD:
-            self._fail(aiohttp.ClientPayloadError(f"the head of the response is over {MAX_HEAD} bytes"))
+        if self._size > MAX_HEAD and not self._complete:
+            what = "trailer" if self._has_head else "head"
+            self._fail(aiohttp.ClientPayloadError(f"the {what} of the response is over {MAX_HEAD} bytes"))
             self.close()
         self._wake()
 
@@ -249,9 +299,8 @@ class Response(asyncio.Protocol):
             self._fail(aiohttp.ServerDisconnectedError())
 
     def _ends_with_the_connection(self) -> bool:
-        return (
-            "Content-Length" not in self.headers and "chunked" not in self.headers.get("Transfer-Encoding", "").lower()
-        )
+        encodings = ",".join(self.headers.getall("Transfer-Encoding", ())).lower()
+        return "Content-Length" not in self.headers and "chunked" not in encodings
 
     # ------------------------------------------------------------ the parser
 
@@ -263,7 +312,8 @@ class Response(asyncio.Protocol):
         self.reason += status.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+        if not self._has_head:  # trailers are ignored
+            self.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -271,13 +321,14 @@ class Response(asyncio.Protocol):
             self.reason, self.headers = "", CIMultiDict()
             return
         self._has_head = True
-        if self.headers.get("Content-Encoding", "identity").lower() in ("gzip", "deflate"):
-            self._unpack = zlib.decompressobj(47)
+        if (encoding := self.headers.get("Content-Encoding", "identity").lower()) in ("gzip", "deflate"):
+            self._unpack = Unpacker(encoding)
 
     def on_body(self, body: bytes) -> None:
+        self._size = 0
         if self._unpack is not None:
             try:
-                body = self._unpack.decompress(body)
+                body = self._unpack.feed(body)
             except zlib.error as error:
                 self._fail(aiohttp.ClientPayloadError(f"the response cannot be decompressed: {error}"))
                 self.close()
@@ -292,6 +343,27 @@ class Response(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status >= 200 and self._error is None:
             self._complete, self._keeps_alive = True, self._parser.should_keep_alive()
+
+
+class Unpacker:
+    """Decompresses gzip, zlib and deflate without a head, which some servers send for `deflate`."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._stream: Any = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises zlib.error."""
+        unpacked = b""
+        while data:
+            if self._stream is None or self._stream.eof:  # gzip may have several members
+                has_head = self._encoding == "gzip" or data[0] & 15 == zlib.DEFLATED
+                self._stream = zlib.decompressobj(47 if has_head else -15)
+            unpacked += self._stream.decompress(data, MAX_UNPACKED + 1 - len(unpacked))
+            if len(unpacked) > MAX_UNPACKED:
+                raise zlib.error(f"a piece of it has more than {MAX_UNPACKED} bytes")
+            data = self._stream.unused_data
+        return unpacked
 
 
 AnyResponse = aiohttp.ClientResponse | Response

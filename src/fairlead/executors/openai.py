@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote_plus
@@ -42,7 +41,6 @@ from fairlead.executors.http import (
     secret_of,
     secrets_of,
 )
-from fairlead.executors.http_client import AnyResponse, HttpClient
 from fairlead.executors.http_stream import BrokenStream
 from fairlead.executors.openai_images import (
     UnknownFormats,
@@ -74,7 +72,6 @@ class Upstream:
         secrets = {secret for url in self._urls.values() for secret in secrets_of(url)}
         self._secrets = secrets | {value for value in self.headers.values() if value}
         self.sessions = Sessions(new_session)
-        self._client = HttpClient()
 
     @property
     def regions(self) -> list[str | None]:
@@ -95,24 +92,7 @@ class Upstream:
         """The message without the secrets of the configuration."""
         return without(redacted(message), self._secrets)
 
-    @asynccontextmanager
-    async def post(self, call: Call, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[AnyResponse]:
-        """Send a request. One that a rate counts needs the hooks of aiohttp's client, to report when it was sent."""
-        if call.counts_sent:
-            session = self.sessions.of(call)
-            async with session.post(
-                url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
-            ) as response:
-                yield response
-            return
-        plain = await self._client.post(url, body, headers)
-        try:
-            yield plain
-        finally:
-            plain.end()
-
     async def close(self) -> None:
-        self._client.close()
         await self.sessions.close()
 
 
@@ -198,10 +178,13 @@ class OpenAIExecutor:
         value = openai.json_object(request.body) if request.stream or self._aliases else None
         adds_usage = _may_add_usage(request, value)
         body = self._body(request, value, adds_usage)
+        session = self._upstream.sessions.of(call)
         if exchange.stream is None:
             exchange = replace(exchange, stream=ChatStream(request, hides_usage=adds_usage))
         try:
-            async with self._upstream.post(call, url, body, headers) as response:
+            async with session.post(
+                url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
+            ) as response:
                 if call.trace is not None:
                     call.annotate({"http.response.status_code": response.status, "server.address": response.url.host})
                 if response.status == 200 and response.content_type == openai.EVENT_STREAM:
@@ -225,7 +208,7 @@ class OpenAIExecutor:
         return body if target is None else openai.replaced(body, "model", target)
 
     async def _stream(
-        self, call: Call, exchange: Exchange, response: AnyResponse, deadline: float
+        self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse, deadline: float
     ) -> Success | Failure:
         """Emit a stream. Once clients have seen its beginning, a failure is not retried, unless `retry_streams` is set
         or the exchange can be restarted. `deadline` is a little before the worker's: the worker would retry a call that
@@ -252,7 +235,7 @@ class OpenAIExecutor:
         unseen = not call.open_output().chunks
         return replace(failure, retryable=failure.retryable and (unseen or retries))
 
-    async def _answer(self, call: Call, exchange: Exchange, response: AnyResponse) -> Success | Failure:
+    async def _answer(self, call: Call, exchange: Exchange, response: aiohttp.ClientResponse) -> Success | Failure:
         request = exchange.request
         body = await read_body(response, self._max_result)
         if response.status in BUSY and self._waits:
@@ -274,12 +257,12 @@ class OpenAIExecutor:
 
     # ------------------------------------------------------------ rests
 
-    def _answered(self, call: Call, response: AnyResponse) -> None:
+    def _answered(self, call: Call, response: aiohttp.ClientResponse) -> None:
         self._rests = 0
         if self._waits:
             heed(call, response)
 
-    def _refused(self, call: Call, response: AnyResponse, body: bytes) -> Failure:
+    def _refused(self, call: Call, response: aiohttp.ClientResponse, body: bytes) -> Failure:
         """Let the upstream rest for the time that it names, otherwise twice as long as the last time."""
         seconds = heed(call, response)
         if seconds is None:
